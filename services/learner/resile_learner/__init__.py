@@ -1,0 +1,10 @@
+"""The learner: the processes that train, and the agent that starts them.
+
+agent/        starts workers from a warm zygote, captures their output, tells their exits apart (never loads torch)
+local/        `resile run`: one job on this machine, no pool (never loads torch)
+worker/       one worker process: its control thread, and the session the training loop talks to
+membership.py the generation switch as a pure state machine
+collectives/  the gradient exchange: the fixed tree, frames, links, the mesh
+training/     what a script calls: ElasticModel, ElasticLoop, data order, ledger, digests
+checkpoint/   parts and manifests in object storage
+"""

@@ -1,0 +1,16 @@
+"""The one family of errors Resile raises on purpose.
+
+A message says what is wrong, where, and what to do next; commands print it as one line and exit with ``exit_status``.
+"""
+
+
+class ResileError(Exception):
+    """Base of every error that Resile raises on purpose; its text is fit for a user."""
+
+    exit_status = 1
+
+
+class UsageError(ResileError):
+    """What was asked for cannot be done as asked: a bad option, plan, path or argument."""
+
+    exit_status = 2
