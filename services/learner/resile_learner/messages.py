@@ -95,6 +95,7 @@ class Progress(Message):
     validation: dict[str, float] = Field(default_factory=dict)
     iteration_seconds: float = 0.0
     samples_seen: int = 0
+    ends_epoch: bool = Field(default=False, description="the epoch is complete, its validation included")
 
 
 class CheckpointSaved(Message):
@@ -105,6 +106,14 @@ class CheckpointSaved(Message):
     iteration: int
     generation: int
     num_bytes: int
+
+
+class Warned(Message):
+    """Something the user should know; the run goes on."""
+
+    kind: Literal["warned"] = "warned"
+    worker: int
+    message: str
 
 
 class EpochCount(Message):
@@ -162,12 +171,12 @@ class Failed(Message):
 
 ToWorker = Annotated[Order | Stop, Field(discriminator="kind")]
 FromWorker = Annotated[
-    Hello | Ready | Switched | Progress | CheckpointSaved | Completed | Finished | Left | Failed,
+    Hello | Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Finished | Left | Failed,
     Field(discriminator="kind"),
 ]
 to_worker: TypeAdapter[Order | Stop] = TypeAdapter(ToWorker)
 from_worker: TypeAdapter[
-    Hello | Ready | Switched | Progress | CheckpointSaved | Completed | Finished | Left | Failed
+    Hello | Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Finished | Left | Failed
 ] = TypeAdapter(FromWorker)
 
 
@@ -188,3 +197,22 @@ class WorkerConfig(Message):
 def encode(message: Message) -> bytes:
     """One line of the socket."""
     return message.model_dump_json().encode() + b"\n"
+
+
+class Announcement(Message):
+    """Worker to worker: a joiner is ready and linked to all members of ``generation``."""
+
+    kind: Literal["announcement"] = "announcement"
+    generation: int
+
+
+class InForce(Message):
+    """Worker to worker: the receiver's order was superseded; ``generation`` is current."""
+
+    kind: Literal["in_force"] = "in_force"
+    generation: int
+
+
+from_peer: TypeAdapter[Order | Announcement | InForce] = TypeAdapter(
+    Annotated[Order | Announcement | InForce, Field(discriminator="kind")]
+)

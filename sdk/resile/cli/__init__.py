@@ -1,0 +1,58 @@
+"""The command `resile`. Nothing is imported here that takes time: the commands import what they need."""
+
+import re
+import sys
+from collections.abc import Sequence
+
+INTERRUPTED = 130
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]*-[0-9a-f]{6}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with ``arguments`` (without the program's name); return its exit status."""
+    try:
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        print("resile: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _main(arguments: list[str]) -> int:
+    import typer
+
+    from resile_shared.errors import ResileError
+
+    from .app import command
+
+    try:
+        status = command.main(with_resume_value(arguments), prog_name="resile", standalone_mode=False)
+    except ResileError as error:
+        print(f"resile: {error}", file=sys.stderr)
+        return error.exit_status
+    except typer.TyperException as error:
+        print(f"resile: {_explain(error.format_message())}", file=sys.stderr)
+        return error.exit_code
+    except typer.Abort:
+        return INTERRUPTED
+    return status if isinstance(status, int) else 0
+
+
+def _explain(fault: str) -> str:
+    if fault.startswith("No such option"):
+        return f"{fault.rstrip('.')}; options of the script itself go after `--`, all others are in `resile run --help`"
+    return f"{fault.rstrip('.')}; see `resile --help`"
+
+
+def with_resume_value(arguments: Sequence[str]) -> list[str]:
+    """Give ``--resume`` the value it may lack: the word after it belongs to it only if it is the id of a run."""
+    changed: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return [*changed, word, *rest]
+        if word == "--resume":
+            run = rest.pop(0) if rest and _RUN_ID.fullmatch(rest[0]) else ""
+            word = f"--resume={run}"
+        changed.append(word)
+    return changed

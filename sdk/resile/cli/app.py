@@ -1,0 +1,122 @@
+"""The commands, their options and their help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from resile_shared.errors import UsageError
+
+app = typer.Typer(
+    name="resile",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Elastic deep-learning training: change the number of workers at any iteration, get the same bits.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _resile(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        typer.echo(f"resile {version_of('resile')}")
+        raise typer.Exit
+
+
+@app.command(
+    short_help="Train a script on this machine, with any number of workers.",
+    epilog="Exit status: 0 completed, 1 failed, 2 asked for what cannot be, 130 or 143 stopped by Ctrl-C or SIGTERM.",
+)
+def run(
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="The training script: what `python SCRIPT` would run.")
+    ],
+    args: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Arguments of the script.")] = None,
+    *,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", "-w", metavar="N", help="Number of workers. Default: one for each core, at most 4."),
+    ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(metavar="PLAN", help="Change the number of workers at exact iterations: 0:1,50:4,120:3"),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ID]",
+            help="Go on from the newest checkpoint of the script's newest run, or of run ID; "
+            "with the arguments of that run, if none are given.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Copy the trained model here (safetensors).")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Set a variable in the workers; may be repeated.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the run. Default: that of the script.")
+    ] = None,
+    home: Annotated[
+        Path,
+        typer.Option(metavar="DIR", envvar="RESILE_HOME", help="Where runs, their logs and checkpoints are kept."),
+    ] = Path("~/.resile"),
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Keep checkpoints and the model there instead: file://, s3://, gs://, az://"),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end; everything else goes to stderr.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only what the script prints, and errors.")] = False,
+) -> int:
+    r"""Train SCRIPT on this machine, with any number of workers, without a pool.
+
+    The parameters that come out are the same, bit for bit, whatever the number of workers and however often it changes.
+
+    \b
+    resile run train.py                           one worker for each core, at most 4
+    resile run train.py --workers 3 -- --lr 0.1   three workers; --lr is the script's own option
+    resile run train.py --plan 0:1,50:4,120:3     grow to 4 workers at iteration 50, shrink to 3 at 120
+    resile run train.py --resume                  go on from the newest checkpoint
+    resile run train.py -o model.safetensors      keep the trained model
+
+    Ctrl-C stops the run and leaves no process behind. What workers print is kept in the run's folder, below
+    DIR/runs, where the last 20 runs are. Temporary files of workers (TMPDIR) go when the run ends.
+    """
+    from resile_learner.local.plan import parse_plan
+    from resile_learner.local.settings import Resume, RunSettings
+
+    settings = RunSettings(
+        script=script,
+        args=tuple(args or ()),
+        workers=workers,
+        plan=parse_plan(plan) if plan is not None else None,
+        env=dict(_variable(text) for text in env or ()),
+        home=home,
+        storage=storage,
+        resume=Resume(resume or None) if resume is not None else None,
+        name=name,
+        output=output,
+    )
+    from .run import train
+
+    return train(settings, as_json=as_json, quiet=quiet)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--env {text!r} is not of the form NAME=VALUE")
+    if name == "PYTHONHASHSEED":
+        raise UsageError("--env PYTHONHASHSEED: it is always 0, or two runs would not give the same bits")
+    return name, value
+
+
+command = typer.main.get_command(app)

@@ -1,0 +1,198 @@
+"""What the user sees of a run while it goes on: a live bar on a terminal, a line now and then anywhere else."""
+
+import os
+import sys
+import time
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.text import Text
+
+from resile_learner.local.events import (
+    Known,
+    Noted,
+    Opened,
+    Printed,
+    Progressed,
+    Rescaled,
+    RunEvent,
+    Saved,
+)
+
+from .pace import Pace, clock
+
+PLAIN_SECONDS = 5.0
+
+
+class Screen(Protocol):
+    """Where lines and progress go."""
+
+    def line(self, text: str) -> None:
+        """Show a line of ours."""
+
+    def printed(self, text: str, *, to_stderr: bool) -> None:
+        """Show a line that a worker printed."""
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Show how far training is."""
+
+    def close(self) -> None:
+        """Take down what is only there while training goes on."""
+
+
+class Display:
+    """Turns the events of a run into what a screen shows."""
+
+    def __init__(self, screen: Screen, *, quiet: bool) -> None:
+        self._screen = screen
+        self._quiet = quiet
+        self._pace = Pace()
+        self._total = 0
+        self._workers = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._screen.close()
+
+    def __call__(self, event: RunEvent) -> None:
+        """Show ``event``, if it is worth it."""
+        if isinstance(event, Printed):
+            self._printed(event)
+        elif not self._quiet:
+            self._show(event)
+
+    def note(self, text: str) -> None:
+        """Show a line of ours."""
+        if not self._quiet:
+            self._screen.line(text)
+
+    def _printed(self, event: Printed) -> None:
+        if event.leads:
+            self._screen.printed(event.line, to_stderr=event.stream == "stderr")
+        elif event.stream == "stderr":
+            self._screen.printed(f"[worker {event.worker}] {event.line}", to_stderr=True)
+
+    def _show(self, event: RunEvent) -> None:
+        match event:
+            case Opened(job=job, folder=folder, resumed=resumed):
+                self._screen.line(f"{'resuming' if resumed else 'run'} {job} in {folder}")
+            case Known(ready=ready):
+                self._total = ready.iterations_total
+                self._screen.line(
+                    f"{ready.iterations_total} iterations: {ready.epochs} epochs of {ready.samples} samples, "
+                    f"batches of {ready.batch_size} in {ready.num_shards} shards"
+                )
+            case Rescaled():
+                self._screen.line(_rescaled(event))
+                self._workers = event.after
+            case Saved(checkpoint=checkpoint):
+                size = checkpoint.num_bytes / 1e6
+                self._screen.line(f"iteration {checkpoint.iteration}: checkpoint saved ({size:.1f} MB)")
+            case Noted(text=text):
+                self._screen.line(f"note: {text}")
+            case Progressed():
+                self._progressed(event)
+            case _:
+                pass
+
+    def _progressed(self, event: Progressed) -> None:
+        progress = event.progress
+        self._pace.add(progress.iteration, time.monotonic())
+        parts = [f"epoch {progress.epoch}", f"{self._workers} worker{'s' if self._workers != 1 else ''}"]
+        if progress.loss is not None:
+            parts.append(f"loss {progress.loss:.4g}")
+        if speed := self._pace.per_second:
+            parts.append(f"{speed:.3g} it/s")
+        if left := self._pace.seconds_left(self._total - progress.iteration):
+            parts.append(f"{clock(left)} left")
+        self._screen.progress(progress.iteration, self._total, "  ".join(parts))
+
+
+def _rescaled(event: Rescaled) -> str:
+    workers = f"{event.before} -> {event.after}" if event.before else f"{event.after}"
+    plural = "" if event.after == 1 and not event.before else "s"
+    pause = f", pause {event.pause_seconds * 1000:.0f} ms" if event.before else ""
+    return f"iteration {event.iteration}: {workers} worker{plural} (generation {event.generation}{pause})"
+
+
+class LiveScreen:
+    """A terminal: a bar that moves, and lines above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            SpinnerColumn(),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.description}", style="bold"),
+            console=console,
+            transient=True,
+            expand=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task("starting workers", total=None, visible=False)
+        self._bar.start()
+
+    def line(self, text: str) -> None:
+        """Show a line above the bar."""
+        self._console.print(Text(text, style="cyan"), soft_wrap=True)
+
+    def printed(self, text: str, *, to_stderr: bool) -> None:
+        """Show a worker's line above the bar, or in the file that stderr was sent to."""
+        if to_stderr and not sys.stderr.isatty():
+            print(text, file=sys.stderr)
+        else:
+            self._console.print(Text.from_ansi(text), soft_wrap=True)
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, completed=done, total=total, description=text, visible=True)
+
+    def close(self) -> None:
+        """Take the bar down."""
+        self._bar.stop()
+
+
+class PlainScreen:
+    """A file or a pipe: lines only. When nobody reads it any more it falls silent, and training goes on."""
+
+    def __init__(self, *, to_stderr: bool) -> None:
+        self._to_stderr = to_stderr
+        self._last = time.monotonic()
+
+    def line(self, text: str) -> None:
+        """Show a line."""
+        self.printed(text, to_stderr=False)
+
+    def printed(self, text: str, *, to_stderr: bool) -> None:
+        """Show a worker's line."""
+        stream = sys.stderr if to_stderr or self._to_stderr else sys.stdout
+        try:
+            print(text, file=stream, flush=True)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Show a line, if the last one is some time ago."""
+        now = time.monotonic()
+        if now - self._last >= PLAIN_SECONDS:
+            self._last = now
+            self.line(f"iteration {done}/{total}  {text}")
+
+    def close(self) -> None:
+        """Nothing is left to take down."""
+
+
+def open_display(*, as_json: bool, quiet: bool) -> Display:
+    """Choose the screen for this process's stdout; with ``as_json``, stdout belongs to the JSON object."""
+    console = Console(stderr=as_json)
+    if console.is_terminal and not quiet and not console.is_dumb_terminal:
+        return Display(LiveScreen(console), quiet=quiet)
+    return Display(PlainScreen(to_stderr=as_json), quiet=quiet)

@@ -1,0 +1,93 @@
+"""`resile run`: shows a local run, and turns its end into an exit status."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import orjson
+
+from resile_learner.local.launcher import LocalRun
+from resile_learner.local.result import Result
+from resile_learner.local.settings import RunSettings
+from resile_shared.errors import ResileError
+
+from .display import Display, open_display
+from .summary import summary
+
+
+def train(settings: RunSettings, *, as_json: bool, quiet: bool) -> int:
+    """Run it; return the exit status."""
+    with open_display(as_json=as_json, quiet=quiet) as display:
+        watched = _WatchedRun(settings, display)
+        try:
+            result = asyncio.run(watched.run())
+        except ResileError as error:
+            if as_json:
+                _print_json({"state": "failed", "error": str(error)})
+            raise
+    if as_json:
+        _print_json(result.as_json())
+    if result.outcome.state != "completed":
+        return _explain(result, settings, watched.signal)
+    if not as_json and not quiet:
+        for line in summary(result):
+            print(line)
+    return 0
+
+
+def _print_json(document: object) -> None:
+    print(orjson.dumps(document).decode(), flush=True)
+
+
+class _WatchedRun:
+    """A run that signals stop."""
+
+    def __init__(self, settings: RunSettings, display: Display) -> None:
+        self._local = LocalRun(settings)
+        self._display = display
+        self.signal: signal.Signals | None = None
+
+    async def run(self) -> Result:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+                loop.add_signal_handler(number, self._stop, number)
+        return await self._local.run(self._display)
+
+    def _stop(self, number: signal.Signals) -> None:
+        if self.signal is None:
+            self.signal = number
+            self._display.note("stopping; once more stops at once")
+        self._local.stop()
+
+
+def _explain(result: Result, settings: RunSettings, stopped_by: signal.Signals | None) -> int:
+    """Say in one line what happened and what can be done; return the exit status."""
+    outcome = result.outcome
+    if outcome.details:
+        print(outcome.details.rstrip("\n"), file=sys.stderr)
+    if outcome.usage:
+        print(f"resile: {outcome.error}", file=sys.stderr)
+        return 2
+    if outcome.state == "stopped":
+        iteration = result.progress.iteration if result.progress else 0
+        what = f"stopped at iteration {iteration}"
+    else:
+        what = outcome.error
+    print(f"resile: {what}; {_advice(result, settings)}", file=sys.stderr)
+    return 128 + stopped_by if outcome.state == "stopped" and stopped_by else 1
+
+
+def _advice(result: Result, settings: RunSettings) -> str:
+    if result.completed is not None:
+        return f"the trained model is {result.model}"
+    if not result.can_resume:
+        logs = f"the workers' output is in {result.logs}"
+        if result.progress is None:
+            return logs
+        return f"no checkpoint was saved (checkpoint_every in the training call saves them); {logs}"
+    words = ["resile run", str(settings.script), f"--resume {result.job}"]
+    if settings.home != Path("~/.resile"):
+        words.append(f"--home {settings.home}")
+    return f"`{' '.join(words)}` goes on from the newest checkpoint"

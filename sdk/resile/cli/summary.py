@@ -1,0 +1,49 @@
+"""The end of a run in a few lines."""
+
+from collections.abc import Iterator, Mapping
+
+from resile_learner.local.result import Result
+from resile_learner.messages import Completed, EpochCount
+
+from .pace import clock
+
+
+def summary(result: Result) -> Iterator[str]:
+    """Tell the results of a completed run, one line each."""
+    completed = result.completed
+    assert completed is not None
+    for label, value in _rows(result, completed):
+        yield f"{label:<12}  {value}"
+
+
+def _rows(result: Result, completed: Completed) -> Iterator[tuple[str, str]]:
+    yield "run", f"{result.job}, {clock(result.seconds)}"
+    yield "iterations", f"{completed.iteration}"
+    yield "epochs", f"{len(completed.ledger)}"
+    yield "samples seen", f"{completed.samples_seen}"
+    if completed.loss is not None:
+        yield "loss", f"{completed.loss:.6g}"
+    if completed.metrics:
+        yield "metrics", _numbers(completed.metrics)
+    if completed.validation:
+        yield "validation", _numbers(completed.validation)
+    yield from (("ledger", line) for line in _ledger(completed.ledger))
+    yield "bits", completed.bits
+    yield "params sha256", completed.params_sha256
+    if result.model:
+        yield "model", result.model
+
+
+def _numbers(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.6g}" for name, value in values.items())
+
+
+def _ledger(epochs: tuple[EpochCount, ...]) -> Iterator[str]:
+    wrong = [count for count in epochs if count.more or count.never]
+    if not wrong:
+        yield "every sample exactly once in every epoch"
+    for count in wrong:
+        yield (
+            f"epoch {count.epoch}: of {count.samples} samples {count.once} were used once, {count.more} more often, "
+            f"{count.never} never"
+        )

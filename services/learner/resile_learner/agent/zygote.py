@@ -1,0 +1,256 @@
+"""The warm process that workers are forked from: `python -m resile_learner.agent.zygote --fd N --parent PID`.
+
+It imports torch once, so that a worker starts in milliseconds; it computes nothing and has one thread, because a fork
+copies only the thread that calls it. It also holds on to everything below it:
+
+- A worker dies with the zygote (`PR_SET_PDEATHSIG`, armed again after the fork).
+- When a worker ends, by itself or not, the rest of its session is killed before its end is told.
+- When the agent ends, however it ends, its side of the socket closes (and SIGTERM comes as the parent-death signal,
+  should a copy of the socket survive somewhere). The zygote then kills all its descendants, being their subreaper,
+  removes its scratch folder and exits. It does not die at once with the agent, since nobody would be left to find what
+  the user's script had started.
+- During the imports there is nothing below it yet: then it does die at once.
+"""
+
+import argparse
+import contextlib
+import gc
+import importlib
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from ..messages import Message, WorkerConfig
+from .descendants import adopt_orphans, die_with_parent, kill, kill_all, kill_session, signal_on_parent_death
+from .protocol import (
+    FORK_DESCRIPTORS,
+    MAX_PACKET_BYTES,
+    Exited,
+    Fork,
+    Forked,
+    Kill,
+    Loaded,
+    Refused,
+    Unloadable,
+    to_zygote,
+)
+
+Entry = Callable[[WorkerConfig, socket.socket], int]
+
+MAX_DETAILS = 8000
+DEFAULT_ENTRY = "resile_learner.worker.bootstrap:main"
+# torch._dynamo: the first optimizer imports it, which takes a second.
+PRELOAD = ("numpy", "torch", "torch.optim", "torch.utils.data", "torch._dynamo", "resile_learner.training")
+
+
+class Zygote:
+    """The loop of the warm process: requests and signals in, forks and exits out."""
+
+    def __init__(self, control: socket.socket, entry: Entry, inherited: Sequence[int] = ()) -> None:
+        self._control = control
+        self._entry = entry
+        self._inherited = inherited
+        self._pid = os.getpid()
+        self._workers: dict[int, int] = {}
+        self._wakeup, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._ended = False
+        signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _ignore)
+        signal.signal(signal.SIGTERM, self._end)
+        signal_on_parent_death(signal.SIGTERM)
+
+    def run(self) -> None:
+        """Serve until the agent is gone."""
+        self._tell(Loaded())
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._wakeup, select.POLLIN)
+        while not self._ended:
+            ready = {descriptor for descriptor, _ in poller.poll()}
+            if self._wakeup in ready:
+                os.read(self._wakeup, 4096)
+                self._bury()
+            if self._control.fileno() in ready:
+                self._take_request()
+
+    def _end(self, signum: int, frame: FrameType | None) -> None:
+        self._ended = True
+
+    def _take_request(self) -> None:
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, len(FORK_DESCRIPTORS))
+        except ConnectionResetError:
+            packet = b""
+        if not packet:
+            self._ended = True
+            return
+        match to_zygote.validate_json(packet):
+            case Fork(worker=worker):
+                self._fork(worker, descriptors)
+            case Kill(worker=worker):
+                for pid, other in self._workers.items():
+                    if other == worker:
+                        kill(pid)
+
+    def _fork(self, worker: int, descriptors: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell(Refused(worker=worker, reason=str(error)))
+        else:
+            if pid == 0:
+                self._become_worker(descriptors)
+            self._workers[pid] = worker
+            self._tell(Forked(worker=worker, pid=pid))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _become_worker(self, descriptors: list[int]) -> None:
+        """In the child: turn into a worker, run it, and end the process."""
+        status = 1
+        try:
+            die_with_parent(self._pid)
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for descriptor in (self._wakeup, self._wakeup_writer, self._control.detach(), *self._inherited):
+                os.close(descriptor)
+            status = self._entry(*_take_up(descriptors))
+        except SystemExit as leaving:
+            status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+            os._exit(status & 0xFF)
+
+    def _bury(self) -> None:
+        """Report the workers that have ended, and reap every child that has."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            worker = self._workers.pop(ended.si_pid, None)
+            if worker is not None:
+                kill_session(ended.si_pid)  # before the process is reaped: until then nobody else can get its number
+            _, status = os.waitpid(ended.si_pid, 0)
+            if worker is not None:
+                self._tell(Exited(worker=worker, status=os.waitstatus_to_exitcode(status)))
+
+    def _tell(self, message: Message) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the agent is gone: the next request says so
+            self._control.send(message.model_dump_json().encode())
+
+
+def _ignore(signum: int, frame: FrameType | None) -> None:
+    """Take a signal, so that it wakes the loop."""
+
+
+def _take_up(descriptors: list[int]) -> tuple[WorkerConfig, socket.socket]:
+    """Make the descriptors of a fork request this process's own; return what its entry is called with."""
+    request = dict(zip(FORK_DESCRIPTORS, descriptors, strict=True))
+    os.dup2(request["stdout"], 1)
+    os.dup2(request["stderr"], 2)
+    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    os.close(request["stdout"])
+    os.close(request["stderr"])
+    os.set_inheritable(request["agent"], False)
+    with os.fdopen(request["config"], "rb") as file:
+        config = WorkerConfig.model_validate_json(file.read())
+    os.environ.update(config.env)
+    os.chdir(config.directory)
+    return config, socket.socket(fileno=request["agent"])
+
+
+def _preload(modules: Sequence[str], entry: str) -> Entry:
+    for name in modules:
+        importlib.import_module(name)
+    module, _, function = entry.partition(":")
+    loaded: Entry = getattr(importlib.import_module(module), function)
+    _end_library_threads()
+    gc.collect()
+    gc.freeze()  # so that a worker's collector does not touch, and thereby copy, every page
+    return loaded
+
+
+def _end_library_threads() -> None:
+    """Fork once: OpenBLAS starts threads when numpy is imported, ends them before a fork, restarts them on demand."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    tasks = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+    if len(tasks) > 1 or threading.active_count() > 1:
+        threads = ", ".join(thread.name for thread in threading.enumerate())
+        raise RuntimeError(f"an import left {len(tasks)} threads running ({threads}), so no fork is safe")
+
+
+@contextlib.contextmanager
+def _scratch(folder: Path) -> Iterator[None]:
+    """Give the workers a temporary folder of their own: what they leave there, even when killed, goes with it."""
+    folder.mkdir(mode=0o700)
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = None
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_staged(folder: Path) -> None:
+    """Remove what a writer that was killed left: a local object store writes to ``name#1`` and renames that."""
+    for path in folder.rglob("*#*"):
+        if path.name.rpartition("#")[2].isdigit():
+            path.unlink(missing_ok=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Load, then serve the agent at the other end of ``--fd`` until it is gone."""
+    parser = argparse.ArgumentParser(description="The warm process that workers are forked from; started by the agent.")
+    parser.add_argument("--fd", type=int, required=True, help="our end of a SOCK_SEQPACKET pair")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the agent")
+    parser.add_argument("--scratch", type=Path, required=True, help="folder to make for the workers' temporary files")
+    parser.add_argument("--storage", type=Path, help="the storage, if it is a folder, to clean of half-written objects")
+    parser.add_argument("--entry", default=DEFAULT_ENTRY, help="module:function that a worker runs")
+    parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import first, with commas between")
+    parser.add_argument("--inherited", default="", help="descriptors to hold, and to close in workers")
+    options = parser.parse_args(arguments)
+
+    die_with_parent(options.parent)
+    control = socket.socket(fileno=options.fd)
+    try:
+        entry = _preload([name for name in options.preload.split(",") if name], options.entry)
+    except BaseException as error:
+        fault = Unloadable(error=f"{type(error).__name__}: {error}", details=traceback.format_exc()[-MAX_DETAILS:])
+        control.send(fault.model_dump_json().encode())
+        return 1
+    adopt_orphans()
+    zygote = Zygote(control, entry, [int(descriptor) for descriptor in options.inherited.split(",") if descriptor])
+    with _scratch(options.scratch):
+        try:
+            zygote.run()
+        finally:
+            kill_all()
+    if options.storage is not None:
+        _remove_staged(options.storage)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

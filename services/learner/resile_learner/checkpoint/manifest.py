@@ -1,0 +1,185 @@
+"""What a checkpoint is: numbered parts of one stream of bytes, and a manifest that makes them a checkpoint.
+
+The stream is the skeleton of the state (see ``training.state``) and its tensors, back to back; part k begins at byte
+k * part_bytes. In the run's storage::
+
+    checkpoints/000000001200-g3/part-00000
+    checkpoints/000000001200-g3/part-00001
+    checkpoints/000000001200-g3/manifest.json     written last, and only if there is none
+
+A checkpoint without a manifest does not exist. Everything here is pure.
+"""
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+
+from resile_shared.errors import ResileError
+
+FOLDER = "checkpoints/"
+
+_NAME = re.compile(r"(\d{12,})-g(\d+)")
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class CheckpointId(NamedTuple):
+    """Which boundary a checkpoint was taken at, and by which generation. The newest is the greatest."""
+
+    iteration: int
+    generation: int
+
+    @property
+    def name(self) -> str:
+        """Its name in storage: ``000000001200-g3``."""
+        return f"{self.iteration:012d}-g{self.generation}"
+
+    @classmethod
+    def parse(cls, name: str) -> "CheckpointId | None":
+        """Read a name; None if it is not one."""
+        match = _NAME.fullmatch(name)
+        return cls(int(match[1]), int(match[2])) if match else None
+
+
+def part_key(name: str, number: int) -> str:
+    """Return the key of one part."""
+    return f"{FOLDER}{name}/part-{number:05d}"
+
+
+def manifest_key(name: str) -> str:
+    """Return the key of the manifest."""
+    return f"{FOLDER}{name}/manifest.json"
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PartInfo(_Stored):
+    """One part as it is stored."""
+
+    number: int = Field(ge=0)
+    num_bytes: int = Field(ge=1)
+    sha256: Sha256
+
+
+class SkeletonInfo(_Stored):
+    """The first bytes of the stream."""
+
+    num_bytes: int = Field(ge=1)
+    sha256: Sha256
+
+
+class Manifest(_Stored):
+    """Says that a checkpoint is complete, and how to verify it."""
+
+    format: Literal[1] = 1
+    job: str
+    generation: int = Field(ge=0)
+    iteration: int = Field(ge=0)
+    digest: Sha256 = Field(description="sha256 over the parts' sha256 (as hex text) in order: which bits this is")
+    skeleton: SkeletonInfo
+    parts: tuple[PartInfo, ...] = Field(min_length=1)
+    num_bytes: int
+    created: AwareDatetime
+
+    @classmethod
+    def of(
+        cls, checkpoint: CheckpointId, *, job: str, skeleton: bytes, parts: Iterable[PartInfo], created: datetime
+    ) -> Self:
+        """Describe the checkpoint whose stream begins with ``skeleton`` and was stored as ``parts``."""
+        in_order = tuple(sorted(parts, key=lambda part: part.number))
+        return cls(
+            job=job,
+            generation=checkpoint.generation,
+            iteration=checkpoint.iteration,
+            digest=digest(in_order),
+            skeleton=SkeletonInfo(num_bytes=len(skeleton), sha256=hashlib.sha256(skeleton).hexdigest()),
+            parts=in_order,
+            num_bytes=sum(part.num_bytes for part in in_order),
+            created=created,
+        )
+
+    @property
+    def checkpoint(self) -> CheckpointId:
+        """Which checkpoint this is the manifest of."""
+        return CheckpointId(self.iteration, self.generation)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if [part.number for part in self.parts] != list(range(len(self.parts))):
+            raise ValueError("its parts are not numbered 0, 1, 2, ...")
+        if self.num_bytes != sum(part.num_bytes for part in self.parts) or self.skeleton.num_bytes > self.num_bytes:
+            raise ValueError("its sizes do not add up")
+        if self.digest != digest(self.parts):
+            raise ValueError("its digest is not that of its parts")
+        return self
+
+
+def digest(parts: Iterable[PartInfo]) -> str:
+    """Compute the digest of a checkpoint from its parts in order."""
+    return hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
+
+
+class DivergedError(ResileError):
+    """Two members hold different states of one checkpoint."""
+
+    def __init__(self, name: str, number: int) -> None:
+        super().__init__(
+            f"checkpoint {name} was not saved: members hold different bytes of its part {number}, so their states "
+            "differ; look for randomness, time or the worker's own name in what the job keeps as state"
+        )
+
+
+class PartTracker:
+    """Which parts of one checkpoint are stored, as its members tell.
+
+    Every member keeps one, fed with the same words, so all agree on what is missing.
+    """
+
+    def __init__(self, name: str, num_parts: int) -> None:
+        self.name = name
+        self._num_parts = num_parts
+        self._stored: dict[int, PartInfo] = {}
+
+    def add(self, name: str, part: PartInfo) -> None:
+        """Note a stored part; words about another checkpoint are ignored. Raises DivergedError when words disagree."""
+        if name != self.name:
+            return
+        if part.number >= self._num_parts or self._stored.setdefault(part.number, part) != part:
+            raise DivergedError(name, part.number)
+
+    def missing(self, rank: int, num_ranks: int) -> tuple[int, ...]:
+        """Return the parts that are left for ``rank`` of the ``num_ranks`` members that hold the snapshot.
+
+        Part k belongs to rank k mod num_ranks, whoever stored the others.
+        """
+        return tuple(number for number in range(rank, self._num_parts, num_ranks) if number not in self._stored)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every part is stored."""
+        return len(self._stored) == self._num_parts
+
+    @property
+    def parts(self) -> tuple[PartInfo, ...]:
+        """The stored parts in order."""
+        return tuple(self._stored[number] for number in sorted(self._stored))
+
+
+def outdated(complete: Collection[CheckpointId], found: Collection[CheckpointId], keep: int) -> list[CheckpointId]:
+    """Choose what to delete, oldest first: all older than the newest complete one, but for ``keep`` complete ones.
+
+    ``found`` are those of which anything is stored. The newest complete one always stays, and what is newer than it:
+    that may be on its way.
+    """
+    if not complete:
+        return []
+    kept = sorted(complete)[-max(keep, 1) :]
+    return [
+        checkpoint for checkpoint in sorted({*found, *complete}) if checkpoint not in kept and checkpoint < kept[-1]
+    ]

@@ -1,0 +1,78 @@
+"""A state copied to memory at a boundary, so that training goes on while it is uploaded."""
+
+import hashlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ..training.state import ByteStream, Flat, tensor_bytes
+
+PART_BYTES = 32 * 2**20
+
+
+class Snapshot:
+    """The bytes of a state as they were when it was made, cut into parts of ``part_bytes`` (the last may be smaller).
+
+    Members that hold the same state make the same parts.
+    """
+
+    def __init__(self, flat: Flat, *, part_bytes: int = PART_BYTES, reuse: "Snapshot | None" = None) -> None:
+        """Copy ``flat``, into the memory of ``reuse`` if that is free and has room of the same kind."""
+        self.skeleton = flat.skeleton
+        self.part_bytes = part_bytes
+        self.free = False
+        memory = reuse._give_up_memory(flat.tensors) if reuse else None
+        self._tensors = memory or [_room_for(tensor) for tensor in flat.tensors]
+        _copy(flat.tensors, self._tensors)
+        self._stream = ByteStream([memoryview(self.skeleton), *map(tensor_bytes, self._tensors)])
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all parts together."""
+        return self._stream.num_bytes
+
+    @property
+    def num_parts(self) -> int:
+        """How many parts there are; at least one."""
+        return -(-self.num_bytes // self.part_bytes)
+
+    def part(self, number: int) -> list[memoryview]:
+        """View the bytes of one part without copying them."""
+        assert not self.free, "a snapshot was read after its release"
+        return self._stream.cut(number * self.part_bytes, (number + 1) * self.part_bytes)
+
+    def release(self) -> None:
+        """Say that nobody will read it any more: the next snapshot may have its memory."""
+        self.free = True
+
+    def _give_up_memory(self, sources: list[Tensor]) -> list[Tensor] | None:
+        if not self.free or [_kind(tensor) for tensor in self._tensors] != [_kind(source) for source in sources]:
+            return None
+        tensors, self._tensors = self._tensors, []
+        self._stream = ByteStream[memoryview]([])
+        return tensors
+
+
+def sha256(buffers: Iterable[memoryview]) -> str:
+    """Compute the sha256, in hex, of buffers back to back."""
+    sha = hashlib.sha256()
+    for buffer in buffers:
+        sha.update(buffer)
+    return sha.hexdigest()
+
+
+def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.Size]:
+    return tensor.dtype, tensor.shape
+
+
+def _room_for(source: Tensor) -> Tensor:
+    # Pinned, so that a copy from an accelerator runs at the full speed of the link.
+    return torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+
+
+def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source, non_blocking=source.is_cuda)
+    for device in {source.device for source in sources if source.is_cuda}:
+        torch.cuda.synchronize(device)

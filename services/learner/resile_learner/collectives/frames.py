@@ -1,0 +1,114 @@
+"""What travels on a data link: frames, each a fixed header and a payload of ``length`` bytes.
+
+| kind     | bucket, block          | payload                                             |
+|----------|------------------------|-----------------------------------------------------|
+| PIECES   | of the receiver's part | the sender's partial sums of one block, concatenated |
+| SUM      | of the sender's part   | one finished block                                  |
+| HEADER   |                        | what the sender's training loop says                |
+| ABORT    |                        | the suspect's id and the reason                     |
+| CONFIRM  |                        | nothing: the round of this tag is committed         |
+| SKELETON |                        | the bytes of state to come, then its description    |
+| STATE    | block: running number  | the next bytes of state                             |
+"""
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from resile_shared.errors import ResileError
+
+from .exchange import Tag
+
+ROUND_FRAME_BYTES = 1 << 18
+STATE_FRAME_BYTES = 1 << 20
+MAX_HEADER_BYTES = 1 << 24
+MAX_SKELETON_BYTES = 1 << 28
+MAX_REASON_BYTES = 1 << 12
+
+_LAYOUT = struct.Struct("<HBxIQQIIQ")
+_ABORT = struct.Struct("<Q")
+_STATE_TOTAL = struct.Struct("<Q")
+_MAGIC = 0x5E51
+HEADER_BYTES = _LAYOUT.size
+
+
+class Kind(IntEnum):
+    """What a frame carries."""
+
+    PIECES = 1
+    SUM = 2
+    HEADER = 3
+    ABORT = 4
+    CONFIRM = 5
+    SKELETON = 6
+    STATE = 7
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+_MAX_LENGTH = {
+    Kind.PIECES: ROUND_FRAME_BYTES,
+    Kind.SUM: ROUND_FRAME_BYTES,
+    Kind.HEADER: MAX_HEADER_BYTES,
+    Kind.ABORT: _ABORT.size + MAX_REASON_BYTES,
+    Kind.CONFIRM: 0,
+    Kind.SKELETON: _STATE_TOTAL.size + MAX_SKELETON_BYTES,
+    Kind.STATE: STATE_FRAME_BYTES,
+}
+
+
+class Malformed(ResileError):
+    """A peer sent bytes that make no sense here."""
+
+
+class Frame(NamedTuple):
+    """The header of a frame."""
+
+    kind: Kind
+    tag: Tag
+    bucket: int
+    block: int
+    length: int
+
+
+def encode(kind: Kind, tag: Tag, *, bucket: int = 0, block: int = 0, length: int = 0) -> bytes:
+    """The header's bytes."""
+    return _LAYOUT.pack(_MAGIC, kind, tag.attempt, tag.generation, tag.round, bucket, block, length)
+
+
+def decode(header: bytes | bytearray) -> Frame:
+    """The inverse of ``encode``. Raises Malformed for an unknown kind or a length that its kind cannot have."""
+    magic, number, attempt, generation, round_, bucket, block, length = _LAYOUT.unpack(header)
+    kind = _KINDS.get(number)
+    if magic != _MAGIC or kind is None:
+        raise Malformed(f"not a frame: it begins with {bytes(header[:4]).hex()}")
+    if length > _MAX_LENGTH[kind]:
+        raise Malformed(f"a {kind.name} frame of {length} bytes, at most {_MAX_LENGTH[kind]} are allowed")
+    return Frame(kind, Tag(generation, round_, attempt), bucket, block, length)
+
+
+def encode_abort(tag: Tag, *, suspect: int, reason: str) -> bytes:
+    """A whole ABORT frame."""
+    payload = _ABORT.pack(suspect) + reason.encode()[:MAX_REASON_BYTES]
+    return encode(Kind.ABORT, tag, length=len(payload)) + payload
+
+
+def decode_abort(payload: bytes | bytearray) -> tuple[int, str]:
+    """The suspect and the reason of an ABORT frame's payload."""
+    if len(payload) < _ABORT.size:
+        raise Malformed(f"an ABORT frame of {len(payload)} bytes names nobody")
+    (suspect,) = _ABORT.unpack_from(payload)
+    return suspect, bytes(payload[_ABORT.size :]).decode(errors="replace")
+
+
+def encode_skeleton(tag: Tag, *, num_bytes: int, skeleton: bytes) -> bytes:
+    """A whole SKELETON frame, to be followed by ``num_bytes`` bytes of state."""
+    payload = _STATE_TOTAL.pack(num_bytes) + skeleton
+    return encode(Kind.SKELETON, tag, length=len(payload)) + payload
+
+
+def decode_skeleton(payload: bytes | bytearray) -> tuple[int, bytes]:
+    """The number of bytes of state to come, and their description."""
+    if len(payload) < _STATE_TOTAL.size:
+        raise Malformed(f"a SKELETON frame of {len(payload)} bytes announces nothing")
+    (num_bytes,) = _STATE_TOTAL.unpack_from(payload)
+    return num_bytes, bytes(payload[_STATE_TOTAL.size :])

@@ -1,0 +1,159 @@
+"""The state of training on its way from a donor to a joiner: out of tensors and into tensors, without copies."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from resile_shared.errors import ResileError
+
+from .exchange import Tag
+from .frames import (
+    STATE_FRAME_BYTES,
+    Frame,
+    Kind,
+    Malformed,
+    decode_skeleton,
+    encode,
+    encode_skeleton,
+)
+from .link import Verdict
+from .memory import bytes_of, flat_copy, is_flat_memory
+
+_MAX_VIEWS = 256
+
+Allocate = Callable[[bytes], Sequence[Tensor]]
+"""Makes the tensors that a skeleton describes."""
+
+
+class StateMismatch(ResileError):
+    """The tensors made for a state do not have its size."""
+
+    def __init__(self, peer: int, *, announced: int, allocated: int) -> None:
+        super().__init__(f"worker {peer} hands over {announced} bytes of state, but there is room for {allocated}")
+        self.peer = peer
+        self.announced = announced
+        self.allocated = allocated
+
+
+def outgoing(generation: int, skeleton: bytes, tensors: Sequence[Tensor]) -> Iterator[tuple[bytes | memoryview, ...]]:
+    """The frames of a state; memory that has to be copied first is copied one tensor at a time."""
+    tag = Tag(generation, 0, 0)
+    yield (encode_skeleton(tag, num_bytes=_num_bytes(tensors), skeleton=skeleton),)
+    for number, views in enumerate(_chunks(tensors)):
+        yield encode(Kind.STATE, tag, block=number, length=sum(map(len, views))), *views
+
+
+def _num_bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[memoryview]]:
+    chunk: list[memoryview] = []
+    room = STATE_FRAME_BYTES
+    for tensor in tensors:
+        memory = bytes_of(tensor if is_flat_memory(tensor) else flat_copy(tensor))
+        while memory:
+            chunk.append(memory[:room])
+            memory = memory[room:]
+            room -= len(chunk[-1])
+            if not room or len(chunk) == _MAX_VIEWS:
+                yield chunk
+                chunk, room = [], STATE_FRAME_BYTES
+    if chunk:
+        yield chunk
+
+
+class Arrival:
+    """A state being received from one peer."""
+
+    def __init__(self, peer: int, generation: int, num_bytes: int, tensors: Sequence[Tensor]) -> None:
+        allocated = _num_bytes(tensors)
+        if allocated != num_bytes:
+            raise StateMismatch(peer, announced=num_bytes, allocated=allocated)
+        self.generation = generation
+        self._missing = num_bytes
+        self._number = 0
+        self._tensors = iter(tensors)
+        self._room = memoryview(b"")
+        self._copied: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all tensors have their values."""
+        return not self._missing
+
+    def place(self, frame: Frame) -> list[memoryview]:
+        """The memory for the next bytes."""
+        if frame.tag.generation != self.generation or frame.block != self._number or frame.length > self._missing:
+            raise Malformed(f"state frame {frame.block} of generation {frame.tag.generation} is not what comes next")
+        views: list[memoryview] = []
+        wanted = frame.length
+        while wanted:
+            while not self._room:
+                self._room = self._next_memory()
+            views.append(self._room[:wanted])
+            self._room = self._room[wanted:]
+            wanted -= len(views[-1])
+        return views
+
+    def arrived(self, frame: Frame) -> None:
+        """A placed frame is there."""
+        self._number += 1
+        self._missing -= frame.length
+        filled = self._copied[:-1] if self._room else self._copied[:]
+        del self._copied[: len(filled)]
+        with torch.no_grad():
+            for tensor, copy in filled:
+                tensor.copy_(copy)
+
+    def _next_memory(self) -> memoryview:
+        tensor = next(self._tensors)
+        if is_flat_memory(tensor):
+            return bytes_of(tensor)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+        self._copied.append((tensor, copy))
+        return bytes_of(copy)
+
+
+class Inlet:
+    """What one link delivers while a state is awaited: rounds that have begun elsewhere stay parked."""
+
+    def __init__(
+        self, peer: int, allocate: Allocate, *, newest: Tag | None, generation: int, busy: Callable[[], bool]
+    ) -> None:
+        self.arrival: Arrival | None = None
+        self._peer = peer
+        self._allocate = allocate
+        self._newest = newest
+        self._generation = generation
+        self._busy = busy
+        self._skeleton = bytearray()
+
+    @property
+    def complete(self) -> bool:
+        """Whether a whole state is there."""
+        return self.arrival is not None and self.arrival.complete
+
+    def place(self, frame: Frame) -> list[memoryview] | Verdict:
+        """See ``Sink``."""
+        if self.complete or (self.arrival is None and self._busy()):
+            return Verdict.PARK
+        stale = frame.tag.generation < self._generation
+        if frame.kind is Kind.SKELETON and not stale:
+            self._skeleton = bytearray(frame.length)
+            return [memoryview(self._skeleton)]
+        if frame.kind is Kind.STATE and self.arrival is not None:
+            return self.arrival.place(frame)
+        # State without its beginning is the rest of a hand-over that was given up.
+        if stale or frame.kind is Kind.STATE or (self._newest is not None and frame.tag <= self._newest):
+            return Verdict.DISCARD
+        return Verdict.PARK
+
+    def arrived(self, frame: Frame) -> None:
+        """See ``Sink``."""
+        if frame.kind is Kind.STATE and self.arrival is not None:
+            self.arrival.arrived(frame)
+        elif frame.kind is Kind.SKELETON:
+            num_bytes, skeleton = decode_skeleton(self._skeleton)
+            self.arrival = Arrival(self._peer, frame.tag.generation, num_bytes, self._allocate(skeleton))

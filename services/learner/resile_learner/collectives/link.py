@@ -1,0 +1,248 @@
+"""One data connection to a peer: frames out of a queue, frames in to where a sink wants them, never waiting."""
+
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import Enum
+from typing import Protocol
+
+from resile_shared.errors import ResileError
+
+from .exchange import Tag
+from .frames import HEADER_BYTES, Frame, Kind, Malformed, decode
+
+_GATHER_BYTES = 1 << 18
+_GATHER_VIEWS = 64
+_SCATTER_VIEWS = 512
+_TRASH = memoryview(bytearray(1 << 16))
+
+
+class Verdict(Enum):
+    """What a sink says of a frame it has no place for."""
+
+    PARK = "leave it unread for now"
+    DISCARD = "read it and throw it away"
+
+
+class Sink(Protocol):
+    """Decides where the payloads of one link go."""
+
+    def place(self, frame: Frame) -> list[memoryview] | Verdict:
+        """Where the payload of ``frame`` shall be written. Raises Malformed if this frame cannot come now."""
+
+    def arrived(self, frame: Frame) -> None:
+        """The payload of a placed frame is there."""
+
+
+class BrokenLink(ResileError):
+    """The connection to ``peer`` has ended, or carried garbage."""
+
+    def __init__(self, peer: int, reason: str) -> None:
+        super().__init__(f"the link to worker {peer} broke: {reason}")
+        self.peer = peer
+        self.reason = reason
+
+
+class Link:
+    """A connected, authenticated socket to ``peer``. Used by the main thread alone, but for ``retire``."""
+
+    def __init__(self, peer: int, sock: socket.socket) -> None:
+        self.peer = peer
+        self.retired = False
+        """Another thread has removed this link."""
+        self.closed = False
+        self.readable = True
+        """Receiving is worth a try; cleared when the socket has run dry."""
+        self.writable = True
+        """Sending is worth a try; cleared when the socket is full."""
+        self.parked = False
+        """The next frame waits until the sink has a place for it."""
+        self.listening = False
+        """The operation under way wants to hear from this peer."""
+        self.watched = 0
+        """The events that the poller has been asked to report."""
+        self.confirmed: Tag | None = None
+        """The newest round that the peer has said to be committed."""
+        self._socket = sock
+        self._fd = sock.fileno()
+        self._frame: Frame | None = None
+        self._header = bytearray(HEADER_BYTES)
+        self._header_room = memoryview(self._header)
+        self._into: list[memoryview] | None = None
+        self._missing = 0
+        self._discarding = False
+        self._queue: deque[tuple[bytes | memoryview, ...]] = deque()
+        self._notices: deque[tuple[bytes | memoryview, ...]] = deque()
+        self._unsent: Sequence[bytes | memoryview] = []
+        self._unsent_bytes = 0
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._fd
+
+    # sending
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is still to be sent."""
+        return bool(self._unsent or self._queue or self._notices)
+
+    def send(self, *buffers: bytes | memoryview) -> None:
+        """Queue one frame. The memory must stay as it is until the frame is sent or ``cut_short``."""
+        self._queue.append(buffers)
+
+    def notify(self, frame: bytes) -> None:
+        """Queue a frame ahead of those of ``send``; it is sent even if they are cut short."""
+        self._notices.append((frame,))
+
+    def flush(self) -> None:
+        """Send what the socket takes now."""
+        while self.writable and (self._unsent or self._gather()):
+            try:
+                sent = os.writev(self._fd, self._unsent)
+            except BlockingIOError:
+                self.writable = False
+            except OSError as error:
+                raise BrokenLink(self.peer, str(error)) from error
+            else:
+                self.writable = sent == self._unsent_bytes
+                self._unsent_bytes -= sent
+                self._unsent = _rest(self._unsent, sent) if self._unsent_bytes else []
+
+    def _gather(self) -> bool:
+        """Take the next frames from the queue: one system call carries many small ones."""
+        queue, size = self._notices or self._queue, 0
+        unsent: list[bytes | memoryview] = []
+        while queue and size < _GATHER_BYTES and len(unsent) < _GATHER_VIEWS:
+            buffers = queue.popleft()
+            unsent.extend(buffers)
+            size += sum(map(len, buffers))
+        self._unsent, self._unsent_bytes = unsent, size
+        return size > 0
+
+    # receiving
+
+    def receive(self, sink: Sink) -> None:
+        """Read frames to where ``sink`` wants them until the socket runs dry or a frame has to wait."""
+        try:
+            while not self.parked and (self._frame is not None or self._read_header()):
+                if not self._receive_frame(sink):
+                    return
+        except Malformed as error:
+            raise BrokenLink(self.peer, str(error)) from error
+
+    def _receive_frame(self, sink: Sink) -> bool:
+        frame = self._frame
+        assert frame is not None
+        if self._into is None and not self._place(sink, frame):
+            return False
+        while self._missing:
+            if not self._read():
+                return False
+        self._frame = self._into = None
+        if frame.kind is Kind.CONFIRM:
+            self.confirmed = max(frame.tag, self.confirmed or frame.tag)
+        elif not self._discarding:
+            sink.arrived(frame)
+        return True
+
+    def _place(self, sink: Sink, frame: Frame) -> bool:
+        place = [] if frame.kind is Kind.CONFIRM else sink.place(frame)
+        self.parked = place is Verdict.PARK
+        self._discarding = place is Verdict.DISCARD
+        if self.parked:
+            return False
+        self._into = place if isinstance(place, list) else []
+        self._missing = frame.length
+        return True
+
+    def _read_header(self) -> bool:
+        while self._header_room:
+            if not self._read():
+                return False
+        self._frame = decode(self._header)
+        self._header_room = memoryview(self._header)
+        return True
+
+    def _read(self) -> bool:
+        """Read what is there of the payload under way, and in the same call of the header that follows it."""
+        if not self.readable:
+            return False
+        views = self._room()
+        wanted = sum(map(len, views))
+        try:
+            got = os.readv(self._fd, views)
+        except BlockingIOError:
+            self.readable = False
+            return False
+        except OSError as error:
+            raise BrokenLink(self.peer, str(error)) from error
+        if got == 0:
+            raise BrokenLink(self.peer, "connection closed")
+        self.readable = got == wanted
+        payload = min(got, self._missing)
+        if payload:
+            self._missing -= payload
+            if self._into:
+                self._into = _rest(self._into, payload) if self._missing else []
+        self._header_room = self._header_room[got - payload :]
+        return True
+
+    def _room(self) -> Sequence[memoryview]:
+        if not self._missing:
+            return [self._header_room]
+        if self._discarding:
+            return [_TRASH[: self._missing]]
+        assert self._into is not None
+        if len(self._into) > _SCATTER_VIEWS:
+            return self._into[:_SCATTER_VIEWS]
+        return [*self._into, self._header_room]
+
+    # ending
+
+    def unpark(self) -> None:
+        """Offer the waiting frame to the sink again."""
+        self.parked = False
+        self.readable = True
+
+    def cut_short(self) -> None:
+        """Let go of all memory that is not the link's own.
+
+        What is being sent is finished later from a copy and the frames behind it are dropped; what is still to come of
+        the frame being received will be thrown away.
+        """
+        self._queue.clear()
+        if self._unsent:
+            self._unsent = [b"".join(self._unsent)]
+        if self._into is not None:
+            self._into, self._discarding = [], True
+
+    def end_sending(self) -> None:
+        """Tell the peer that nothing more will come."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def retire(self) -> None:
+        """Cut the connection, from any thread: the main thread notices, and closes the socket."""
+        self.retired = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.closed = True
+        self._socket.close()
+
+
+def _rest(views: Sequence[bytes | memoryview], done: int) -> list[memoryview]:
+    """What is left of ``views`` after their first ``done`` bytes."""
+    for index, view in enumerate(views):
+        if done < len(view):
+            return [memoryview(view)[done:], *map(memoryview, views[index + 1 :])]
+        done -= len(view)
+    return []

@@ -1,0 +1,213 @@
+"""The home folder and the run folders in it: names, journals, locks, and which old runs may go.
+
+A run folder is the run's storage. It also holds what its workers printed (`logs/worker-K.log`) and a journal: one JSON
+object a line, only ever appended to, so that a run killed at any moment can be found and resumed.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from resile_shared.errors import ResileError, UsageError
+
+from .core import Origin
+from .history import HistoryItem, timestamp
+
+HOME_FORMAT = 1
+KEEP_RUNS = 20
+LOCK_SECONDS = 10.0
+_ID = re.compile(r"[a-z0-9][a-z0-9-]*-[0-9a-f]{6}")
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What the journal of a run says of its life so far."""
+
+    script: str = ""
+    args: tuple[str, ...] = ()
+    name: str = ""
+    started: str = ""
+    origin: Origin = field(default_factory=Origin)
+    has_checkpoint: bool = False
+
+
+class RunFolder:
+    """One run's folder, locked for as long as this object, or the zygote that inherits `lock`, lives."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self.lock = lock
+        _cut_torn_line(path / "journal")
+        self.journal = read_journal(path)
+        self.logs = path / "logs"
+        self.logs.mkdir(mode=0o700, exist_ok=True)
+
+    @property
+    def job(self) -> str:
+        """The run's id."""
+        return self.path.name
+
+    def note_start(self, script: Path, args: tuple[str, ...], name: str, now: float) -> None:
+        """Journal the beginning of a life of this run."""
+        self._append(kind="run", script=str(script), args=args, name=name, time=timestamp(now))
+
+    def note_worker(self, worker: int) -> None:
+        """Journal that the id ``worker`` is used up."""
+        self._append(kind="worker", worker=worker)
+
+    def note_order(self, generation: int) -> None:
+        """Journal that the number ``generation`` is used up."""
+        self._append(kind="order", generation=generation)
+
+    def note_checkpoint(self, iteration: int) -> None:
+        """Journal a complete checkpoint."""
+        self._append(kind="checkpoint", iteration=iteration)
+
+    def note_history(self, item: HistoryItem) -> None:
+        """Journal an item of the history."""
+        self._append(kind="history", item=item.as_json())
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        os.close(self.lock)
+
+    def _append(self, **entry: Any) -> None:
+        with (self.path / "journal").open("ab") as file:
+            file.write(orjson.dumps(entry) + b"\n")
+
+
+class Home:
+    """The folder that keeps this user's runs."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the home at ``path``, making it if needed. Raises UsageError if it cannot be used."""
+        self.path = path.expanduser().absolute()
+        try:
+            (self.path / "runs").mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_format()
+        except OSError as error:
+            raise UsageError(
+                f"the home folder {self.path} cannot be used: {error.strerror}; name another with --home or RESILE_HOME"
+            ) from error
+
+    def _check_format(self) -> None:
+        file = self.path / "format"
+        if not file.exists():
+            self.path.chmod(0o700)
+            file.write_text(f"{HOME_FORMAT}\n")
+        text = file.read_text().strip()
+        if text != str(HOME_FORMAT):
+            raise UsageError(
+                f"the home folder {self.path} has format {text!r} and this version of Resile knows {HOME_FORMAT}: "
+                "update Resile, or choose another with --home or RESILE_HOME"
+            )
+
+    def create(self, name: str) -> RunFolder:
+        """Make the folder of a new run."""
+        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
+        path = self.path / "runs" / f"{slug}-{secrets.token_hex(3)}"
+        path.mkdir(mode=0o700)
+        lock = _try_lock(path)
+        assert lock is not None, "nobody else knows of this folder yet"
+        return RunFolder(path, lock)
+
+    def resume(self, script: Path, run: str | None) -> RunFolder:
+        """Open the run named ``run``, or the newest one of ``script``. Raises UsageError if there is none."""
+        path = self._named(run) if run else self._newest(script)
+        give_up = time.monotonic() + LOCK_SECONDS
+        while (lock := _try_lock(path)) is None:  # processes of a run that was just killed may take a moment to end
+            if time.monotonic() > give_up:
+                raise UsageError(f"the run {path.name} is still running; stop it first, or resume another one")
+            time.sleep(0.05)
+        return RunFolder(path, lock)
+
+    def prune(self) -> None:
+        """Delete the oldest run folders beyond the number kept, but none that is in use."""
+        for path in self._by_age()[:-KEEP_RUNS]:
+            lock = _try_lock(path)
+            if lock is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+
+    def _named(self, run: str) -> Path:
+        path = self.path / "runs" / run
+        if not _ID.fullmatch(run) or not path.is_dir():
+            known = ", ".join(path.name for path in self._by_age()[-3:]) or "none"
+            raise UsageError(f"there is no run {run!r} in {self.path}; the newest runs there: {known}")
+        return path
+
+    def _newest(self, script: Path) -> Path:
+        for path in reversed(self._by_age()):
+            if read_journal(path).script == str(script):
+                return path
+        raise UsageError(f"there is no run of {script} in {self.path} to resume: start one without --resume")
+
+    def _by_age(self) -> list[Path]:
+        paths = [path for path in (self.path / "runs").iterdir() if _ID.fullmatch(path.name) and path.is_dir()]
+        return sorted(paths, key=_last_change)
+
+
+def _last_change(path: Path) -> float:
+    for file in (path / "journal", path):  # a folder just made has no journal yet
+        with contextlib.suppress(FileNotFoundError):
+            return file.stat().st_mtime
+    return 0.0
+
+
+def _try_lock(path: Path) -> int | None:
+    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def read_journal(path: Path) -> Journal:
+    """Read the journal of the run folder ``path``."""
+    journal = Journal()
+    worker, generation, history, has_checkpoint = 0, 1, 1, False
+    for entry in _entries(path / "journal"):
+        match entry:
+            case {"kind": "run", "script": str(script), "args": list(args), "name": str(name), "time": str(started)}:
+                journal = Journal(script, tuple(map(str, args)), name, started)
+            case {"kind": "worker", "worker": int(number)}:
+                worker = max(worker, number + 1)
+            case {"kind": "order", "generation": int(number)}:
+                generation = max(generation, number + 1)
+            case {"kind": "history", "item": {"number": int(number)}}:
+                history = max(history, number + 1)
+            case {"kind": "checkpoint"}:
+                has_checkpoint = True
+    origin = Origin(worker, generation, history)
+    return Journal(journal.script, journal.args, journal.name, journal.started, origin, has_checkpoint)
+
+
+def _entries(file: Path) -> Iterator[Any]:
+    try:
+        lines = file.read_bytes().splitlines()
+    except FileNotFoundError:
+        return
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            if number < len(lines):
+                raise ResileError(f"{file}, line {number} is not readable: start a new run without --resume") from error
+
+
+def _cut_torn_line(file: Path) -> None:
+    """Cut what a writer that was killed left behind the last complete line."""
+    with contextlib.suppress(FileNotFoundError), file.open("rb+") as journal:
+        journal.truncate(journal.read().rfind(b"\n") + 1)

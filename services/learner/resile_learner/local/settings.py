@@ -1,0 +1,84 @@
+"""What a local run is asked to do."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from resile_shared.errors import UsageError
+
+from .plan import MAX_WORKERS, Step
+
+MAX_DEFAULT_WORKERS = 4
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with an earlier run: the newest one of the script, unless ``run`` names one."""
+
+    run: str | None = None
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """One `resile run`. Checked when it is made: raises UsageError."""
+
+    script: Path
+    args: tuple[str, ...] = ()
+    workers: int | None = None
+    """None: one for each core, at most `MAX_DEFAULT_WORKERS`, and no more than the training call has shards."""
+    plan: tuple[Step, ...] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    home: Path = Path("~/.resile")
+    storage: str | None = None
+    """URL of the object storage for checkpoints and the model; None: the run's folder in the home."""
+    resume: Resume | None = None
+    name: str | None = None
+    output: Path | None = None
+    """Where to copy the trained model."""
+
+    def __post_init__(self) -> None:
+        if sys.platform != "linux":
+            raise UsageError(
+                f"`resile run` needs Linux, and this is {sys.platform}: `python {self.script}` trains in one process"
+            )
+        _check_script(self.script)
+        if self.output is not None:
+            _check_output(self.output)
+        if self.workers is not None and not 1 <= self.workers <= MAX_WORKERS:
+            raise UsageError(f"--workers {self.workers}: a run on this machine has 1 to {MAX_WORKERS} workers")
+        if self.plan is not None and self.workers is not None and self.plan[0].workers != self.workers:
+            raise UsageError(
+                f"--workers {self.workers} and a plan that starts with {self.plan[0].workers} workers contradict each "
+                "other: leave out --workers"
+            )
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The plan, also where none was given."""
+        cores = len(os.sched_getaffinity(0))
+        return self.plan or (Step(0, self.workers or min(cores, MAX_DEFAULT_WORKERS)),)
+
+    @property
+    def is_default_size(self) -> bool:
+        """Whether nobody asked for a number of workers."""
+        return self.plan is None and self.workers is None
+
+
+def _check_script(script: Path) -> None:
+    if script.is_dir():
+        raise UsageError(f"{script} is a folder: name the script file in it")
+    if not script.exists():
+        raise UsageError(f"there is no script {script} (looked in {Path.cwd()})")
+    if not os.access(script, os.R_OK):
+        raise UsageError(f"the script {script} is not readable: check its permissions")
+
+
+def _check_output(output: Path) -> None:
+    if output.is_dir():
+        raise UsageError(f"-o {output} is a folder: name a file in it, such as {output / 'model.safetensors'}")
+    if not output.parent.is_dir():
+        raise UsageError(f"-o {output}: there is no folder {output.parent}")
+    if not os.access(output.parent, os.W_OK):
+        raise UsageError(f"-o {output}: the folder {output.parent} is not writable")

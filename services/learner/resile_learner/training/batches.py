@@ -1,0 +1,103 @@
+"""Which samples each iteration uses, and how its global batch is cut into shards: a function of the settings alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resile_shared.errors import UsageError
+
+from ..collectives.tree import Interval, ranges
+from .seeds import mix
+
+SHARD_CHOICES = (24, 12, 8, 6, 4, 2, 1)
+MIN_SHARD_SAMPLES = 8
+Indices = NDArray[np.int64]
+
+
+def default_num_shards(batch_size: int) -> int:
+    """The largest of 24, 12, 8, 6, 4, 2, 1 that leaves at least 8 samples in a shard; 1 for batches below 8."""
+    return next((v for v in SHARD_CHOICES if batch_size // v >= MIN_SHARD_SAMPLES), 1)
+
+
+class Batch(NamedTuple):
+    """One global batch: the samples of one iteration, cut into shards."""
+
+    epoch: int
+    indices: Indices
+    num_shards: int
+
+    def shard(self, leaf: int) -> Indices:
+        """The samples of one shard."""
+        lo, hi = len(self.indices) * leaf // self.num_shards, len(self.indices) * (leaf + 1) // self.num_shards
+        return self.indices[lo:hi]
+
+    def weight(self, leaf: int) -> float:
+        """The share of the global batch that is in one shard."""
+        return len(self.shard(leaf)) / len(self.indices)
+
+    def held_by(self, rank: int, size: int) -> Interval:
+        """The shards that ``rank`` of ``size`` members computes."""
+        return ranges(self.num_shards, size)[rank]
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The batches of a pass over ``num_samples`` samples.
+
+    Batches never cross an epoch. A last batch that is short has fewer shards, each of about the usual size and of at least two samples where
+    possible; a lone leftover sample joins the batch before it.
+    """
+
+    num_samples: int
+    batch_size: int
+    num_shards: int
+    seed: int
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise UsageError("the dataset is empty: give the training call a dataset with at least one sample")
+        if self.batch_size < 1:
+            raise UsageError(f"batch_size is {self.batch_size}: use 1 or more")
+        if not 1 <= self.num_shards <= self.batch_size:
+            raise UsageError(
+                f"num_shards is {self.num_shards} for a batch of {self.batch_size}: use 1 to {self.batch_size}, or leave it out"
+            )
+
+    @property
+    def per_epoch(self) -> int:
+        """Number of batches in an epoch."""
+        full, rest = divmod(self.num_samples, self.batch_size)
+        return max(1, full + (1 if rest > 1 or (rest and not full) else 0))
+
+    def batch(self, number: int, *, num_shards: int | None = None) -> Batch:
+        """Batch ``number``, counted over all epochs. ``num_shards`` overrides the cut (fast mode: one shard a worker)."""
+        epoch, step = divmod(number, self.per_epoch)
+        stop = self.num_samples if step == self.per_epoch - 1 else (step + 1) * self.batch_size
+        indices = self._order(epoch)[step * self.batch_size : stop]
+        return Batch(epoch, indices, num_shards or self._shards_of(len(indices)))
+
+    def batches(self, first: int, last: int) -> Iterator[Batch]:
+        """Batches first..last-1."""
+        return (self.batch(number) for number in range(first, last))
+
+    def _shards_of(self, samples: int) -> int:
+        if samples >= self.batch_size:
+            return self.num_shards
+        usual = self.batch_size / self.num_shards
+        fewer = max(1, -int(-samples // usual))
+        return fewer if samples // fewer >= 2 else max(1, samples // 2)
+
+    def _order(self, epoch: int) -> Indices:
+        if not self.shuffle:
+            return np.arange(self.num_samples, dtype=np.int64)
+        return _permutation(self.num_samples, mix(self.seed, "order", epoch))
+
+
+@lru_cache(maxsize=2)
+def _permutation(num_samples: int, seed: int) -> Indices:
+    return np.random.Generator(np.random.Philox(seed)).permutation(num_samples).astype(np.int64, copy=False)

@@ -1,0 +1,76 @@
+"""Fetching shards: map-style datasets, each sample with its own seed, in this process or in DataLoader's."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from resile_shared.errors import UsageError
+
+from .batches import Indices
+from .seeds import mix, seed_all
+
+Collate = Callable[[list[Any]], Any]
+
+
+class ShardKey(NamedTuple):
+    """Names the samples of one shard of one epoch."""
+
+    epoch: int
+    indices: Indices
+
+
+class Fetched(NamedTuple):
+    """A collated shard and the indices that were really read for it."""
+
+    indices: Indices
+    batch: Any
+
+
+def checked_dataset(dataset: Any, *, name: str) -> Any:
+    """Return ``dataset`` if it is map-style and not empty; raise UsageError saying what to give instead."""
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise UsageError(
+            f"the {name} dataset ({type(dataset).__name__}) is iterable, not map-style: give one with __len__ and __getitem__, "
+            "so that every sample can be used exactly once whatever the number of workers"
+        )
+    if len(dataset) == 0:
+        raise UsageError(f"the {name} dataset is empty: give one with at least one sample")
+    return dataset
+
+
+class Fetcher:
+    """Reads the shards of one dataset.
+
+    Sample i of epoch e is read with all generators seeded by (seed, e, i), so random augmentation depends on nothing else. Generators are left
+    seeded by the last sample read; compute seeds them anew.
+    """
+
+    def __init__(self, dataset: Any, *, seed: int, collate_fn: Collate | None = None, num_workers: int = 0) -> None:
+        self._shards = _Shards(dataset, seed, collate_fn or default_collate)
+        self._num_workers = num_workers
+
+    def stream(self, keys: Iterable[ShardKey]) -> Iterator[Fetched]:
+        """The shards of ``keys``, in order; with ``num_workers`` processes some are read ahead."""
+        if not self._num_workers:
+            return map(self._shards.__getitem__, keys)
+        return iter(DataLoader(self._shards, batch_size=None, sampler=keys, num_workers=self._num_workers))
+
+
+class _Shards(Dataset[Fetched]):
+    """A dataset whose items are whole shards."""
+
+    def __init__(self, dataset: Any, seed: int, collate: Collate) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self._collate = collate
+
+    def __getitem__(self, key: ShardKey) -> Fetched:
+        samples = []
+        fetched = []
+        for index in key.indices.tolist():
+            seed_all(mix(self._seed, "sample", key.epoch, index))
+            samples.append(self._dataset[index])
+            fetched.append(index)
+        return Fetched(np.array(fetched, dtype=np.int64), self._collate(samples))

@@ -1,0 +1,244 @@
+"""Gradients on their way into the exchange: buckets, and the local part of the fixed tree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from resile_shared.errors import UsageError
+
+from ..collectives.exchange import OpenRound
+from ..collectives.tree import Interval, merges_after, pieces
+
+BUCKET_BYTES = 4 << 20
+ALIGNMENT_BYTES = 64  # every gradient keeps the alignment that the allocator would give it: vectorised kernels depend on it
+
+
+@dataclass
+class Bucket:
+    """Parameters whose gradients travel together: flat, of one dtype and device."""
+
+    dtype: torch.dtype
+    device: torch.device
+    parameters: list[int]
+    offsets: list[int]
+    length: int = 0
+
+
+class LeafStep(NamedTuple):
+    """What happens when the gradient of one leaf is there."""
+
+    slot: int
+    adds: bool  # add to the slot (its left neighbour in the tree is there), or begin it
+    merges: tuple[tuple[int, int], ...]  # then add the second slot to the first, in this order
+
+
+class LocalPlan(NamedTuple):
+    """How one worker folds the leaves it holds."""
+
+    pieces: tuple[Interval, ...]
+    piece_slots: tuple[int, ...]
+    steps: tuple[LeafStep, ...]  # for each leaf held
+
+
+@lru_cache(maxsize=1024)
+def local_plan(num_leaves: int, held: Interval) -> LocalPlan:
+    """Fold complete subtrees as they finish, like carries of a binary counter; slots are used again."""
+    free: list[int] = []
+    used = 0
+    steps = []
+    piece_slots = []
+    mine = pieces(num_leaves, held)
+    for piece in mine:
+        stack: list[int] = []
+        for leaf in range(piece.lo, piece.hi):
+            merges = merges_after(num_leaves, leaf, piece)
+            if merges == 0:
+                if not free:
+                    free.append(used)
+                    used += 1
+                stack.append(free.pop())
+                steps.append(LeafStep(stack[-1], False, ()))
+                continue
+            slot = stack[-1]
+            pairs = []
+            for _ in range(merges - 1):
+                top = stack.pop()
+                free.append(top)
+                pairs.append((stack[-1], top))
+            steps.append(LeafStep(slot, True, tuple(pairs)))
+        piece_slots.append(stack[0])
+    return LocalPlan(mine, tuple(piece_slots), tuple(steps))
+
+
+class Gradients:
+    """The gradients of a model's trainable parameters, folded leaf by leaf and pushed bucket by bucket."""
+
+    def __init__(self, parameters: Sequence[Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._parameters = list(parameters)
+        self.buckets = cut_into_buckets(self._parameters, bucket_bytes)
+        self._slots: list[_Slot] = []
+        self._hosts: dict[tuple[int, int], Tensor] = {}
+        self.used = [False] * len(self._parameters)
+        self._overlap: _Overlap | None = None
+        self._bucket_of = {p: b for b, bucket in enumerate(self.buckets) for p in bucket.parameters}
+        for index, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(_Hook(self, index))  # type: ignore[no-untyped-call]
+
+    def begin(self, num_leaves: int, held: Interval) -> LocalPlan:
+        """Begin an iteration in which this worker holds the leaves ``held``."""
+        self.used = [False] * len(self._parameters)
+        plan = local_plan(num_leaves, held)
+        needed = max([step.slot for step in plan.steps], default=0) + 1
+        while len(self._slots) < needed:
+            self._slots.append(_Slot(self.buckets, self._parameters))
+        return plan
+
+    def partials(self, plan: LocalPlan) -> list[list[Tensor]]:
+        """[bucket][piece]: the flat CPU tensors that hold this worker's partial sums once they are pushed."""
+        return [[self._host(slot, b) for slot in plan.piece_slots] for b in range(len(self.buckets))]
+
+    def sums(self) -> list[Tensor]:
+        """[bucket]: the flat CPU tensors into which an exchange writes the sums."""
+        return [self._host(0, b) for b in range(len(self.buckets))]
+
+    def clear(self) -> None:
+        """Forget all gradients: the next backward starts from nothing."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def fold(self, step: LeafStep) -> None:
+        """Fold the gradients of a finished leaf, all buckets at once."""
+        for b in range(len(self.buckets)):
+            self._fold_bucket(b, step)
+
+    def overlap(self, plan: LocalPlan, round_: OpenRound) -> None:
+        """From now on fold the last leaf and push its buckets from gradient hooks, while its backward goes on."""
+        waiting = [len(bucket.parameters) for bucket in self.buckets]
+        self._overlap = _Overlap(plan, round_, waiting)
+
+    def push_rest(self, plan: LocalPlan, round_: OpenRound) -> None:
+        """Push every bucket that no hook has pushed: parameters without a gradient, or no leaf at all."""
+        overlap = self._overlap or _Overlap(plan, round_, [])
+        self._overlap = None
+        while overlap.next_bucket < len(self.buckets):
+            self._push_next(overlap)
+
+    def assign(self, used: Sequence[bool]) -> None:
+        """Give each parameter its summed gradient, and None to those that no shard used."""
+        for b in range(len(self.buckets)):
+            host, flat = self._host(0, b), self._slots[0].flats[b]
+            if host is not flat:
+                flat.copy_(host)
+        for parameter, view, is_used in zip(self._parameters, self._slots[0].views, used, strict=True):
+            parameter.grad = view if is_used else None
+
+    def arrived(self, index: int) -> None:
+        """The gradient of a parameter is there; called by its hook."""
+        overlap = self._overlap
+        if overlap is None:
+            return
+        overlap.waiting[self._bucket_of[index]] -= 1
+        while overlap.next_bucket < len(self.buckets) and overlap.waiting[overlap.next_bucket] == 0:
+            self._push_next(overlap)
+
+    def _push_next(self, overlap: "_Overlap") -> None:
+        bucket = overlap.next_bucket
+        overlap.next_bucket += 1
+        if overlap.plan.steps:
+            self._fold_bucket(bucket, overlap.plan.steps[-1])
+        for slot in overlap.plan.piece_slots:
+            host, flat = self._host(slot, bucket), self._slots[slot].flats[bucket]
+            if host is not flat:
+                host.copy_(flat)
+        overlap.round.push(bucket)
+
+    def _fold_bucket(self, b: int, step: LeafStep) -> None:
+        slot = self._slots[step.slot]
+        views, gradients = [], []
+        for index in self.buckets[b].parameters:
+            gradient = self._parameters[index].grad
+            if gradient is not None:
+                self.used[index] = True
+                views.append(slot.views[index])
+                gradients.append(gradient)
+            elif not step.adds:
+                slot.views[index].zero_()
+        _check_dense(gradients)
+        if views and step.adds:
+            torch._foreach_add_(views, gradients)
+        elif views:
+            torch._foreach_copy_(views, gradients)
+        for left, right in step.merges:
+            self._slots[left].flats[b].add_(self._slots[right].flats[b])
+
+    def _host(self, slot: int, bucket: int) -> Tensor:
+        flat = self._slots[slot].flats[bucket]
+        if flat.device.type == "cpu":
+            return flat
+        if (slot, bucket) not in self._hosts:
+            self._hosts[slot, bucket] = torch.zeros_like(flat, device="cpu").pin_memory()
+        return self._hosts[slot, bucket]
+
+
+@dataclass
+class _Overlap:
+    plan: LocalPlan
+    round: OpenRound
+    waiting: list[int]
+    next_bucket: int = 0
+
+
+class _Hook:
+    """A gradient hook. It holds no graph and survives as long as its parameter."""
+
+    def __init__(self, gradients: Gradients, index: int) -> None:
+        self._gradients = gradients
+        self._index = index
+
+    def __call__(self, parameter: Tensor) -> None:
+        self._gradients.arrived(self._index)
+
+
+class _Slot:
+    """Storage for one partial sum of all gradients."""
+
+    def __init__(self, buckets: Sequence[Bucket], parameters: Sequence[Tensor]) -> None:
+        self.flats = [torch.zeros(bucket.length, dtype=bucket.dtype, device=bucket.device) for bucket in buckets]
+        self.views: list[Tensor] = [torch.empty(0)] * len(parameters)
+        for bucket, flat in zip(buckets, self.flats, strict=True):
+            for index, offset in zip(bucket.parameters, bucket.offsets, strict=True):
+                parameter = parameters[index]
+                self.views[index] = flat[offset : offset + parameter.numel()].view(parameter.shape)
+
+
+def cut_into_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[Bucket]:
+    """Cut parameters, last first (their gradients come first), into buckets of one dtype and device.
+
+    Every parameter starts at a multiple of 64 bytes. A bucket is closed once it holds ``bucket_bytes``.
+    """
+    buckets: list[Bucket] = []
+    open_buckets: dict[tuple[torch.dtype, torch.device], Bucket] = {}
+    for index in reversed(range(len(parameters))):
+        parameter = parameters[index]
+        kind = (parameter.dtype, parameter.device)
+        if kind not in open_buckets:
+            open_buckets[kind] = Bucket(parameter.dtype, parameter.device, [], [])
+            buckets.append(open_buckets[kind])
+        bucket = open_buckets[kind]
+        bucket.parameters.append(index)
+        bucket.offsets.append(bucket.length)
+        step = ALIGNMENT_BYTES // parameter.element_size()
+        bucket.length += -(-parameter.numel() // step) * step
+        if bucket.length * parameter.element_size() >= bucket_bytes:
+            del open_buckets[kind]
+    return buckets
+
+
+def _check_dense(gradients: Sequence[Tensor]) -> None:
+    for gradient in gradients:
+        if gradient.layout != torch.strided:
+            raise UsageError("a parameter has a sparse gradient, which cannot be exchanged: use nn.Embedding(sparse=False)")

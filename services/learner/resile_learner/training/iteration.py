@@ -1,0 +1,133 @@
+"""One iteration of the training loop: the shards this worker computes, and the exchange that makes them one batch."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from resile_shared.errors import ResileError, UsageError
+
+from ..collectives.tree import Interval
+from .batches import Batch, Indices
+from .buffers import Buffers, Deltas
+from .fetch import Fetched
+from .gradients import Gradients
+from .header import Partial, fold_leaves
+from .rounds import RoundResult, Rounds
+from .seeds import mix, seed_all
+
+
+class NotANumber(ResileError):
+    """The loss became NaN."""
+
+    def __init__(self, iteration: int) -> None:
+        super().__init__(
+            f"the loss is NaN at iteration {iteration}, and nothing of it was committed: look at the samples of this batch, lower the "
+            "learning rate, or clip gradients"
+        )
+
+
+class Iteration:
+    """One optimizer step over one global batch.
+
+    ``loss`` and ``metrics`` are those of the global batch once `exchange` has returned True.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        batch: Batch,
+        held: Interval,
+        *,
+        seed: int,
+        fetch: Callable[[], Fetched],
+        gradients: Gradients,
+        buffers: Buffers,
+        rounds: Rounds,
+    ) -> None:
+        self.number = number
+        self.epoch = batch.epoch
+        self.loss: float | None = None
+        self.metrics: dict[str, float] = {}
+        self.outcome: RoundResult | None = None
+        self.header: dict[str, Any] = {}
+        self._batch = batch
+        self._held = held
+        self._seed = seed
+        self._fetch = fetch
+        self._gradients = gradients
+        self._buffers = buffers
+        self._plan = gradients.begin(batch.num_shards, held)
+        self._round = rounds.open(batch.num_shards, gradients.partials(self._plan), gradients.sums())
+        self._leaves: list[tuple[dict[str, Tensor | float], Deltas]] = []
+        self._indices: list[Indices] = []
+        self._allows_nan = False
+
+    def shards(self) -> Iterator[Any]:
+        """The collated batches of the shards that this worker computes; call `backward` once for each."""
+        for done, leaf in enumerate(range(*self._held)):
+            fetched = self._fetch()
+            self._indices.append(fetched.indices)
+            self._buffers.restore()
+            self._gradients.clear()
+            if leaf == self._held.hi - 1:
+                self._gradients.overlap(self._plan, self._round.exchange)
+            seed_all(mix(self._seed, "compute", self.number, leaf))
+            yield fetched.batch
+            if len(self._leaves) != done + 1:
+                raise UsageError("a shard was taken without one call of iteration.backward(loss): call it once for each shard")
+
+    def backward(self, loss: Tensor, *, scaler: Any = None, **metrics: Tensor | float) -> None:
+        """Compute the gradients of the shard taken last from its mean ``loss``, a scalar.
+
+        ``scaler`` is a GradScaler when the loss is to be scaled. ``metrics`` are means over the shard, to be averaged over the global batch.
+        """
+        leaf = self._held.lo + len(self._leaves)
+        if loss.numel() != 1:
+            raise UsageError(f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar")
+        weight = self._batch.weight(leaf)
+        weighted = loss if weight == 1.0 else loss * weight
+        self._allows_nan = scaler is not None
+        (weighted if scaler is None else scaler.scale(weighted)).backward()
+        if leaf < self._held.hi - 1:
+            self._gradients.fold(self._plan.steps[leaf - self._held.lo])
+        values = {"loss": loss.detach(), **{name: _detached(value) for name, value in metrics.items()}}
+        self._leaves.append((values, self._buffers.collect(weight=weight, first=leaf == 0)))
+
+    def exchange(self) -> bool:
+        """Sum what all workers computed: parameters have the gradients, and the model the buffers, of the global batch.
+
+        False when a member was lost on the way: nothing happened, and the same iteration comes again.
+        """
+        if len(self._leaves) != self._held.hi - self._held.lo:
+            raise UsageError("iteration.exchange() was called before all shards were computed: take all of iteration.shards() first")
+        self._gradients.push_rest(self._plan, self._round.exchange)
+        self.outcome = self._round.finish(
+            indices=_joined(self._indices), used=self._gradients.used, partials=self._partials(), **self.header
+        )
+        totals = self.outcome.totals
+        self.metrics = dict(totals.scalars)
+        self.loss = self.metrics.pop("loss")
+        if math.isnan(self.loss) and not self._allows_nan:
+            raise NotANumber(self.number)
+        self._buffers.commit(totals.deltas)
+        self._gradients.assign(totals.used)
+        return True
+
+    def _partials(self) -> Sequence[Partial]:
+        def of_leaf(leaf: int) -> Partial:
+            values, deltas = self._leaves[leaf - self._held.lo]
+            weight = self._batch.weight(leaf)
+            return Partial({name: float(value) * weight for name, value in values.items()}, deltas)
+
+        return [fold_leaves(piece, of_leaf) for piece in self._plan.pieces]
+
+
+def _detached(value: Tensor | float) -> Tensor | float:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _joined(parts: Sequence[Indices]) -> Indices:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

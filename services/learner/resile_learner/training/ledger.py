@@ -1,0 +1,56 @@
+"""The ledger: how often each sample was used, counted from the indices that were really fetched for committed iterations."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..messages import EpochCount
+from .batches import Indices
+
+
+class Ledger:
+    """Counts uses of samples, epoch by epoch."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._num_samples = num_samples
+        self._closed: list[EpochCount] = []
+        self._epoch = 0
+        self._uses: NDArray[np.uint16] = np.zeros(num_samples, dtype=np.uint16)
+        self.samples_seen = 0
+
+    def commit(self, epoch: int, indices: Indices) -> None:
+        """Count the ``indices`` that one committed iteration of ``epoch`` used."""
+        if epoch != self._epoch:
+            self._closed.append(self._count())
+            self._epoch = epoch
+            self._uses = np.zeros(self._num_samples, dtype=np.uint16)
+        np.add.at(self._uses, indices, 1)
+        self.samples_seen += len(indices)
+
+    def epochs(self) -> tuple[EpochCount, ...]:
+        """The counts of all epochs begun, the current one as it stands."""
+        return (*self._closed, self._count()) if self.samples_seen else ()
+
+    def _count(self) -> EpochCount:
+        once = int(np.count_nonzero(self._uses == 1))
+        never = int(np.count_nonzero(self._uses == 0))
+        return EpochCount(
+            epoch=self._epoch, samples=self._num_samples, once=once, more=self._num_samples - once - never, never=never
+        )
+
+    def state(self) -> dict[str, Any]:
+        """The ledger as plain values."""
+        return {
+            "closed": [count.model_dump() for count in self._closed],
+            "epoch": self._epoch,
+            "uses": self._uses,
+            "samples_seen": self.samples_seen,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned elsewhere."""
+        self._closed = [EpochCount(**count) for count in state["closed"]]
+        self._epoch = state["epoch"]
+        self._uses = np.array(state["uses"], dtype=np.uint16)
+        self.samples_seen = state["samples_seen"]

@@ -1,0 +1,179 @@
+"""The training call: a model, what it learns from, and how, trained on however many workers there are."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from resile_shared.errors import UsageError
+
+from .fetch import Collate
+from .iteration import Iteration
+from .loop import ElasticLoop, Mode, Result
+from .validation import Validation
+
+Datasets = Callable[[], tuple[Any, Any]]
+BatchFunction = Callable[[Any, Any], Tensor]
+
+
+class Callback:
+    """Is told of progress, on the lowest rank only. Override what is of interest.
+
+    A callback must not change the model: only one worker runs it.
+    """
+
+    def on_iteration(self, loop: ElasticLoop, iteration: Iteration) -> None:
+        """An iteration's update was made; ``iteration.loss`` and ``iteration.metrics`` are those of the global batch."""
+
+    def on_epoch(self, loop: ElasticLoop, epoch: int) -> None:
+        """An epoch's last iteration was made; its validation, if any, comes next."""
+
+    def on_end(self, loop: ElasticLoop, result: Result) -> None:
+        """Training is complete."""
+
+
+class ElasticModel:
+    """A model that trains elastically.
+
+    ``datasets`` is called once in each worker and returns a map-style training dataset and one for validation, or None; samples
+    collate to a pair of inputs and targets. ``loss_fn(outputs, targets)`` and each of ``metrics`` return the mean over the batch. ``lr_scheduler`` steps
+    once an iteration. ``autocast`` is a dtype for torch.autocast, such as torch.bfloat16; ``grad_scaler`` goes with torch.float16.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        datasets: Datasets,
+        loss_fn: BatchFunction,
+        optimizer: torch.optim.Optimizer,
+        lr_scheduler: Any = None,
+        metrics: Mapping[str, BatchFunction] | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        autocast: torch.dtype | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        collate_fn: Collate | None = None,
+        num_workers: int = 0,
+        threads: int = 1,
+    ) -> None:
+        self._model = model
+        self._datasets = datasets
+        self._loss_fn = loss_fn
+        self._optimizer = optimizer
+        self._lr_scheduler = lr_scheduler
+        self._metrics = dict(metrics or {})
+        self._callbacks = list(callbacks)
+        self._autocast = autocast
+        self._grad_scaler = grad_scaler
+        self._collate_fn = collate_fn
+        self._num_workers = num_workers
+        self._threads = threads
+        self._trained = False
+
+    def train(
+        self,
+        epochs: int = 1,
+        batch_size: int = 64,
+        num_shards: int | None = None,
+        seed: int = 0,
+        clip_grad_norm: float | None = None,
+        checkpoint_every: int | str | None = None,
+        mode: Mode = "same-bits",
+    ) -> Result:
+        """Train for ``epochs`` passes with a global batch of ``batch_size`` samples, on however many workers there are.
+
+        The result's bits depend on code, data, seed, batch_size and num_shards alone, unless ``mode`` is "fast". ``clip_grad_norm`` is the largest norm of all
+        gradients together. Raises UsageError for settings that cannot work, NotANumber when the loss becomes NaN.
+        """
+        if self._trained:
+            raise UsageError("train() was called twice: a script has one training call; raise `epochs` to train longer")
+        self._trained = True
+        training, validation = self._load_datasets()
+        loop = ElasticLoop(
+            self._model,
+            self._optimizer,
+            training,
+            epochs=epochs,
+            batch_size=batch_size,
+            num_shards=num_shards,
+            seed=seed,
+            state=self._stateful(),
+            validation=Validation(validation, self._scores, self._collate_fn) if validation is not None else None,
+            collate_fn=self._collate_fn,
+            num_workers=self._num_workers,
+            checkpoint_every=checkpoint_every,
+            mode=mode,
+            threads=self._threads,
+        )
+        for iteration in loop:
+            self._compute(iteration)
+            if iteration.exchange():
+                self._update(clip_grad_norm)
+                self._call_back(loop, iteration)
+        assert loop.result is not None
+        if loop.is_lowest_rank:
+            for callback in self._callbacks:
+                callback.on_end(loop, loop.result)
+        return loop.result
+
+    def _load_datasets(self) -> tuple[Any, Any]:
+        pair = self._datasets()
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise UsageError(
+                f"datasets() returned {type(pair).__name__}: return two things, the training dataset and the validation dataset or None"
+            )
+        return pair
+
+    def _stateful(self) -> dict[str, Any]:
+        state = {"lr_scheduler": self._lr_scheduler, "grad_scaler": self._grad_scaler}
+        return {name: part for name, part in state.items() if part is not None}
+
+    def _compute(self, iteration: Iteration) -> None:
+        self._model.train()
+        for batch in iteration.shards():
+            outputs, targets, loss = self._forward(self._model, batch)
+            with torch.no_grad():
+                metrics = {name: metric(outputs, targets) for name, metric in self._metrics.items()}
+            iteration.backward(loss, scaler=self._grad_scaler, **metrics)
+
+    def _forward(self, model: nn.Module, batch: Any) -> tuple[Any, Any, Tensor]:
+        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise UsageError(
+                "a sample of the dataset is not a pair (input, target): return pairs, give a collate_fn that makes pairs, or use ElasticLoop"
+            )
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        inputs, targets = (_moved(part, device) for part in batch)
+        with torch.autocast(device.type, dtype=self._autocast, enabled=self._autocast is not None):
+            outputs = model(inputs)
+            return outputs, targets, self._loss_fn(outputs, targets)
+
+    def _scores(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
+        outputs, targets, loss = self._forward(model, batch)
+        return {"loss": loss, **{name: metric(outputs, targets) for name, metric in self._metrics.items()}}
+
+    def _update(self, clip_grad_norm: float | None) -> None:
+        scaler, optimizer = self._grad_scaler, self._optimizer
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        if clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), clip_grad_norm)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        if self._lr_scheduler is not None:
+            self._lr_scheduler.step()
+
+    def _call_back(self, loop: ElasticLoop, iteration: Iteration) -> None:
+        if not loop.is_lowest_rank:
+            return
+        for callback in self._callbacks:
+            callback.on_iteration(loop, iteration)
+            if (iteration.number + 1) % loop.plan.per_epoch == 0:
+                callback.on_epoch(loop, iteration.epoch)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value

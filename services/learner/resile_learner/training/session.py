@@ -1,0 +1,171 @@
+"""What the training loop knows of the run around it: the seam between training and elasticity."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from torch import Tensor
+
+from resile_shared.errors import UsageError
+
+from ..collectives.exchange import OpenRound, RoundSpec, Tag
+from ..collectives.mesh import Mesh
+from ..messages import Completed, Message, Progress, Ready
+from .state import Flat
+
+
+class SecondTrainingCall(UsageError):
+    """A script called for training twice."""
+
+    def __init__(self) -> None:
+        super().__init__("training was called a second time: a script has one training call; raise `epochs` to train longer")
+
+
+@dataclass(frozen=True)
+class View:
+    """A generation as one of its members sees it."""
+
+    generation: int
+    workers: tuple[int, ...]
+    me: int
+
+    @property
+    def rank(self) -> int:
+        """This worker's place in the generation."""
+        return self.workers.index(self.me)
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.workers)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A switch of generations that all members agreed on."""
+
+    old: View
+    new_workers: tuple[int, ...]
+    new_generation: int
+    receivers: tuple[int, ...]
+    """The joiners that this worker hands the state to."""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this worker is not in the new generation."""
+        return self.old.me not in self.new_workers
+
+
+class Session(Protocol):
+    """One worker's part in a run."""
+
+    @property
+    def view(self) -> View:
+        """The current generation."""
+
+    @property
+    def storage(self) -> str | None:
+        """URL of the run's folder in object storage; None where there is none."""
+
+    @property
+    def job(self) -> str:
+        """Id of the job."""
+
+    @property
+    def resume(self) -> bool:
+        """Whether founders begin with the newest complete checkpoint."""
+
+    def join(self, ready: Ready, allocate: Callable[[bytes], Sequence[Tensor]]) -> bool:
+        """Become a member. True for a founder; False for a joiner, whose state has then been received into ``allocate``'s tensors."""
+
+    def begin(self, spec: RoundSpec) -> OpenRound:
+        """Open the next round."""
+
+    def named(self, next_iteration: int) -> int:
+        """The generation to name in the header of the round before ``next_iteration``; waits where a plan says so."""
+
+    def agreed(self, named: Sequence[int]) -> Change | None:
+        """Take the names of all headers of a round; tell what all members thereby agreed on."""
+
+    def switch(self, change: Change, tag: Tag, flatten: Callable[[], Flat]) -> None:
+        """Carry out ``change`` after round ``tag``: confirm it to leavers, hand the state over. A leaver does not return."""
+
+    def report(self, message: Message) -> None:
+        """Tell the agent."""
+
+    def complete(self) -> None:
+        """Training is over on this member, as asked."""
+
+    def lost(self, error: Exception) -> NoReturn:
+        """A round was abandoned and this worker cannot go on by itself."""
+
+
+class SoloSession:
+    """A plain ``python train.py``: one member, nobody around it."""
+
+    view = View(generation=1, workers=(0,), me=0)
+    storage = None
+    resume = False
+    job = "local"
+
+    def __init__(self) -> None:
+        self._exchange = Mesh(0)
+        self._joined = False
+
+    def join(self, ready: Ready, allocate: Callable[[bytes], Sequence[Tensor]]) -> bool:
+        """Found the run at once. Raises SecondTrainingCall."""
+        if self._joined:
+            raise SecondTrainingCall
+        self._joined = True
+        return True
+
+    def begin(self, spec: RoundSpec) -> OpenRound:
+        """Open a round with no other member."""
+        return self._exchange.begin(spec)
+
+    def named(self, next_iteration: int) -> int:
+        """The generation never changes."""
+        return self.view.generation
+
+    def agreed(self, named: Sequence[int]) -> Change | None:
+        """Nothing ever changes."""
+        return None
+
+    def switch(self, change: Change, tag: Tag, flatten: Callable[[], Flat]) -> None:
+        """Never called: nothing ever changes."""
+        raise AssertionError("a plain run has one generation")
+
+    def report(self, message: Message) -> None:
+        """Print how each epoch and the whole run ended, on stderr: nobody else is there to show it."""
+        if isinstance(message, Progress) and message.ends_epoch:
+            scores = {"loss": message.loss, **message.metrics, **{f"validation {k}": v for k, v in message.validation.items()}}
+            text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
+            print(f"epoch {message.epoch + 1}: iteration {message.iteration}, {text}", file=sys.stderr)
+        elif isinstance(message, Completed):
+            print(f"completed: params_sha256 {message.params_sha256}", file=sys.stderr)
+
+    def complete(self) -> None:
+        """Nobody asks."""
+
+    def lost(self, error: Exception) -> NoReturn:
+        """Let the error out."""
+        raise error
+
+
+_session: ContextVar[Session | None] = ContextVar("resile_session", default=None)
+
+
+def current_session() -> Session:
+    """The session this process was started in; a solo one in a plain run."""
+    session = _session.get()
+    if session is None:
+        session = SoloSession()
+        enter_session(session)
+    return session
+
+
+def enter_session(session: Session) -> None:
+    """Make ``session`` the one that the training call of this process finds."""
+    _session.set(session)

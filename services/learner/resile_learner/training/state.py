@@ -1,0 +1,397 @@
+"""State as data: a tree of plain values and tensors, taken apart into a skeleton of JSON and a list of tensors.
+
+What a joining worker is handed and what a checkpoint holds are both in this form, and nothing in it is ever unpickled:
+whoever reads a state gets numbers, text, containers and tensors, never code.
+
+The skeleton is one JSON object::
+
+    {"format": 1,
+     "tensors": [{"path": "model/conv1.weight", "dtype": "float32", "shape": [8, 1, 3, 3], "num_bytes": 288}, ...],
+     "tree": <node>}
+
+A node is ``null``, a boolean, a finite number, a string or an array (a list) as itself, or an object with one key that
+says what it is: ``{"tensor": 0}``, ``{"tuple": [...]}``, ``{"dict": [[key, value], ...]}``, ... (see ``_decoders``).
+"""
+
+import base64
+import math
+import struct
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import orjson
+import torch
+from torch import Tensor
+
+from resile_shared.errors import UsageError
+
+FORMAT = 1
+_MAX_DEPTH = 64  # a level takes up to three of the 254 that orjson nests
+_ARRAY_KINDS = "biufcmMSU"  # kinds of numpy dtype whose bytes are the whole value
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, struct.error)  # what bad input makes
+_STORABLE = (
+    "None, booleans, numbers, strings, bytes, lists, tuples, dicts, dense tensors, numpy arrays of numbers or text, "
+    "torch.Size, torch.dtype and torch.device"
+)
+
+
+Buffer = TypeVar("Buffer", memoryview, Tensor)  # a tensor is 1-dim and uint8
+
+
+class StateError(UsageError):
+    """A state cannot be stored, or what is read is not a stored state."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a skeleton, as its bytes lie in memory and in the stream."""
+
+    path: str
+    """Keys from the root, joined by "/": ``model/conv1.weight``. That of its first use, when it is used twice."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    num_bytes: int
+    dims: tuple[int, ...] = ()
+    """Which dimension of the tree's tensor each of ``shape`` is. () when in order; (0, 2, 3, 1) for channels_last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A state taken apart. Its tensors are the state's own memory, detached, not copies."""
+
+    skeleton: bytes
+    tensors: list[Tensor]
+    """Dense and contiguous, on whatever device they live; ``on_host`` makes them ready for ``tensor_bytes``."""
+
+
+def flatten(tree: Any) -> Flat:
+    """Take ``tree`` apart without copying its tensors.
+
+    Dicts keep their order; OrderedDict and defaultdict are read as dict. Tensors that are the same memory are stored
+    once and come back as one tensor. Gradient history, devices, and whether a tensor is a Parameter are not stored.
+    Raises StateError, naming the place, for anything that cannot be stored.
+    """
+    encoder = _Encoder()
+    node = encoder.encode(tree, ())
+    document = {"format": FORMAT, "tensors": encoder.specs, "tree": node}
+    return Flat(orjson.dumps(document), encoder.tensors)
+
+
+def specs(skeleton: bytes) -> list[TensorSpec]:
+    """List the tensors of ``skeleton``, in the order of their bytes. Raises StateError if it is malformed."""
+    return _parse(skeleton)[0]
+
+
+def allocate(skeleton: bytes, targets: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+    """Make room for the tensors of ``skeleton``: one CPU tensor for each of ``specs(skeleton)``, contents undefined.
+
+    Where ``targets`` has a CPU tensor of the same dtype, shape and order of dimensions at a tensor's path, its memory
+    is used, so that bytes received arrive in place. Every target is used at most once.
+    """
+    rooms: list[Tensor] = []
+    used: set[int] = set()
+    for spec in specs(skeleton):
+        target = (targets or {}).get(spec.path)
+        room = None if target is None else _room_in(target, spec)
+        if room is None or room.data_ptr() in used:
+            room = torch.empty(spec.shape, dtype=spec.dtype)
+        used.add(room.data_ptr())
+        rooms.append(room)
+    return rooms
+
+
+def unflatten(skeleton: bytes, tensors: Sequence[Tensor]) -> Any:
+    """Put a state together again; the tree holds ``tensors`` themselves, and numpy arrays share their memory.
+
+    Raises StateError if ``tensors`` are not those of the skeleton in number, dtype and shape, or it is malformed.
+    """
+    expected, node = _parse(skeleton)
+    if len(tensors) != len(expected):
+        raise StateError(f"a stored state has {len(expected)} tensors, but {len(tensors)} were given")
+    for spec, tensor in zip(expected, tensors, strict=True):
+        if tensor.dtype != spec.dtype or tuple(tensor.shape) != spec.shape:
+            raise StateError(
+                f"the stored tensor {spec.path} is {spec.dtype} {list(spec.shape)}, "
+                f"but {tensor.dtype} {list(tensor.shape)} was given"
+            )
+    in_order = [_undo(tensor, spec.dims) for spec, tensor in zip(expected, tensors, strict=True)]
+    try:
+        return _Decoder(in_order).decode(node)
+    except RecursionError:
+        raise StateError("the stored state is not readable: it is nested too deeply") from None
+
+
+def on_host(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the tensors as contiguous CPU tensors: themselves where they already are, else copies."""
+    return [tensor.detach().to("cpu").contiguous() for tensor in tensors]
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """View the memory of a contiguous CPU tensor of any dtype as writable bytes, without a copy.
+
+    The view keeps the memory alive. Raises StateError for a tensor that is elsewhere or has gaps.
+    """
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise StateError(f"bytes are taken from contiguous CPU tensors only, not from {_describe(tensor)}")
+    return byte_view(tensor).numpy().data
+
+
+def byte_view(tensor: Tensor) -> Tensor:
+    """View the memory of a contiguous tensor of any dtype and device as 1-dim uint8."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+class ByteStream(Generic[Buffer]):
+    """Buffers of bytes back to back, seen as one stream without joining them."""
+
+    def __init__(self, buffers: Iterable[Buffer]) -> None:
+        self._buffers: list[Buffer] = [buffer for buffer in buffers if len(buffer)]
+        self._ends = list(accumulate(len(buffer) for buffer in self._buffers))
+        self.num_bytes = self._ends[-1] if self._ends else 0
+
+    def cut(self, start: int, stop: int) -> list[Buffer]:
+        """View bytes ``start`` to ``stop``, in order; those beyond the end are left out."""
+        stop = min(stop, self.num_bytes)
+        if start >= stop:
+            return []
+        first, last = bisect_right(self._ends, start), bisect_left(self._ends, stop)
+        views = self._buffers[first : last + 1]
+        # From the back: first and last may be the same buffer.
+        views[-1] = views[-1][: len(views[-1]) - (self._ends[last] - stop)]
+        views[0] = views[0][len(self._buffers[first]) - (self._ends[first] - start) :]
+        return views
+
+
+class _Encoder:
+    """Turns a tree into a node, collecting its tensors."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.specs: list[dict[str, Any]] = []
+        self._index: dict[object, int] = {}
+        self._sources: list[Tensor] = []  # keeps each id in _index from being given to another tensor
+
+    def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
+        if len(path) > _MAX_DEPTH:
+            raise StateError(f"{_place(path)} is nested deeper than {_MAX_DEPTH} levels, or contains itself")
+        # Exact types: a subclass (an enum, a named tuple) would come back as something else.
+        kind = type(value)
+        if value is None or kind is bool:
+            return value
+        if kind is str:
+            return _checked_text(value, path)
+        if kind is int:
+            return value if -(2**63) <= value < 2**64 else {"int": hex(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {"float": struct.pack("<d", value).hex()}
+        if kind is list:
+            return [self.encode(item, (*path, i)) for i, item in enumerate(value)]
+        if kind is tuple:
+            return {"tuple": [self.encode(item, (*path, i)) for i, item in enumerate(value)]}
+        if kind in (dict, OrderedDict, defaultdict):
+            return {"dict": [[self._key(key, path), self.encode(item, (*path, key))] for key, item in value.items()]}
+        if isinstance(value, Tensor):
+            return {"tensor": self._tensor(value, path)}
+        return self._leaf(value, path)
+
+    def _leaf(self, value: Any, path: tuple[Any, ...]) -> dict[str, Any]:
+        if type(value) is bytes:
+            return {"bytes": base64.b64encode(value).decode()}
+        if isinstance(value, np.ndarray) and type(value) is np.ndarray and value.dtype.kind in _ARRAY_KINDS:
+            return self._array(value, path)
+        if isinstance(value, np.generic) and value.dtype.kind in _ARRAY_KINDS:
+            return {"scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
+        if isinstance(value, torch.Size):
+            return {"size": list(value)}
+        if isinstance(value, torch.dtype):
+            return {"dtype": dtype_name(value)}
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        raise StateError(
+            f"{_place(path)} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be stored; "
+            f"a state is made of {_STORABLE}"
+        )
+
+    def _key(self, key: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(key, Tensor):
+            raise StateError(f"{_place(path)} has tensors as keys; of an optimizer, store its state_dict()")
+        return self.encode(key, path)
+
+    def _tensor(self, tensor: Tensor, path: tuple[Any, ...]) -> int:
+        _check_storable(tensor, path)
+        index = self._index.get(id(tensor))
+        if index is not None:
+            return index
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        where = (plain.data_ptr(), plain.dtype, plain.shape, plain.stride(), plain.device)
+        # state_dict() makes a new object for each name of a tied parameter; only their memory is the same.
+        index = self._index.get(where) if plain.numel() else None
+        if index is None:
+            index = self._add(plain, path)
+            self._index[where] = index
+        self._index[id(tensor)] = index
+        self._sources.append(tensor)
+        return index
+
+    def _add(self, plain: Tensor, path: tuple[Any, ...]) -> int:
+        dims, stored = in_memory_order(plain)
+        spec = {
+            "path": "/".join(map(str, path)),
+            "dtype": dtype_name(stored.dtype),
+            "shape": list(stored.shape),
+            "num_bytes": stored.numel() * stored.dtype.itemsize,
+        }
+        self.specs.append({**spec, "dims": list(dims)} if dims else spec)
+        self.tensors.append(stored)
+        return len(self.tensors) - 1
+
+    def _array(self, array: np.ndarray[Any, Any], path: tuple[Any, ...]) -> dict[str, Any]:
+        plain = np.require(array, requirements=["C", "W"])
+        content = torch.from_numpy(plain.reshape(-1).view(np.uint8))
+        return {"array": [self._tensor(content, path), array.dtype.str, list(array.shape)]}
+
+
+class _Decoder:
+    """Turns a node back into a tree."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._decoders: dict[str, Callable[[Any], Any]] = {
+            "tensor": lambda index: self._tensors[index],
+            "tuple": lambda items: tuple(self.decode(item) for item in items),
+            "dict": self._dict,
+            "int": lambda text: int(text, 16),
+            "float": lambda text: struct.unpack("<d", bytes.fromhex(text))[0],
+            "bytes": lambda text: base64.b64decode(text, validate=True),
+            "array": lambda parts: self._tensors[parts[0]].numpy().view(_array_dtype(parts[1])).reshape(parts[2]),
+            "scalar": lambda parts: np.frombuffer(base64.b64decode(parts[1]), _array_dtype(parts[0]))[0],
+            "size": torch.Size,
+            "dtype": dtype_named,
+            "device": torch.device,
+        }
+
+    def decode(self, node: Any) -> Any:
+        if isinstance(node, list):
+            return [self.decode(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        kind, content = next(iter(node.items())) if len(node) == 1 else (str(sorted(node)), None)
+        if kind not in self._decoders:
+            raise StateError(f"the stored state is not readable: there is no such thing as {kind!r} in a state")
+        try:
+            return self._decoders[kind](content)
+        except _MALFORMED as error:
+            raise StateError(f"the stored state is not readable: a bad {kind!r} ({error})") from error
+
+    def _dict(self, pairs: Any) -> dict[Any, Any]:
+        tree = {self.decode(key): self.decode(value) for key, value in pairs}
+        if len(tree) != len(pairs):
+            raise StateError("the stored state is not readable: a dict has a key twice")
+        return tree
+
+
+def in_memory_order(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
+    """Return the order of dimensions in memory, () for the natural one, and the tensor in that order, contiguous.
+
+    A tensor with gaps or repeats is copied. Keeping the order (channels_last) matters: elementwise kernels may take
+    another path, with other rounding, when the layouts of a parameter and of its optimizer state differ.
+    """
+    if tensor.is_contiguous():
+        return (), tensor
+    dims = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+    permuted = tensor.permute(dims)
+    return (dims, permuted) if permuted.is_contiguous() else ((), tensor.contiguous())
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """``torch.float32`` for ``float32``. Raises StateError when this PyTorch has no such dtype."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise StateError(f"the stored state is not readable: this PyTorch ({torch.__version__}) has no dtype {name!r}")
+    return dtype
+
+
+def _parse(skeleton: bytes) -> tuple[list[TensorSpec], Any]:
+    """Read the tensors and the tree's node of a skeleton."""
+    try:
+        document = orjson.loads(skeleton)
+        if document["format"] != FORMAT:
+            raise StateError(
+                f"the stored state has format {document['format']}, but this version of Resile reads format {FORMAT}; "
+                "read it with the version that wrote it"
+            )
+        return [_spec(entry) for entry in document["tensors"]], document["tree"]
+    except _MALFORMED as error:
+        raise StateError(f"the stored state is not readable: {type(error).__name__}: {error}") from error
+
+
+def _spec(entry: Mapping[str, Any]) -> TensorSpec:
+    dtype = dtype_named(entry["dtype"])
+    shape, dims = tuple(entry["shape"]), tuple(entry.get("dims", ()))
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"shape {list(shape)}")
+    if dims and sorted(dims) != list(range(len(shape))):
+        raise ValueError(f"dims {list(dims)}")
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes != entry["num_bytes"]:
+        raise ValueError(f"{entry['path']} has {entry['num_bytes']} bytes instead of {num_bytes}")
+    return TensorSpec(str(entry["path"]), dtype, shape, num_bytes, dims)
+
+
+def _room_in(target: Tensor, spec: TensorSpec) -> Tensor | None:
+    """Return the memory of ``target`` in the layout of ``spec``, if it has it."""
+    if target.device.type != "cpu" or target.dtype != spec.dtype or target.dim() != len(spec.shape):
+        return None
+    room = target.detach().permute(spec.dims) if spec.dims else target.detach()
+    return room if room.is_contiguous() and tuple(room.shape) == spec.shape else None
+
+
+def _undo(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return tensor.permute(tuple(dims.index(i) for i in range(len(dims)))) if dims else tensor
+
+
+def _check_storable(tensor: Tensor, path: tuple[Any, ...]) -> None:
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    if not plain or tensor.is_quantized or tensor.is_meta:
+        raise StateError(f"{_place(path)} is {_describe(tensor)}; only plain dense tensors can be stored in a state")
+
+
+def _describe(tensor: Tensor) -> str:
+    gaps = "" if tensor.layout != torch.strided or tensor.is_contiguous() else ", not contiguous"
+    return f"a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}, on {tensor.device}{gaps}"
+
+
+def _array_dtype(text: str) -> np.dtype[Any]:
+    dtype = np.dtype(text)
+    if dtype.kind not in _ARRAY_KINDS:
+        raise ValueError(f"numpy dtype {text}")
+    return dtype
+
+
+def _checked_text(text: str, path: tuple[Any, ...]) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise StateError(f"{_place(path)} is a string that is not valid Unicode ({error}); store it as bytes") from None
+    return text
+
+
+def _place(path: Sequence[Any]) -> str:
+    """Write a path as in Python: ``optimizer.state[0]['a b']``."""
+    text = ""
+    for key in path:
+        if isinstance(key, str) and key.isidentifier():
+            text += f".{key}"
+        else:
+            text += f"[{key!r}]"
+    return text.lstrip(".") or "the state"

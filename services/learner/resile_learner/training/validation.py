@@ -1,0 +1,90 @@
+"""Validation: fixed batches, fixed shards, and a boundary between the batches, so that the membership can change in the middle."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .batches import BatchPlan
+from .fetch import Collate, Fetcher, ShardKey, checked_dataset
+from .header import Partial, fold_leaves
+from .rounds import RoundResult, Rounds
+from .seeds import mix, seed_all
+from .session import View
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What to compute at the end of each epoch.
+
+    ``scores`` gets the model and a collated batch and returns means over the batch by name; the model is in eval mode, without gradients.
+    """
+
+    dataset: Any
+    scores: Callable[[nn.Module, Any], Mapping[str, Tensor | float]]
+    collate_fn: Collate | None = None
+
+
+class Validator:
+    """Carries a validation through its batches. ``scores`` holds the means of the last one that was completed."""
+
+    def __init__(self, validation: Validation, model: nn.Module, *, batch_size: int, num_shards: int, seed: int) -> None:
+        dataset = checked_dataset(validation.dataset, name="validation")
+        self._plan = BatchPlan(len(dataset), batch_size, min(num_shards, batch_size), seed, shuffle=False)
+        self._validation = validation
+        self._model = model
+        self._seed = seed
+        self._fetcher = Fetcher(dataset, seed=mix(seed, "validation"), collate_fn=validation.collate_fn)
+        self._next: int | None = None
+        self._sums: dict[str, float] = {}
+        self.scores: dict[str, float] = {}
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a validation was started and not completed."""
+        return self._next is not None
+
+    def start(self) -> None:
+        """Begin with the first batch."""
+        self._next = 0
+        self._sums = {}
+
+    def run_batch(self, rounds: Rounds, view: View, *, next_iteration: int, digest: int) -> RoundResult:
+        """Compute this member's shards of the next batch and share the sums."""
+        assert self._next is not None
+        batch = self._plan.batch(self._next)
+        held = batch.held_by(view.rank, view.size)
+        round_ = rounds.open(batch.num_shards)
+        leaves = {leaf: self._score(batch.shard(leaf), batch.weight(leaf)) for leaf in range(*held)}
+        partials = [fold_leaves(piece, leaves.__getitem__) for piece in rounds.pieces(batch.num_shards, held)]
+        outcome = round_.finish(next_iteration=next_iteration, digest=digest, partials=partials)
+        for name, value in outcome.totals.scalars.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value * len(batch.indices)
+        self._next += 1
+        if self._next == self._plan.per_epoch:
+            self._next = None
+            self.scores = {name: total / self._plan.num_samples for name, total in self._sums.items()}
+        return outcome
+
+    @torch.no_grad()
+    def _score(self, indices: Any, weight: float) -> Partial:
+        (fetched,) = self._fetcher.stream([ShardKey(0, indices)])
+        modes = [(module, module.training) for module in self._model.modules()]
+        self._model.eval()
+        seed_all(mix(self._seed, "validation", int(indices[0])))
+        try:
+            scores = self._validation.scores(self._model, fetched.batch)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        return Partial({name: float(value) * weight for name, value in scores.items()})
+
+    def state(self) -> dict[str, Any]:
+        """Where a validation under way stands."""
+        return {"next": self._next, "sums": self._sums, "scores": self.scores}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned elsewhere."""
+        self._next, self._sums, self.scores = state["next"], dict(state["sums"]), dict(state["scores"])

@@ -1,0 +1,310 @@
+"""The control thread of a worker: the asyncio shell around `Membership`.
+
+It talks to the agent and to the control threads of the peers, makes links, and passes data connections on to the mesh. The main thread asks it
+for what it needs under one lock; whatever blocks the main thread is woken through `Mesh.interrupt`.
+"""
+
+import asyncio
+import os
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pydantic
+
+from resile_shared.errors import ResileError
+
+from ..collectives.mesh import Mesh
+from ..membership import (
+    Announce,
+    Announced,
+    Command,
+    Connect,
+    Event,
+    LinkDown,
+    LinkUp,
+    Membership,
+    OrderSeen,
+    Start,
+    Switch,
+    TellInForce,
+    TellOrder,
+    ToldInForce,
+    Withdraw,
+)
+from ..messages import Announcement, Hello, InForce, Member, Message, Order, Stop, WorkerConfig, encode, from_peer, to_worker
+from . import links
+
+T = TypeVar("T")
+
+MAX_LINE_BYTES = 1 << 20
+REDIAL_SECONDS = 0.2
+
+
+class Withdrawn(ResileError):
+    """This joiner is not needed any more."""
+
+    def __init__(self) -> None:
+        super().__init__("a newer generation took this worker's place before it had joined")
+
+
+class Control:
+    """Starts and owns the control thread; every method is for the main thread."""
+
+    def __init__(self, config: WorkerConfig, agent: socket.socket, mesh: Mesh) -> None:
+        self._thread = _ControlThread(config, agent, mesh)
+
+    def start(self) -> None:
+        """Start the thread; return when this worker can be dialed."""
+        self._thread.start()
+        self.wait_for(lambda membership: self._thread.listening or None)
+
+    def post(self, event: Event) -> Switch | None:
+        """Feed the membership an event of the main thread."""
+        return self._thread.post(event)
+
+    def wait_for(self, question: Callable[[Membership], T | None]) -> T:
+        """Block until ``question`` has an answer that is not None. Raises what stopped the control thread."""
+        return self._thread.wait_for(question)
+
+    @property
+    def started(self) -> bool:
+        """Whether the founding generation was formed here."""
+        return self._thread.started
+
+    def report(self, message: Message) -> None:
+        """Send a message to the agent."""
+        self._thread.call(self._thread.write_to_agent, encode(message))
+
+    def close_links(self) -> None:
+        """Tell all peers, by closing the control links, that this worker is gone."""
+        self._thread.call(self._thread.close_peers)
+
+    def close(self) -> None:
+        """Send what is still unsent to the agent, and end the thread."""
+        self._thread.stop()
+
+
+class _ControlThread(threading.Thread):
+    def __init__(self, config: WorkerConfig, agent: socket.socket, mesh: Mesh) -> None:
+        super().__init__(name="resile-control", daemon=True)
+        self._config = config
+        self._agent_socket = agent
+        self._mesh = mesh
+        self._membership = Membership(config.worker)
+        self._changed = threading.Condition()
+        self._fault: Exception | None = None
+        self.listening = False
+        self.started = False
+        self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
+        self._agent: asyncio.StreamWriter
+        self._secrets: defaultdict[int, asyncio.Future[str]] = defaultdict(self._loop.create_future)
+        self._peers: dict[int, asyncio.StreamWriter] = {}
+        self._ready_kinds: defaultdict[int, set[str]] = defaultdict(set)
+        self._dialing: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # what other threads call
+
+    def post(self, event: Event) -> Switch | None:
+        with self._changed:
+            commands = self._membership.handle(event)
+            self._changed.notify_all()
+        switch = None
+        for command in commands:
+            if isinstance(command, Switch):
+                switch = command
+            else:
+                self.call(self._carry_out, command)
+        return switch
+
+    def wait_for(self, question: Callable[[Membership], T | None]) -> T:
+        with self._changed:
+            while True:
+                if self._fault:
+                    raise self._fault
+                answer = question(self._membership)
+                if answer is not None:
+                    return answer
+                self._changed.wait()
+
+    def call(self, function: Callable[..., None], *args: object) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def stop(self) -> None:
+        self.call(self._ended.set)
+        self.join(timeout=5)
+
+    # the thread itself
+
+    def run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._main())
+        except Exception as error:
+            self._fail(error)
+
+    async def _main(self) -> None:
+        config = self._config
+        reader, self._agent = await asyncio.open_connection(sock=self._agent_socket, limit=MAX_LINE_BYTES)
+        listener = links.listen(config.host)
+        self._spawn(self._accept_all(listener))
+        self._spawn(self._read_agent(reader))
+        self.write_to_agent(encode(Hello(worker=config.worker, host=config.host, port=listener.getsockname()[1])))
+        with self._changed:
+            self.listening = True
+            self._changed.notify_all()
+        await self._ended.wait()
+        listener.close()
+        await self._agent.drain()
+        self._agent.close()
+        await self._agent.wait_closed()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._fault = error
+            self._changed.notify_all()
+        self._mesh.interrupt(error)
+
+    # the agent
+
+    def write_to_agent(self, line: bytes) -> None:
+        self._agent.write(line)
+
+    async def _read_agent(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            message = to_worker.validate_json(line)
+            if isinstance(message, Stop):
+                os._exit(0)
+            self._order_seen(message)
+        os._exit(1)  # the agent is gone, and with it everyone who could give orders
+
+    # the peers
+
+    def _order_seen(self, order: Order) -> None:
+        secret = self._secrets[order.generation]
+        if not secret.done():
+            secret.set_result(order.secret)
+        self.post(OrderSeen(order))
+
+    async def _secret_of(self, generation: int) -> str:
+        return await asyncio.shield(self._secrets[generation])
+
+    async def _accept_all(self, listener: socket.socket) -> None:
+        while True:
+            sock, _ = await self._loop.sock_accept(listener)
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._spawn(self._accept(sock))
+
+    async def _accept(self, sock: socket.socket) -> None:
+        config = self._config
+        try:
+            peer, kind = await links.accept(sock, job=config.job, worker=config.worker, secret_of=self._secret_of)
+        except links.LinkRefused:
+            return  # a stranger, or a peer that went away: neither is this worker's failure
+        await self._adopt(peer, kind, sock)
+
+    async def _dial(self, member: Member, generation: int) -> None:
+        secret = await self._secret_of(generation)
+        for kind in links.KINDS:
+            try:
+                sock = await links.dial(
+                    member,
+                    job=self._config.job,
+                    worker=self._config.worker,
+                    generation=generation,
+                    secret=secret,
+                    kind=kind,
+                )
+            except (OSError, links.LinkRefused):
+                self._loop.call_later(REDIAL_SECONDS, self._redial, member.worker)
+                return
+            await self._adopt(member.worker, kind, sock)
+        self._dialing.discard(member.worker)
+
+    def _redial(self, peer: int) -> None:
+        self._dialing.discard(peer)
+        self._lose(peer)
+
+    async def _adopt(self, peer: int, kind: str, sock: socket.socket) -> None:
+        if kind == "data":
+            self._mesh.add_link(peer, sock)
+        else:
+            reader, self._peers[peer] = await asyncio.open_connection(sock=sock, limit=MAX_LINE_BYTES)
+            self._spawn(self._read_peer(peer, reader))
+        self._ready_kinds[peer].add(kind)
+        if len(self._ready_kinds[peer]) == 2:
+            self.post(LinkUp(peer))
+
+    async def _read_peer(self, peer: int, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                match from_peer.validate_json(line):
+                    case Order() as order:
+                        self._order_seen(order)
+                    case Announcement(generation=generation):
+                        self.post(Announced(peer, generation))
+                    case InForce(generation=generation):
+                        self.post(ToldInForce(generation))
+        except (OSError, ValueError, pydantic.ValidationError):
+            pass  # a broken peer is a lost one
+        self._lose(peer)
+
+    def _lose(self, peer: int) -> None:
+        """Forget ``peer``. The data link to a member of the current generation is left: its own end tells more exactly."""
+        self._ready_kinds.pop(peer, None)
+        writer = self._peers.pop(peer, None)
+        if writer:
+            writer.close()
+        with self._changed:
+            current = self._membership.current
+        if current is None or peer not in current.workers:
+            self._mesh.remove_link(peer)
+        self.post(LinkDown(peer))
+
+    def close_peers(self) -> None:
+        for writer in self._peers.values():
+            writer.close()
+
+    # what the membership wants done
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Connect(member, generation):
+                if member.worker not in self._dialing:
+                    self._dialing.add(member.worker)
+                    self._spawn(self._dial(member, generation))
+            case TellOrder(peer, order):
+                self._tell(peer, order)
+            case Announce(peer, generation):
+                self._tell(peer, Announcement(generation=generation))
+            case TellInForce(peer, generation):
+                self._tell(peer, InForce(generation=generation))
+            case Start():
+                with self._changed:
+                    self.started = True
+                    self._changed.notify_all()
+            case Withdraw():
+                self._fail(Withdrawn())
+            case Switch():
+                raise AssertionError("a switch is the main thread's to carry out")
+
+    def _tell(self, peer: int, message: Message) -> None:
+        writer = self._peers.get(peer)
+        if writer:
+            writer.write(encode(message))

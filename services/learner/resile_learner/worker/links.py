@@ -1,0 +1,150 @@
+"""Making links between workers: dialing, accepting, and proving the secret of a generation to each other.
+
+A hello is three small messages, each a length and a JSON object. The dialer says who it is and which generation it belongs to; the acceptor
+proves that it knows that generation's secret, then the dialer does. The acceptor may hear of the order only after the dialer, so it waits for the
+secret as long as a hello may last.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from resile_shared.errors import ResileError
+
+from ..messages import Member
+
+HELLO_SECONDS = 30.0
+MAX_HELLO_BYTES = 4096
+_LENGTH = struct.Struct(">I")
+
+Kind = Literal["control", "data"]
+KINDS: tuple[Kind, ...] = ("control", "data")
+SecretOf = Callable[[int], Awaitable[str]]
+
+
+class LinkRefused(ResileError):
+    """The other side of a worker link did not prove that it belongs to the generation it named."""
+
+
+class _Hello(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    job: str
+    dialer: int
+    acceptor: int
+    generation: int
+    kind: Kind
+    nonce: str
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    nonce: str
+    proof: str
+
+
+class _Proof(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    proof: str
+
+
+def _prove(secret: str, side: str, hello: _Hello, answer_nonce: str) -> str:
+    text = orjson.dumps([side, hello.model_dump(), answer_nonce])
+    return hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()
+
+
+def listen(host: str) -> socket.socket:
+    """A listening socket on a free port of ``host``."""
+    listener = socket.create_server((host, 0), backlog=256)
+    listener.setblocking(False)
+    return listener
+
+
+async def dial(member: Member, *, job: str, worker: int, generation: int, secret: str, kind: Kind) -> socket.socket:
+    """Connect to ``member`` and prove membership of ``generation``.
+
+    Raises OSError when it cannot be reached, LinkRefused when it is not who it should be.
+    """
+    sock = _new_socket()
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            await asyncio.get_running_loop().sock_connect(sock, (member.host, member.port))
+            hello = _Hello(
+                job=job, dialer=worker, acceptor=member.worker, generation=generation, kind=kind, nonce=secrets.token_hex(16)
+            )
+            await _send(sock, hello)
+            answer = _Answer.model_validate_json(await _receive(sock))
+            if not hmac.compare_digest(answer.proof, _prove(secret, "acceptor", hello, answer.nonce)):
+                raise LinkRefused(f"worker {member.worker} did not prove membership of generation {generation}")
+            await _send(sock, _Proof(proof=_prove(secret, "dialer", hello, answer.nonce)))
+    except (TimeoutError, ValidationError) as error:
+        sock.close()
+        raise LinkRefused(f"worker {member.worker} gave no valid answer to a hello: {error}") from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def accept(sock: socket.socket, *, job: str, worker: int, secret_of: SecretOf) -> tuple[int, Kind]:
+    """Answer the hello on an accepted ``sock``; return who dialed and for what.
+
+    Raises LinkRefused, after closing ``sock``, when the dialer is not who it says.
+    """
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            hello = _Hello.model_validate_json(await _receive(sock))
+            if hello.job != job or hello.acceptor != worker:
+                raise LinkRefused(f"a hello for worker {hello.acceptor} of job {hello.job} reached worker {worker} of {job}")
+            secret = await secret_of(hello.generation)
+            nonce = secrets.token_hex(16)
+            await _send(sock, _Answer(nonce=nonce, proof=_prove(secret, "acceptor", hello, nonce)))
+            proof = _Proof.model_validate_json(await _receive(sock)).proof
+            if not hmac.compare_digest(proof, _prove(secret, "dialer", hello, nonce)):
+                raise LinkRefused(f"worker {hello.dialer} did not prove membership of generation {hello.generation}")
+    except (TimeoutError, ValidationError, OSError, EOFError) as error:
+        sock.close()
+        raise LinkRefused(f"a hello ended early: {error!r}") from error
+    except BaseException:
+        sock.close()
+        raise
+    return hello.dialer, hello.kind
+
+
+def _new_socket() -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+async def _send(sock: socket.socket, message: BaseModel) -> None:
+    body = message.model_dump_json().encode()
+    await asyncio.get_running_loop().sock_sendall(sock, _LENGTH.pack(len(body)) + body)
+
+
+async def _receive(sock: socket.socket) -> bytes:
+    (length,) = _LENGTH.unpack(await _receive_exactly(sock, _LENGTH.size))
+    if length > MAX_HELLO_BYTES:
+        raise LinkRefused(f"a hello of {length} bytes was refused")
+    return await _receive_exactly(sock, length)
+
+
+async def _receive_exactly(sock: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        more = await asyncio.get_running_loop().sock_recv(sock, length - len(data))
+        if not more:
+            raise LinkRefused("the connection ended during a hello")
+        data += more
+    return data

@@ -1,0 +1,475 @@
+"""Checkpoints exist whole or not at all, and what is read is what was written."""
+
+import hashlib
+import json
+import tracemalloc
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from obstore import exceptions as foreign
+from torch import nn
+
+from resile_learner.checkpoint.manifest import (
+    CheckpointId,
+    DivergedError,
+    Manifest,
+    PartInfo,
+    PartTracker,
+    outdated,
+)
+from resile_learner.checkpoint.model import UnsupportedModelError, save_model
+from resile_learner.checkpoint.objects import MissingObjectError, ObjectStorage, StorageError, _translated
+from resile_learner.checkpoint.snapshot import Snapshot
+from resile_learner.checkpoint.store import CheckpointStore, DamagedError, Loaded
+from resile_learner.training.state import allocate, flatten, unflatten
+
+PART_BYTES = 500
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def state(seed: int = 0, **more: Any) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    model = {f"layer{i}": torch.randn(size, generator=generator) for i, size in enumerate([(30, 20), (7,), (), (0, 3)])}
+    return {"model": model, "iteration": seed, "half": torch.ones(11, dtype=torch.bfloat16), **more}
+
+
+def store_parts(store: CheckpointStore, tree: Any, checkpoint: CheckpointId) -> Manifest:
+    snapshot = Snapshot(flatten(tree), part_bytes=PART_BYTES)
+    parts = [store.put_part(checkpoint.name, k, snapshot.part(k)) for k in range(snapshot.num_parts)]
+    return Manifest.of(checkpoint, job="job-1", skeleton=snapshot.skeleton, parts=parts, created=NOW)
+
+
+def save(store: CheckpointStore, seed: int, generation: int = 1) -> Manifest:
+    manifest = store_parts(store, state(seed), CheckpointId(seed, generation))
+    assert store.commit(manifest)
+    return manifest
+
+
+def tree_of(loaded: Loaded | None) -> Any:
+    assert loaded is not None
+    return unflatten(loaded.skeleton, loaded.tensors)
+
+
+def same_state(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    return str(left) == str(right) and all(torch.equal(left["model"][k], right["model"][k]) for k in right["model"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "my run"
+
+
+@pytest.fixture
+def store(folder: Path) -> CheckpointStore:
+    return CheckpointStore(folder.as_uri())
+
+
+def part_file(folder: Path, checkpoint: CheckpointId, number: int) -> Path:
+    return folder / "checkpoints" / checkpoint.name / f"part-{number:05d}"
+
+
+def test_a_checkpoint_is_read_back_as_it_was(store: CheckpointStore, folder: Path) -> None:
+    manifest = save(store, 1200, generation=3)
+    assert len(manifest.parts) > 3
+    assert sorted(path.name for path in (folder / "checkpoints" / "000000001200-g3").iterdir())[:2] == [
+        "manifest.json",
+        "part-00000",
+    ]
+    loaded = store.load_newest(allocate)
+    assert loaded is not None
+    assert loaded.manifest == manifest
+    assert loaded.skipped == ()
+    assert same_state(tree_of(loaded), state(1200))
+
+
+def test_tensors_are_read_straight_into_their_targets(store: CheckpointStore) -> None:
+    save(store, 5)
+    target = torch.zeros(30, 20)
+    loaded = store.load_newest(lambda skeleton: allocate(skeleton, {"model/layer0": target}))
+    assert torch.equal(target, state(5)["model"]["layer0"])
+    assert tree_of(loaded)["model"]["layer0"].data_ptr() == target.data_ptr()
+
+
+def test_a_state_without_tensors_can_be_saved(store: CheckpointStore) -> None:
+    store.commit(store_parts(store, {"a": 1}, CheckpointId(0, 1)))
+    assert tree_of(store.load_newest(allocate)) == {"a": 1}
+
+
+def test_no_checkpoint_at_all_is_not_an_error(store: CheckpointStore) -> None:
+    assert store.load_newest(allocate) is None
+    assert store.complete() == []
+    assert store.prune(1) == []
+
+
+def test_without_a_manifest_a_checkpoint_does_not_exist(store: CheckpointStore) -> None:
+    save(store, 1)
+    store_parts(store, state(2), CheckpointId(2, 1))
+    assert store.complete() == [(1, 1)]
+    assert tree_of(store.load_newest(allocate))["iteration"] == 1
+    with pytest.raises(DamagedError, match="its manifest is missing"):
+        store.load(CheckpointId(2, 1).name, allocate)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("number", [0, 2, -1])
+@pytest.mark.parametrize("damage", [truncate, lengthen, flip, empty, Path.unlink])
+def test_a_damaged_part_makes_an_older_checkpoint_be_used(
+    store: CheckpointStore, folder: Path, damage: Callable[[Path], None], number: int
+) -> None:
+    for seed in (1, 2, 3):
+        save(store, seed)
+    last = len(store.load(CheckpointId(3, 1).name, allocate).manifest.parts) - 1
+    number = last if number < 0 else number
+    for seed in (2, 3):
+        damage(part_file(folder, CheckpointId(seed, 1), number))
+    loaded = store.load_newest(allocate)
+    assert loaded is not None
+    assert same_state(tree_of(loaded), state(1))
+    assert [name for name, _ in loaded.skipped] == ["000000000003-g1", "000000000002-g1"]
+    assert all(reason for _, reason in loaded.skipped)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda manifest: manifest.update(format=2), "format"),
+        (lambda manifest: manifest["parts"].pop(), "sizes do not add up"),
+        (lambda manifest: manifest["parts"].reverse(), "numbered"),
+        (lambda manifest: manifest.update(digest="0" * 64), "digest"),
+        (lambda manifest: manifest.update(iteration=7), "that of 000000000007"),
+        (lambda manifest: manifest["skeleton"].update(sha256="0" * 64), "checksum of its skeleton"),
+        (lambda manifest: manifest["skeleton"].update(num_bytes=10), "checksum of its skeleton"),
+        (lambda manifest: manifest.clear(), "job"),
+    ],
+)
+def test_a_damaged_manifest_makes_an_older_checkpoint_be_used(
+    store: CheckpointStore, folder: Path, change: Callable[[Any], None], reason: str
+) -> None:
+    save(store, 1)
+    save(store, 2)
+    path = folder / "checkpoints" / "000000000002-g1" / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+    loaded = store.load_newest(allocate)
+    assert loaded is not None
+    assert loaded.manifest.iteration == 1
+    assert reason in loaded.skipped[0].reason
+
+
+def test_a_manifest_of_garbage_does_not_count_as_complete(store: CheckpointStore, folder: Path) -> None:
+    save(store, 1)
+    path = folder / "checkpoints" / "000000000002-g1"
+    path.mkdir()
+    (path / "manifest.json").write_bytes(b"\x80garbage")
+    assert store.complete() == [(1, 1)]
+    assert store.prune(1) == []
+
+
+def test_when_every_checkpoint_is_damaged_nothing_starts_over_silently(store: CheckpointStore, folder: Path) -> None:
+    save(store, 1)
+    part_file(folder, CheckpointId(1, 1), 0).unlink()
+    with pytest.raises(StorageError, match=r"every checkpoint is damaged .*part-00000 is missing.*delete them"):
+        store.load_newest(allocate)
+
+
+def test_a_second_commit_of_the_same_bits_is_success(store: CheckpointStore) -> None:
+    save(store, 1)
+    manifest = store_parts(store, state(1), CheckpointId(1, 1))
+    later = manifest.model_copy(update={"created": datetime(2027, 1, 1, tzinfo=UTC)})
+    assert store.commit(later) is False
+    assert store.load(CheckpointId(1, 1).name, allocate).manifest.created == NOW
+
+
+def test_a_second_commit_of_other_bits_is_refused(store: CheckpointStore) -> None:
+    save(store, 1)
+    other = store_parts(CheckpointStore("memory:///"), state(2), CheckpointId(1, 1))
+    with pytest.raises(StorageError, match="exists already with other bits; give every run its own"):
+        store.commit(other)
+
+
+def test_the_digest_of_a_manifest_is_that_of_its_parts(store: CheckpointStore) -> None:
+    manifest = save(store, 1)
+    hashes = [part.sha256 for part in manifest.parts]
+    assert manifest.digest == hashlib.sha256("".join(hashes).encode()).hexdigest()
+    assert manifest.num_bytes == sum(part.num_bytes for part in manifest.parts)
+
+
+def test_pruning_keeps_the_newest_and_what_is_on_its_way(store: CheckpointStore, folder: Path) -> None:
+    for seed in (10, 20, 30):
+        save(store, seed)
+    store_parts(store, state(), CheckpointId(15, 1))
+    store_parts(store, state(), CheckpointId(40, 1))
+    (folder / "checkpoints" / "000000000010-g1" / "part-00000#1").write_bytes(b"left by a process that was killed")
+    (folder / "checkpoints" / "notes.txt").write_text("not ours")
+    assert store.prune(2) == [(10, 1), (15, 1)]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "000000000020-g1",
+        "000000000030-g1",
+        "000000000040-g1",
+        "notes.txt",
+    ]
+    assert store.prune(0) == [(20, 1)]
+    assert store.complete() == [(30, 1)]
+
+
+def test_a_damaged_checkpoint_does_not_count_among_those_that_are_kept(store: CheckpointStore, folder: Path) -> None:
+    for seed in (10, 20, 30, 40):
+        save(store, seed)
+    truncate(part_file(folder, CheckpointId(20, 1), 1))
+    part_file(folder, CheckpointId(40, 1), 0).unlink()
+    assert store.complete() == [(30, 1), (10, 1)]
+    assert store.prune(2) == [(20, 1)]
+    assert store.prune(1) == [(10, 1)]
+
+
+ids = st.sets(st.builds(CheckpointId, st.integers(0, 20), st.integers(1, 3)), max_size=10)
+
+
+@given(ids, ids, st.integers(0, 5))
+def test_what_is_outdated(complete: set[CheckpointId], partial: set[CheckpointId], keep: int) -> None:
+    old = outdated(complete, complete | partial, keep)
+    assert old == sorted(old)
+    left = complete - set(old)
+    assert len(left) == min(len(complete), max(keep, 1))
+    if complete:
+        assert max(complete) in left
+        assert min(left) > max(complete - left, default=CheckpointId(-1, 0))
+        assert all((checkpoint in old) == (checkpoint < max(complete)) for checkpoint in partial - complete)
+    else:
+        assert old == []
+
+
+@given(st.integers(0, 10**13), st.integers(0, 10**6))
+def test_names_are_read_back_and_sort_by_iteration(iteration: int, generation: int) -> None:
+    checkpoint = CheckpointId(iteration, generation)
+    assert CheckpointId.parse(checkpoint.name) == checkpoint
+    assert CheckpointId(120, 3).name == "000000000120-g3"
+    assert CheckpointId.parse("part-00000") is None
+
+
+def part(number: int, sha: str = "0") -> PartInfo:
+    return PartInfo(number=number, num_bytes=1, sha256=sha * 64)
+
+
+def test_members_divide_the_parts_and_divide_anew_what_is_missing() -> None:
+    tracker = PartTracker("c", 7)
+    assert [tracker.missing(rank, 3) for rank in range(3)] == [(0, 3, 6), (1, 4), (2, 5)]
+    for number in (0, 3, 5):
+        tracker.add("c", part(number))
+        tracker.add("c", part(number))
+    tracker.add("other", part(1))
+    assert [tracker.missing(rank, 2) for rank in range(2)] == [(2, 4, 6), (1,)]
+    assert not tracker.complete
+    for number in (6, 1, 2, 4):
+        tracker.add("c", part(number))
+    assert tracker.complete
+    assert [info.number for info in tracker.parts] == list(range(7))
+
+
+@given(st.integers(1, 20), st.sets(st.integers(0, 19)), st.integers(1, 6))
+def test_every_missing_part_has_exactly_one_rank(num_parts: int, stored: set[int], num_ranks: int) -> None:
+    tracker = PartTracker("c", num_parts)
+    for number in stored & set(range(num_parts)):
+        tracker.add("c", part(number))
+    missing = [number for rank in range(num_ranks) for number in tracker.missing(rank, num_ranks)]
+    assert sorted(missing) == sorted(set(range(num_parts)) - stored)
+    assert tracker.complete == (not missing)
+
+
+@pytest.mark.parametrize("other", [part(1, "1"), part(2)])
+def test_members_that_tell_different_things_of_one_part_are_found_out(other: PartInfo) -> None:
+    tracker = PartTracker("c", 2)
+    tracker.add("c", part(1))
+    with pytest.raises(DivergedError, match="members hold different bytes"):
+        tracker.add("c", other)
+
+
+def joined(snapshot: Snapshot) -> bytes:
+    return b"".join(b"".join(snapshot.part(k)) for k in range(snapshot.num_parts))
+
+
+def test_a_snapshot_keeps_what_training_changes() -> None:
+    weight = torch.arange(12.0).reshape(3, 4).t()
+    snapshot = Snapshot(flatten([weight]), part_bytes=16)
+    before = joined(snapshot)
+    weight += 1
+    assert joined(snapshot) == before
+    assert before.endswith(torch.arange(12.0).numpy().tobytes())
+    assert [sum(map(len, snapshot.part(k))) for k in range(snapshot.num_parts - 1)] == [16] * (snapshot.num_parts - 1)
+
+
+def test_a_snapshot_takes_over_the_memory_of_a_released_one_only() -> None:
+    first = Snapshot(flatten([torch.ones(100)]))
+    address = first._tensors[0].data_ptr()
+    second = Snapshot(flatten([torch.zeros(100)]), reuse=first)
+    assert second._tensors[0].data_ptr() != address
+    first.release()
+    assert Snapshot(flatten([torch.zeros(99)]), reuse=first)._tensors[0].data_ptr() != address
+    third = Snapshot(flatten([torch.full((100,), 2.0)]), reuse=first)
+    assert third._tensors[0].data_ptr() == address
+    assert joined(third).endswith(torch.full((100,), 2.0).numpy().tobytes())
+    assert Snapshot(flatten([torch.zeros(100)]), reuse=first)._tensors[0].data_ptr() != address
+
+
+def test_loading_needs_little_memory_beside_the_tensors(store: CheckpointStore) -> None:
+    tree = {"weights": torch.zeros(40_000_000, dtype=torch.uint8)}
+    snapshot = Snapshot(flatten(tree), part_bytes=20_000_000)
+    checkpoint = CheckpointId(1, 1)
+    parts = [store.put_part(checkpoint.name, k, snapshot.part(k)) for k in range(snapshot.num_parts)]
+    store.commit(Manifest.of(checkpoint, job="j", skeleton=snapshot.skeleton, parts=parts, created=NOW))
+    room = torch.ones(40_000_000, dtype=torch.uint8)
+    tracemalloc.start()
+    store.load_newest(lambda skeleton: allocate(skeleton, {"weights": room}))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not room.any()
+    assert peak < 2_000_000  # python's own; what obstore hands over are pieces of 8 MiB, four at once
+
+
+def test_files_are_stored_and_fetched(store: CheckpointStore, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"x" * 20_000_000)
+    store.put_file("final/model.safetensors", source)
+    store.put_file("final/notes", b"first")
+    store.put_file("final/notes", b"")
+    store.get_file("final/model.safetensors", tmp_path / "a")
+    store.get_file("final/notes", tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == source.read_bytes()
+    assert (tmp_path / "b").read_bytes() == b""
+    with pytest.raises(MissingObjectError, match=r"cannot read final/other in file://.* it is not there"):
+        store.get_file("final/other", tmp_path / "c")
+    with pytest.raises(StorageError, match=r"cannot write .*/none/a: No such file"):
+        store.get_file("final/notes", tmp_path / "none" / "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "my run", "source"]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (
+            "ftp://host/x",
+            "cannot use the storage 'ftp://host/x': it is not a URL of storage; use file:///folder, s3://",
+        ),
+        ("runs/1", "it is not a URL of storage"),
+        ("s3://", "it is not a URL of storage"),
+        ("file:///proc/none/x", "there is no such folder; create it"),
+        ("file:///etc/passwd/x", "a part of the path is a file, not a folder; choose another folder"),
+        ("az://account", "lacks a setting"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_explained(url: str, message: str) -> None:
+    with pytest.raises(StorageError) as caught:
+        CheckpointStore(url)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_turns_out_to_be_a_file_is_explained(store: CheckpointStore, folder: Path) -> None:
+    (folder / "checkpoints").write_text("a file")
+    with pytest.raises(StorageError, match=r"cannot write checkpoints/.* in file://.*: a part of the path is a file"):
+        save(store, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "transient"),
+    [
+        (foreign.GenericError("Unable to copy data to file: No space left on device (os error 28)"), "no space", False),
+        (foreign.GenericError("Unable to open file /x: Permission denied (os error 13)"), "permission denied", False),
+        (foreign.GenericError("Unable to open file /x: Read-only file system (os error 30)"), "read-only", False),
+        (
+            foreign.PermissionDeniedError("The operation lacked the necessary privileges\n\nDebug"),
+            "permission denied",
+            False,
+        ),
+        (
+            foreign.GenericError("Server returned non-2xx status code: 403 Forbidden"),
+            "permission denied; check the",
+            False,
+        ),
+        (FileNotFoundError("Object at location x not found: NoSuchBucket"), "there is no such bucket", False),
+        (foreign.GenericError("HTTP error: connection refused\n\nDebug"), "connection refused; check", True),
+    ],
+)
+def test_what_goes_wrong_in_storage_is_explained(error: Exception, message: str, transient: bool) -> None:
+    translated = _translated("write k in s3://b", "k", error)
+    assert str(translated).startswith("cannot write k in s3://b: ")
+    assert translated.transient is transient
+    with pytest.raises(StorageError, match=message):
+        raise translated
+
+
+def test_a_passing_failure_is_tried_again(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resile_learner.checkpoint.objects._WAITS_SECONDS", (0.0, 0.0))
+    objects = ObjectStorage("memory:///")
+    failures = [foreign.GenericError("connection reset")] * 2
+    put = objects._store.put
+
+    class Flaky:
+        def put(self, *args: Any, **options: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return put(*args, **options)
+
+    objects._store = Flaky()  # type: ignore[assignment]
+    objects.put("a", [b"1", memoryview(b"2")])
+    failures += [foreign.GenericError("connection reset")] * 3
+    with pytest.raises(StorageError, match="connection reset"):
+        objects.put("b", [b""])
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 4, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("halves", torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).t())
+        self.register_buffer("none", torch.empty(0, 2))
+        self.register_buffer("angle", torch.tensor(1j).conj())
+
+
+def test_any_pytorch_user_opens_the_final_model(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = Tied()
+    model.norm(torch.randn(5, 3))
+    save_model(model.state_dict(), tmp_path / "model.safetensors")
+    other = Tied()
+    other.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"), strict=True)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+    assert other.head.weight is other.embedding.weight
+
+
+def test_a_model_that_the_format_cannot_hold_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"has no dtype torch.complex128; save it yourself"):
+        save_model({"a": torch.zeros(2, dtype=torch.complex128)}, tmp_path / "m")
+    with pytest.raises(UnsupportedModelError, match="sparse"):
+        save_model({"a": torch.eye(2).to_sparse()}, tmp_path / "m")
+    with pytest.raises(StorageError, match=r"cannot write .*check the folder"):
+        save_model({"a": torch.eye(2)}, tmp_path / "none" / "m")

@@ -1,0 +1,594 @@
+"""The director of a local run: who trains when, tried without a single process."""
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from resile_learner.agent.exits import Exit
+from resile_learner.local.core import Director, Origin
+from resile_learner.local.events import Noted, Recorded, Rescaled
+from resile_learner.local.plan import PlanError, Step, parse_plan
+from resile_learner.local.seam import (
+    Begin,
+    Command,
+    DeadlinePassed,
+    End,
+    Event,
+    Exited,
+    Fork,
+    Garbled,
+    Outcome,
+    ResizeAsked,
+    Said,
+    Send,
+    Show,
+    StopAsked,
+    StopBy,
+)
+from resile_learner.messages import (
+    CheckpointSaved,
+    Completed,
+    Failed,
+    Finished,
+    Hello,
+    Left,
+    Order,
+    Progress,
+    Ready,
+    Stop,
+    Switched,
+)
+from resile_shared.errors import UsageError
+
+NUM_SHARDS = 8
+TOTAL = 200
+
+
+def ready(worker: int, **changes: int) -> Ready:
+    message = Ready(
+        worker=worker,
+        iterations_total=TOTAL,
+        num_shards=NUM_SHARDS,
+        batch_size=64,
+        epochs=2,
+        samples=6400,
+        bits="same bits",
+    )
+    return message.model_copy(update=changes)
+
+
+def completed(worker: int) -> Completed:
+    return Completed(
+        worker=worker,
+        generation=1,
+        iteration=TOTAL,
+        epoch=1,
+        samples_seen=12800,
+        loss=0.5,
+        metrics={},
+        validation={},
+        params_sha256="0" * 64,
+        model="model.safetensors",
+        ledger=(),
+        bits="same bits",
+    )
+
+
+class Cluster:
+    """Workers that do what real ones would, one step at a time, and a record of all that the director commanded."""
+
+    def __init__(self, plan: str, *, is_default: bool = False, origin: Origin | None = None) -> None:
+        self.director = Director("job-1", parse_plan(plan), secret="s", is_default=is_default, origin=origin)
+        self.alive: dict[int, list[Order]] = {}
+        self.stopped: set[int] = set()
+        self.said_hello: set[int] = set()
+        self.said_ready: set[int] = set()
+        self.orders: list[Order] = []
+        self.members: tuple[int, ...] = ()
+        self.generation = 0
+        self.iteration = 0
+        self.outcome: Outcome | None = None
+        self.shown: list[object] = []
+        self.changes: list[tuple[int, int]] = []
+        self.tell(Begin())
+
+    def tell(self, event: Event) -> list[Command]:
+        commands = self.director.handle(event, now=1000.0)
+        for command in commands:
+            self.obey(command)
+        return commands
+
+    def obey(self, command: Command) -> None:
+        assert self.outcome is None, "nothing is commanded after the end"
+        match command:
+            case Fork(worker):
+                assert worker not in self.alive
+                self.alive[worker] = []
+            case Send(worker, Order() as order):
+                self.alive[worker].append(order)
+                if order not in self.orders:
+                    self.orders.append(order)
+            case Send(worker, Stop()):
+                assert worker in self.alive
+                assert worker not in self.members or self.director._is_stopping, "a member is never stopped"
+                self.stopped.add(worker)
+            case Show(event):
+                self.shown.append(event)
+                if isinstance(event, Rescaled):
+                    self.changes.append((event.iteration, event.after))
+            case End(outcome):
+                self.outcome = outcome
+
+    def hello(self, worker: int) -> None:
+        self.said_hello.add(worker)
+        self.tell(Said(Hello(worker=worker, host="127.0.0.1", port=1000 + worker)))
+
+    def ready(self, worker: int) -> None:
+        self.said_ready.add(worker)
+        self.tell(Said(ready(worker)))
+
+    def can_switch(self, order: Order) -> bool:
+        """Whether the members could take ``order`` up: every joiner of it is there, linked and at its training call."""
+        joiners = set(order.workers) - set(self.members)
+        return (
+            order.generation > self.generation
+            and all(
+                worker in self.alive and order in self.alive[worker] and worker in self.said_ready
+                for worker in joiners - self.stopped
+            )
+            and not joiners & self.stopped
+        )
+
+    def switch(self, order: Order) -> None:
+        leavers = [worker for worker in self.members if worker not in order.workers]
+        current = next((known for known in self.orders if known.generation == self.generation), None)
+        if current is not None and current.until is not None and order.not_before:
+            self.iteration = max(self.iteration, current.until)
+        self.iteration = max(self.iteration, order.not_before)
+        lowest = order.workers[0]
+        self.members, self.generation = order.workers, order.generation
+        self.tell(
+            Said(Switched(worker=lowest, generation=order.generation, workers=order.workers, iteration=self.iteration))
+        )
+        for worker in leavers:
+            self.tell(Said(Left(worker=worker, generation=order.generation - 1, iteration=self.iteration)))
+            self.exit(worker, "left")
+
+    def exit(self, worker: int, kind: str, status: int = 0) -> None:
+        del self.alive[worker]
+        self.tell(Exited(Exit(worker, kind, status)))  # type: ignore[arg-type]
+
+    def settle(self) -> None:
+        """Let everything that is under way come to its end."""
+        while self.outcome is None:
+            if waiting := [w for w in self.alive if w not in self.said_hello and w not in self.stopped]:
+                self.hello(waiting[0])
+            elif waiting := [w for w in self.alive if w not in self.said_ready and w not in self.stopped]:
+                self.ready(waiting[0])
+            elif gone := [w for w in self.alive if w in self.stopped]:
+                self.exit(gone[0], "exited")
+            elif able := [order for order in self.orders if self.can_switch(order)]:
+                self.switch(able[-1])
+            else:
+                return
+
+    def finish(self) -> None:
+        self.tell(Said(completed(self.members[0])))
+        for worker in self.members:
+            self.tell(Said(Finished(worker=worker)))
+            self.exit(worker, "finished")
+
+
+def test_a_plan_is_followed_to_the_iteration() -> None:
+    cluster = Cluster("0:1,50:4,120:3")
+    cluster.settle()
+    assert cluster.changes == [(0, 1), (50, 4), (120, 3)]
+    assert [(order.not_before, order.until) for order in cluster.orders] == [(0, 50), (50, 120), (120, None)]
+    assert [order.workers for order in cluster.orders] == [(0,), (0, 1, 2, 3), (0, 1, 2)]
+    assert [order.founding for order in cluster.orders] == [True, False, False]
+    cluster.finish()
+    assert cluster.outcome == Outcome("completed")
+
+
+def test_joiners_start_as_soon_as_the_generation_before_is_in_force() -> None:
+    cluster = Cluster("0:1,50:3")
+    assert list(cluster.alive) == [0]
+    cluster.hello(0)
+    cluster.ready(0)
+    cluster.switch(cluster.orders[0])
+    assert list(cluster.alive) == [0, 1, 2]
+    assert len(cluster.orders) == 1
+    cluster.hello(1)
+    assert len(cluster.orders) == 1, "an order waits until everybody it names said hello"
+    cluster.hello(2)
+    assert cluster.orders[1].workers == (0, 1, 2)
+
+
+def test_no_secret_is_used_twice() -> None:
+    cluster = Cluster("0:1,50:4,120:3")
+    cluster.settle()
+    assert len({order.secret for order in cluster.orders}) == 3
+
+
+def test_the_history_names_every_change_and_the_end() -> None:
+    cluster = Cluster("0:2,10:3")
+    cluster.settle()
+    cluster.finish()
+    items = cluster.director.history
+    assert [(item.number, item.kind, item.workers, item.iteration, item.reason) for item in items] == [
+        (1, "allocation", 2, 0, "start"),
+        (2, "allocation", 3, 10, "plan 10:3"),
+        (3, "completed", 3, TOTAL, ""),
+    ]
+    assert items[1].slots == ("local/0", "local/1", "local/2")
+    assert [event.item for event in cluster.shown if isinstance(event, Recorded)] == items
+
+
+def test_a_freed_slot_is_used_again_but_not_its_worker() -> None:
+    cluster = Cluster("0:2,10:1")
+    cluster.settle()
+    cluster.tell(ResizeAsked(2))
+    cluster.settle()
+    assert cluster.members == (0, 2)
+    assert cluster.director.history[-1].slots == ("local/0", "local/1")
+
+
+def test_the_newest_wish_wins_and_uses_joiners_that_already_started() -> None:
+    cluster = Cluster("0:1")
+    cluster.settle()
+    cluster.tell(ResizeAsked(4))
+    cluster.tell(ResizeAsked(3))
+    assert cluster.stopped == {3}
+    cluster.settle()
+    assert cluster.members == (0, 1, 2)
+    assert len(cluster.orders) == 2
+
+
+def test_a_joiner_whose_order_was_superseded_is_stopped_once_that_is_certain() -> None:
+    cluster = Cluster("0:1")
+    cluster.settle()
+    cluster.tell(ResizeAsked(3))
+    cluster.hello(1)
+    cluster.hello(2)
+    cluster.tell(ResizeAsked(1))
+    assert [order.workers for order in cluster.orders] == [(0,), (0, 1, 2), (0,)]
+    assert cluster.stopped == set(), "the members might still take up the order that names it"
+    cluster.switch(cluster.orders[2])
+    assert cluster.stopped == {1, 2}
+
+
+def test_a_dropped_worker_is_not_named_again() -> None:
+    cluster = Cluster("0:3")
+    cluster.settle()
+    cluster.tell(ResizeAsked(1))
+    cluster.tell(ResizeAsked(3))
+    cluster.settle()
+    assert cluster.members == (0, 3, 4)
+
+
+def test_a_wish_before_the_founding_waits_for_it() -> None:
+    cluster = Cluster("0:1,50:4")
+    cluster.tell(ResizeAsked(2))
+    cluster.settle()
+    assert cluster.changes == [(0, 1), (0, 2)]
+    assert cluster.orders[-1].until is None
+
+
+def test_a_wish_for_what_is_there_changes_nothing() -> None:
+    cluster = Cluster("0:2")
+    cluster.settle()
+    assert cluster.tell(ResizeAsked(2)) == []
+
+
+def test_a_wish_for_what_is_there_calls_off_what_was_planned() -> None:
+    cluster = Cluster("0:1,50:2")
+    cluster.hello(0)
+    cluster.ready(0)
+    cluster.switch(cluster.orders[0])
+    cluster.tell(ResizeAsked(1))
+    assert cluster.stopped == {1}
+    assert cluster.orders[-1].workers == (0,)
+    assert cluster.orders[-1].until is None
+
+
+def test_a_default_number_of_workers_yields_to_the_number_of_shards() -> None:
+    cluster = Cluster("0:12", is_default=True)
+    cluster.settle()
+    assert len(cluster.members) == NUM_SHARDS
+    assert cluster.stopped == set(range(NUM_SHARDS, 12))
+    cluster.finish()
+    assert cluster.outcome == Outcome("completed")
+
+
+@pytest.mark.parametrize("plan", ["0:9", "0:1,50:9"])
+def test_more_workers_than_shards_is_the_users_mistake(plan: str) -> None:
+    cluster = Cluster(plan)
+    cluster.settle()
+    assert cluster.outcome is not None
+    assert cluster.outcome.usage
+    assert cluster.outcome.error.startswith("9 workers are too many: a batch of 64 is cut into 8 shards, so at most 8")
+
+
+def test_a_wish_for_more_workers_than_shards_is_refused() -> None:
+    cluster = Cluster("0:1")
+    cluster.settle()
+    with pytest.raises(UsageError, match="at most 8 workers"):
+        cluster.director.check_resize(9)
+    with pytest.raises(UsageError, match="at least 1"):
+        cluster.director.check_resize(0)
+
+
+def test_steps_behind_the_end_are_said_to_have_no_effect() -> None:
+    cluster = Cluster("0:1,500:2")
+    cluster.settle()
+    assert Noted("step 500:2 of the plan has no effect: training ends at iteration 200") in cluster.shown
+    assert cluster.changes == [(0, 1)]
+
+
+def test_workers_that_see_different_training_calls_are_named() -> None:
+    cluster = Cluster("0:2")
+    cluster.ready(0)
+    cluster.tell(Said(ready(1, samples=6000)))
+    assert cluster.outcome is not None
+    assert "worker 1 disagrees with worker 0 on samples (6000 instead of 6400)" in cluster.outcome.error
+
+
+def test_a_killed_worker_ends_the_run_and_is_named() -> None:
+    cluster = Cluster("0:2")
+    cluster.settle()
+    cluster.exit(1, "killed", -9)
+    assert cluster.outcome == Outcome("failed", "worker 1 was killed by SIGKILL (Killed)")
+
+
+def test_a_workers_own_words_are_what_the_user_reads() -> None:
+    cluster = Cluster("0:2")
+    cluster.settle()
+    cluster.tell(Said(Failed(worker=1, message="ValueError: no", details="Traceback ...")))
+    assert cluster.outcome == Outcome("failed", "worker 1 failed: ValueError: no", "Traceback ...")
+
+
+def test_what_nobody_understands_ends_the_run() -> None:
+    cluster = Cluster("0:1")
+    cluster.tell(Garbled("worker 0 sent a malformed message: x"))
+    assert cluster.outcome == Outcome("failed", "worker 0 sent a malformed message: x")
+
+
+def test_a_generation_that_nobody_ordered_ends_the_run() -> None:
+    cluster = Cluster("0:1")
+    cluster.settle()
+    cluster.tell(Said(Switched(worker=0, generation=7, workers=(0,), iteration=3)))
+    assert cluster.outcome is not None
+    assert "nobody ordered" in cluster.outcome.error
+
+
+def test_a_script_that_fails_after_training_has_failed() -> None:
+    cluster = Cluster("0:1")
+    cluster.settle()
+    cluster.tell(Said(completed(0)))
+    cluster.exit(0, "exited", 3)
+    assert cluster.outcome is not None
+    assert cluster.outcome.state == "failed"
+    assert "after training was complete" in cluster.outcome.error
+
+
+def test_joiners_that_come_too_late_are_stopped_when_training_is_complete() -> None:
+    cluster = Cluster("0:1,150:2")
+    cluster.hello(0)
+    cluster.ready(0)
+    cluster.switch(cluster.orders[0])
+    cluster.hello(1)
+    cluster.finish()
+    assert cluster.stopped == {1}
+    assert cluster.outcome == Outcome("completed")
+
+
+def test_a_member_may_leave_before_the_word_of_its_generation_arrives() -> None:
+    cluster = Cluster("0:1")
+    cluster.settle()
+    cluster.tell(ResizeAsked(2))
+    cluster.hello(1)
+    cluster.ready(1)
+    cluster.tell(ResizeAsked(1))
+    cluster.tell(Said(Left(worker=1, generation=2, iteration=5)))
+    cluster.exit(1, "left")
+    cluster.tell(Said(Switched(worker=0, generation=2, workers=(0, 1), iteration=4)))
+    cluster.tell(Said(Switched(worker=0, generation=3, workers=(0,), iteration=5)))
+    assert cluster.outcome is None
+    assert cluster.changes[-2:] == [(4, 2), (5, 1)]
+
+
+def test_a_stop_waits_for_the_workers_but_not_for_ever() -> None:
+    cluster = Cluster("0:2")
+    cluster.settle()
+    assert cluster.tell(StopAsked()) == [Send(0, Stop()), Send(1, Stop()), StopBy(3.0)]
+    cluster.exit(0, "exited")
+    assert cluster.outcome is None
+    cluster.tell(DeadlinePassed())
+    assert cluster.outcome == Outcome("stopped")
+
+
+def test_a_stop_ends_when_the_last_worker_has() -> None:
+    cluster = Cluster("0:2")
+    cluster.settle()
+    cluster.tell(StopAsked())
+    cluster.exit(0, "exited")
+    cluster.exit(1, "killed", -9)
+    assert cluster.outcome == Outcome("stopped")
+
+
+def test_a_second_stop_does_not_wait() -> None:
+    cluster = Cluster("0:2")
+    cluster.settle()
+    cluster.tell(StopAsked())
+    cluster.tell(StopAsked())
+    assert cluster.outcome == Outcome("stopped")
+
+
+def test_a_stop_before_training_has_nothing_to_wait_for() -> None:
+    cluster = Cluster("0:2")
+    cluster.hello(0)
+    cluster.tell(StopAsked())
+    assert cluster.outcome == Outcome("stopped")
+
+
+def test_a_resumed_run_uses_no_number_again() -> None:
+    cluster = Cluster("0:2", origin=Origin(worker=5, generation=4, history=9))
+    cluster.settle()
+    assert cluster.orders[0].workers == (5, 6)
+    assert cluster.orders[0].generation == 4
+    assert cluster.orders[0].founding
+    assert cluster.director.history[0].number == 9
+
+
+def test_progress_and_checkpoints_are_remembered() -> None:
+    cluster = Cluster("0:1")
+    cluster.settle()
+    progress = Progress(worker=0, generation=1, iteration=7, epoch=0)
+    saved = CheckpointSaved(worker=0, iteration=5, generation=1, num_bytes=10)
+    cluster.tell(Said(progress))
+    cluster.tell(Said(saved))
+    assert cluster.director.progress == progress
+    assert cluster.director.checkpoint == saved
+
+
+plans = st.lists(
+    st.tuples(st.integers(1, TOTAL), st.integers(1, NUM_SHARDS)), max_size=5, unique_by=lambda s: s[0]
+).map(sorted)
+
+
+@given(first=st.integers(1, NUM_SHARDS), later=plans)
+def test_any_plan_is_followed(first: int, later: list[tuple[int, int]]) -> None:
+    steps = [(0, first), *later]
+    cluster = Cluster(",".join(f"{iteration}:{workers}" for iteration, workers in steps))
+    cluster.settle()
+    assert cluster.changes == steps
+    cluster.finish()
+    assert cluster.outcome == Outcome("completed")
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Workers, wishes and ends in any order: the rules hold, and the newest wish is what comes about."""
+
+    @initialize(first=st.integers(1, NUM_SHARDS), later=plans, is_default=st.booleans())
+    def begin(self, first: int, later: list[tuple[int, int]], is_default: bool) -> None:
+        is_default = is_default and not later
+        steps = [(0, first), *later]
+        self.cluster = Cluster(",".join(f"{i}:{w}" for i, w in steps), is_default=is_default)
+        self.wish: int | None = None
+
+    def over(self) -> bool:
+        return self.cluster.outcome is not None
+
+    @precondition(lambda self: not self.over())
+    @rule(data=st.data())
+    def somebody_speaks(self, data: st.DataObject) -> None:
+        cluster = self.cluster
+        silent = [w for w in cluster.alive if w not in cluster.said_ready and w not in cluster.stopped]
+        if silent:
+            worker = data.draw(st.sampled_from(silent))
+            (cluster.ready if worker in cluster.said_hello else cluster.hello)(worker)
+
+    @precondition(lambda self: not self.over())
+    @rule(data=st.data())
+    def a_generation_takes_effect(self, data: st.DataObject) -> None:
+        able = [order for order in self.cluster.orders if self.cluster.can_switch(order)]
+        if able:
+            self.cluster.switch(data.draw(st.sampled_from(able)))
+
+    @precondition(lambda self: not self.over())
+    @rule(workers=st.integers(1, NUM_SHARDS))
+    def a_wish(self, workers: int) -> None:
+        self.wish = workers
+        self.cluster.tell(ResizeAsked(workers))
+
+    @precondition(lambda self: not self.over())
+    @rule()
+    def the_stopped_exit(self) -> None:
+        for worker in [w for w in self.cluster.alive if w in self.cluster.stopped]:
+            self.cluster.exit(worker, "exited")
+
+    @precondition(lambda self: not self.over() and self.cluster.members)
+    @rule()
+    def training_is_complete(self) -> None:
+        self.cluster.finish()
+        assert self.cluster.outcome == Outcome("completed")
+
+    @precondition(lambda self: not self.over() and self.cluster.members)
+    @rule(data=st.data())
+    def a_member_dies(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(self.cluster.members))
+        self.cluster.exit(worker, "killed", -11)
+        assert self.cluster.outcome is not None
+        assert self.cluster.outcome.error.startswith(f"worker {worker} was killed by SIGSEGV")
+
+    @precondition(over)
+    @rule(event=st.sampled_from([ResizeAsked(3), StopAsked(), DeadlinePassed(), Exited(Exit(0, "finished"))]))
+    def nothing_follows_the_end(self, event: Event) -> None:
+        assert self.cluster.tell(event) == []
+
+    @invariant()
+    def the_rules_hold(self) -> None:
+        orders = self.cluster.orders
+        assert [order.generation for order in orders] == list(range(1, len(orders) + 1))
+        dropped: set[int] = set()
+        for before, order in zip([None, *orders], orders, strict=False):
+            assert order.founding == (before is None)
+            assert order.workers == tuple(sorted(order.workers)), "joiners have higher ids"
+            assert not dropped & set(order.workers), "a dropped worker is never named again"
+            dropped |= set(before.workers if before else ()) - set(order.workers)
+            assert {member.port for member in order.members} == {1000 + worker for worker in order.workers}
+        director = self.cluster.director
+        assert [item.number for item in director.history] == list(range(1, len(director.history) + 1))
+        for item in director.history:
+            assert len(set(item.slots)) == item.workers
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cluster") or self.over():
+            return
+        self.cluster.settle()
+        assert self.cluster.outcome is None
+        if self.wish is not None:
+            assert len(self.cluster.members) == self.wish
+        self.cluster.finish()
+        assert self.cluster.outcome == Outcome("completed")
+
+
+AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestAnyOrder = AnyOrder.TestCase
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "it is empty"),
+        ("50:4", "it starts at iteration 50, not at 0"),
+        ("0:1,50:4,50:2", "iteration 50 does not come after 50"),
+        ("0:1,50:4,20:2", "iteration 20 does not come after 50"),
+        ("0:0", "'0:0' leaves no worker"),
+        ("0:-1", "'0:-1' is not a pair of whole numbers"),
+        ("0:1,,50:2", "'' is not a pair of whole numbers"),
+        ("0:1,50", "'50' is not a pair"),
+        ("0:1:2", "'0:1:2' is not a pair"),
+        ("a:b", "'a:b' is not a pair"),
+        ("0:1.5", "'0:1.5' is not a pair"),
+        ("0:4000", "more than 1024 workers"),
+    ],
+)
+def test_a_malformed_plan_is_explained(text: str, fault: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        parse_plan(text)
+    assert fault in str(caught.value)
+    assert "such as 0:1,50:4,120:3" in str(caught.value)
+
+
+def test_a_plan_may_have_spaces() -> None:
+    assert parse_plan(" 0:1, 50 : 4 ") == (Step(0, 1), Step(50, 4))
+
+
+def test_an_exit_has_one_line_for_the_user() -> None:
+    killed = Exit(3, "killed", -11)
+    assert killed.describe() == "worker 3 was killed by SIGSEGV (Segmentation fault)"
+    assert replace(killed, kind="out of memory").describe().startswith("worker 3 was killed because memory ran out")

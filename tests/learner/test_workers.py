@@ -1,0 +1,264 @@
+"""Workers forked from a real zygote: what they are given, what is heard from them, how their ends are told apart."""
+
+import ast
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from resile_learner.agent import memory
+from resile_learner.agent.exits import Exit, classify
+from resile_learner.agent.workers import MalformedMessageError, WorkerProcess, Zygote, ZygoteSettings
+from resile_learner.messages import Failed, Finished, Hello, Left, Member, Order, WorkerConfig
+
+Start = Callable[..., Any]
+
+
+class Stage:
+    """A zygote whose workers act, and what they printed."""
+
+    def __init__(self, zygote: Zygote, folder: Path) -> None:
+        self.zygote = zygote
+        self.folder = folder
+        self.printed: list[tuple[int, str, str]] = []
+        self._next = 0
+
+    async def start(self, *act: str, **config: Any) -> WorkerProcess:
+        worker, self._next = self._next, self._next + 1
+        settings = {
+            "job": "job-1",
+            "worker": worker,
+            "script": "/none.py",
+            "args": act,
+            "directory": str(self.folder),
+            "storage": "file:///none",
+            **config,
+        }
+        return await self.zygote.fork(
+            WorkerConfig(**settings), lambda stream, line: self.printed.append((worker, stream, line))
+        )
+
+    async def play(self, *act: str, **config: Any) -> tuple[list[Any], Exit]:
+        process = await self.start(*act, **config)
+        said = [message async for message in process.messages()]
+        return said, await process.wait()
+
+    def lines(self, stream: str = "stdout") -> list[str]:
+        return [line for _, of, line in self.printed if of == stream]
+
+    async def until_printed(self, count: int = 1) -> None:
+        async with asyncio.timeout(20):
+            while len(self.printed) < count:
+                await asyncio.sleep(0.01)  # noqa: ASYNC110 - another process prints
+
+
+@pytest_asyncio.fixture
+async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    zygote = await Zygote.start(
+        log=tmp_path / "zygote.log", settings=ZygoteSettings(entry="acting_workers:main", preload=())
+    )
+    try:
+        yield Stage(zygote, tmp_path)
+    finally:
+        await zygote.close()
+        assert not psutil.pid_exists(zygote.pid)
+
+
+async def gone(*pids: int, seconds: float = 10.0) -> None:
+    """Wait until none of ``pids`` runs."""
+    deadline = time.monotonic() + seconds
+    while alive := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]:
+        assert time.monotonic() < deadline, f"still there: {alive}"
+        await asyncio.sleep(0.02)
+
+
+async def test_each_end_is_told_apart(stage: Stage) -> None:
+    ends = {}
+    for act in ("finishes", "leaves", "fails", "exits", "exits_with_words", "raises", "crashes"):
+        _, exit_ = await stage.play(act)
+        ends[act] = (exit_.kind, exit_.status)
+    assert ends == {
+        "finishes": ("finished", 0),
+        "leaves": ("left", 0),
+        "fails": ("failed", 1),
+        "exits": ("exited", 7),
+        "exits_with_words": ("exited", 1),
+        "raises": ("exited", 1),
+        "crashes": ("killed", -signal.SIGSEGV),
+    }
+    assert any("RuntimeError: unforeseen" in line for line in stage.lines("stderr"))
+
+
+async def test_all_that_a_worker_says_is_heard_before_its_end(stage: Stage) -> None:
+    said, exit_ = await stage.play("finishes")
+    assert said == [Hello(worker=0, host="127.0.0.1", port=1), Finished(worker=0)]
+    assert exit_ == Exit(0, "finished")
+
+
+async def test_a_failure_keeps_the_workers_own_words(stage: Stage) -> None:
+    _, exit_ = await stage.play("fails")
+    assert exit_.describe() == "worker 0 failed: it went wrong"
+    assert exit_.details == "where"
+
+
+async def test_a_killed_worker_is_told_as_such(stage: Stage) -> None:
+    process = await stage.start("waits")
+    async for _ in process.messages():
+        process.kill()
+    assert (await process.wait()).describe() == "worker 0 was killed by SIGKILL (Killed)"
+
+
+async def test_a_message_that_nobody_understands_names_its_worker(stage: Stage) -> None:
+    for act, fault in (("mumbles", "worker 0 sent a malformed message"), ("signs_as_another", "signed as worker 2")):
+        process = await stage.start(act)
+        with pytest.raises(MalformedMessageError, match=fault):
+            [message async for message in process.messages()]
+        process.kill()
+        await process.wait()
+
+
+async def test_an_order_reaches_the_worker(stage: Stage) -> None:
+    process = await stage.start("echoes_an_order")
+    members = (Member(worker=0, host="h", port=1),)
+    process.send(Order(job="j", generation=3, members=members, secret="top"))
+    await process.wait()
+    assert stage.lines() == ["3 top"]
+
+
+async def test_what_workers_print_comes_line_by_line(stage: Stage) -> None:
+    await stage.play("prints")
+    stdout = stage.lines()
+    assert stdout[:3] == ["to stdout, at once", "not \ufffd utf-8", "100%"]
+    assert stdout[3].endswith(" [... cut]")
+    assert len(stdout[3]) < 100_000
+    assert stdout[4:] == ["no newline at the end"]
+    assert stage.lines("stderr") == ["to stderr"]
+
+
+async def test_a_worker_is_given_what_it_should_be(stage: Stage) -> None:
+    before = time.time()
+    await stage.play("describes_itself", env={"COLOR": "red"})
+    facts = ast.literal_eval(stage.lines()[0])
+    assert facts["descriptors"] == [0, 1, 2, facts["agent"]]
+    assert facts["stdin"] == "/dev/null"
+    assert facts["directory"] == str(stage.folder)
+    assert facts["color"] == "red"
+    assert facts["hash_seed"] == "0"
+    assert facts["leads_session"]
+    assert facts["threads"] == 1
+    assert facts["caught"] == 0
+    assert facts["ignored"] & (1 << (signal.SIGINT - 1))
+    assert not facts["ignored"] & (1 << (signal.SIGTERM - 1))
+    assert before <= facts["time"]
+
+
+async def test_strings_hash_alike_in_every_worker(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    await stage.play("describes_itself")
+    await stage.play("describes_itself")
+    one, other = (ast.literal_eval(line) for line in stage.lines())
+    assert one["hash"] == other["hash"]
+
+
+async def test_long_arguments_fit(stage: Stage) -> None:
+    _, exit_ = await stage.play("finishes", "x" * 1_000_000)
+    assert exit_.kind == "finished"
+
+
+async def test_what_a_worker_started_ends_with_it(stage: Stage) -> None:
+    await stage.play("starts_processes", "and-exits")
+    _, child, _, _, memory_name = stage.lines()[0].split()
+    await gone(int(child))
+    async with asyncio.timeout(5):  # the process that multiprocessing keeps for this removes it
+        while os.path.exists(f"/dev/shm/{memory_name}"):
+            await asyncio.sleep(0.02)  # noqa: ASYNC110 - another process removes it
+
+
+async def test_closing_ends_everything_that_workers_started(stage: Stage) -> None:
+    process = await stage.start("starts_processes")
+    await stage.until_printed()
+    *pids, memory_name = stage.lines()[0].split()
+    assert len(pids) == 4
+    await stage.zygote.close()
+    assert not any(psutil.pid_exists(int(pid)) for pid in pids)
+    assert not os.path.exists(f"/dev/shm/{memory_name}")
+    assert (await process.wait()).kind == "abandoned"
+
+
+async def test_a_stranger_that_holds_the_pipes_does_not_hold_up_the_end(stage: Stage) -> None:
+    _, exit_ = await stage.play("starts_stubborn_process")
+    assert exit_ == Exit(0, "exited", 0)
+    assert stage.lines()
+
+
+async def test_a_zygote_that_dies_takes_its_workers_along(stage: Stage) -> None:
+    process = await stage.start("waits")
+    async for _ in process.messages():
+        os.kill(stage.zygote.pid, signal.SIGKILL)
+    exit_ = await process.wait()
+    assert exit_.kind == "abandoned"
+    assert process.pid is not None
+    await gone(process.pid)
+    later = await stage.start("waits")
+    assert (await later.wait()).kind == "abandoned"
+
+
+async def test_many_workers_at_once(stage: Stage) -> None:
+    ends = await asyncio.gather(*(stage.play("finishes") for _ in range(20)))
+    assert {exit_.kind for _, exit_ in ends} == {"finished"}
+
+
+async def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
+    zygote = await Zygote.start(log=tmp_path / "log", settings=ZygoteSettings(preload=("resile_no_such_module",)))
+    config = WorkerConfig(job="j", worker=0, script="/none.py", directory="/", storage="file:///none")
+    process = await zygote.fork(config, lambda stream, line: None)
+    exit_ = await process.wait()
+    await zygote.close()
+    assert "could not be imported: ModuleNotFoundError: No module named 'resile_no_such_module'" in exit_.describe()
+    assert "Traceback" in exit_.details
+
+
+async def test_a_zygote_that_dies_during_its_imports_is_told(tmp_path: Path) -> None:
+    zygote = await Zygote.start(log=tmp_path / "log")
+    config = WorkerConfig(job="j", worker=0, script="/none.py", directory="/", storage="file:///none")
+    process = await zygote.fork(config, lambda stream, line: None)
+    os.kill(zygote.pid, signal.SIGKILL)
+    exit_ = await process.wait()
+    await zygote.close()
+    assert exit_.describe() == "worker 0 could not be started: the warm process ended during its imports"
+
+
+def test_a_kill_for_memory_is_told_from_any_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    events = tmp_path / "memory.events"
+    monkeypatch.setattr(memory, "_group_events", lambda: events)
+    events.write_text("low 0\noom 3\noom_kill 3\n")
+    kills = memory.OutOfMemoryKills()
+    assert not kills.claim()
+    events.write_text("low 0\noom 4\noom_kill 4\n")
+    assert kills.claim()
+    assert not kills.claim(), "one such kill explains one death"
+
+
+@pytest.mark.parametrize(
+    ("status", "last_word", "memory_ran_out", "kind"),
+    [
+        (0, Finished(worker=1), False, "finished"),
+        (1, Finished(worker=1), False, "exited"),
+        (0, Left(worker=1, generation=1, iteration=1), False, "left"),
+        (1, Failed(worker=1, message="m"), False, "failed"),
+        (-9, Failed(worker=1, message="m"), False, "failed"),
+        (-9, None, True, "out of memory"),
+        (-9, Finished(worker=1), False, "killed"),
+        (-15, None, True, "killed"),
+        (0, None, False, "exited"),
+    ],
+)
+def test_ends_are_classified(status: int, last_word: Any, memory_ran_out: bool, kind: str) -> None:
+    assert classify(1, status, last_word, memory_ran_out=memory_ran_out).kind == kind

@@ -1,0 +1,138 @@
+"""The warm process itself: what it loads, that it stays single-threaded, and that nothing outlives its agent."""
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from resile_learner.agent.workers import Zygote
+from resile_learner.messages import WorkerConfig
+
+AGENT = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from resile_learner.agent.workers import Zygote, ZygoteSettings
+from resile_learner.messages import WorkerConfig
+
+async def main():
+    zygote = await Zygote.start(log=Path(sys.argv[1]) / "log", settings=ZygoteSettings("acting_workers:main", ()))
+    print("zygote", zygote.pid, flush=True)
+    config = WorkerConfig(
+        job="j", worker=0, script="/none.py", args=("starts_processes",), directory="/", storage="file:///none"
+    )
+    process = await zygote.fork(config, lambda stream, line: print(line, flush=True))
+    {trick}
+    await process.wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "subprocess.Popen[str]":
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    return start_agent(tmp_path)
+
+
+def start_agent(folder: Path, trick: str = "") -> "subprocess.Popen[str]":
+    code = AGENT.replace("{trick}", trick)
+    return subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+
+
+def read_pids(agent: "subprocess.Popen[str]") -> tuple[list[int], str]:
+    """Process ids of the zygote, the worker and what the worker started; the name of its shared memory."""
+    assert agent.stdout is not None
+    zygote = int(agent.stdout.readline().split()[1])
+    *pids, memory = agent.stdout.readline().split()
+    return [zygote, *map(int, pids)], memory
+
+
+def all_gone(pids: list[int], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(psutil.pid_exists(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_the_agent(agent: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    pids, memory = read_pids(agent)
+    scratch = psutil.Process(pids[2]).environ()["TMPDIR"]
+    assert len(pids) == 5
+    agent.send_signal(number)
+    agent.wait()
+    assert all_gone(pids)
+    assert not Path(f"/dev/shm/{memory}").exists()
+    assert not Path(scratch).exists()
+
+
+def test_a_copy_of_the_agents_socket_does_not_keep_it_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    agent = start_agent(tmp_path, trick="copy = os.fork() or signal.pause(); print(copy, flush=True)")
+    assert agent.stdout is not None
+    zygote, copy = agent.stdout.readline(), int(agent.stdout.readline())
+    pids = [int(zygote.split()[1]), *map(int, agent.stdout.readline().split()[:-1])]
+    agent.kill()
+    agent.wait()
+    try:
+        assert all_gone(pids)
+    finally:
+        os.kill(copy, signal.SIGKILL)
+
+
+def test_the_workers_die_even_if_the_zygote_is_killed(agent: "subprocess.Popen[str]") -> None:
+    pids, _ = read_pids(agent)
+    os.kill(pids[0], signal.SIGKILL)
+    assert all_gone(pids[:3]), "the worker, by the kernel's word; its child, by the agent's"
+    agent.wait()
+    for pid in pids[3:]:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_during_the_imports_it_dies_at_once(tmp_path: Path) -> None:
+    code = AGENT.replace('ZygoteSettings("acting_workers:main", ())', "ZygoteSettings()").replace("{trick}", "")
+    agent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert agent.stdout is not None
+    zygote = int(agent.stdout.readline().split()[1])
+    agent.kill()
+    agent.wait()
+    assert all_gone([zygote], seconds=2.0)
+
+
+async def test_it_loads_what_training_needs_and_stays_single_threaded(tmp_path: Path) -> None:
+    zygote = await Zygote.start(log=tmp_path / "log")
+    try:
+        await zygote.loaded()
+        assert len(os.listdir(f"/proc/{zygote.pid}/task")) == 1
+        assert (tmp_path / "log").read_text() == ""
+        script = tmp_path / "script.py"
+        script.write_text("import sys; print([name for name in ('torch', 'torch._dynamo') if name in sys.modules])")
+        config = WorkerConfig(job="j", worker=0, script=str(script), directory=str(tmp_path), storage="file:///none")
+        lines: list[str] = []
+        process = await zygote.fork(config, lambda stream, line: lines.append(line))
+        said = [message async for message in process.messages()]
+        await process.wait()
+        assert ast.literal_eval(lines[0]) == ["torch", "torch._dynamo"]
+        assert said[0].kind == "hello"
+    finally:
+        await zygote.close()
+
+
+def test_threads_that_an_import_starts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "threading_module.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parent}")
+    code = AGENT.replace(
+        'ZygoteSettings("acting_workers:main", ())', 'ZygoteSettings("acting_workers:main", ("threading_module",))'
+    ).replace("{trick}", "print((await process.wait()).describe())")
+    output = subprocess.check_output([sys.executable, "-c", code, str(tmp_path)], text=True)
+    assert "an import left 2 threads running" in output
