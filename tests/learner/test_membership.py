@@ -119,7 +119,9 @@ class World:
 
     def leave(self, worker: int, how: str) -> None:
         self.nodes[worker].gone = how
-        self.in_flight = [item for item in self.in_flight if item[1] != LinkUp(worker)]  # a link is up before it is down
+        self.in_flight = [
+            item for item in self.in_flight if item[1] != LinkUp(worker)
+        ]  # a link is up before it is down
         for other in self.nodes:
             if other != worker:
                 self.in_flight.append((other, LinkDown(worker)))
@@ -181,7 +183,9 @@ def test_any_order_of_messages_keeps_one_lineage_and_ends_in_the_newest_generati
     world.order(tuple(range(next_worker)), tuple(range(next_worker)))
     steps = data.draw(st.integers(5, 120))
     for _ in range(steps):
-        action = data.draw(st.sampled_from(["deliver", "deliver", "deliver", "again", "state", "name", "name", "finish", "order"]))
+        action = data.draw(
+            st.sampled_from(["deliver", "deliver", "deliver", "again", "state", "name", "name", "finish", "order"])
+        )
         if action == "order" and len(world.orders) < 6 and world.members():
             before = world.orders[-1].workers
             kept = tuple(w for w in before if data.draw(st.booleans()))

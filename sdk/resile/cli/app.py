@@ -1,11 +1,12 @@
 """The commands, their options and their help."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from resile_shared.errors import UsageError
+from resile_shared.errors import ResileError, UsageError
 
 app = typer.Typer(
     name="resile",
@@ -36,7 +37,9 @@ def run(
     script: Annotated[
         Path, typer.Argument(metavar="SCRIPT", help="The training script: what `python SCRIPT` would run.")
     ],
-    args: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Arguments of the script.")] = None,
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script, after `--`.")
+    ] = None,
     *,
     workers: Annotated[
         int | None,
@@ -93,21 +96,26 @@ def run(
     from resile_learner.local.plan import parse_plan
     from resile_learner.local.settings import Resume, RunSettings
 
-    settings = RunSettings(
-        script=script,
-        args=tuple(args or ()),
-        workers=workers,
-        plan=parse_plan(plan) if plan is not None else None,
-        env=dict(_variable(text) for text in env or ()),
-        home=home,
-        storage=storage,
-        resume=Resume(resume or None) if resume is not None else None,
-        name=name,
-        output=output,
-    )
-    from .run import train
+    try:
+        settings = RunSettings(
+            script=script,
+            args=tuple(args or ()),
+            workers=workers,
+            plan=parse_plan(plan) if plan is not None else None,
+            env=dict(_variable(text) for text in env or ()),
+            home=home,
+            storage=storage,
+            resume=Resume(resume or None) if resume is not None else None,
+            name=name,
+            output=output,
+        )
+        from .run import train  # only now: it can be loaded on Linux alone, which the settings have checked
 
-    return train(settings, as_json=as_json, quiet=quiet)
+        return train(settings, as_json=as_json, quiet=quiet)
+    except ResileError as error:
+        if as_json:
+            typer.echo(json.dumps({"state": "failed", "error": str(error)}))
+        raise
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -10,7 +10,6 @@ import orjson
 from resile_learner.local.launcher import LocalRun
 from resile_learner.local.result import Result
 from resile_learner.local.settings import RunSettings
-from resile_shared.errors import ResileError
 
 from .display import Display, open_display
 from .summary import summary
@@ -20,24 +19,15 @@ def train(settings: RunSettings, *, as_json: bool, quiet: bool) -> int:
     """Run it; return the exit status."""
     with open_display(as_json=as_json, quiet=quiet) as display:
         watched = _WatchedRun(settings, display)
-        try:
-            result = asyncio.run(watched.run())
-        except ResileError as error:
-            if as_json:
-                _print_json({"state": "failed", "error": str(error)})
-            raise
+        result = asyncio.run(watched.run())
     if as_json:
-        _print_json(result.as_json())
+        print(orjson.dumps(result.as_json()).decode(), flush=True)
     if result.outcome.state != "completed":
         return _explain(result, settings, watched.signal)
     if not as_json and not quiet:
         for line in summary(result):
             print(line)
     return 0
-
-
-def _print_json(document: object) -> None:
-    print(orjson.dumps(document).decode(), flush=True)
 
 
 class _WatchedRun:

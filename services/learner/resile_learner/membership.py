@@ -3,15 +3,17 @@
 Events go in through `Membership.handle`, commands come out; the worker's control thread carries them out. The rules:
 
 - An order names a generation newer than all before it. Old orders have no effect; newer ones are told on to every link.
-- A worker that an order drops is never named by a later one, and ids rise with the order that names them first; so those who join
-  generation h are the same for everyone.
-- A *continuing member* has formed h once it is linked to every member of h and each joiner has announced h. A *leaver* has formed h
-  once it has seen the order; where nobody continues, once it is linked to every joiner and each has announced h.
-- A *joiner* announces h once its script is at the training call and it is linked to every member of h. From then on it may become a member of
-  h at any moment, even if it hears of a newer order that drops it; it withdraws when a member tells it that such an order is in force, or
-  when all whom it told are gone (a leaver that hands over stays until its joiner has the state).
-- The header of each round names the highest generation its sender has formed. When all headers of one round name the same
-  newer generation, and only then, all members switch to it.
+- A worker that an order drops is never named by a later one, and ids rise with the order that names them first; so
+  those who join generation h are the same for everyone.
+- A *continuing member* has formed h once it is linked to every member of h and each joiner has announced h. A
+  *leaver* has formed h once it has seen the order; where nobody continues, once it is linked to every joiner and each
+  has announced h.
+- A *joiner* announces h once its script is at the training call and it is linked to every member of h. From then on
+  it may become a member of h at any moment, even if it hears of a newer order that drops it; it withdraws when a
+  member tells it that such an order is in force, or when all whom it told are gone (a leaver that hands over stays
+  until its joiner has the state).
+- The header of each round names the highest generation its sender has formed. When all headers of one round name the
+  same newer generation, and only then, all members switch to it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -156,7 +158,8 @@ Command = Connect | TellOrder | Announce | TellInForce | Start | Switch | Withdr
 class Membership:
     """The machine of one worker.
 
-    ``current`` is the order of the generation it is a member of, None before that; ``formed`` the highest generation it has formed.
+    ``current`` is the order of the generation it is a member of, None before that; ``formed`` the highest generation
+    it has formed.
     """
 
     def __init__(self, worker: int) -> None:
@@ -183,10 +186,15 @@ class Membership:
         return max((h for h, order in self._orders.items() if h > floor and self._has_formed(order)), default=floor)
 
     def named(self, next_iteration: int) -> int:
-        """What the header of the round before ``next_iteration`` names: the highest formed that may train it already."""
+        """What the header of the round before ``next_iteration`` names.
+
+        The highest formed that may train it already.
+        """
         assert self.current is not None
         floor = self.current.generation
-        able = (h for h, o in self._orders.items() if h > floor and o.not_before <= next_iteration and self._has_formed(o))
+        able = (
+            h for h, o in self._orders.items() if h > floor and o.not_before <= next_iteration and self._has_formed(o)
+        )
         return max(able, default=floor)
 
     def must_wait(self, next_iteration: int) -> bool:
@@ -279,12 +287,13 @@ class Membership:
     def _may_be_taken(self) -> bool:
         """Whether somebody who is or becomes a member may count on this joiner's announcement.
 
-        Ids rise with the order that names them first, so a higher id can be a member only when this worker is one, or never will be.
+        Ids rise with the order that names them first, so a higher id can be a member only when this worker is one, or
+        never will be.
         """
         return any(peer < self.worker for peer, _ in self._announced)
 
     def _told_in_force(self, generation: int) -> list[Command]:
-        """A generation in force that drops this joiner (it hears of the order no later than of this) ends its waiting."""
+        """A generation in force that drops this joiner ends its waiting."""
         if self.current is not None or not self._named:
             return []
         later = any(h >= generation and self.worker in order.workers for h, order in self._orders.items())
@@ -332,4 +341,3 @@ class Membership:
 
     def _linked_to(self, workers: Iterable[int]) -> bool:
         return all(worker == self.worker or worker in self._links for worker in workers)
-

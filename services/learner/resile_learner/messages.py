@@ -33,7 +33,9 @@ class Order(Message):
     generation: int = Field(ge=1)
     members: tuple[Member, ...] = Field(min_length=1, description="in rank order")
     secret: str = Field(description="proves membership of this generation on worker links")
-    founding: bool = Field(default=False, description="the first generation of a run: its members start without a hand-over")
+    founding: bool = Field(
+        default=False, description="the first generation of a run: its members start without a hand-over"
+    )
     not_before: int = Field(default=0, ge=0, description="the first iteration this generation may train")
     until: int | None = Field(default=None, description="the iteration at which members wait for the next generation")
 
@@ -79,7 +81,9 @@ class Switched(Message):
     generation: int
     workers: tuple[int, ...]
     iteration: int
-    pause_seconds: float = Field(default=0.0, description="from the last exchange of the old to the first work of the new")
+    pause_seconds: float = Field(
+        default=0.0, description="from the last exchange of the old to the first work of the new"
+    )
 
 
 class Progress(Message):
@@ -145,7 +149,7 @@ class Completed(Message):
 
 
 class Finished(Message):
-    """A member's part is over: its training call returned to the script."""
+    """A member's part is over: its script came to its end after training was complete. Its last words."""
 
     kind: Literal["finished"] = "finished"
     worker: int

@@ -50,12 +50,12 @@ def classify(worker: int, status: int, last_word: LastWord, *, memory_ran_out: b
     match last_word:
         case Failed(message=message, details=details):
             return Exit(worker, "failed", status, message, details)
+        case Finished():  # the script is through: what happens while the process is taken down changes nothing
+            return Exit(worker, "finished", status)
         case _ if status == -signal.SIGKILL and memory_ran_out:
             return Exit(worker, "out of memory", status)
         case _ if status < 0:
             return Exit(worker, "killed", status)
-        case Finished() if status == 0:
-            return Exit(worker, "finished")
         case Left() if status == 0:
             return Exit(worker, "left")
         case _:

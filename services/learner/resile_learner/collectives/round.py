@@ -68,13 +68,15 @@ class Scratch:
 class Bucket:
     """The memory of one bucket as bytes to move and as arrays to add."""
 
-    def __init__(self, partials: Sequence[Tensor], sums: Tensor) -> None:
+    def __init__(self, partials: Sequence[Tensor], sums: Tensor, *, direct: bool) -> None:
         self.dtype = sums.dtype
         self.add: Callable[..., object] = adder(sums.dtype)
         self.sums = array_of(sums)
         self.sums_bytes = bytes_of(sums)
         self.partials = [array_of(partial) for partial in partials]
         self.partials_bytes = [bytes_of(partial) for partial in partials]
+        self.own_pieces = b"".join(self.partials_bytes) if direct else b""
+        """Of a bucket that everyone folds for itself, a copy: our own fold may come before everyone has been sent them."""
         self.in_place = bool(partials) and partials[0].data_ptr() == sums.data_ptr()
 
 
@@ -102,7 +104,8 @@ class OpenMeshRound:
         """See ``OpenRound.push``. A lost member is reported by ``finish``."""
         if bucket != len(self.buckets):
             raise ValueError(f"bucket {bucket} pushed when {len(self.buckets)} is next")
-        self.buckets.append(Bucket(self.spec.partials[bucket], self.spec.sums[bucket]))
+        direct = bucket in self.layout.direct
+        self.buckets.append(Bucket(self.spec.partials[bucket], self.spec.sums[bucket], direct=direct))
         self._heed()
         if self.failure is not None:
             return
@@ -110,7 +113,7 @@ class OpenMeshRound:
         for peer in self.peers:
             peer.link.unpark()
             peer.send_pieces()
-        if bucket not in self.layout.direct:  # a small one leaves together with what follows it
+        if not direct:  # a small one leaves together with what follows it
             self._move()
 
     def finish(self, header: bytes) -> tuple[bytes, ...]:
@@ -329,13 +332,12 @@ class Peer:
             self.link.send(*self._pieces_frame(block))
 
     def _pieces_frame(self, block: Block) -> Sequence[bytes | memoryview]:
-        pieces = [partial[block.low : block.high] for partial in self._round.buckets[block.bucket].partials_bytes]
-        length = (block.high - block.low) * len(pieces)
+        bucket = self._round.buckets[block.bucket]
+        length = (block.high - block.low) * len(bucket.partials)
         header = encode(Kind.PIECES, self._tag, bucket=block.bucket, block=block.index, length=length)
         if block.shared:
-            return header, *pieces
-        # Our own fold of a block that is not shared may come before this has left.
-        return (b"".join((header, *pieces)),)
+            return header, *(partial[block.low : block.high] for partial in bucket.partials_bytes)
+        return header, bucket.own_pieces
 
     def place(self, frame: Frame) -> list[memoryview] | Verdict:
         """See ``Sink``."""

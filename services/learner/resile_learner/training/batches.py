@@ -48,8 +48,8 @@ class Batch(NamedTuple):
 class BatchPlan:
     """The batches of a pass over ``num_samples`` samples.
 
-    Batches never cross an epoch. A last batch that is short has fewer shards, each of about the usual size and of at least two samples where
-    possible; a lone leftover sample joins the batch before it.
+    Batches never cross an epoch. A last batch that is short has fewer shards, each of about the usual size and of at
+    least two samples where possible; a lone leftover sample joins the batch before it.
     """
 
     num_samples: int
@@ -65,7 +65,8 @@ class BatchPlan:
             raise UsageError(f"batch_size is {self.batch_size}: use 1 or more")
         if not 1 <= self.num_shards <= self.batch_size:
             raise UsageError(
-                f"num_shards is {self.num_shards} for a batch of {self.batch_size}: use 1 to {self.batch_size}, or leave it out"
+                f"num_shards is {self.num_shards} for a batch of {self.batch_size}: use 1 to {self.batch_size}, or "
+                "leave it out"
             )
 
     @property
@@ -75,7 +76,10 @@ class BatchPlan:
         return max(1, full + (1 if rest > 1 or (rest and not full) else 0))
 
     def batch(self, number: int, *, num_shards: int | None = None) -> Batch:
-        """Batch ``number``, counted over all epochs. ``num_shards`` overrides the cut (fast mode: one shard a worker)."""
+        """Batch ``number``, counted over all epochs. ``num_shards`` overrides the cut (fast mode.
+
+        One shard a worker).
+        """
         epoch, step = divmod(number, self.per_epoch)
         stop = self.num_samples if step == self.per_epoch - 1 else (step + 1) * self.batch_size
         indices = self._order(epoch)[step * self.batch_size : stop]

@@ -1,7 +1,8 @@
 """Buffers of a model (BatchNorm statistics and the like) under the fixed tree.
 
-Every shard starts from the buffers of the last committed iteration. What a shard does to a floating-point buffer counts with the shard's
-weight, summed in the same tree as the gradients; other buffers advance once, as the first shard leaves them.
+Every shard starts from the buffers of the last committed iteration. What a shard does to a floating-point buffer
+counts with the shard's weight, summed in the same tree as the gradients; other buffers advance once, as the first
+shard leaves them.
 """
 
 import torch
@@ -36,7 +37,10 @@ class Buffers:
 
     @torch.no_grad()
     def collect(self, *, weight: float, first: bool) -> Deltas:
-        """After a shard: what it adds to each buffer it changed. Other than floating-point ones count in the ``first`` shard only."""
+        """After a shard.
+
+        What it adds to each buffer it changed. Other than floating-point ones count in the ``first`` shard only.
+        """
         changed = [index for index in range(len(self._places)) if self._has_changed(index)]
         self._touched.update(changed)
         deltas = {}

@@ -1,7 +1,8 @@
 """When checkpoints are taken, and how the members share the work of storing one.
 
-Every holder of a snapshot stores its share of the parts; stored parts are told in headers, so all agree on what is missing, and after a change of membership
-the rest is divided anew among the holders that remain. The lowest of them writes the manifest and tells so in a header.
+Every holder of a snapshot stores its share of the parts; stored parts are told in headers, so all agree on what is
+missing, and after a change of membership the rest is divided anew among the holders that remain. The lowest of them
+writes the manifest and tells so in a header.
 """
 
 import re
@@ -39,7 +40,9 @@ class Every:
             self._seconds = _seconds(every)
         elif every is not None:
             if every < 1:
-                raise UsageError(f'checkpoint_every is {every}: use a number of iterations from 1 up, or a time such as "5 min"')
+                raise UsageError(
+                    f'checkpoint_every is {every}: use a number of iterations from 1 up, or a time such as "5 min"'
+                )
             self._iterations = every
         self._begun = time.monotonic()
 
@@ -75,7 +78,10 @@ class Checkpointer:
         return self._uploads is not None and self._uploads.busy
 
     def newest(self, make_room: Callable[[bytes], Sequence[Tensor]]) -> tuple[bytes, list[Tensor]] | None:
-        """Read the newest complete checkpoint of the run; None if there is none. Damaged ones are passed over, and told."""
+        """Read the newest complete checkpoint of the run.
+
+        None if there is none. Damaged ones are passed over, and told.
+        """
         if self._session.storage is None:
             return None
         loaded = self._store().load_newest(make_room)
@@ -214,5 +220,7 @@ def _seconds(text: str) -> float:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text.lower())
     unit = _UNITS.get(match.group(2)) or _UNITS.get(match.group(2).removesuffix("s")) if match else None
     if match is None or unit is None or float(match.group(1)) == 0:
-        raise UsageError(f'checkpoint_every is {text!r}: use a number of iterations, or a time such as "30 s", "5 min" or "1 h"')
+        raise UsageError(
+            f'checkpoint_every is {text!r}: use a number of iterations, or a time such as "30 s", "5 min" or "1 h"'
+        )
     return float(match.group(1)) * unit

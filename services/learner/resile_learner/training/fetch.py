@@ -32,7 +32,8 @@ def checked_dataset(dataset: Any, *, name: str) -> Any:
     """Return ``dataset`` if it is map-style and not empty; raise UsageError saying what to give instead."""
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise UsageError(
-            f"the {name} dataset ({type(dataset).__name__}) is iterable, not map-style: give one with __len__ and __getitem__, "
+            f"the {name} dataset ({type(dataset).__name__}) is iterable, not map-style: give one with __len__ and "
+            "__getitem__, "
             "so that every sample can be used exactly once whatever the number of workers"
         )
     if len(dataset) == 0:
@@ -43,8 +44,8 @@ def checked_dataset(dataset: Any, *, name: str) -> Any:
 class Fetcher:
     """Reads the shards of one dataset.
 
-    Sample i of epoch e is read with all generators seeded by (seed, e, i), so random augmentation depends on nothing else. Generators are left
-    seeded by the last sample read; compute seeds them anew.
+    Sample i of epoch e is read with all generators seeded by (seed, e, i), so random augmentation depends on nothing
+    else. Generators are left seeded by the last sample read; compute seeds them anew.
     """
 
     def __init__(self, dataset: Any, *, seed: int, collate_fn: Collate | None = None, num_workers: int = 0) -> None:

@@ -14,7 +14,9 @@ from ..collectives.exchange import OpenRound
 from ..collectives.tree import Interval, merges_after, pieces
 
 BUCKET_BYTES = 4 << 20
-ALIGNMENT_BYTES = 64  # every gradient keeps the alignment that the allocator would give it: vectorised kernels depend on it
+ALIGNMENT_BYTES = (
+    64  # every gradient keeps the alignment that the allocator would give it: vectorised kernels depend on it
+)
 
 
 @dataclass
@@ -241,4 +243,6 @@ def cut_into_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[Bu
 def _check_dense(gradients: Sequence[Tensor]) -> None:
     for gradient in gradients:
         if gradient.layout != torch.strided:
-            raise UsageError("a parameter has a sparse gradient, which cannot be exchanged: use nn.Embedding(sparse=False)")
+            raise UsageError(
+                "a parameter has a sparse gradient, which cannot be exchanged: use nn.Embedding(sparse=False)"
+            )

@@ -80,7 +80,9 @@ class Header:
         indices = np.frombuffer(cursor.take(8 * meta["indices"]), dtype=np.int64)
         used = cursor.take(meta["used"])
         names, touched = meta["names"], meta["deltas"]
-        rows = np.frombuffer(cursor.take(8 * len(names) * len(touched)), dtype=np.float64).reshape(len(touched), len(names))
+        rows = np.frombuffer(cursor.take(8 * len(names) * len(touched)), dtype=np.float64).reshape(
+            len(touched), len(names)
+        )
         partials = [
             Partial(
                 scalars=dict(zip(names, row.tolist(), strict=True)),

@@ -24,7 +24,8 @@ class NotANumber(ResileError):
 
     def __init__(self, iteration: int) -> None:
         super().__init__(
-            f"the loss is NaN at iteration {iteration}, and nothing of it was committed: look at the samples of this batch, lower the "
+            f"the loss is NaN at iteration {iteration}, and nothing of it was committed: look at the samples of "
+            "this batch, lower the "
             "learning rate, or clip gradients"
         )
 
@@ -77,16 +78,21 @@ class Iteration:
             seed_all(mix(self._seed, "compute", self.number, leaf))
             yield fetched.batch
             if len(self._leaves) != done + 1:
-                raise UsageError("a shard was taken without one call of iteration.backward(loss): call it once for each shard")
+                raise UsageError(
+                    "a shard was taken without one call of iteration.backward(loss): call it once for each shard"
+                )
 
     def backward(self, loss: Tensor, *, scaler: Any = None, **metrics: Tensor | float) -> None:
         """Compute the gradients of the shard taken last from its mean ``loss``, a scalar.
 
-        ``scaler`` is a GradScaler when the loss is to be scaled. ``metrics`` are means over the shard, to be averaged over the global batch.
+        ``scaler`` is a GradScaler when the loss is to be scaled. ``metrics`` are means over the shard, to be averaged
+        over the global batch.
         """
         leaf = self._held.lo + len(self._leaves)
         if loss.numel() != 1:
-            raise UsageError(f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar")
+            raise UsageError(
+                f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
+            )
         weight = self._batch.weight(leaf)
         weighted = loss if weight == 1.0 else loss * weight
         self._allows_nan = scaler is not None
@@ -102,7 +108,9 @@ class Iteration:
         False when a member was lost on the way: nothing happened, and the same iteration comes again.
         """
         if len(self._leaves) != self._held.hi - self._held.lo:
-            raise UsageError("iteration.exchange() was called before all shards were computed: take all of iteration.shards() first")
+            raise UsageError(
+                "iteration.exchange() was called before all shards were computed: take all of iteration.shards() first"
+            )
         self._gradients.push_rest(self._plan, self._round.exchange)
         self.outcome = self._round.finish(
             indices=_joined(self._indices), used=self._gradients.used, partials=self._partials(), **self.header

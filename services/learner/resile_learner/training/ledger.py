@@ -1,4 +1,7 @@
-"""The ledger: how often each sample was used, counted from the indices that were really fetched for committed iterations."""
+"""The ledger.
+
+How often each sample was used, counted from the indices that were really fetched for committed iterations.
+"""
 
 from typing import Any
 

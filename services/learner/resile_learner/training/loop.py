@@ -1,11 +1,11 @@
 """The hand-written loop: the user's own training step, made elastic.
 
-    loop = ElasticLoop(model, optimizer, dataset, epochs=3, batch_size=192)
-    for iteration in loop:
-        for inputs, targets in iteration.shards():
-            iteration.backward(F.cross_entropy(model(inputs), targets))
-        if iteration.exchange():
-            optimizer.step()
+loop = ElasticLoop(model, optimizer, dataset, epochs=3, batch_size=192)
+for iteration in loop:
+for inputs, targets in iteration.shards():
+iteration.backward(F.cross_entropy(model(inputs), targets))
+if iteration.exchange():
+optimizer.step()
 """
 
 import time
@@ -56,11 +56,12 @@ class Result:
 class ElasticLoop:
     """Iterates over the committed iterations of a run, on however many workers it has at the moment.
 
-    ``dataset`` is map-style. ``batch_size`` is the global batch, always cut into ``num_shards`` shards (None: the largest of 24, 12, 8, 6, 4,
-    2, 1 that leaves at least 8 samples in a shard). ``state`` names further objects with ``state_dict`` and ``load_state_dict`` that belong to the
-    run's state, such as a learning-rate schedule or a GradScaler. ``validation`` is computed at the end of each epoch.
-    ``checkpoint_every`` counts iterations, or is a time such as "5 min". ``threads`` are torch's threads in each worker.
-    Raises UsageError for settings that cannot work.
+    ``dataset`` is map-style. ``batch_size`` is the global batch, always cut into ``num_shards`` shards (None: the
+    largest of 24, 12, 8, 6, 4, 2, 1 that leaves at least 8 samples in a shard). ``state`` names further objects with
+    ``state_dict`` and ``load_state_dict`` that belong to the run's state, such as a learning-rate schedule or a
+    GradScaler. ``validation`` is computed at the end of each epoch. ``checkpoint_every`` counts iterations, or is a
+    time such as "5 min". ``threads`` are torch's threads in each worker. Raises UsageError for settings that cannot
+    work.
     """
 
     def __init__(
@@ -143,12 +144,17 @@ class ElasticLoop:
         return self._session.view.rank == 0
 
     def stop(self) -> None:
-        """End the run after this iteration. All workers must decide so at the same one: judge by the reduced loss or metrics."""
+        """End the run after this iteration. All workers must decide so at the same one.
+
+        Judge by the reduced loss or metrics.
+        """
         self._state.standing.iterations_total = self.iteration + 1
 
     def __iter__(self) -> Iterator[Iteration]:
         if self._entered:
-            raise UsageError("this loop has run already: a script has one training call; raise `epochs` to train longer")
+            raise UsageError(
+                "this loop has run already: a script has one training call; raise `epochs` to train longer"
+            )
         self._entered = True
         with ExitStack() as stack:
             stack.enter_context(deterministic(self.bits, threads=self._threads))
@@ -166,7 +172,10 @@ class ElasticLoop:
     # entering
 
     def _enter(self) -> None:
-        """Become a member: as a founder with the script's or a checkpoint's state, or as a joiner with the state handed over."""
+        """Become a member.
+
+        As a founder with the script's or a checkpoint's state, or as a joiner with the state handed over.
+        """
         self._state.facts = self._facts()
         ready = Ready(
             worker=0,
@@ -239,7 +248,9 @@ class ElasticLoop:
         }
         yield iteration
         if iteration.outcome is None:
-            raise UsageError("the body of the loop ended without iteration.exchange(): call it once, after the last shard")
+            raise UsageError(
+                "the body of the loop ended without iteration.exchange(): call it once, after the last shard"
+            )
         self._commit(batch, iteration)
         self._settle(iteration.outcome)
 
@@ -252,7 +263,10 @@ class ElasticLoop:
         return next(self._stream)
 
     def _upcoming(self) -> Iterator[ShardKey]:
-        """This worker's shards from here to the end, should the membership stay; after a change there is a new stream."""
+        """This worker's shards from here to the end, should the membership stay.
+
+        After a change there is a new stream.
+        """
         view = self._session.view
         for number in range(self.iteration, self.epochs * self.plan.per_epoch):
             batch = self._batch(number)

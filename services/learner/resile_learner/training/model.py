@@ -24,7 +24,10 @@ class Callback:
     """
 
     def on_iteration(self, loop: ElasticLoop, iteration: Iteration) -> None:
-        """An iteration's update was made; ``iteration.loss`` and ``iteration.metrics`` are those of the global batch."""
+        """An iteration's update was made.
+
+        ``iteration.loss`` and ``iteration.metrics`` are those of the global batch.
+        """
 
     def on_epoch(self, loop: ElasticLoop, epoch: int) -> None:
         """An epoch's last iteration was made; its validation, if any, comes next."""
@@ -36,9 +39,10 @@ class Callback:
 class ElasticModel:
     """A model that trains elastically.
 
-    ``datasets`` is called once in each worker and returns a map-style training dataset and one for validation, or None; samples
-    collate to a pair of inputs and targets. ``loss_fn(outputs, targets)`` and each of ``metrics`` return the mean over the batch. ``lr_scheduler`` steps
-    once an iteration. ``autocast`` is a dtype for torch.autocast, such as torch.bfloat16; ``grad_scaler`` goes with torch.float16.
+    ``datasets`` is called once in each worker and returns a map-style training dataset and one for validation, or
+    None; samples collate to a pair of inputs and targets. ``loss_fn(outputs, targets)`` and each of ``metrics``
+    return the mean over the batch. ``lr_scheduler`` steps once an iteration. ``autocast`` is a dtype for
+    torch.autocast, such as torch.bfloat16; ``grad_scaler`` goes with torch.float16.
     """
 
     def __init__(
@@ -83,8 +87,9 @@ class ElasticModel:
     ) -> Result:
         """Train for ``epochs`` passes with a global batch of ``batch_size`` samples, on however many workers there are.
 
-        The result's bits depend on code, data, seed, batch_size and num_shards alone, unless ``mode`` is "fast". ``clip_grad_norm`` is the largest norm of all
-        gradients together. Raises UsageError for settings that cannot work, NotANumber when the loss becomes NaN.
+        The result's bits depend on code, data, seed, batch_size and num_shards alone, unless ``mode`` is "fast".
+        ``clip_grad_norm`` is the largest norm of all gradients together. Raises UsageError for settings that cannot
+        work, NotANumber when the loss becomes NaN.
         """
         if self._trained:
             raise UsageError("train() was called twice: a script has one training call; raise `epochs` to train longer")
@@ -121,7 +126,8 @@ class ElasticModel:
         pair = self._datasets()
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise UsageError(
-                f"datasets() returned {type(pair).__name__}: return two things, the training dataset and the validation dataset or None"
+                f"datasets() returned {type(pair).__name__}: return two things, the training dataset and the "
+                "validation dataset or None"
             )
         return pair
 
@@ -140,7 +146,8 @@ class ElasticModel:
     def _forward(self, model: nn.Module, batch: Any) -> tuple[Any, Any, Tensor]:
         if not (isinstance(batch, tuple | list) and len(batch) == 2):
             raise UsageError(
-                "a sample of the dataset is not a pair (input, target): return pairs, give a collate_fn that makes pairs, or use ElasticLoop"
+                "a sample of the dataset is not a pair (input, target): return pairs, give a collate_fn that makes "
+                "pairs, or use ElasticLoop"
             )
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         inputs, targets = (_moved(part, device) for part in batch)

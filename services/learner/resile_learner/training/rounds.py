@@ -46,9 +46,7 @@ class Rounds:
         """The complete subtrees inside ``held``, left to right: what a member sends partial sums of."""
         return pieces(num_leaves, held)
 
-    def open(
-        self, num_leaves: int, partials: Sequence[Sequence[Tensor]] = (), sums: Sequence[Tensor] = ()
-    ) -> "Round":
+    def open(self, num_leaves: int, partials: Sequence[Sequence[Tensor]] = (), sums: Sequence[Tensor] = ()) -> "Round":
         """Open the next round over ``num_leaves`` shards, held in equal ranges by the current members."""
         view = self._session.view
         held = tuple(pieces(num_leaves, part) for part in ranges(num_leaves, view.size))
@@ -109,13 +107,15 @@ class Round:
             who = self._minority([header.facts.get(name) for header in headers])
             if who:
                 raise MembersDiffer(
-                    f"{who} has another {name} than the others: all workers must build the same, so take away what depends on "
+                    f"{who} has another {name} than the others: all workers must build the same, so take away what "
+                    "depends on "
                     "the worker, the time or the machine (resile.training.seed() seeds a script)"
                 )
         who = self._minority([header.digest for header in headers])
         if who:
             raise MembersDiffer(
-                f"{who} has other parameters than the others after round {self._spec.tag.round - 1}: its update differed; "
+                f"{who} has other parameters than the others after round {self._spec.tag.round - 1}: its update "
+                "differed; "
                 "look for code that treats workers differently, or for a faulty machine"
             )
 

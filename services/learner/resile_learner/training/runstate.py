@@ -36,8 +36,8 @@ class Standing:
 class RunState:
     """Gathers the state of a run from the objects that hold it, and puts it back.
 
-    It is: how far the run has come, parameters, all buffers, optimizer, the user's extras, ledger, validation under way, and the facts that
-    all members agreed on.
+    It is: how far the run has come, parameters, all buffers, optimizer, the user's extras, ledger, validation under
+    way, and the facts that all members agreed on.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class RunState:
         self._check_facts(tree["facts"])
         mine = self._model_tensors()
         if mine.keys() != tree["model"].keys():
-            raise StateDiffers(f"the model differs from the run's: {sorted(mine.keys() ^ tree['model'].keys())[:3]} do not match")
+            raise StateDiffers(
+                f"the model differs from the run's: {sorted(mine.keys() ^ tree['model'].keys())[:3]} do not match"
+            )
         for name, tensor in tree["model"].items():
             if mine[name].data_ptr() != tensor.data_ptr():
                 mine[name].copy_(tensor)
@@ -100,7 +102,8 @@ class RunState:
         for name, mine in self.facts.items():
             if theirs.get(name) != mine:
                 raise StateDiffers(
-                    f"this worker has another {name} than the run: every worker, and a resumed run, must build the same; take away "
+                    f"this worker has another {name} than the run: every worker, and a resumed run, must build the "
+                    "same; take away "
                     "what depends on the worker, the time or the machine (resile.training.seed() seeds a script)"
                 )
 

@@ -20,7 +20,9 @@ class SecondTrainingCall(UsageError):
     """A script called for training twice."""
 
     def __init__(self) -> None:
-        super().__init__("training was called a second time: a script has one training call; raise `epochs` to train longer")
+        super().__init__(
+            "training was called a second time: a script has one training call; raise `epochs` to train longer"
+        )
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,10 @@ class Session(Protocol):
         """Whether founders begin with the newest complete checkpoint."""
 
     def join(self, ready: Ready, allocate: Callable[[bytes], Sequence[Tensor]]) -> bool:
-        """Become a member. True for a founder; False for a joiner, whose state has then been received into ``allocate``'s tensors."""
+        """Become a member. True for a founder.
+
+        False for a joiner, whose state has then been received into ``allocate``'s tensors.
+        """
 
     def begin(self, spec: RoundSpec) -> OpenRound:
         """Open the next round."""
@@ -90,7 +95,7 @@ class Session(Protocol):
         """Take the names of all headers of a round; tell what all members thereby agreed on."""
 
     def switch(self, change: Change, tag: Tag, flatten: Callable[[], Flat]) -> None:
-        """Carry out ``change`` after round ``tag``: confirm it to leavers, hand the state over. A leaver does not return."""
+        """Carry out ``change`` after round ``tag``: confirm, hand the state over; a leaver does not return."""
 
     def report(self, message: Message) -> None:
         """Tell the agent."""
@@ -140,7 +145,11 @@ class SoloSession:
     def report(self, message: Message) -> None:
         """Print how each epoch and the whole run ended, on stderr: nobody else is there to show it."""
         if isinstance(message, Progress) and message.ends_epoch:
-            scores = {"loss": message.loss, **message.metrics, **{f"validation {k}": v for k, v in message.validation.items()}}
+            scores = {
+                "loss": message.loss,
+                **message.metrics,
+                **{f"validation {k}": v for k, v in message.validation.items()},
+            }
             text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
             print(f"epoch {message.epoch + 1}: iteration {message.iteration}, {text}", file=sys.stderr)
         elif isinstance(message, Completed):

@@ -1,4 +1,7 @@
-"""Validation: fixed batches, fixed shards, and a boundary between the batches, so that the membership can change in the middle."""
+"""Validation.
+
+Fixed batches, fixed shards, and a boundary between the batches, so that the membership can change in the middle.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +22,8 @@ from .session import View
 class Validation:
     """What to compute at the end of each epoch.
 
-    ``scores`` gets the model and a collated batch and returns means over the batch by name; the model is in eval mode, without gradients.
+    ``scores`` gets the model and a collated batch and returns means over the batch by name; the model is in eval
+    mode, without gradients.
     """
 
     dataset: Any
@@ -30,7 +34,9 @@ class Validation:
 class Validator:
     """Carries a validation through its batches. ``scores`` holds the means of the last one that was completed."""
 
-    def __init__(self, validation: Validation, model: nn.Module, *, batch_size: int, num_shards: int, seed: int) -> None:
+    def __init__(
+        self, validation: Validation, model: nn.Module, *, batch_size: int, num_shards: int, seed: int
+    ) -> None:
         dataset = checked_dataset(validation.dataset, name="validation")
         self._plan = BatchPlan(len(dataset), batch_size, min(num_shards, batch_size), seed, shuffle=False)
         self._validation = validation

@@ -36,7 +36,10 @@ def main(config: WorkerConfig, agent: socket.socket) -> int:
 
 
 def _run_script(config: WorkerConfig, session: WorkerSession) -> Failed | None:
-    """Run the script as ``__main__``. None when all went well; a Failed without a message when this worker is just not needed."""
+    """Run the script as ``__main__``. None when all went well.
+
+    A Failed without a message when this worker is just not needed.
+    """
     sys.argv = [config.script, *config.args]
     sys.path.insert(0, os.path.dirname(config.script))
     try:
@@ -58,7 +61,8 @@ def _verdict(config: WorkerConfig, session: WorkerSession) -> Failed | None:
     if not session.training_called:
         return _failed(
             config,
-            "the script ended without a training call: build an ElasticModel and call its train(), or iterate over an ElasticLoop",
+            "the script ended without a training call: build an ElasticModel and call its train(), or iterate over "
+            "an ElasticLoop",
         )
     if not session.completed:
         return _failed(config, "the training loop was left before its end: call loop.stop() instead of `break`")
@@ -82,5 +86,3 @@ def _user_traceback(error: BaseException) -> str:
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(error), error, trace))
-
-

@@ -1,7 +1,8 @@
 """The control thread of a worker: the asyncio shell around `Membership`.
 
-It talks to the agent and to the control threads of the peers, makes links, and passes data connections on to the mesh. The main thread asks it
-for what it needs under one lock; whatever blocks the main thread is woken through `Mesh.interrupt`.
+It talks to the agent and to the control threads of the peers, makes links, and passes data connections on to the
+mesh. The main thread asks it for what it needs under one lock; whatever blocks the main thread is woken through
+`Mesh.interrupt`.
 """
 
 import asyncio
@@ -34,7 +35,19 @@ from ..membership import (
     ToldInForce,
     Withdraw,
 )
-from ..messages import Announcement, Hello, InForce, Member, Message, Order, Stop, WorkerConfig, encode, from_peer, to_worker
+from ..messages import (
+    Announcement,
+    Hello,
+    InForce,
+    Member,
+    Message,
+    Order,
+    Stop,
+    WorkerConfig,
+    encode,
+    from_peer,
+    to_worker,
+)
 from . import links
 
 T = TypeVar("T")
@@ -266,7 +279,10 @@ class _ControlThread(threading.Thread):
         self._lose(peer)
 
     def _lose(self, peer: int) -> None:
-        """Forget ``peer``. The data link to a member of the current generation is left: its own end tells more exactly."""
+        """Forget ``peer``. The data link to a member of the current generation is left.
+
+        Its own end tells more exactly.
+        """
         self._ready_kinds.pop(peer, None)
         writer = self._peers.pop(peer, None)
         if writer:

@@ -1,8 +1,8 @@
 """Making links between workers: dialing, accepting, and proving the secret of a generation to each other.
 
-A hello is three small messages, each a length and a JSON object. The dialer says who it is and which generation it belongs to; the acceptor
-proves that it knows that generation's secret, then the dialer does. The acceptor may hear of the order only after the dialer, so it waits for the
-secret as long as a hello may last.
+A hello is three small messages, each a length and a JSON object. The dialer says who it is and which generation it
+belongs to; the acceptor proves that it knows that generation's secret, then the dialer does. The acceptor may hear of
+the order only after the dialer, so it waits for the secret as long as a hello may last.
 """
 
 import asyncio
@@ -80,7 +80,12 @@ async def dial(member: Member, *, job: str, worker: int, generation: int, secret
         async with asyncio.timeout(HELLO_SECONDS):
             await asyncio.get_running_loop().sock_connect(sock, (member.host, member.port))
             hello = _Hello(
-                job=job, dialer=worker, acceptor=member.worker, generation=generation, kind=kind, nonce=secrets.token_hex(16)
+                job=job,
+                dialer=worker,
+                acceptor=member.worker,
+                generation=generation,
+                kind=kind,
+                nonce=secrets.token_hex(16),
             )
             await _send(sock, hello)
             answer = _Answer.model_validate_json(await _receive(sock))
@@ -105,7 +110,9 @@ async def accept(sock: socket.socket, *, job: str, worker: int, secret_of: Secre
         async with asyncio.timeout(HELLO_SECONDS):
             hello = _Hello.model_validate_json(await _receive(sock))
             if hello.job != job or hello.acceptor != worker:
-                raise LinkRefused(f"a hello for worker {hello.acceptor} of job {hello.job} reached worker {worker} of {job}")
+                raise LinkRefused(
+                    f"a hello for worker {hello.acceptor} of job {hello.job} reached worker {worker} of {job}"
+                )
             secret = await secret_of(hello.generation)
             nonce = secrets.token_hex(16)
             await _send(sock, _Answer(nonce=nonce, proof=_prove(secret, "acceptor", hello, nonce)))

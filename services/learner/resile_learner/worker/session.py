@@ -58,7 +58,9 @@ class WorkerSession:
         self._control.post(ScriptReady())
         founding = self._control.wait_for(self._first_role)
         if founding:
-            self._order = self._control.wait_for(lambda membership: membership.current if self._control.started else None)
+            self._order = self._control.wait_for(
+                lambda membership: membership.current if self._control.started else None
+            )
             return True
         donor, generation = self._mesh.receive_state(allocate)
         self._control.post(StateReceived(generation))
@@ -98,7 +100,7 @@ class WorkerSession:
         return Change(self.view, switch.new.workers, switch.new.generation, receivers)
 
     def switch(self, change: Change, tag: Tag, flatten: Callable[[], Flat]) -> None:
-        """Carry out ``change`` after round ``tag``: confirm it to leavers, hand the state over. A leaver does not return."""
+        """Carry out ``change`` after round ``tag``: confirm, hand the state over; a leaver does not return."""
         assert self._switch is not None
         me, switch = self._config.worker, self._switch
         for leaver in switch.leavers:

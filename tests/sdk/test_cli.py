@@ -1,0 +1,283 @@
+"""The command line: what it accepts, what it answers to mistakes, and how it shows a run."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resile.cli import main, with_resume_value
+from resile.cli.display import Display
+from resile.cli.pace import Pace, clock
+from resile.cli.summary import summary
+from resile_learner.local.events import Known, Noted, Opened, Printed, Progressed, Rescaled, RunEvent, Saved
+from resile_learner.local.history import HistoryItem
+from resile_learner.local.result import Result
+from resile_learner.local.seam import Outcome
+from resile_learner.messages import CheckpointSaved, Completed, EpochCount, Progress, Ready
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    file = tmp_path / "train.py"
+    file.write_text("pass\n")
+    return file
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("resile ")
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "resile run train.py --plan 0:1,50:4,120:3" in out
+    assert "Arguments of the script, after `--`" in out
+
+
+def test_the_launcher_never_loads_torch() -> None:
+    code = "import sys, resile.cli.run, resile.cli.app; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed"),
+    [
+        (["run", "a.py", "--resume"], ["run", "a.py", "--resume="]),
+        (["run", "--resume", "a.py"], ["run", "--resume=", "a.py"]),
+        (["run", "--resume", "train-7f3a2c", "a.py"], ["run", "--resume=train-7f3a2c", "a.py"]),
+        (["run", "--resume=x", "a.py"], ["run", "--resume=x", "a.py"]),
+        (["run", "a.py", "--", "--resume"], ["run", "a.py", "--", "--resume"]),
+    ],
+)
+def test_resume_takes_a_value_only_if_it_is_a_run(arguments: list[str], changed: list[str]) -> None:
+    assert with_resume_value(arguments) == changed
+
+
+MISTAKES = [
+    (["run"], "Missing argument 'SCRIPT'"),
+    (["run", "{script}", "--lr", "3"], "options of the script itself go after `--`"),
+    (["nonsense"], "No such command 'nonsense'"),
+    (["run", "{script}", "--workers", "many"], "valid integer"),
+    (["run", "{script}", "--workers", "0"], "--workers 0: a run on this machine has 1 to"),
+    (["run", "{script}", "--workers", "-3"], "--workers -3: a run on this machine has 1 to"),
+    (["run", "{folder}/none.py"], "there is no script {folder}/none.py"),
+    (["run", "{folder}"], "{folder} is a folder: name the script file in it"),
+    (["run", "{script}", "--plan", "1:1"], "--plan '1:1': it starts at iteration 1, not at 0"),
+    (["run", "{script}", "--plan", ""], "it is empty"),
+    (["run", "{script}", "--plan", "0:2", "--workers", "3"], "contradict each other"),
+    (["run", "{script}", "--env", "X"], "--env 'X' is not of the form NAME=VALUE"),
+    (["run", "{script}", "--env", "PYTHONHASHSEED=1"], "it is always 0"),
+    (["run", "{script}", "-o", "{folder}"], "-o {folder} is a folder: name a file in it"),
+    (["run", "{script}", "-o", "{folder}/no/model"], "there is no folder {folder}/no"),
+    (["run", "{script}", "--home", "{script}"], "the home folder {script} cannot be used"),
+    (["run", "{script}", "--home", "{folder}/h", "--resume"], "there is no run of {script} in {folder}/h to resume"),
+    (["run", "{script}", "--home", "{folder}/h", "--resume=../../etc"], "there is no run '../../etc'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "answer"), MISTAKES)
+def test_a_mistake_is_answered_with_one_line(
+    arguments: list[str], answer: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"script": str(script), "folder": str(script.parent)}
+    assert main([argument.format(**places) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("resile: ")
+    assert answer.format(**places) in captured.err
+
+
+def test_with_json_a_mistake_is_an_object_too(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(script), "--plan", "x", "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["state"] == "failed"
+    assert "--plan 'x'" in document["error"]
+
+
+def test_other_systems_are_told_what_works_there(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert main(["run", str(script)]) == 2
+    assert f"`resile run` needs Linux, and this is darwin: `python {script}` trains" in capsys.readouterr().err
+
+
+def test_a_home_of_a_newer_version_is_refused(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = script.parent / "home"
+    home.mkdir()
+    (home / "format").write_text("99\n")
+    assert main(["run", str(script), "--home", str(home)]) == 2
+    assert "has format '99'" in capsys.readouterr().err
+
+
+class Paper:
+    """A screen that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.done: list[tuple[int, int, str]] = []
+        self.closed = False
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def printed(self, text: str, *, to_stderr: bool) -> None:
+        self.lines.append(f"{'err' if to_stderr else 'out'}: {text}")
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        self.done.append((done, total, text))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+READY = Ready(worker=0, iterations_total=120, num_shards=6, batch_size=48, epochs=6, samples=960, bits="same bits")
+PROGRESS = Progress(worker=0, generation=2, iteration=50, epoch=2, loss=0.123456)
+
+
+def events() -> Iterator[RunEvent]:
+    yield Opened("train-7f3a2c", "/home/runs/train-7f3a2c", resumed=False)
+    yield Known(READY)
+    yield Rescaled(1, 0, 1, 0, 0.5)
+    yield Printed(0, "stdout", "hello", leads=True)
+    yield Printed(1, "stdout", "hello", leads=False)
+    yield Printed(0, "stderr", "careful", leads=True)
+    yield Printed(1, "stderr", "careful", leads=False)
+    yield Rescaled(2, 1, 4, 50, 0.0123)
+    yield Progressed(PROGRESS, workers=4)
+    yield Saved(CheckpointSaved(worker=0, iteration=50, generation=2, num_bytes=2_500_000))
+    yield Noted("something")
+
+
+def test_a_run_is_shown_in_the_order_of_its_events() -> None:
+    paper = Paper()
+    with Display(paper, quiet=False) as display:
+        for event in events():
+            display(event)
+    assert paper.lines == [
+        "run train-7f3a2c in /home/runs/train-7f3a2c",
+        "120 iterations: 6 epochs of 960 samples, batches of 48 in 6 shards",
+        "iteration 0: 1 worker (generation 1)",
+        "out: hello",
+        "err: careful",
+        "err: [worker 1] careful",
+        "iteration 50: 1 -> 4 workers (generation 2, pause 12 ms)",
+        "iteration 50: checkpoint saved (2.5 MB)",
+        "note: something",
+    ]
+    assert paper.done == [(50, 120, "epoch 2  4 workers  loss 0.1235")]
+    assert paper.closed
+
+
+def test_quiet_shows_only_what_the_script_prints() -> None:
+    paper = Paper()
+    with Display(paper, quiet=True) as display:
+        for event in events():
+            display(event)
+        display.note("stopping")
+    assert paper.lines == ["out: hello", "err: careful", "err: [worker 1] careful"]
+    assert not paper.done
+
+
+def test_the_pace_is_that_of_the_last_seconds() -> None:
+    pace = Pace()
+    assert pace.per_second is None
+    for second in range(30):
+        pace.add(second * 2 if second < 15 else 30 + (second - 15) * 10, now=float(second))
+    assert pace.per_second == pytest.approx(10)
+    assert pace.seconds_left(50) == pytest.approx(5)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(7.2, "7 s"), (59.7, "1:00"), (185, "3:05"), (3750, "1:02:30")])
+def test_times_are_readable(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+def completed(*ledger: EpochCount) -> Completed:
+    return Completed(
+        worker=0,
+        generation=2,
+        iteration=120,
+        epoch=5,
+        samples_seen=5760,
+        loss=0.25,
+        metrics={"accuracy": 0.9},
+        validation={"loss": 0.3},
+        params_sha256="ab" * 32,
+        model="model.safetensors",
+        ledger=ledger,
+        bits="same bits",
+    )
+
+
+def result(done: Completed | None, outcome: Outcome) -> Result:
+    item = HistoryItem(1, 1767323045.678, "allocation", 1, 2, ("local/0", "local/1"), 0, "start")
+    return Result(
+        job="train-7f3a2c",
+        name="train",
+        outcome=outcome,
+        min_workers=1,
+        max_workers=4,
+        workers=2,
+        generation=2,
+        seconds=75.0,
+        ready=READY,
+        progress=PROGRESS,
+        checkpoint=None,
+        completed=done,
+        history=(item,),
+        model="/m.safetensors" if done else None,
+        logs="/logs",
+        can_resume=False,
+    )
+
+
+def test_a_summary_folds_a_ledger_in_which_all_is_well() -> None:
+    done = completed(EpochCount(epoch=0, samples=960, once=960, more=0, never=0))
+    lines = list(summary(result(done, Outcome("completed"))))
+    assert lines[0].split() == ["run", "train-7f3a2c,", "1:15"]
+    assert any("every sample exactly once in every epoch" in line for line in lines)
+    assert any("accuracy 0.9" in line for line in lines)
+    assert any("ab" * 32 in line for line in lines)
+
+
+def test_a_summary_names_the_epochs_in_which_something_is_wrong() -> None:
+    counts = [EpochCount(epoch=e, samples=960, once=960 - e, more=0, never=e) for e in range(3)]
+    lines = [line for line in summary(result(completed(*counts), Outcome("completed"))) if "epoch " in line]
+    assert len(lines) == 2
+    assert "epoch 2: of 960 samples 958 were used once, 0 more often, 2 never" in lines[1]
+
+
+def test_the_json_of_a_completed_run_has_every_field() -> None:
+    count = EpochCount(epoch=0, samples=960, once=960, more=0, never=0)
+    document = result(completed(count), Outcome("completed")).as_json()
+    assert document["ledger"] == {"epochs": [count.model_dump()]}
+    assert document["params_sha256"] == "ab" * 32
+    assert document["iterations_total"] == 120
+    assert document["priority"] == 5000
+    assert document["workers"] == 2
+    assert document["error"] is None
+    assert document["history"][0] == {
+        "number": 1,
+        "time": "2026-01-02T03:04:05.678Z",
+        "kind": "allocation",
+        "generation": 1,
+        "workers": 2,
+        "slots": ["local/0", "local/1"],
+        "iteration": 0,
+        "reason": "start",
+    }
+
+
+def test_the_json_of_a_failed_run_says_how_far_it_came() -> None:
+    document = result(None, Outcome("failed", "worker 1 was killed")).as_json()
+    assert document["state"] == "failed"
+    assert document["error"] == "worker 1 was killed"
+    assert document["params_sha256"] is None
+    assert document["iteration"] == 50
+    assert document["bits"] == "same bits"
