@@ -226,7 +226,8 @@ def test_long_headers_are_exchanged(connect) -> None:
     headers = [bytes([worker]) * 3_000_000 for worker in range(3)]
     work = make_work(3, [1000])
     calls = [
-        start(lambda w=w: exchange(group.meshes[w], work.spec(w, [0, 1, 2], Tag(1, 0, 0)), headers[w])) for w in range(3)
+        start(lambda w=w: exchange(group.meshes[w], work.spec(w, [0, 1, 2], Tag(1, 0, 0)), headers[w]))
+        for w in range(3)
     ]
     assert wait(calls) == [tuple(headers)] * 3
 
@@ -346,7 +347,6 @@ def test_a_dead_member_is_named_by_all_others(connect, pushes: int) -> None:
     group.meshes[3].close()
     group.meshes[3] = Mesh(3)
     assert [abandoned(call).suspect for call in calls] == [3, 3, 3]
-    assert all(3 not in group.meshes[w].links for w in range(3))
     check_round(group, [0, 1, 2], Tag(2, 0, 1), work)
 
 

@@ -18,18 +18,13 @@ import pydantic
 from resile_shared.errors import ResileError
 
 from ..messages import (
-    CheckpointSaved,
-    Completed,
     Failed,
     Finished,
-    Hello,
+    FromWorker,
     Left,
     Message,
     Order,
-    Progress,
-    Ready,
     Stop,
-    Switched,
     WorkerConfig,
     encode,
     from_worker,
@@ -40,7 +35,6 @@ from .memory import OutOfMemoryKills
 from .output import Lines
 from .protocol import MAX_PACKET_BYTES, Exited, Fork, Forked, Kill, Loaded, Refused, Unloadable, from_zygote
 
-FromWorker = Hello | Ready | Switched | Progress | CheckpointSaved | Completed | Finished | Left | Failed
 Stream = Literal["stdout", "stderr"]
 OnOutput = Callable[[Stream, str], None]
 Pipe = tuple[asyncio.ReadTransport, Lines]

@@ -364,9 +364,12 @@ class Peer:
         if frame.kind is Kind.ABORT:
             self._abort = bytearray(frame.length)
             return [memoryview(self._abort)]
-        raise Malformed(f"a {frame.kind.name} frame in the middle of a round")
+        if frame.kind in (Kind.SKELETON, Kind.STATE):
+            return self._place_other(frame)
+        raise Malformed(f"a second {frame.kind.name} frame in one round")
 
     def _place_other(self, frame: Frame) -> Verdict:
+        """What belongs to this round's past, such as the rest of a hand-over that was given up, is not wanted any more."""
         if frame.kind in (Kind.SKELETON, Kind.STATE):
             stale = frame.tag.generation <= self._tag.generation
         else:

@@ -130,11 +130,13 @@ class Switchboard:
     def wait(self, *, patience_ms: int | None = None) -> bool:
         """Sleep until a link can move on or another thread has something to say, and mark what can.
 
-        Returns False if nothing happened in ``patience_ms``.
+        Links that nobody listens to are sent what is left for them. Returns False if nothing happened in ``patience_ms``.
         """
         for link in self.links.values():
             if link.pending and not link.listening:
-                self.flush(link)  # what an earlier operation has left
+                self.flush(link)
+                if link.closed or not link.pending:
+                    return True
             self._watch(link)
         happened = self._poller.poll(patience_ms)
         for fd, events in happened:

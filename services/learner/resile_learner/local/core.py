@@ -21,8 +21,22 @@ from dataclasses import dataclass
 from resile_shared.errors import UsageError
 
 from ..agent.exits import Exit
-from ..messages import CheckpointSaved, Completed, Failed, Finished, Hello, Left, Member, Order, Progress, Ready, Stop
-from ..messages import Switched as SwitchedMessage
+from ..messages import (
+    CheckpointSaved,
+    Completed,
+    Failed,
+    Finished,
+    FromWorker,
+    Hello,
+    Left,
+    Member,
+    Order,
+    Progress,
+    Ready,
+    Stop,
+    Switched,
+    Warned,
+)
 from .events import Known, Noted, Progressed, Recorded, Rescaled, Saved, Trained
 from .history import HistoryItem
 from .plan import Step
@@ -34,7 +48,6 @@ from .seam import (
     Event,
     Exited,
     Fork,
-    FromWorker,
     Garbled,
     Outcome,
     ResizeAsked,
@@ -155,7 +168,7 @@ class Director:
                 return self._order()
             case Ready():
                 return self._is_ready(message, now)
-            case SwitchedMessage():
+            case Switched():
                 return self._switched(message, now)
             case Failed(worker=number, message=text, details=details):
                 if worker.is_unneeded:
@@ -165,7 +178,7 @@ class Director:
                 return self._noted(message, worker)
 
     def _noted(
-        self, message: Progress | CheckpointSaved | Completed | Left | Finished, worker: _Worker
+        self, message: Progress | CheckpointSaved | Warned | Completed | Left | Finished, worker: _Worker
     ) -> list[Command]:
         match message:
             case Progress():
@@ -174,6 +187,8 @@ class Director:
             case CheckpointSaved():
                 self.checkpoint = message
                 return [Show(Saved(message))]
+            case Warned(message=text):
+                return [Show(Noted(text))]
             case Completed():
                 self.completed = message
                 self._pending = None
@@ -210,7 +225,7 @@ class Director:
             for step in late
         ]
 
-    def _switched(self, message: SwitchedMessage, now: float) -> list[Command]:
+    def _switched(self, message: Switched, now: float) -> list[Command]:
         order = self._orders.get(message.generation)
         if order is None or order.workers != message.workers:
             return self._fail(f"worker {message.worker} reports a generation that nobody ordered", now)

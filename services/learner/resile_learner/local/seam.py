@@ -4,22 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..agent.exits import Exit
-from ..messages import (
-    CheckpointSaved,
-    Completed,
-    Failed,
-    Finished,
-    Hello,
-    Left,
-    Order,
-    Progress,
-    Ready,
-    Stop,
-    Switched,
-)
+from ..messages import FromWorker, Order, Stop
 from .events import RunEvent
-
-FromWorker = Hello | Ready | Switched | Progress | CheckpointSaved | Completed | Finished | Left | Failed
 
 
 @dataclass(frozen=True)

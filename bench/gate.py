@@ -1,0 +1,95 @@
+"""Turns: a bench lets the workers of several trainings run one block of iterations at a time, one training after the other.
+
+All trainings live side by side, and whoever does not have its turn is blocked in a read. So blocks that are compared
+run within a second of each other, and what else the machine does hits all of them alike.
+"""
+
+import json
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+class Gate:
+    """The bench's side: hands out turns to named trainings."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(64)
+        self._workers: dict[str, dict[int, Any]] = {}
+
+    def __enter__(self) -> "Gate":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.close()
+        for workers in self._workers.values():
+            for stream in workers.values():
+                stream.close()
+
+    def admit(self, sizes: Mapping[str, int], *, seconds: float) -> None:
+        """Wait until all workers of all trainings are there. Raises TimeoutError."""
+        deadline = time.monotonic() + seconds
+        while any(len(self._workers.get(name, ())) < size for name, size in sizes.items()):
+            self._listener.settimeout(max(0.01, deadline - time.monotonic()))
+            connection, _ = self._listener.accept()
+            connection.settimeout(seconds)
+            stream = connection.makefile("rw")
+            who = json.loads(stream.readline())
+            self._workers.setdefault(who["name"], {})[who["rank"]] = stream
+
+    def turn(self, name: str, iterations: int) -> list[dict[str, list[float]]]:
+        """Let one training do so many iterations; return what each worker measured, by rank."""
+        workers = self._workers[name]
+        for stream in workers.values():
+            stream.write(f"{iterations}\n")
+            stream.flush()
+        return [json.loads(workers[rank].readline()) for rank in sorted(workers)]
+
+
+class Turnstile:
+    """A worker's side: `pass_` before each iteration, `note` what a part of it took."""
+
+    def __init__(self, path: str, name: str, rank: int) -> None:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(path)
+        self._stream = connection.makefile("rw")
+        self._stream.write(json.dumps({"name": name, "rank": rank}) + "\n")
+        self._stream.flush()
+        self._left = 0
+        self._measured: dict[str, list[float]] = {}
+        self._begun = 0.0
+        self._parts: dict[str, float] = {}
+
+    def pass_(self) -> bool:
+        """End one iteration and begin the next, when it is this training's turn. False when there is none any more."""
+        now = time.perf_counter()
+        if self._begun:
+            self.note("iteration", now - self._begun)
+            for part, seconds in self._parts.items():
+                self._measured.setdefault(part, []).append(seconds)
+            self._parts.clear()
+            self._left -= 1
+        if not self._left:
+            if self._begun:
+                self._stream.write(json.dumps(self._measured) + "\n")
+                self._stream.flush()
+                self._measured.clear()
+            line = self._stream.readline()
+            if not line:
+                return False
+            self._left = int(line)
+            now = time.perf_counter()
+        self._begun = now
+        return True
+
+    def note(self, part: str, seconds: float) -> None:
+        """Add to what ``part`` took in this iteration."""
+        self._parts[part] = self._parts.get(part, 0.0) + seconds

@@ -1,0 +1,112 @@
+"""The trainings that bench/steady.py compares: one worker of Resile, or one rank of DistributedDataParallel.
+
+Both train the same model on the same data with the same optimizer, each as its users would write it. It is also the script that Resile's workers run.
+"""
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from models import WORKLOADS
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from gate import Turnstile
+
+LR = 1e-3
+
+
+def train_with_ddp(workload: str, name: str, *, rank: int, size: int, port: int, gate: str) -> None:
+    """Train by DistributedDataParallel on gloo until the gate closes; without a port, each rank for itself."""
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    work = WORKLOADS[workload]()
+    model = work.model
+    if port:
+        distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    sampler: DistributedSampler[Any] = DistributedSampler(work.dataset, size, rank)
+    loader = DataLoader(work.dataset, batch_size=work.batch_size // size, sampler=sampler, drop_last=True)
+
+    def batches() -> Iterator[Any]:
+        for epoch in itertools.count():
+            sampler.set_epoch(epoch)
+            yield from loader
+
+    turnstile = Turnstile(gate, name, rank)
+    endless = batches()
+    while turnstile.pass_():
+        batch = next(endless)
+        optimizer.zero_grad()
+        loss = work.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+
+
+def train_with_resile(workload: str, name: str, *, num_shards: int | None, mode: Any, gate: str) -> None:
+    """Train by Resile's loop until the gate closes."""
+    from resile.training import ElasticLoop, seed
+
+    seed(0)
+    work = WORKLOADS[workload]()
+    optimizer = torch.optim.AdamW(work.model.parameters(), lr=LR)
+    loop = ElasticLoop(
+        work.model,
+        optimizer,
+        work.dataset,
+        epochs=1_000_000,
+        batch_size=work.batch_size,
+        num_shards=num_shards,
+        mode=mode,
+    )
+    turnstile: Turnstile | None = None
+    for iteration in loop:
+        if turnstile is None:
+            turnstile = Turnstile(gate, name, loop._session.view.rank)
+            _time_exchange(turnstile)
+        if not turnstile.pass_():
+            return
+        for batch in iteration.shards():
+            iteration.backward(work.loss(work.model, batch))
+        if iteration.exchange():
+            optimizer.step()
+
+
+def _time_exchange(turnstile: Turnstile) -> None:
+    """Note what goes by inside the exchange: in gradient hooks, and at the end when a worker waits for the others."""
+    from resile_learner.collectives.round import OpenMeshRound
+
+    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return method(*args)
+            finally:
+                turnstile.note("exchange", time.perf_counter() - begun)
+
+        return wrapper
+
+    OpenMeshRound.push = timed(OpenMeshRound.push)  # type: ignore[method-assign]
+    OpenMeshRound.finish = timed(OpenMeshRound.finish)  # type: ignore[method-assign]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workload", required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--gate", required=True)
+    parser.add_argument("--num-shards", type=int)
+    parser.add_argument("--mode", default="same-bits")
+    args = parser.parse_args()
+    train_with_resile(args.workload, args.name, num_shards=args.num_shards, mode=args.mode, gate=args.gate)
+
+
+if __name__ == "__main__":
+    main()

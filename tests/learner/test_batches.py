@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resile_learner.training.batches import BatchPlan, default_num_shards
+from resile_shared.errors import UsageError
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> BatchPlan:
+    batch_size = draw(st.integers(1, 64))
+    return BatchPlan(draw(st.integers(1, 300)), batch_size, draw(st.integers(1, batch_size)), draw(st.integers(0, 9)))
+
+
+@given(plans(), st.integers(1, 30))
+def test_every_sample_is_in_exactly_one_shard_of_an_epoch_whatever_the_number_of_workers(
+    plan: BatchPlan, size: int
+) -> None:
+    seen: list[int] = []
+    for batch in plan.batches(0, plan.per_epoch):
+        for rank in range(size):
+            for leaf in range(*batch.held_by(rank, size)):
+                seen += batch.shard(leaf).tolist()
+    assert sorted(seen) == list(range(plan.num_samples))
+
+
+@given(plans())
+def test_shards_are_as_large_as_the_rules_say(plan: BatchPlan) -> None:
+    for batch in plan.batches(0, plan.per_epoch):
+        sizes = [len(batch.shard(leaf)) for leaf in range(batch.num_shards)]
+        assert max(sizes) - min(sizes) <= 1
+        assert batch.num_shards <= plan.num_shards
+        if len(batch.indices) > 1 and len(batch.indices) < plan.batch_size:
+            assert min(sizes) >= 2, "a short batch has fewer shards, not tiny ones"
+        assert sum(batch.weight(leaf) for leaf in range(batch.num_shards)) == pytest.approx(1)
+
+
+def test_a_lone_leftover_sample_joins_the_batch_before_it() -> None:
+    plan = BatchPlan(97, 48, 12, seed=0)
+    assert [len(batch.indices) for batch in plan.batches(0, plan.per_epoch)] == [48, 49]
+
+
+def test_epochs_have_different_orders_and_the_same_seed_has_the_same() -> None:
+    plan = BatchPlan(100, 100, 4, seed=0)
+    first, second = plan.batch(0).indices, plan.batch(1).indices
+    assert not np.array_equal(first, second)
+    assert np.array_equal(first, BatchPlan(100, 100, 4, seed=0).batch(0).indices)
+    assert not np.array_equal(first, BatchPlan(100, 100, 4, seed=1).batch(0).indices)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "expected"), [(192, 24), (191, 12), (96, 12), (64, 8), (48, 6), (32, 4), (16, 2), (9, 1), (1, 1)]
+)
+def test_the_default_number_of_shards_depends_on_the_batch_alone(batch_size: int, expected: int) -> None:
+    assert default_num_shards(batch_size) == expected
+
+
+@pytest.mark.parametrize(("samples", "batch_size", "num_shards"), [(0, 8, 1), (8, 0, 1), (8, 8, 0), (8, 8, 9)])
+def test_settings_that_cannot_work_are_refused(samples: int, batch_size: int, num_shards: int) -> None:
+    with pytest.raises(UsageError):
+        BatchPlan(samples, batch_size, num_shards, seed=0)

@@ -1,0 +1,203 @@
+"""`resile run` with real workers: the same bits however it goes, and what the user sees of it."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors import safe_open
+
+from resile_learner.local.events import Progressed, Rescaled, RunEvent
+from resile_learner.local.launcher import LocalRun
+from resile_learner.local.settings import RunSettings
+from resile_shared.errors import UsageError
+
+FIELDS = {
+    "id", "name", "state", "priority", "min_workers", "max_workers", "workers", "generation", "iteration",
+    "iterations_total", "epoch", "samples_seen", "loss", "params_sha256", "history", "ledger", "metrics",
+    "validation", "model", "bits", "error",
+}  # fmt: skip
+
+
+def worker_pids(launcher: int) -> list[int]:
+    """Process ids of the workers: the grandchildren of the launcher that lead a session."""
+    children = psutil.Process(launcher).children(recursive=True)
+    return [child.pid for child in children if child.ppid() != launcher and os.getsid(child.pid) == child.pid]
+
+
+def read_until(stream: Any, text: str) -> None:
+    for line in stream:
+        if text in line:
+            return
+    raise AssertionError(f"it ended without saying {text!r}")
+
+
+def test_a_plan_changes_shape_at_its_iterations_and_gives_the_same_bits(resile: Any, undisturbed: str) -> None:
+    ended = resile.run("run", resile.script(), "--plan", "0:1,5:4,12:3,20:2", "--json", "-o", "model.safetensors")
+    assert ended.status == 0, ended.err
+    document = ended.json
+    assert set(document) == FIELDS
+    assert document["params_sha256"] == undisturbed
+    changes = [(item["iteration"], item["workers"]) for item in document["history"] if item["kind"] == "allocation"]
+    assert changes == [(0, 1), (5, 4), (12, 3), (20, 2)]
+    assert [item["number"] for item in document["history"]] == [1, 2, 3, 4, 5]
+    assert document["history"][1]["slots"] == ["local/0", "local/1", "local/2", "local/3"]
+    assert document["state"] == document["history"][-1]["kind"] == "completed"
+    assert (document["min_workers"], document["max_workers"], document["workers"]) == (1, 4, 2)
+    assert document["ledger"]["epochs"] == [
+        {"epoch": epoch, "samples": 480, "once": 480, "more": 0, "never": 0} for epoch in range(3)
+    ]
+    assert document["iteration"] == document["iterations_total"] == 30
+    with safe_open(resile.folder / "model.safetensors", "pt") as model:
+        assert sorted(model.keys()) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+    assert list(resile.temporary.iterdir()) == []
+
+
+def test_the_script_is_heard_once_and_everything_is_kept(resile: Any, undisturbed: str) -> None:
+    ended = resile.run("run", resile.script(), "--workers", "3")
+    assert ended.status == 0, ended.err
+    assert ended.out.count("script starts") == 1
+    assert f"sha {undisturbed}" in ended.out
+    assert "iteration 0: 3 workers (generation 1)" in ended.out
+    assert "every sample exactly once in every epoch" in ended.out
+    (run,) = (resile.home / "runs").iterdir()
+    for worker in range(3):
+        assert "script starts" in (run / "logs" / f"worker-{worker}.log").read_text()
+    assert (resile.home.stat().st_mode & 0o777) == 0o700
+
+
+def test_quiet_leaves_only_what_the_script_prints(resile: Any, undisturbed: str) -> None:
+    ended = resile.run("run", "--quiet", "-w", "1", resile.script(), "--", "--epochs", "3")
+    assert ended.out == f"script starts\nfirst iteration\nsha {undisturbed}\n"
+
+
+def test_arguments_variables_and_folder_reach_the_script(resile: Any) -> None:
+    script = resile.script(
+        "import os, sys\nprint(sys.argv, os.environ['COLOR'], os.getcwd(), __name__, os.environ['PYTHONHASHSEED'])\n"
+    )
+    ended = resile.run("run", script, "-w", "1", "--env", "COLOR=red", "--", "--lr", "0.1")
+    assert f"['{script}', '--lr', '0.1'] red {resile.folder} __main__ 0" in ended.out
+
+
+def test_a_default_number_of_workers_fits_the_shards(resile: Any) -> None:
+    ended = resile.run("run", resile.script(), "--json", "--", "--shards", "1", "--epochs", "1")
+    assert ended.status == 0, ended.err
+    assert ended.json["workers"] == 1
+
+
+def test_a_stopped_run_is_resumed_with_its_arguments_to_the_same_bits(resile: Any, undisturbed: str) -> None:
+    script = resile.script()
+    process = resile.start("run", script, "-w", "2", "--", "--every", "3", "--pause", "0.1")
+    read_until(process.stdout, "checkpoint saved")
+    process.send_signal(signal.SIGINT)
+    ended = resile.finish(process)
+    assert ended.status == 130
+    assert ended.last_error.startswith("resile: stopped at iteration ")
+    assert "goes on from the newest checkpoint" in ended.last_error
+    resumed = resile.run("run", script, "--resume", "-w", "3", "--json")
+    assert resumed.status == 0, resumed.err
+    assert resumed.json["params_sha256"] == undisturbed
+    assert resumed.json["id"] in ended.last_error
+    assert resumed.json["history"][0]["generation"] > 1, "no generation of a run is used twice"
+    assert resumed.json["history"][0]["iteration"] > 0
+    (run,) = (resile.home / "runs").iterdir()
+    journal = [json.loads(line) for line in (run / "journal").read_text().splitlines()]
+    workers = [entry["worker"] for entry in journal if entry["kind"] == "worker"]
+    assert workers == [0, 1, 2, 3, 4], "no worker id of a run is used twice"
+
+
+def test_a_killed_worker_is_named_and_the_run_can_be_resumed(resile: Any, undisturbed: str) -> None:
+    script = resile.script()
+    process = resile.start("run", script, "-w", "2", "--", "--every", "3", "--pause", "0.1")
+    read_until(process.stdout, "checkpoint saved")
+    os.kill(worker_pids(process.pid)[1], signal.SIGKILL)
+    ended = resile.finish(process)
+    assert ended.status == 1
+    assert "was killed by SIGKILL" in ended.last_error
+    assert "--resume" in ended.last_error
+    assert resile.run("run", script, "--resume", "-w", "1", "--json").json["params_sha256"] == undisturbed
+
+
+def test_a_launcher_that_was_killed_is_resumed(resile: Any, undisturbed: str) -> None:
+    script = resile.script()
+    process = resile.start("run", script, "-w", "2", "--", "--every", "3", "--pause", "0.1")
+    read_until(process.stdout, "checkpoint saved")
+    process.kill()
+    resile.finish(process)
+    assert resile.run("run", script, "--resume", "-w", "1", "--json").json["params_sha256"] == undisturbed
+
+
+def test_a_run_that_is_still_going_is_not_resumed(resile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = resile.script()
+    process = resile.start("run", script, "-w", "1", "--", "--pause", "0.5", "--epochs", "100")
+    read_until(process.stdout, "first iteration")
+    (run,) = (resile.home / "runs").iterdir()
+    ended = resile.run("run", script, f"--resume={run.name}", RESILE_LOCK_SECONDS="0")
+    assert ended.status == 2
+    assert f"the run {run.name} is still running" in ended.err
+
+
+def test_only_the_newest_runs_are_kept(resile: Any) -> None:
+    script = resile.script()
+    for number in range(25):
+        old = resile.home / "runs" / f"train-{number:06x}"
+        old.mkdir(parents=True)
+        (old / "journal").write_text("")
+        os.utime(old / "journal", (number, number))
+    assert resile.run("run", script, "-w", "1", "--", "--epochs", "1").status == 0
+    names = sorted(path.name for path in (resile.home / "runs").iterdir())
+    assert len(names) == 20
+    assert "train-000018" in names
+    assert "train-000005" not in names
+
+
+async def test_a_run_is_resized_at_will_and_gives_the_same_bits(resile: Any, undisturbed: str) -> None:
+    settings = RunSettings(script=resile.script(), args=("--pause", "0.02"), workers=1, home=resile.home)
+    run = LocalRun(settings)
+    wishes = iter([(3, 3), (8, 2), (14, 4)])
+    wish = next(wishes)
+    sizes: list[int] = []
+
+    def watch(event: RunEvent) -> None:
+        nonlocal wish
+        if isinstance(event, Rescaled):
+            sizes.append(event.after)
+        elif isinstance(event, Progressed) and wish and event.progress.iteration >= wish[0]:
+            run.resize(wish[1])
+            wish = next(wishes, None)  # type: ignore[assignment]
+
+    result = await run.run(watch)
+    assert result.outcome.state == "completed"
+    assert result.completed is not None
+    assert result.completed.params_sha256 == undisturbed
+    assert sizes == [1, 3, 2, 4]
+    assert not psutil.Process().children(recursive=True)
+
+
+async def test_a_cancelled_run_leaves_no_process(resile: Any) -> None:
+    settings = RunSettings(script=resile.script(), args=("--pause", "1"), workers=2, home=resile.home)
+    run = LocalRun(settings)
+    training = asyncio.Event()
+    task = asyncio.create_task(run.run(lambda event: training.set() if isinstance(event, Progressed) else None))
+    await training.wait()
+    with pytest.raises(UsageError, match="at most 6 workers"):
+        run.resize(7)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_a_reader_that_goes_away_does_not_end_training(resile: Any, until: Callable[..., None]) -> None:
+    process = resile.start("run", resile.script(), "-w", "1", "-o", "model.safetensors")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    until(lambda: process.poll() is not None)
+    assert Path(resile.folder / "model.safetensors").exists()
+    assert process.returncode == 0

@@ -1,0 +1,63 @@
+"""Promise 1 and 2: the same bits and every sample once, whatever the number of workers and whatever happens."""
+
+from pathlib import Path
+
+import pytest
+
+from .running import plain, run, run_until
+
+SCRIPT = "everything.py"
+
+
+@pytest.fixture(scope="module")
+def sha() -> str:
+    """The bits of the plain script, in one process, without any launcher."""
+    return plain(SCRIPT)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+def test_any_number_of_workers_gives_the_bits_of_the_plain_script(sha: str, workers: int, tmp_path: Path) -> None:
+    outcome = run(SCRIPT, "--workers", str(workers), home=tmp_path)
+    assert outcome.sha == sha
+    assert outcome.sizes == [(0, workers)]
+    outcome.assert_every_sample_once(epochs=6)
+
+
+@pytest.mark.parametrize("plan", ["0:1,20:3,50:8,90:2", "0:5,15:1,40:4", "0:2,10:7,25:3,60:12,100:1"])
+def test_any_plan_gives_the_same_bits_and_uses_every_sample_once(sha: str, plan: str, tmp_path: Path) -> None:
+    outcome = run(SCRIPT, "--plan", plan, home=tmp_path)
+    assert outcome.sha == sha
+    assert outcome.sizes == [tuple(map(int, step.split(":"))) for step in plan.split(",")]
+    outcome.assert_every_sample_once(epochs=6)
+
+
+def test_a_run_killed_entirely_resumes_to_the_same_bits(sha: str, tmp_path: Path) -> None:
+    run_until(SCRIPT, "iteration 40: checkpoint saved", "--workers", "3", home=tmp_path)
+    outcome = run(SCRIPT, "--resume", "--workers", "2", home=tmp_path)
+    assert outcome.sha == sha
+    assert outcome.sizes[0][0] >= 40, "it went on from the checkpoint"
+    outcome.assert_every_sample_once(epochs=6)
+
+
+def test_bf16_autocast_gives_bits_of_its_own_that_are_the_same_everywhere(sha: str, tmp_path: Path) -> None:
+    one = plain(SCRIPT, "--bf16")
+    assert one != sha
+    assert run(SCRIPT, "--plan", "0:3,20:1,40:5", home=tmp_path, args=("--bf16",)).sha == one
+
+
+def test_bits_differ_where_they_must(sha: str) -> None:
+    assert plain(SCRIPT, "--seed", "1") != sha
+    assert plain(SCRIPT, "--num-shards", "6") != sha
+
+
+def test_data_from_worker_processes_gives_the_same_bits(sha: str, tmp_path: Path) -> None:
+    outcome = run(SCRIPT, "--plan", "0:2,30:3", home=tmp_path, args=("--num-workers", "1"))
+    assert outcome.sha == sha
+    outcome.assert_every_sample_once(epochs=6)
+
+
+def test_fast_mode_uses_every_sample_once_too(tmp_path: Path) -> None:
+    outcome = run(SCRIPT, "--plan", "0:2,30:3", home=tmp_path, args=("--mode", "fast"))
+    assert outcome.status == 0, outcome.errors
+    assert outcome.result["bits"] == "fast"
+    outcome.assert_every_sample_once(epochs=6)
