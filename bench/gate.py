@@ -46,7 +46,10 @@ class Gate:
             self._workers.setdefault(who["name"], {})[who["rank"]] = stream
 
     def turn(self, name: str, iterations: int) -> list[dict[str, list[float]]]:
-        """Let one training do so many iterations; return what each worker measured, by rank."""
+        """Let one training do so many iterations; return what each worker measured, by rank.
+
+        That is seconds for each iteration and its noted parts, and under "cpu" the processor time of the whole turn.
+        """
         workers = self._workers[name]
         for stream in workers.values():
             stream.write(f"{iterations}\n")
@@ -66,6 +69,7 @@ class Turnstile:
         self._left = 0
         self._measured: dict[str, list[float]] = {}
         self._begun = 0.0
+        self._cpu_begun = 0.0
         self._parts: dict[str, float] = {}
 
     def pass_(self) -> bool:
@@ -79,6 +83,7 @@ class Turnstile:
             self._left -= 1
         if not self._left:
             if self._begun:
+                self._measured["cpu"] = [time.process_time() - self._cpu_begun]
                 self._stream.write(json.dumps(self._measured) + "\n")
                 self._stream.flush()
                 self._measured.clear()
@@ -86,6 +91,7 @@ class Turnstile:
             if not line:
                 return False
             self._left = int(line)
+            self._cpu_begun = time.process_time()
             now = time.perf_counter()
         self._begun = now
         return True

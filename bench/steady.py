@@ -28,25 +28,35 @@ from resile_learner.local.settings import RunSettings
 
 HERE = Path(__file__).resolve().parent
 START_SECONDS = 120.0
-WARM_UP = 3  # iterations at the start of a block that do not count
+WARM_UP = 2  # iterations at the start of a block that do not count
 
 
 @dataclass
 class Training:
-    """One of the trainings that are compared, and what its turns have shown: medians in seconds, one for each block."""
+    """One of the trainings that are compared, and what its turns have shown, in seconds."""
 
     name: str
     label: str
     size: int
     options: Sequence[str] = ()
-    iteration: list[float] = field(default_factory=list)
-    exchange: list[float] = field(default_factory=list)
+    iterations: list[float] = field(default_factory=list)
+    exchanges: list[float] = field(default_factory=list)
+    by_turn: list[float] = field(default_factory=list)
+    """The median iteration of each turn."""
+    processor: list[float] = field(default_factory=list)
+    """Of each turn: processor time of all workers together, for one iteration."""
 
     def take_turn(self, gate: Gate, iterations: int) -> None:
         by_rank = gate.turn(self.name, iterations + WARM_UP)
-        self.iteration.append(statistics.median(by_rank[0]["iteration"][WARM_UP:]))
-        if "exchange" in by_rank[0]:
-            self.exchange.append(statistics.median(by_rank[0]["exchange"][WARM_UP:]))
+        counted = by_rank[0]["iteration"][WARM_UP:]
+        self.iterations += counted
+        self.exchanges += by_rank[0].get("exchange", [])[WARM_UP:]
+        self.by_turn.append(statistics.median(counted))
+        self.processor.append(sum(worker["cpu"][0] for worker in by_rank) / (iterations + WARM_UP))
+
+    def forget(self) -> None:
+        for measured in (self.iterations, self.exchanges, self.by_turn, self.processor):
+            measured.clear()
 
 
 def trainings(size: int) -> list[Training]:
@@ -82,10 +92,9 @@ def _take_turns(sides: list[Training], gate: Gate, rounds: int, block_seconds: f
     gate.admit({side.name: side.size for side in sides}, seconds=START_SECONDS)
     for side in sides:  # caches, allocators and lazily built things come to rest
         side.take_turn(gate, 5)
-    iterations = max(5, min(100, round(block_seconds / sides[0].iteration[0])))
+    iterations = max(3, min(50, round(block_seconds / sides[0].by_turn[0])))
     for side in sides:
-        side.iteration.clear()
-        side.exchange.clear()
+        side.forget()
     for number in range(rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
             side.take_turn(gate, iterations)
@@ -142,38 +151,41 @@ def _show_output(event: RunEvent) -> None:
 
 
 def rows(sides: Sequence[Training]) -> list[Sequence[str]]:
-    ddp = sides[0]
+    ddp, alone = sides[:2]
     lines = []
     for side in sides:
-        ratios = [mine / theirs for mine, theirs in zip(side.iteration, ddp.iteration, strict=True)]
-        total = statistics.median(side.iteration)
-        exchange = statistics.median(side.exchange) if side.exchange else None
+        iteration = statistics.median(side.iterations)
+        exchange = statistics.median(side.exchanges) if side.exchanges else 0.0
         if side is ddp:
-            exchange = total - statistics.median(sides[1].iteration)
-        parts = ("", "") if exchange is None else (f"{(total - exchange) * 1e3:.2f}", f"{exchange * 1e3:.2f}")
+            exchange = iteration - statistics.median(alone.iterations)
+        by_turn = sorted(mine / theirs for mine, theirs in zip(side.by_turn, ddp.by_turn, strict=True))
+        quarter = len(by_turn) // 4
         lines.append(
             (
                 side.label,
-                f"{total * 1e3:.2f}",
-                *parts,
-                f"{statistics.median(ratios):.2f}  [{min(ratios):.2f}-{max(ratios):.2f}]",
+                f"{iteration * 1e3:.2f}",
+                f"{(iteration - exchange) * 1e3:.2f}",
+                f"{exchange * 1e3:.2f}",
+                f"{statistics.median(side.processor) * 1e3:.2f}",
+                f"{ratio(side, ddp):.2f}  [{by_turn[quarter]:.2f}-{by_turn[-1 - quarter]:.2f}]",
+                f"{statistics.median(side.processor) / statistics.median(ddp.processor):.2f}",
             )
         )
     return lines
 
 
-def ratio(sides: Sequence[Training], name: str) -> float:
-    """The median over the rounds of a training's time by DDP's."""
-    side = next(side for side in sides if side.name == name)
-    return statistics.median(mine / theirs for mine, theirs in zip(side.iteration, sides[0].iteration, strict=True))
+def ratio(side: Training, ddp: Training) -> float:
+    """A training's median iteration by DDP's."""
+    return statistics.median(side.iterations) / statistics.median(ddp.iterations)
 
 
 def targets(results: Mapping[tuple[str, int], Sequence[Training]]) -> Iterator[Target]:
     for (workload, size), sides in results.items():
+        by_name = {side.name: side for side in sides}
         if size >= 2:
-            yield Target(f"{workload}, {size} workers, V = N, by DDP", ratio(sides, "v=n"), 1.00)
+            yield Target(f"{workload}, {size} workers, V = N, by DDP", ratio(by_name["v=n"], sides[0]), 1.00)
             if workload == "gpt":
-                yield Target(f"{workload}, {size} workers, default V, by DDP", ratio(sides, "default"), 1.25)
+                yield Target(f"{workload}, {size} workers, default V, by DDP", ratio(by_name["default"], sides[0]), 1.25)
 
 
 def main() -> None:
@@ -181,7 +193,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter blocks")
     parser.add_argument("--workloads", nargs="+", default=["digits", "gpt"], choices=["digits", "gpt"])
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4])
-    parser.add_argument("--rounds", type=int, help="blocks of each training (default 7, quick 3)")
+    parser.add_argument("--rounds", type=int, help="turns of each training (default 40, quick 12)")
     args = parser.parse_args()
 
     results = {}
@@ -190,13 +202,13 @@ def main() -> None:
             sides = measure(
                 workload,
                 size,
-                rounds=args.rounds or (3 if args.quick else 7),
-                block_seconds=0.4 if args.quick else 1.0,
+                rounds=args.rounds or (12 if args.quick else 40),
+                block_seconds=0.2,
             )
             results[workload, size] = sides
             print_table(
                 f"{workload}, {size} worker{'s' if size > 1 else ''}",
-                ("training", "iteration ms", "compute ms", "exchange ms", "ratio to DDP"),
+                ("training", "iteration ms", "compute", "exchange", "processor", "ratio to DDP  [quartiles]", "processor"),
                 rows(sides),
             )
     print("Compute is an iteration less its exchange: fetching, forward, backward, folding, optimizer. DDP's exchange is its")

@@ -4,7 +4,7 @@
     resile run examples/digits.py --workers 3                   three workers
     resile run examples/digits.py --plan 0:1,50:4,150:2         another number of workers from iterations 50 and 150 on
 
-All of them end with the same parameters, bit for bit. The data are the 1797 images of 8 x 8 pixels that come with scikit-learn.
+All of them end with the same parameters, bit for bit. The data, 1797 images of 8 x 8 pixels, come with scikit-learn.
 """
 
 import argparse
@@ -41,8 +41,8 @@ class Digits(Dataset[tuple[Tensor, Tensor]]):
         return image, self.targets[index]
 
 
-def datasets() -> tuple[Dataset[tuple[Tensor, Tensor]], Dataset[tuple[Tensor, Tensor]]]:
-    """Keep every fifth image for validation."""
+def datasets() -> tuple[Subset[tuple[Tensor, Tensor]], Subset[tuple[Tensor, Tensor]]]:
+    """Split off every fifth image for validation."""
     augmented, plain = Digits(augment=True), Digits(augment=False)
     training = [index for index in range(len(plain)) if index % 5]
     return Subset(augmented, training), Subset(plain, range(0, len(plain), 5))
@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=192, help="samples in an iteration, over all workers")
-    parser.add_argument("--num-shards", type=int, help="parts of a batch, at most so many workers; default: by batch size")
+    parser.add_argument("--num-shards", type=int, help="parts of a batch: at most so many workers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 where torch.autocast does")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RESILE = Path(sys.executable).with_name("resile")
 SCRIPTS = Path(__file__).with_name("scripts")
 
 
@@ -42,7 +41,18 @@ class Outcome:
 def command(script: str | Path, *options: str, home: Path, args: tuple[str, ...] = ()) -> list[str]:
     """The command line of `resile run`."""
     path = script if isinstance(script, Path) else SCRIPTS / script
-    return [str(RESILE), "run", str(path), "--home", str(home), "--json", *options, *(("--", *args) if args else ())]
+    return [
+        sys.executable,
+        "-m",
+        "resile",
+        "run",
+        str(path),
+        "--home",
+        str(home),
+        "--json",
+        *options,
+        *(("--", *args) if args else ()),
+    ]
 
 
 def run(script: str | Path, *options: str, home: Path, args: tuple[str, ...] = (), seconds: float = 120) -> Outcome:

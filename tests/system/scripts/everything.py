@@ -16,6 +16,8 @@ parser.add_argument("--bf16", action="store_true")
 parser.add_argument("--mode", default="same-bits")
 parser.add_argument("--num-workers", type=int, default=0)
 parser.add_argument("--num-shards", type=int, default=12)
+parser.add_argument("--device", default="cpu")
+parser.add_argument("--convolutions", action="store_true")
 args = parser.parse_args()
 
 BATCH, BATCHES = 48, 20
@@ -36,7 +38,10 @@ class Noisy(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 
 seed(0)
-model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 2))
+front = [nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten()]
+widths = (64, 64) if args.convolutions else (16, 64)
+layers = [*(front if args.convolutions else []), nn.Linear(*widths)]
+model = nn.Sequential(*layers, nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 2)).to(args.device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 ElasticModel(
     model,

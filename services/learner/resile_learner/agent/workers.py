@@ -3,11 +3,9 @@
 import asyncio
 import contextlib
 import os
-import secrets
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,10 +86,8 @@ class Zygote:
         settings = settings or ZygoteSettings()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        scratch = Path(tempfile.gettempdir()) / f"resile-{os.getpid()}-{secrets.token_hex(4)}"
         command = [sys.executable, "-P", "-m", "resile_learner.agent.zygote", f"--fd={theirs.fileno()}"]
-        command += [f"--parent={os.getpid()}", f"--scratch={scratch}"]
-        command += [f"--inherited={','.join(map(str, settings.inherit))}"]
+        command += [f"--parent={os.getpid()}", f"--inherited={','.join(map(str, settings.inherit))}"]
         if settings.storage is not None:
             command.append(f"--storage={settings.storage}")
         if settings.entry is not None:
@@ -150,7 +146,7 @@ class Zygote:
     async def close(self) -> None:
         """Kill every worker and all they started, and the zygote; return when they are gone. May be called twice."""
         if not self._loaded.done():
-            self._process.kill()  # it does not listen during the imports, and there is nothing below it yet
+            self._process.terminate()  # it does not listen during the imports, and there is nothing below it yet
         self._hang_up()
         try:
             await asyncio.wait_for(self._ended(), CLOSE_SECONDS)

@@ -9,7 +9,7 @@ copies only the thread that calls it. It also holds on to everything below it:
   should a copy of the socket survive somewhere). The zygote then kills all its descendants, being their subreaper,
   removes its scratch folder and exits. It does not die at once with the agent, since nobody would be left to find what
   the user's script had started.
-- During the imports there is nothing below it yet: then it does die at once.
+- During the imports there is nothing below it yet, and it does not listen: then SIGTERM ends it at once.
 """
 
 import argparse
@@ -18,14 +18,12 @@ import gc
 import importlib
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -43,6 +41,7 @@ from .protocol import (
     Unloadable,
     to_zygote,
 )
+from .scratch import Scratch
 
 Entry = Callable[[WorkerConfig, socket.socket], int]
 
@@ -66,7 +65,6 @@ class Zygote:
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _ignore)
         signal.signal(signal.SIGTERM, self._end)
-        signal_on_parent_death(signal.SIGTERM)
 
     def run(self) -> None:
         """Serve until the agent is gone."""
@@ -201,18 +199,6 @@ def _end_library_threads() -> None:
         raise RuntimeError(f"an import left {len(tasks)} threads running ({threads}), so no fork is safe")
 
 
-@contextlib.contextmanager
-def _scratch(folder: Path) -> Iterator[None]:
-    """Give the workers a temporary folder of their own: what they leave there, even when killed, goes with it."""
-    folder.mkdir(mode=0o700)
-    os.environ["TMPDIR"] = str(folder)
-    tempfile.tempdir = None
-    try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _remove_staged(folder: Path) -> None:
     """Remove what a writer that was killed left: a local object store writes to ``name#1`` and renames that."""
     for path in folder.rglob("*#*"):
@@ -222,34 +208,51 @@ def _remove_staged(folder: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Load, then serve the agent at the other end of ``--fd`` until it is gone."""
-    parser = argparse.ArgumentParser(description="The warm process that workers are forked from; started by the agent.")
-    parser.add_argument("--fd", type=int, required=True, help="our end of a SOCK_SEQPACKET pair")
-    parser.add_argument("--parent", type=int, required=True, help="process id of the agent")
-    parser.add_argument("--scratch", type=Path, required=True, help="folder to make for the workers' temporary files")
-    parser.add_argument("--storage", type=Path, help="the storage, if it is a folder, to clean of half-written objects")
-    parser.add_argument("--entry", default=DEFAULT_ENTRY, help="module:function that a worker runs")
-    parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import first, with commas between")
-    parser.add_argument("--inherited", default="", help="descriptors to hold, and to close in workers")
-    options = parser.parse_args(arguments)
-
-    die_with_parent(options.parent)
+    options = _parse(arguments)
+    scratch = Scratch()
+    _give_up_with_agent(options.parent, scratch)
     control = socket.socket(fileno=options.fd)
     try:
         entry = _preload([name for name in options.preload.split(",") if name], options.entry)
     except BaseException as error:
         fault = Unloadable(error=f"{type(error).__name__}: {error}", details=traceback.format_exc()[-MAX_DETAILS:])
         control.send(fault.model_dump_json().encode())
+        scratch.remove()
         return 1
+    inherited = [int(descriptor) for descriptor in options.inherited.split(",") if descriptor]
     adopt_orphans()
-    zygote = Zygote(control, entry, [int(descriptor) for descriptor in options.inherited.split(",") if descriptor])
-    with _scratch(options.scratch):
-        try:
-            zygote.run()
-        finally:
-            kill_all()
-    if options.storage is not None:
-        _remove_staged(options.storage)
+    try:
+        Zygote(control, entry, [scratch.lock, *inherited]).run()
+    finally:
+        kill_all()
+        scratch.remove()
+        if options.storage is not None:
+            _remove_staged(options.storage)
     return 0
+
+
+def _give_up_with_agent(agent: int, scratch: Scratch) -> None:
+    """Until there are workers, end at once when the agent does."""
+
+    def give_up(signum: int, frame: FrameType | None) -> None:
+        scratch.remove()
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, give_up)
+    signal_on_parent_death(signal.SIGTERM)
+    if os.getppid() != agent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The warm process that workers are forked from; started by the agent.")
+    parser.add_argument("--fd", type=int, required=True, help="our end of a SOCK_SEQPACKET pair")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the agent")
+    parser.add_argument("--inherited", default="", help="descriptors to hold, and to close in workers")
+    parser.add_argument("--storage", type=Path, help="the storage, if it is a folder, to clean of half-written objects")
+    parser.add_argument("--entry", default=DEFAULT_ENTRY, help="module:function that a worker runs")
+    parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import first, with commas between")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .switchboard import Switchboard
 
 
-PARTING_MS = 1000
+PARTING_MS = 500
 
 
 class Scratch:
@@ -154,16 +154,16 @@ class OpenMeshRound:
                 except BrokenLink:
                     self._switchboard.drop(link)
 
-    def _part(self, suspect: int) -> None:
+    def _part(self) -> None:
         """Wait until the others have taken the rest of what was being sent to them and the ABORT behind it.
 
         One that takes nothing for a while is not in ``finish``; it gets the rest during this worker's next call.
         """
         board = self._switchboard
-        links = [peer.link for peer in self.peers if peer.link.peer != suspect]
         board.listen(())
-        while any(link.pending and not link.closed for link in links) and board.wait(patience_ms=PARTING_MS):
-            pass
+        while any(peer.link.pending and not peer.link.closed for peer in self.peers):
+            if not board.wait(patience_ms=PARTING_MS):
+                return
 
     def arrived(self, block: Block, number: int) -> None:
         """A peer's pieces of own block ``number`` are in the scratch memory."""
@@ -195,7 +195,7 @@ class OpenMeshRound:
                 self._heed()
             self._move()
             if self.failure is not None:
-                self._part(self.failure.suspect)
+                self._part()
                 raise self.failure
             if all(not peer.owed and not peer.link.pending for peer in self.peers):
                 return

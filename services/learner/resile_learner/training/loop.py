@@ -87,7 +87,8 @@ class ElasticLoop:
         if mode not in ("same-bits", "fast"):
             raise UsageError(f'mode is {mode!r}: use "same-bits" or "fast"')
         num_samples = len(checked_dataset(dataset, name="training"))
-        self.plan = BatchPlan(num_samples, batch_size, num_shards or default_num_shards(batch_size), seed)
+        shards = default_num_shards(batch_size) if num_shards is None else num_shards
+        self.plan = BatchPlan(num_samples, batch_size, shards, seed)
         self.epochs = epochs
         self.bits = Bits(mode)
         self.result: Result | None = None

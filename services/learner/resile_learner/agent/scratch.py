@@ -1,0 +1,48 @@
+"""A folder for temporary files that goes with the process that made it, however that ends."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+_PREFIX = "resile-scratch-"
+_STALE_SECONDS = 60.0
+
+
+class Scratch:
+    """Makes TMPDIR of this process, and of all that it starts, a new folder, until `remove`.
+
+    The folder is locked while its maker lives. One whose maker was killed is removed by the next.
+    """
+
+    def __init__(self) -> None:
+        parent = Path(tempfile.gettempdir())
+        _remove_stale(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        self.lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        os.environ["TMPDIR"] = str(self.path)
+        tempfile.tempdir = None
+
+    def remove(self) -> None:
+        """Remove the folder and all that was left in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _remove_stale(parent: Path) -> None:
+    for path in parent.glob(f"{_PREFIX}*"):
+        try:
+            if time.time() - path.stat().st_mtime < _STALE_SECONDS:
+                continue  # its maker may be about to lock it
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # gone, or somebody else's
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)

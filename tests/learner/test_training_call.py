@@ -1,0 +1,207 @@
+"""The training call in a plain script: what it gives, and what it says when it is used wrongly."""
+
+import math
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from resile.training import Callback, ElasticLoop, ElasticModel, Iteration, Result, Validation, seed
+from resile_learner.training.batches import BatchPlan
+from resile_shared.errors import ResileError, UsageError
+
+
+def alone(call: Callable[[], Any]) -> Any:
+    """Run ``call`` as a script of its own, with its one training call."""
+    return copy_context().run(call)
+
+
+def data(size: int = 40) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(size, 4, generator=generator)
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def parts(**more: Any) -> ElasticModel:
+    seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    arguments: dict[str, Any] = {"datasets": lambda: (data(), None), "loss_fn": nn.functional.cross_entropy} | more
+    return ElasticModel(model, optimizer=optimizer, **arguments)
+
+
+def train(**more: Any) -> Result:
+    settings = {"epochs": 2, "batch_size": 16} | {
+        k: more.pop(k) for k in ("epochs", "batch_size", "seed", "mode") if k in more
+    }
+    result = alone(lambda: parts(**more).train(**settings))
+    assert isinstance(result, Result)
+    return result
+
+
+def test_training_lowers_the_loss_and_gives_the_same_bits_twice() -> None:
+    losses: list[float] = []
+
+    class Record(Callback):
+        def on_iteration(self, loop: ElasticLoop, iteration: Iteration) -> None:
+            assert iteration.loss is not None
+            losses.append(iteration.loss)
+
+    first = train(callbacks=[Record()], epochs=20)
+    assert losses[-1] < losses[0]
+    assert len(losses) == first.iterations == 20 * 3
+    assert train(epochs=20).params_sha256 == first.params_sha256
+
+
+def test_one_shard_is_exactly_plain_sgd() -> None:
+    """With one shard the wrapper adds nothing: the bits are those of the loop anyone would write."""
+    x, y = data(16).tensors
+    seed(0)
+    plain = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for number in range(3):
+        order = BatchPlan(16, 16, 1, seed=0).batch(number).indices
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(plain(x[order]), y[order]).backward()
+        optimizer.step()
+    torch.set_num_threads(threads)
+    model = nn.Linear(4, 2)
+
+    def elastic() -> None:
+        seed(0)
+        model.load_state_dict(nn.Linear(4, 2).state_dict())
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        ElasticModel(model, lambda: (data(16), None), nn.functional.cross_entropy, sgd).train(
+            epochs=3, batch_size=16, num_shards=1
+        )
+
+    alone(elastic)
+    assert torch.equal(model.weight, plain.weight)
+
+
+def test_the_loop_and_the_wrapper_give_the_same_bits() -> None:
+    def by_hand() -> str:
+        seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loop = ElasticLoop(model, optimizer, data(), epochs=2, batch_size=16)
+        for iteration in loop:
+            for inputs, targets in iteration.shards():
+                iteration.backward(nn.functional.cross_entropy(model(inputs), targets))
+            if iteration.exchange():
+                optimizer.step()
+        assert loop.result is not None
+        return loop.result.params_sha256
+
+    assert alone(by_hand) == train().params_sha256
+
+
+def test_validation_does_not_disturb_training_and_scores_every_sample() -> None:
+    seen: list[int] = []
+
+    def scores(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        seen.append(len(batch[0]))
+        return {"one": torch.ones(())}
+
+    def run() -> tuple[str, Any]:
+        seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loop = ElasticLoop(model, optimizer, data(), epochs=2, batch_size=16, validation=Validation(data(23), scores))
+        for iteration in loop:
+            for inputs, targets in iteration.shards():
+                iteration.backward(nn.functional.cross_entropy(model(inputs), targets))
+            if iteration.exchange():
+                optimizer.step()
+        assert loop.result is not None
+        return loop.result.params_sha256, loop.result.validation
+
+    sha, validation = alone(run)
+    assert sha == train().params_sha256
+    assert validation == {"one": pytest.approx(1.0)}
+    assert sum(seen) == 2 * 23
+
+
+def test_stop_ends_the_run_after_the_iteration() -> None:
+    class StopEarly(Callback):
+        def on_iteration(self, loop: ElasticLoop, iteration: Iteration) -> None:
+            if iteration.number == 3:
+                loop.stop()
+
+    assert train(callbacks=[StopEarly()]).iterations == 4
+
+
+def test_a_grad_scaler_and_bf16_train() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    result = train(grad_scaler=scaler, autocast=torch.bfloat16)
+    assert result.loss is not None
+    assert math.isfinite(result.loss)
+
+
+def test_clipping_sees_the_gradient_of_the_whole_batch() -> None:
+    assert (
+        alone(lambda: parts().train(epochs=1, batch_size=16, clip_grad_norm=1e-9)).params_sha256
+        != train().params_sha256
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "says"),
+    [
+        ({"epochs": 0}, {}, "epochs is 0"),
+        ({"batch_size": 0}, {}, "batch_size is 0"),
+        ({"mode": "slow"}, {}, "same-bits"),
+        ({"num_shards": 17}, {}, "num_shards is 17"),
+        ({"checkpoint_every": "often"}, {}, "5 min"),
+        ({"checkpoint_every": 0}, {}, "checkpoint_every is 0"),
+        ({}, {"datasets": lambda: data()}, "return two things"),
+        ({}, {"datasets": lambda: (TensorDataset(torch.zeros(0, 4)), None)}, "empty"),
+        ({}, {"datasets": lambda: (iter([1]), None)}, "map-style"),
+        ({}, {"datasets": lambda: ([1.0, 2.0] * 20, None)}, "pair"),
+        ({}, {"loss_fn": lambda outputs, targets: outputs}, "scalar"),
+        ({}, {"loss_fn": lambda outputs, targets: outputs.sum() * math.nan}, "NaN at iteration 0"),
+    ],
+)
+def test_wrong_use_is_answered_with_what_to_do(settings: dict[str, Any], more: dict[str, Any], says: str) -> None:
+    with pytest.raises(ResileError, match=says):
+        alone(lambda: parts(**more).train(**{"epochs": 1, "batch_size": 16} | settings))
+
+
+def test_a_second_training_call_is_refused() -> None:
+    def twice() -> None:
+        parts().train(batch_size=16)
+        parts().train(batch_size=16)
+
+    with pytest.raises(UsageError, match="one training call"):
+        alone(twice)
+
+
+def test_settings_of_torch_are_put_back() -> None:
+    before = (torch.are_deterministic_algorithms_enabled(), torch.get_num_threads())
+    train()
+    assert (torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()) == before
+
+
+@pytest.mark.parametrize("skipped", ["backward", "exchange", "shards"])
+def test_a_loop_body_that_leaves_something_out_is_told(skipped: str) -> None:
+    def run() -> None:
+        model = nn.Linear(4, 2)
+        loop = ElasticLoop(model, torch.optim.SGD(model.parameters(), lr=0.1), data(), batch_size=16, num_shards=2)
+        for iteration in loop:
+            if skipped != "shards":
+                for inputs, targets in iteration.shards():
+                    if skipped != "backward":
+                        iteration.backward(nn.functional.cross_entropy(model(inputs), targets))
+            if skipped != "exchange":
+                iteration.exchange()
+
+    with pytest.raises(UsageError, match=skipped):
+        alone(run)
