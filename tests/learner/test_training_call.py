@@ -205,3 +205,15 @@ def test_a_loop_body_that_leaves_something_out_is_told(skipped: str) -> None:
 
     with pytest.raises(UsageError, match=skipped):
         alone(run)
+
+
+def test_freezing_in_mid_run_is_refused() -> None:
+    class Freeze(Callback):
+        def on_iteration(self, loop: ElasticLoop, iteration: Iteration) -> None:
+            model.bias.requires_grad_(False)
+
+    model = nn.Linear(4, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    elastic = ElasticModel(model, lambda: (data(), None), nn.functional.cross_entropy, sgd, callbacks=[Freeze()])
+    with pytest.raises(UsageError, match="frozen or unfrozen"):
+        alone(lambda: elastic.train(batch_size=16))
