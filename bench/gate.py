@@ -1,13 +1,13 @@
-"""Turns: a bench lets the workers of several trainings run one block of iterations at a time, one training after the other.
+"""Turns: a bench lets several trainings run a block of iterations each, one training after the other.
 
-All trainings live side by side, and whoever does not have its turn is blocked in a read. So blocks that are compared
-run within a second of each other, and what else the machine does hits all of them alike.
+All of them live side by side, and a worker that does not have its turn is blocked in a read. So blocks that are
+compared run within a second of each other, and what else the machine does hits all of them alike.
 """
 
 import json
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,12 +34,17 @@ class Gate:
             for stream in workers.values():
                 stream.close()
 
-    def admit(self, sizes: Mapping[str, int], *, seconds: float) -> None:
-        """Wait until all workers of all trainings are there. Raises TimeoutError."""
+    def admit(self, sizes: Mapping[str, int], *, seconds: float, broken: Callable[[], bool]) -> None:
+        """Wait until all workers of all trainings are there. Raises RuntimeError when one is not going to come."""
         deadline = time.monotonic() + seconds
+        self._listener.settimeout(1.0)
         while any(len(self._workers.get(name, ())) < size for name, size in sizes.items()):
-            self._listener.settimeout(max(0.01, deadline - time.monotonic()))
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                if broken() or time.monotonic() > deadline:
+                    raise RuntimeError("a training that should be measured did not start: see above") from None
+                continue
             connection.settimeout(seconds)
             stream = connection.makefile("rw")
             who = json.loads(stream.readline())

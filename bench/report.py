@@ -23,7 +23,9 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     print(f"\n{title}")
     for row in (header, *rows):
-        first, *others = (cell.ljust(w) if not i else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+        first, *others = (
+            cell.ljust(w) if not i else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
         print("  " + "   ".join([first, *others]), flush=True)
 
 
@@ -33,4 +35,6 @@ def print_targets(targets: Iterable[Target]) -> None:
     for target in targets:
         verdict = "ok" if target.met else "MISSED"
         unit = f" {target.unit}" if target.unit else ""
-        print(f"  {verdict:6}  {target.what}: {target.measured:.2f}{unit}, at most {target.limit:.2f}{unit}", flush=True)
+        print(
+            f"  {verdict:6}  {target.what}: {target.measured:.2f}{unit}, at most {target.limit:.2f}{unit}", flush=True
+        )

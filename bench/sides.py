@@ -1,6 +1,7 @@
 """The trainings that bench/steady.py compares: one worker of Resile, or one rank of DistributedDataParallel.
 
-Both train the same model on the same data with the same optimizer, each as its users would write it. It is also the script that Resile's workers run.
+Both train the same model on the same data with the same optimizer, each as its users would write it. It is also the
+script that Resile's workers run.
 """
 
 import argparse
@@ -10,11 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from gate import Turnstile
 from models import WORKLOADS
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
-
-from gate import Turnstile
 
 LR = 1e-3
 
@@ -63,7 +63,7 @@ def train_with_resile(workload: str, name: str, *, num_shards: int | None, mode:
         work.dataset,
         epochs=1_000_000,
         batch_size=work.batch_size,
-        num_shards=num_shards,
+        num_shards=num_shards or (None if mode == "fast" else work.num_shards),
         mode=mode,
     )
     turnstile: Turnstile | None = None

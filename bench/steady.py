@@ -2,9 +2,10 @@
 
     python bench/steady.py [--quick] [--workloads digits gpt] [--workers 1 2 4]
 
-For each model and number of workers five trainings live side by side and take turns, a block of iterations each: DDP, the
-same processes without DDP (compute alone), and Resile with V = N (the cut that DDP makes), with the default V, and in
-fast mode. A ratio compares the medians of neighbouring blocks; the table shows the median ratio and its range.
+For each model and number of workers five trainings live side by side and take turns of a few iterations each: DDP, the
+same processes without DDP (compute alone), and Resile with V = N (the cut that DDP makes), with the V of the example,
+and in fast mode. A ratio is that of the median iterations; the quartiles are of the ratios of single turns. The second
+ratio is that of processor time, of all workers together: it shows work, not waiting, and is steadier on a busy machine.
 """
 
 import argparse
@@ -15,8 +16,9 @@ import socket
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from gate import Gate
@@ -24,10 +26,12 @@ from report import Target, print_table, print_targets
 
 from resile_learner.local.events import Printed, RunEvent
 from resile_learner.local.launcher import LocalRun
+from resile_learner.local.result import Result
 from resile_learner.local.settings import RunSettings
 
 HERE = Path(__file__).resolve().parent
 START_SECONDS = 120.0
+TURN_SECONDS = 0.2
 WARM_UP = 2  # iterations at the start of a block that do not count
 
 
@@ -69,30 +73,33 @@ def trainings(size: int) -> list[Training]:
     ]
 
 
-def measure(workload: str, size: int, *, rounds: int, block_seconds: float) -> list[Training]:
-    """Let the trainings take turns; the number of iterations in a block follows from the time they may take."""
+def measure(workload: str, size: int, *, rounds: int) -> list[Training]:
+    """Let the trainings take turns."""
     sides = trainings(size)
     with tempfile.TemporaryDirectory(prefix="resile-bench-") as folder, Gate(Path(folder) / "gate") as gate:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_ranks(workload, size, gate=gate.path))
-            asyncio.run(_against(workload, sides, gate, Path(folder), rounds, block_seconds))
+        asyncio.run(_side_by_side(workload, sides, gate=gate, home=Path(folder), rounds=rounds))
     return sides
 
 
-async def _against(
-    workload: str, sides: list[Training], gate: Gate, folder: Path, rounds: int, block_seconds: float
-) -> None:
+async def _side_by_side(workload: str, sides: Sequence[Training], *, gate: Gate, home: Path, rounds: int) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        for side in sides[2:]:
-            await stack.enter_async_context(_resile(workload, side, gate=gate.path, home=folder / side.name))
-        await asyncio.to_thread(_take_turns, sides, gate, rounds, block_seconds)
+        ranks = stack.enter_context(_ranks(workload, sides[0].size, gate=gate.path))
+        runs = [
+            await stack.enter_async_context(_resile(workload, side, gate=gate.path, home=home / side.name))
+            for side in sides[2:]
+        ]
+
+        def broken() -> bool:
+            return any(not rank.is_alive() for rank in ranks) or any(run.done() for run in runs)
+
+        await asyncio.to_thread(_take_turns, sides, gate, rounds, broken)
 
 
-def _take_turns(sides: list[Training], gate: Gate, rounds: int, block_seconds: float) -> None:
-    gate.admit({side.name: side.size for side in sides}, seconds=START_SECONDS)
+def _take_turns(sides: Sequence[Training], gate: Gate, rounds: int, broken: Callable[[], bool]) -> None:
+    gate.admit({side.name: side.size for side in sides}, seconds=START_SECONDS, broken=broken)
     for side in sides:  # caches, allocators and lazily built things come to rest
         side.take_turn(gate, 5)
-    iterations = max(3, min(50, round(block_seconds / sides[0].by_turn[0])))
+    iterations = max(3, min(50, round(TURN_SECONDS / sides[0].by_turn[0])))
     for side in sides:
         side.forget()
     for number in range(rounds):
@@ -101,7 +108,7 @@ def _take_turns(sides: list[Training], gate: Gate, rounds: int, block_seconds: f
 
 
 @contextlib.contextmanager
-def _ranks(workload: str, size: int, *, gate: Path) -> Iterator[None]:
+def _ranks(workload: str, size: int, *, gate: Path) -> Iterator[Sequence[BaseProcess]]:
     """The ranks of DDP and of its compute alone, forked from a process that has imported torch as Resile's are."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", "sides"])
@@ -113,7 +120,7 @@ def _ranks(workload: str, size: int, *, gate: Path) -> Iterator[None]:
     try:
         for process in processes:
             process.start()
-        yield
+        yield processes
     finally:
         for process in processes:
             process.kill()
@@ -132,17 +139,18 @@ def _free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def _resile(workload: str, side: Training, *, gate: Path, home: Path) -> AsyncIterator[None]:
+async def _resile(workload: str, side: Training, *, gate: Path, home: Path) -> AsyncIterator[asyncio.Task[Result]]:
     """The workers of one training of Resile, by the same launcher as `resile run`."""
     args = ("--workload", workload, "--name", side.name, "--gate", str(gate), *side.options)
     run = LocalRun(RunSettings(HERE / "sides.py", args=args, workers=side.size, home=home))
     task = asyncio.create_task(run.run(_show_output))
     try:
-        yield
+        yield task
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await task
+            result = await task
+            print(result.outcome.error, result.outcome.details, file=sys.stderr)
 
 
 def _show_output(event: RunEvent) -> None:
@@ -185,7 +193,9 @@ def targets(results: Mapping[tuple[str, int], Sequence[Training]]) -> Iterator[T
         if size >= 2:
             yield Target(f"{workload}, {size} workers, V = N, by DDP", ratio(by_name["v=n"], sides[0]), 1.00)
             if workload == "gpt":
-                yield Target(f"{workload}, {size} workers, default V, by DDP", ratio(by_name["default"], sides[0]), 1.25)
+                yield Target(
+                    f"{workload}, {size} workers, default V, by DDP", ratio(by_name["default"], sides[0]), 1.25
+                )
 
 
 def main() -> None:
@@ -199,20 +209,25 @@ def main() -> None:
     results = {}
     for workload in args.workloads:
         for size in args.workers:
-            sides = measure(
-                workload,
-                size,
-                rounds=args.rounds or (12 if args.quick else 40),
-                block_seconds=0.2,
-            )
-            results[workload, size] = sides
+            sides = results[workload, size] = measure(workload, size, rounds=args.rounds or (12 if args.quick else 40))
             print_table(
                 f"{workload}, {size} worker{'s' if size > 1 else ''}",
-                ("training", "iteration ms", "compute", "exchange", "processor", "ratio to DDP  [quartiles]", "processor"),
+                (
+                    "training",
+                    "iteration ms",
+                    "compute",
+                    "exchange",
+                    "processor",
+                    "ratio to DDP  [quartiles]",
+                    "processor",
+                ),
                 rows(sides),
             )
-    print("Compute is an iteration less its exchange: fetching, forward, backward, folding, optimizer. DDP's exchange is its")
-    print("iteration less that of the same processes without DDP. Quoted (PEERS.md): torchft's steady step takes 1.29-1.65 x DDP's.")
+    print(
+        "Compute is an iteration less its exchange: fetching, forward, backward, folding, optimizer. The exchange of DDP\n"
+        "is its iteration less that of the same processes without it. Quoted: torchft's steady step takes 1.29 to\n"
+        "1.65 times that of DDP."
+    )
     print_targets(targets(results))
 
 

@@ -49,6 +49,8 @@ def datasets() -> tuple[Subset[tuple[Tensor, Tensor]], Subset[tuple[Tensor, Tens
 
 
 def network() -> nn.Module:
+    """Three convolutions, and a classifier over four cells of the image."""
+
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
 
@@ -65,10 +67,12 @@ def network() -> nn.Module:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The share of images whose digit has the highest score."""
     return (outputs.argmax(dim=1) == targets).float().mean()
 
 
 def main() -> None:
+    """Train, and print how well it went."""
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=192, help="samples in an iteration, over all workers")

@@ -63,7 +63,8 @@ class Block(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attention.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.mix(x))
+        mixed: Tensor = self.mlp(self.mix(x))
+        return x + mixed
 
 
 class GPT(nn.Module):
@@ -73,12 +74,13 @@ class GPT(nn.Module):
         self.position = nn.Parameter(torch.empty(block, width))
         self.blocks = nn.Sequential(*(Block(width=width, heads=width // 32) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
-        nn.init.normal_(self.token.weight, std=0.02)
-        nn.init.normal_(self.position, std=0.02)
+        nn.init.normal_(self.token.weight, std=0.1)
+        nn.init.normal_(self.position, std=0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.token(tokens) + self.position[: tokens.shape[1]]
-        return F.linear(self.norm(self.blocks(x)), self.token.weight)  # one matrix reads and writes characters
+        x = self.norm(self.blocks(x))
+        return F.linear(x, self.token.weight)  # one matrix reads and writes characters
 
 
 @torch.no_grad()
@@ -103,7 +105,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="pieces of text in an iteration, over all workers")
     parser.add_argument("--num-shards", type=int, default=8, help="parts of a batch: at most so many workers")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lr", type=float, default=6e-3)
+    parser.add_argument("--lr", type=float, default=1e-2)
     args = parser.parse_args()
     layers, width, block = (
         given or usual for given, usual in zip((args.layers, args.width, args.block), SIZES[args.size], strict=True)

@@ -40,6 +40,34 @@ def test_worker_processes_fetch_the_same() -> None:
         assert a.indices.tolist() == b.indices.tolist()
 
 
+class RarelyRandom:
+    """Draws from python's generator for sample 7 alone, and from numpy's when it collates."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> float:
+        return random.random() if index == 7 else float(torch.rand(()))
+
+
+def noisy(samples: list[float]) -> list[float]:
+    return [*samples, float(np.random.rand())]
+
+
+def test_a_generator_that_is_rarely_drawn_from_is_seeded_all_the_same() -> None:
+    late = Fetcher(RarelyRandom(), seed=1).stream([shard(1, 2), shard(3, 7, 4), shard(1, 2)])
+    first, second, again = (fetched.batch.tolist() for fetched in late)
+    (alone,) = Fetcher(RarelyRandom(), seed=1).stream([shard(7)])
+    assert alone.batch.tolist() == [second[1]]
+    assert again == first
+
+
+def test_what_collating_draws_depends_on_the_shard_alone() -> None:
+    fetcher = Fetcher([1.0] * 10, seed=1, collate_fn=noisy)
+    before, other, after = (fetched.batch[-1] for fetched in fetcher.stream([shard(1, 2), shard(3), shard(1, 2)]))
+    assert before == after != other
+
+
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter([1, 2])

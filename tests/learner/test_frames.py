@@ -6,7 +6,7 @@ from resile_learner.collectives.exchange import Tag
 from resile_learner.collectives.frames import (
     HEADER_BYTES,
     MAX_REASON_BYTES,
-    ROUND_FRAME_BYTES,
+    ROUND_PAYLOAD_BYTES,
     Frame,
     Kind,
     Malformed,
@@ -23,7 +23,7 @@ narrow = st.integers(0, 2**32 - 1)
 tags = st.builds(Tag, generation=wide, round=wide, attempt=narrow)
 
 
-@given(st.sampled_from([Kind.PIECES, Kind.SUM]), tags, narrow, narrow, st.integers(0, ROUND_FRAME_BYTES))
+@given(st.sampled_from([Kind.PIECES, Kind.SUM]), tags, narrow, narrow, st.integers(0, ROUND_PAYLOAD_BYTES))
 def test_a_header_is_read_as_it_was_written(kind: Kind, tag: Tag, bucket: int, block: int, length: int) -> None:
     header = encode(kind, tag, bucket=bucket, block=block, length=length)
     assert len(header) == HEADER_BYTES

@@ -419,6 +419,16 @@ def test_a_stop_ends_when_the_last_worker_has() -> None:
     assert cluster.outcome == Outcome("stopped")
 
 
+def test_workers_that_miss_each_other_while_they_stop_have_not_failed() -> None:
+    cluster = Cluster("0:2")
+    cluster.settle()
+    cluster.tell(StopAsked())
+    cluster.exit(0, "exited")
+    cluster.tell(Said(Failed(worker=1, message="worker 0 is gone")))
+    cluster.exit(1, "failed", 1)
+    assert cluster.outcome == Outcome("stopped")
+
+
 def test_a_second_stop_does_not_wait() -> None:
     cluster = Cluster("0:2")
     cluster.settle()

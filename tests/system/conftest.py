@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -73,15 +74,12 @@ class Resile:
     """The command, with a home and a folder for temporary files of its own."""
 
     folder: Path
+    temporary: Path
     started: list["subprocess.Popen[str]"] = field(default_factory=list)
 
     @property
     def home(self) -> Path:
         return self.folder / "home"
-
-    @property
-    def temporary(self) -> Path:
-        return self.folder / "tmp"
 
     def script(self, text: str = TRAIN, name: str = "train.py") -> Path:
         file = self.folder / name
@@ -89,7 +87,6 @@ class Resile:
         return file
 
     def start(self, *arguments: object, **environment: str) -> "subprocess.Popen[str]":
-        self.temporary.mkdir(exist_ok=True)
         process = subprocess.Popen(
             [sys.executable, "-m", "resile", *map(str, arguments)],
             stdout=subprocess.PIPE,
@@ -113,12 +110,13 @@ class Resile:
 
 @pytest.fixture
 def resile(tmp_path: Path) -> Iterator[Resile]:
-    command = Resile(tmp_path)
-    yield command
-    for process in command.started:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp") as temporary:  # short: sockets are bound in it
+        command = Resile(tmp_path, Path(temporary))
+        yield command
+        for process in command.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 GREEDY = """
@@ -82,6 +83,20 @@ def test_nothing_is_left(moment: str, number: signal.Signals, resile: Any) -> No
     assert list(resile.temporary.iterdir()) == []
     half_written = [path for path in temporary_files(resile.home) if "#" in path.name or "partial" in path.name]
     assert half_written == []
+
+
+def test_a_killed_zygote_leaves_nothing_either(resile: Any) -> None:
+    mark = uuid.uuid4().hex
+    process = resile.start("run", resile.script(GREEDY), "-w", "2", RESILE_TEST_MARK=mark)
+    for line in process.stdout:
+        if line.startswith("training"):
+            break
+    (zygote,) = (child.pid for child in psutil.Process(process.pid).children())
+    os.kill(zygote, signal.SIGKILL)
+    ended = resile.finish(process)
+    assert ended.status == 1
+    assert "was lost because the process that starts workers was killed" in ended.last_error
+    assert marked(mark) == {}
 
 
 def test_a_second_ctrl_c_does_not_wait(resile: Any) -> None:

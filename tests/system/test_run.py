@@ -103,8 +103,11 @@ def test_a_stopped_run_is_resumed_with_its_arguments_to_the_same_bits(resile: An
     assert resumed.status == 0, resumed.err
     assert resumed.json["params_sha256"] == undisturbed
     assert resumed.json["id"] in ended.last_error
-    assert resumed.json["history"][0]["generation"] > 1, "no generation of a run is used twice"
-    assert resumed.json["history"][0]["iteration"] > 0
+    history = resumed.json["history"]
+    assert [item["kind"] for item in history] == ["allocation", "stopped", "allocation", "completed"]
+    assert [item["number"] for item in history] == [1, 2, 3, 4]
+    assert history[2]["generation"] > history[0]["generation"], "no generation of a run is used twice"
+    assert history[2]["iteration"] > 0
     (run,) = (resile.home / "runs").iterdir()
     journal = [json.loads(line) for line in (run / "journal").read_text().splitlines()]
     workers = [entry["worker"] for entry in journal if entry["kind"] == "worker"]
@@ -132,12 +135,12 @@ def test_a_launcher_that_was_killed_is_resumed(resile: Any, undisturbed: str) ->
     assert resile.run("run", script, "--resume", "-w", "1", "--json").json["params_sha256"] == undisturbed
 
 
-def test_a_run_that_is_still_going_is_not_resumed(resile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_still_going_is_not_resumed(resile: Any) -> None:
     script = resile.script()
     process = resile.start("run", script, "-w", "1", "--", "--pause", "0.5", "--epochs", "100")
     read_until(process.stdout, "first iteration")
     (run,) = (resile.home / "runs").iterdir()
-    ended = resile.run("run", script, f"--resume={run.name}", RESILE_LOCK_SECONDS="0")
+    ended = resile.run("run", script, f"--resume={run.name}")
     assert ended.status == 2
     assert f"the run {run.name} is still running" in ended.err
 
@@ -159,17 +162,14 @@ def test_only_the_newest_runs_are_kept(resile: Any) -> None:
 async def test_a_run_is_resized_at_will_and_gives_the_same_bits(resile: Any, undisturbed: str) -> None:
     settings = RunSettings(script=resile.script(), args=("--pause", "0.02"), workers=1, home=resile.home)
     run = LocalRun(settings)
-    wishes = iter([(3, 3), (8, 2), (14, 4)])
-    wish = next(wishes)
+    wishes = [3, 2, 4]
     sizes: list[int] = []
 
     def watch(event: RunEvent) -> None:
-        nonlocal wish
         if isinstance(event, Rescaled):
             sizes.append(event.after)
-        elif isinstance(event, Progressed) and wish and event.progress.iteration >= wish[0]:
-            run.resize(wish[1])
-            wish = next(wishes, None)  # type: ignore[assignment]
+            if wishes:
+                run.resize(wishes.pop(0))
 
     result = await run.run(watch)
     assert result.outcome.state == "completed"
@@ -184,7 +184,7 @@ async def test_a_cancelled_run_leaves_no_process(resile: Any) -> None:
     run = LocalRun(settings)
     training = asyncio.Event()
     task = asyncio.create_task(run.run(lambda event: training.set() if isinstance(event, Progressed) else None))
-    await training.wait()
+    await asyncio.wait([asyncio.create_task(training.wait()), task], return_when=asyncio.FIRST_COMPLETED)
     with pytest.raises(UsageError, match="at most 6 workers"):
         run.resize(7)
     task.cancel()

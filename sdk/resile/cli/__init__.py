@@ -9,12 +9,27 @@ _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]*-[0-9a-f]{6}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command with ``arguments`` (without the program's name); return its exit status."""
+    """Run the command with ``arguments`` (without the program's name); return its exit status.
+
+    Without ``arguments`` it is the whole process: it takes them from the command line, and leaves no child behind.
+    """
     try:
-        return _main(list(sys.argv[1:] if arguments is None else arguments))
+        return _main(list(arguments)) if arguments is not None else _process()
     except KeyboardInterrupt:
         print("resile: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _process() -> int:
+    if sys.platform != "linux":
+        return _main(sys.argv[1:])
+    from resile_learner.agent.descendants import adopt_orphans, kill_all
+
+    adopt_orphans()
+    try:
+        return _main(sys.argv[1:])
+    finally:
+        kill_all()  # the zygote of a run sees to this, unless it was killed: then we have inherited what it left
 
 
 def _main(arguments: list[str]) -> int:
@@ -34,6 +49,9 @@ def _main(arguments: list[str]) -> int:
         return error.exit_code
     except typer.Abort:
         return INTERRUPTED
+    except OSError as error:
+        print(f"resile: {error}", file=sys.stderr)
+        return 1
     return status if isinstance(status, int) else 0
 
 

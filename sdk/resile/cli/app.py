@@ -118,6 +118,30 @@ def run(
         raise
 
 
+@app.command(short_help="Train an example twice, with a changing number of workers and undisturbed, and compare.")
+def demo(
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to draw the picture.")] = Path(
+        "demo-out/demo.png"
+    ),
+    home: Annotated[
+        Path,
+        typer.Option(metavar="DIR", envvar="RESILE_HOME", help="Where runs, their logs and checkpoints are kept."),
+    ] = Path("~/.resile"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end; everything else goes to stderr.")
+    ] = False,
+) -> int:
+    """Train a small network on handwritten digits twice, and compare.
+
+    The first run visits 1, 4, 2, 8 and 3 workers, the second has one worker all the time. The demo succeeds if both end
+    with the same parameters, bit for bit, and every sample was used exactly once in every epoch of both.
+    """
+    from .demo import show
+
+    return show(home=home, output=output, as_json=as_json)
+
+
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:

@@ -20,6 +20,7 @@ from resile_learner.local.events import (
     RunEvent,
     Saved,
 )
+from resile_learner.messages import Ready
 
 from .pace import Pace, clock
 
@@ -50,7 +51,6 @@ class Display:
         self._quiet = quiet
         self._pace = Pace()
         self._total = 0
-        self._workers = 0
 
     def __enter__(self) -> Self:
         return self
@@ -84,13 +84,9 @@ class Display:
                 self._screen.line(f"{'resuming' if resumed else 'run'} {job} in {folder}")
             case Known(ready=ready):
                 self._total = ready.iterations_total
-                self._screen.line(
-                    f"{ready.iterations_total} iterations: {ready.epochs} epochs of {ready.samples} samples, "
-                    f"batches of {ready.batch_size} in {ready.num_shards} shards"
-                )
+                self._screen.line(_known(ready))
             case Rescaled():
                 self._screen.line(_rescaled(event))
-                self._workers = event.after
             case Saved(checkpoint=checkpoint):
                 size = checkpoint.num_bytes / 1e6
                 self._screen.line(f"iteration {checkpoint.iteration}: checkpoint saved ({size:.1f} MB)")
@@ -104,7 +100,7 @@ class Display:
     def _progressed(self, event: Progressed) -> None:
         progress = event.progress
         self._pace.add(progress.iteration, time.monotonic())
-        parts = [f"epoch {progress.epoch}", f"{self._workers} worker{'s' if self._workers != 1 else ''}"]
+        parts = [f"epoch {progress.epoch}", _count(event.workers, "worker")]
         if progress.loss is not None:
             parts.append(f"loss {progress.loss:.4g}")
         if speed := self._pace.per_second:
@@ -114,11 +110,22 @@ class Display:
         self._screen.progress(progress.iteration, self._total, "  ".join(parts))
 
 
+def _known(ready: Ready) -> str:
+    return (
+        f"{_count(ready.iterations_total, 'iteration')}: {_count(ready.epochs, 'epoch')} of {ready.samples} samples, "
+        f"batches of {ready.batch_size} in {_count(ready.num_shards, 'shard')}"
+    )
+
+
 def _rescaled(event: Rescaled) -> str:
-    workers = f"{event.before} -> {event.after}" if event.before else f"{event.after}"
-    plural = "" if event.after == 1 and not event.before else "s"
+    before = f"{event.before} -> " if event.before else ""
     pause = f", pause {event.pause_seconds * 1000:.0f} ms" if event.before else ""
-    return f"iteration {event.iteration}: {workers} worker{plural} (generation {event.generation}{pause})"
+    workers = _count(event.after, "worker")
+    return f"iteration {event.iteration}: {before}{workers} (generation {event.generation}{pause})"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 class LiveScreen:

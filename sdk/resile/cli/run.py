@@ -1,6 +1,7 @@
 """`resile run`: shows a local run, and turns its end into an exit status."""
 
 import asyncio
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -77,7 +78,7 @@ def _advice(result: Result, settings: RunSettings) -> str:
         if result.progress is None:
             return logs
         return f"no checkpoint was saved (checkpoint_every in the training call saves them); {logs}"
-    words = ["resile run", str(settings.script), f"--resume {result.job}"]
+    words = ["resile", "run", str(settings.script), "--resume", result.job]
     if settings.home != Path("~/.resile"):
-        words.append(f"--home {settings.home}")
-    return f"`{' '.join(words)}` goes on from the newest checkpoint"
+        words += ["--home", str(settings.home)]
+    return f"`{shlex.join(words)}` goes on from the newest checkpoint"

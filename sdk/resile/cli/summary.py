@@ -13,7 +13,7 @@ def summary(result: Result) -> Iterator[str]:
     completed = result.completed
     assert completed is not None
     for label, value in _rows(result, completed):
-        yield f"{label:<12}  {value}"
+        yield f"{label:<13}  {value}"
 
 
 def _rows(result: Result, completed: Completed) -> Iterator[tuple[str, str]]:

@@ -7,8 +7,10 @@ import tempfile
 import time
 from pathlib import Path
 
-_PREFIX = "resile-scratch-"
+_PREFIX = "resile-"
 _STALE_SECONDS = 60.0
+# multiprocessing binds sockets in TMPDIR, at pymp-12345678/listener-12345678, and no socket has a path over 107 bytes.
+_MAX_PARENT = 107 - len(f"/{_PREFIX}12345678/pymp-12345678/listener-12345678")
 
 
 class Scratch:
@@ -19,6 +21,8 @@ class Scratch:
 
     def __init__(self) -> None:
         parent = Path(tempfile.gettempdir())
+        if len(os.fsencode(parent)) > _MAX_PARENT:
+            parent = Path("/tmp")
         _remove_stale(parent)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self.lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)

@@ -41,6 +41,9 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 DRAIN_SECONDS = 2.0
 CLOSE_SECONDS = 15.0
 RETRY_SECONDS = 0.01
+MAX_DETAILS = 4000
+# Strings hash alike in all workers; and an import that asks whether there is a GPU must not open it before the fork.
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 class MalformedMessageError(ResileError):
@@ -94,13 +97,13 @@ class Zygote:
             command.append(f"--entry={settings.entry}")
         if settings.preload is not None:
             command.append(f"--preload={','.join(settings.preload)}")
-        with theirs, log.open("ab") as output:
+        with theirs, log.open("wb") as output:
             process = subprocess.Popen(  # noqa: ASYNC220 - a few ms; the parent-death signal needs this very thread
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "PYTHONHASHSEED": "0"},
+                env={**os.environ, **ENVIRONMENT},
                 pass_fds=(theirs.fileno(), *settings.inherit),
                 start_new_session=True,  # a Ctrl-C in the terminal is for the launcher alone
             )
@@ -212,9 +215,11 @@ class Zygote:
     def _lost(self) -> None:
         """See to what the zygote leaves: its workers die by the kernel's word, what they started has their sessions."""
         self._hang_up()
-        if not self._loaded.done():
+        tail = self._log.read_text(errors="replace")[-MAX_DETAILS:]
+        if self._loaded.done():
+            self._fault = Exit(0, "abandoned", details=tail)
+        else:
             if self._fault.kind == "abandoned":
-                tail = self._log.read_text(errors="replace")[-4000:]
                 self._fault = Exit(0, "not started", 0, "the warm process ended during its imports", tail)
             self._loaded.set_exception(ResileError(self._fault.message))
             self._loaded.exception()  # seen: whoever waits for a worker is told as well

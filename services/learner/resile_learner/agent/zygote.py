@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import gc
 import importlib
+import io
 import os
 import select
 import signal
@@ -164,8 +165,10 @@ def _take_up(descriptors: list[int]) -> tuple[WorkerConfig, socket.socket]:
     request = dict(zip(FORK_DESCRIPTORS, descriptors, strict=True))
     os.dup2(request["stdout"], 1)
     os.dup2(request["stderr"], 2)
-    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        raw = io.FileIO(descriptor, "w", closefd=False)
+        text = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=True)
+        setattr(sys, name, text)
     os.close(request["stdout"])
     os.close(request["stderr"])
     os.set_inheritable(request["agent"], False)

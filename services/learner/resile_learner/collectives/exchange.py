@@ -30,7 +30,7 @@ class RoundSpec:
     """For each rank the complete subtrees that it holds, left to right; together they cover leaves 0..num_leaves-1."""
     num_leaves: int
     partials: Sequence[Sequence[Tensor]]
-    """[bucket][own piece]: flat contiguous CPU tensors; all of one bucket have one dtype and length. Used as scratch."""
+    """[bucket][own piece]: flat contiguous CPU tensors, in a bucket of one dtype and length. Used as scratch."""
     sums: Sequence[Tensor]
     """[bucket]: where the sum over all leaves is written. May be ``partials[bucket][0]`` itself."""
 
@@ -67,4 +67,4 @@ class Exchange(Protocol):
         """Open the next round. At most one is open at a time."""
 
     def abandon(self, suspect: int, reason: str) -> None:
-        """Make the open round raise Abandoned here and, told by frames, at every other member. Callable from any thread."""
+        """Make the open round raise Abandoned here and, told by frames, at every other member. From any thread."""

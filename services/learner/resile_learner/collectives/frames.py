@@ -1,5 +1,8 @@
 """What travels on a data link: frames, each a fixed header and a payload of ``length`` bytes.
 
+A header has two halves, the tag of a round and what the frame carries. In a round all frames share the first half, and
+the second halves are known before it begins, so that they are made once and compared as bytes.
+
 | kind     | bucket, block          | payload                                             |
 |----------|------------------------|-----------------------------------------------------|
 | PIECES   | of the receiver's part | the sender's partial sums of one block, concatenated |
@@ -19,17 +22,19 @@ from resile_shared.errors import ResileError
 
 from .exchange import Tag
 
-ROUND_FRAME_BYTES = 1 << 18
+ROUND_PAYLOAD_BYTES = 2 * 65_483 // 64 * 64 - 64
+"""At most this much in a frame of a round: with its header two segments on loopback, without a third that is tiny."""
 STATE_FRAME_BYTES = 1 << 20
 MAX_HEADER_BYTES = 1 << 24
 MAX_SKELETON_BYTES = 1 << 28
 MAX_REASON_BYTES = 1 << 12
 
-_LAYOUT = struct.Struct("<HBxIQQIIQ")
+_TAG = struct.Struct("<QQI")
+_CONTENT = struct.Struct("<HBxIIQ")
 _ABORT = struct.Struct("<Q")
 _STATE_TOTAL = struct.Struct("<Q")
 _MAGIC = 0x5E51
-HEADER_BYTES = _LAYOUT.size
+HEADER_BYTES = _TAG.size + _CONTENT.size
 
 
 class Kind(IntEnum):
@@ -46,8 +51,8 @@ class Kind(IntEnum):
 
 _KINDS = {int(kind): kind for kind in Kind}
 _MAX_LENGTH = {
-    Kind.PIECES: ROUND_FRAME_BYTES,
-    Kind.SUM: ROUND_FRAME_BYTES,
+    Kind.PIECES: ROUND_PAYLOAD_BYTES,
+    Kind.SUM: ROUND_PAYLOAD_BYTES,
     Kind.HEADER: MAX_HEADER_BYTES,
     Kind.ABORT: _ABORT.size + MAX_REASON_BYTES,
     Kind.CONFIRM: 0,
@@ -70,20 +75,30 @@ class Frame(NamedTuple):
     length: int
 
 
+def encode_tag(tag: Tag) -> bytes:
+    """The first half of a header."""
+    return _TAG.pack(*tag)
+
+
+def encode_content(kind: Kind, *, bucket: int = 0, block: int = 0, length: int = 0) -> bytes:
+    """The second half of a header."""
+    return _CONTENT.pack(_MAGIC, kind, bucket, block, length)
+
+
 def encode(kind: Kind, tag: Tag, *, bucket: int = 0, block: int = 0, length: int = 0) -> bytes:
-    """The header's bytes."""
-    return _LAYOUT.pack(_MAGIC, kind, tag.attempt, tag.generation, tag.round, bucket, block, length)
+    """A whole header."""
+    return encode_tag(tag) + encode_content(kind, bucket=bucket, block=block, length=length)
 
 
 def decode(header: bytes | bytearray) -> Frame:
     """The inverse of ``encode``. Raises Malformed for an unknown kind or a length that its kind cannot have."""
-    magic, number, attempt, generation, round_, bucket, block, length = _LAYOUT.unpack(header)
+    magic, number, bucket, block, length = _CONTENT.unpack_from(header, _TAG.size)
     kind = _KINDS.get(number)
     if magic != _MAGIC or kind is None:
-        raise Malformed(f"not a frame: it begins with {bytes(header[:4]).hex()}")
+        raise Malformed(f"not a frame: its header is {bytes(header).hex()}")
     if length > _MAX_LENGTH[kind]:
         raise Malformed(f"a {kind.name} frame of {length} bytes, at most {_MAX_LENGTH[kind]} are allowed")
-    return Frame(kind, Tag(generation, round_, attempt), bucket, block, length)
+    return Frame(kind, Tag(*_TAG.unpack_from(header)), bucket, block, length)
 
 
 def encode_abort(tag: Tag, *, suspect: int, reason: str) -> bytes:

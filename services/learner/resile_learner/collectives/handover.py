@@ -1,6 +1,7 @@
 """The state of training on its way from a donor to a joiner: out of tensors and into tensors, without copies."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from .frames import (
     encode,
     encode_skeleton,
 )
-from .link import Verdict
+from .link import Place, Sink, Verdict
 from .memory import bytes_of, flat_copy, is_flat_memory
 
 _MAX_VIEWS = 256
@@ -83,7 +84,7 @@ class Arrival:
         """Whether all tensors have their values."""
         return not self._missing
 
-    def place(self, frame: Frame) -> list[memoryview]:
+    def place(self, frame: Frame) -> Place:
         """The memory for the next bytes."""
         if frame.tag.generation != self.generation or frame.block != self._number or frame.length > self._missing:
             raise Malformed(f"state frame {frame.block} of generation {frame.tag.generation} is not what comes next")
@@ -95,12 +96,11 @@ class Arrival:
             views.append(self._room[:wanted])
             self._room = self._room[wanted:]
             wanted -= len(views[-1])
-        return views
+        return views, frame.length, partial(self._arrived, frame.length)
 
-    def arrived(self, frame: Frame) -> None:
-        """A placed frame is there."""
+    def _arrived(self, num_bytes: int) -> None:
         self._number += 1
-        self._missing -= frame.length
+        self._missing -= num_bytes
         filled = self._copied[:-1] if self._room else self._copied[:]
         del self._copied[: len(filled)]
         with torch.no_grad():
@@ -116,7 +116,7 @@ class Arrival:
         return bytes_of(copy)
 
 
-class Inlet:
+class Inlet(Sink):
     """What one link delivers while a state is awaited: rounds that have begun elsewhere stay parked."""
 
     def __init__(
@@ -128,21 +128,21 @@ class Inlet:
         self._newest = newest
         self._generation = generation
         self._busy = busy
-        self._skeleton = bytearray()
 
     @property
     def complete(self) -> bool:
         """Whether a whole state is there."""
         return self.arrival is not None and self.arrival.complete
 
-    def place(self, frame: Frame) -> list[memoryview] | Verdict:
+    def place(self, frame: Frame) -> Place | Verdict:
         """See ``Sink``."""
         if self.complete or (self.arrival is None and self._busy()):
             return Verdict.PARK
         stale = frame.tag.generation < self._generation
         if frame.kind is Kind.SKELETON and not stale:
-            self._skeleton = bytearray(frame.length)
-            return [memoryview(self._skeleton)]
+            skeleton = bytearray(frame.length)
+            arrived = partial(self._skeleton_arrived, skeleton, frame.tag.generation)
+            return [memoryview(skeleton)], frame.length, arrived
         if frame.kind is Kind.STATE and self.arrival is not None:
             return self.arrival.place(frame)
         # State without its beginning is the rest of a hand-over that was given up.
@@ -150,10 +150,6 @@ class Inlet:
             return Verdict.DISCARD
         return Verdict.PARK
 
-    def arrived(self, frame: Frame) -> None:
-        """See ``Sink``."""
-        if frame.kind is Kind.STATE and self.arrival is not None:
-            self.arrival.arrived(frame)
-        elif frame.kind is Kind.SKELETON:
-            num_bytes, skeleton = decode_skeleton(self._skeleton)
-            self.arrival = Arrival(self._peer, frame.tag.generation, num_bytes, self._allocate(skeleton))
+    def _skeleton_arrived(self, skeleton: bytearray, generation: int) -> None:
+        num_bytes, description = decode_skeleton(skeleton)
+        self.arrival = Arrival(self._peer, generation, num_bytes, self._allocate(description))

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import Protocol
@@ -19,6 +19,10 @@ _SCATTER_VIEWS = 512
 _TRASH = memoryview(bytearray(1 << 16))
 
 
+Place = tuple[list[memoryview], int, Callable[[], None]]
+"""Where the payload of a frame goes, its bytes, and what to do when it is there."""
+
+
 class Verdict(Enum):
     """What a sink says of a frame it has no place for."""
 
@@ -29,11 +33,12 @@ class Verdict(Enum):
 class Sink(Protocol):
     """Decides where the payloads of one link go."""
 
-    def place(self, frame: Frame) -> list[memoryview] | Verdict:
-        """Where the payload of ``frame`` shall be written. Raises Malformed if this frame cannot come now."""
+    def expected(self, header: bytearray) -> Place | None:
+        """The place of a frame that is known by the bytes of its header; a short cut around ``place``."""
+        return None
 
-    def arrived(self, frame: Frame) -> None:
-        """The payload of a placed frame is there."""
+    def place(self, frame: Frame) -> Place | Verdict:
+        """Where the payload of ``frame`` shall be written. Raises Malformed if this frame cannot come now."""
 
 
 class BrokenLink(ResileError):
@@ -67,16 +72,17 @@ class Link:
         """The newest round that the peer has said to be committed."""
         self._socket = sock
         self._fd = sock.fileno()
-        self._frame: Frame | None = None
-        self._header = bytearray(HEADER_BYTES)
-        self._header_room = memoryview(self._header)
-        self._into: list[memoryview] | None = None
-        self._missing = 0
-        self._discarding = False
         self._queue: deque[tuple[bytes | memoryview, ...]] = deque()
         self._notices: deque[tuple[bytes | memoryview, ...]] = deque()
-        self._unsent: Sequence[bytes | memoryview] = []
+        self._unsent: Sequence[bytes | memoryview] = ()
         self._unsent_bytes = 0
+        self._header = bytearray(HEADER_BYTES)
+        self._header_view = memoryview(self._header)
+        self._header_missing = HEADER_BYTES
+        self._into: list[memoryview] = []
+        self._missing = 0
+        self._arrived: Callable[[], None] | None = None
+        """None while no payload is under way."""
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -110,71 +116,77 @@ class Link:
             except OSError as error:
                 raise BrokenLink(self.peer, str(error)) from error
             else:
-                self.writable = sent == self._unsent_bytes
-                self._unsent_bytes -= sent
-                self._unsent = _rest(self._unsent, sent) if self._unsent_bytes else []
+                if sent == self._unsent_bytes:
+                    self._unsent = ()
+                else:
+                    self.writable = False
+                    self._unsent = _rest(self._unsent, sent)
+                    self._unsent_bytes -= sent
 
     def _gather(self) -> bool:
         """Take the next frames from the queue: one system call carries many small ones."""
-        queue, size = self._notices or self._queue, 0
-        unsent: list[bytes | memoryview] = []
+        queue = self._notices or self._queue
+        if not queue:
+            return False
+        unsent = queue.popleft()
+        size = sum(map(len, unsent))
         while queue and size < _GATHER_BYTES and len(unsent) < _GATHER_VIEWS:
-            buffers = queue.popleft()
-            unsent.extend(buffers)
-            size += sum(map(len, buffers))
+            frame = queue.popleft()
+            unsent += frame
+            size += sum(map(len, frame))
         self._unsent, self._unsent_bytes = unsent, size
-        return size > 0
+        return True
 
     # receiving
 
     def receive(self, sink: Sink) -> None:
         """Read frames to where ``sink`` wants them until the socket runs dry or a frame has to wait."""
         try:
-            while not self.parked and (self._frame is not None or self._read_header()):
-                if not self._receive_frame(sink):
+            while True:
+                if self._arrived is None and not self._place(sink):
                     return
+                while self._missing:
+                    if not self._read():
+                        return
+                arrived, self._arrived = self._arrived, None
+                if arrived is not None:
+                    arrived()
         except Malformed as error:
             raise BrokenLink(self.peer, str(error)) from error
 
-    def _receive_frame(self, sink: Sink) -> bool:
-        frame = self._frame
-        assert frame is not None
-        if self._into is None and not self._place(sink, frame):
-            return False
-        while self._missing:
+    def _place(self, sink: Sink) -> bool:
+        """Find a place for the next frame, if its header is there."""
+        while self._header_missing:
             if not self._read():
                 return False
-        self._frame = self._into = None
+        place = sink.expected(self._header) or self._place_other(sink)
+        if place is None:
+            self.parked = True
+            return False
+        self._into, self._missing, self._arrived = place
+        self._header_missing = HEADER_BYTES
+        return True
+
+    def _place_other(self, sink: Sink) -> Place | None:
+        frame = decode(self._header)
         if frame.kind is Kind.CONFIRM:
             self.confirmed = max(frame.tag, self.confirmed or frame.tag)
-        elif not self._discarding:
-            sink.arrived(frame)
-        return True
-
-    def _place(self, sink: Sink, frame: Frame) -> bool:
-        place = [] if frame.kind is Kind.CONFIRM else sink.place(frame)
-        self.parked = place is Verdict.PARK
-        self._discarding = place is Verdict.DISCARD
-        if self.parked:
-            return False
-        self._into = place if isinstance(place, list) else []
-        self._missing = frame.length
-        return True
-
-    def _read_header(self) -> bool:
-        while self._header_room:
-            if not self._read():
-                return False
-        self._frame = decode(self._header)
-        self._header_room = memoryview(self._header)
-        return True
+            return [], 0, _nothing
+        place = sink.place(frame)
+        if place is Verdict.DISCARD:
+            return _trash(frame.length), frame.length, _nothing
+        return None if place is Verdict.PARK else place
 
     def _read(self) -> bool:
         """Read what is there of the payload under way, and in the same call of the header that follows it."""
         if not self.readable:
             return False
-        views = self._room()
-        wanted = sum(map(len, views))
+        into, missing = self._into, self._missing
+        header = self._header_view[HEADER_BYTES - self._header_missing :]
+        if len(into) > _SCATTER_VIEWS:
+            views, wanted = into[:_SCATTER_VIEWS], 0
+        else:
+            views, wanted = [*into, header], missing + len(header)
         try:
             got = os.readv(self._fd, views)
         except BlockingIOError:
@@ -184,31 +196,21 @@ class Link:
             raise BrokenLink(self.peer, str(error)) from error
         if got == 0:
             raise BrokenLink(self.peer, "connection closed")
-        self.readable = got == wanted
-        payload = min(got, self._missing)
-        if payload:
-            self._missing -= payload
-            if self._into:
-                self._into = _rest(self._into, payload) if self._missing else []
-        self._header_room = self._header_room[got - payload :]
+        self.readable = got >= wanted
+        if got < missing:
+            self._into = _rest(into, got)
+            self._missing = missing - got
+        else:
+            self._into, self._missing = [], 0
+            self._header_missing -= got - missing
         return True
-
-    def _room(self) -> Sequence[memoryview]:
-        if not self._missing:
-            return [self._header_room]
-        if self._discarding:
-            return [_TRASH[: self._missing]]
-        assert self._into is not None
-        if len(self._into) > _SCATTER_VIEWS:
-            return self._into[:_SCATTER_VIEWS]
-        return [*self._into, self._header_room]
-
-    # ending
 
     def unpark(self) -> None:
         """Offer the waiting frame to the sink again."""
         self.parked = False
         self.readable = True
+
+    # ending
 
     def cut_short(self) -> None:
         """Let go of all memory that is not the link's own.
@@ -219,8 +221,8 @@ class Link:
         self._queue.clear()
         if self._unsent:
             self._unsent = [b"".join(self._unsent)]
-        if self._into is not None:
-            self._into, self._discarding = [], True
+        if self._arrived is not None:
+            self._into, self._arrived = _trash(self._missing), _nothing
 
     def end_sending(self) -> None:
         """Tell the peer that nothing more will come."""
@@ -243,6 +245,15 @@ def _rest(views: Sequence[bytes | memoryview], done: int) -> list[memoryview]:
     """What is left of ``views`` after their first ``done`` bytes."""
     for index, view in enumerate(views):
         if done < len(view):
-            return [memoryview(view)[done:], *map(memoryview, views[index + 1 :])]
+            return [memoryview(view)[done:], *(memoryview(later) for later in views[index + 1 :])]
         done -= len(view)
     return []
+
+
+def _trash(num_bytes: int) -> list[memoryview]:
+    whole, rest = divmod(num_bytes, len(_TRASH))
+    return [*[_TRASH] * whole, _TRASH[:rest]]
+
+
+def _nothing() -> None:
+    pass

@@ -1,6 +1,6 @@
-"""Tensors as bytes and as arrays that can be added, without copies."""
+"""Tensors as bytes to move and as arrays to add, without copies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ _NUMPY_ADDS = frozenset(
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor of any dtype and shape."""
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def is_flat_memory(tensor: Tensor) -> bool:
@@ -38,3 +38,52 @@ def array_of(tensor: Tensor) -> Array:
 def adder(dtype: torch.dtype) -> Callable[..., object]:
     """``add(a, b, out=c)`` for the arrays of this dtype; numpy and torch give the same bits, those of one rounding."""
     return np.add if dtype in _NUMPY_ADDS else torch.add
+
+
+class Bucket:
+    """The memory of one bucket."""
+
+    def __init__(self, partials: Sequence[Tensor], sums: Tensor, *, direct: bool) -> None:
+        self.dtype = sums.dtype
+        self.add = adder(sums.dtype)
+        self.sums = array_of(sums)
+        self.sums_bytes = bytes_of(sums)
+        self.partials = [array_of(partial) for partial in partials]
+        self.partials_bytes = [bytes_of(partial) for partial in partials]
+        self.own_pieces = b"".join(self.partials_bytes) if direct else b""
+        """If everyone folds it: a copy of the partials, for our own fold may come before all have been sent them."""
+        self.in_place = bool(partials) and partials[0].data_ptr() == sums.data_ptr()
+
+
+class Scratch:
+    """Memory in which the pieces of others wait to be folded; kept from round to round."""
+
+    def __init__(self) -> None:
+        self._tensor = torch.empty(0, dtype=torch.uint8)
+        self._bytes = bytes_of(self._tensor)
+        self._arrays: dict[torch.dtype, Array] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """The most that has been needed."""
+        return len(self._bytes)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Have at least this much."""
+        if num_bytes > self.num_bytes:
+            self._tensor = torch.empty(num_bytes, dtype=torch.uint8)
+            self._bytes = bytes_of(self._tensor)
+            self._arrays.clear()
+
+    def bytes_at(self, offset: int, num_bytes: int) -> memoryview:
+        """Some of it, to receive into."""
+        return self._bytes[offset : offset + num_bytes]
+
+    def array_at(self, offset: int, num_elements: int, dtype: torch.dtype) -> Array:
+        """Some of it, to add."""
+        array = self._arrays.get(dtype)
+        if array is None:
+            whole = self._tensor[: len(self._bytes) // dtype.itemsize * dtype.itemsize]
+            array = self._arrays[dtype] = array_of(whole.view(dtype))
+        first = offset // dtype.itemsize
+        return array[first : first + num_elements]

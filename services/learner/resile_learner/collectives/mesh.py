@@ -13,7 +13,8 @@ from .exchange import Abandoned, RoundSpec, Tag
 from .frames import Frame, Kind, encode
 from .handover import Allocate, Inlet, outgoing
 from .link import BrokenLink, Link, Sink, Verdict
-from .round import OpenMeshRound, Scratch
+from .memory import Scratch
+from .round import OpenMeshRound
 from .switchboard import Suspicion, Switchboard
 
 
@@ -198,7 +199,7 @@ def _unheard(link: Link) -> Sink:
     raise AssertionError(f"nobody listens to worker {link.peer}")
 
 
-class Remains:
+class Remains(Sink):
     """Takes what still comes when no round is open: frames that are stale are thrown away, others wait."""
 
     def __init__(self, stale: Callable[[Tag], bool]) -> None:
@@ -207,6 +208,3 @@ class Remains:
     def place(self, frame: Frame) -> Verdict:
         """See ``Sink``."""
         return Verdict.DISCARD if self._stale(frame.tag) else Verdict.PARK
-
-    def arrived(self, frame: Frame) -> None:
-        """See ``Sink``."""

@@ -130,7 +130,7 @@ class Switchboard:
     def wait(self, *, patience_ms: int | None = None) -> bool:
         """Sleep until a link can move on or another thread has something to say, and mark what can.
 
-        Links that nobody listens to are sent what is left for them. Returns False if nothing happened in ``patience_ms``.
+        Links that nobody listens to are sent what is left for them. False if nothing happened in ``patience_ms``.
         """
         for link in self.links.values():
             if link.pending and not link.listening:

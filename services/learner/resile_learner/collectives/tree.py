@@ -7,6 +7,7 @@ of workers, the order of additions never does.
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ class Fold(NamedTuple):
 def ranges(num_leaves: int, num_workers: int) -> tuple[Interval, ...]:
     """The contiguous range of leaves of each rank; sizes differ by at most one, and are 0 for ranks left without."""
     cuts = [num_leaves * rank // num_workers for rank in range(num_workers + 1)]
-    return tuple(Interval(lo, hi) for lo, hi in zip(cuts, cuts[1:], strict=False))
+    return tuple(Interval(lo, hi) for lo, hi in pairwise(cuts))
 
 
 @lru_cache(maxsize=4096)
@@ -72,7 +73,7 @@ def folds(num_leaves: int, slots: tuple[Interval, ...]) -> tuple[Fold, ...]:
 
 
 def merges_after(num_leaves: int, leaf: int, piece: Interval) -> int:
-    """How many folds become possible inside ``piece`` once ``leaf`` is there: the depth of the local stack to collapse."""
+    """How many folds become possible inside ``piece`` once ``leaf`` is there: what of the local stack collapses."""
 
     def count(node: Interval) -> int:
         if node.hi - node.lo == 1:

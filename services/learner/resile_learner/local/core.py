@@ -378,7 +378,9 @@ class Director:
         return self.in_force is not None and not named and not (self._pending and number in self._pending.workers)
 
     def _fail(self, error: str, now: float, details: str = "") -> list[Command]:
-        """End the run. A member's loss that its survivors could make up for passes through here as well."""
+        """End the run. A loss that surviving members could make up for comes through here as well."""
+        if self._is_stopping:
+            return []  # those who stop later may well miss those who stopped before
         if self.completed is not None:
             error = f"{error}, after training was complete"
         return self._end(Outcome("failed", error, details), now)

@@ -1,8 +1,9 @@
 """What is kept of a run for good: its numbered history, and the form in which its state is told as JSON."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class HistoryItem:
             "iteration": self.iteration,
             "reason": self.reason,
         }
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> Self:
+        """Read what `as_json` returned. Raises KeyError or ValueError if it is something else."""
+        fields = {**item, "time": datetime.fromisoformat(item["time"]).timestamp(), "slots": tuple(item["slots"])}
+        return cls(**{name: fields[name] for name in cls.__dataclass_fields__})
 
 
 def timestamp(seconds: float) -> str:

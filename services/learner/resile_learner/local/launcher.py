@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from ..agent.workers import MalformedMessageError, Stream, WorkerProcess, Zygote, ZygoteSettings
 from ..messages import WorkerConfig
 from .core import Director
-from .events import Opened, Printed, Recorded, RunEvent, Saved
+from .events import Noted, Opened, Printed, Recorded, RunEvent, Saved
 from .logs import WorkerLog, worker_log
 from .result import Result
 from .runs import Home, RunFolder
@@ -33,11 +33,12 @@ from .seam import (
 )
 from .settings import RunSettings
 
+PROBE = "probe"
 OnEvent = Callable[[RunEvent], None]
 
 
 class LocalRun:
-    """One run. `run` it once; `resize` and `stop` may be called meanwhile, from the same event loop."""
+    """One run. `run` it once; from its first event on, `resize` and `stop` may be called in the same event loop."""
 
     def __init__(self, settings: RunSettings, *, zygote: ZygoteSettings | None = None) -> None:
         self._settings = settings
@@ -64,6 +65,8 @@ class LocalRun:
         with ExitStack() as stack:
             self._folder = self._open(home)
             stack.callback(self._folder.close)
+            if self._settings.storage:
+                await asyncio.to_thread(_try_storage, self._storage)
             pruning = asyncio.create_task(asyncio.to_thread(home.prune))
             try:
                 await self._train()
@@ -94,8 +97,10 @@ class LocalRun:
             folder = home.create(settings.name or script.stem)
         self._args = settings.args or folder.journal.args
         self._name = settings.name or folder.journal.name or script.stem
-        self._storage = settings.storage or folder.path.as_uri()
-        folder.note_start(script, self._args, self._name, time.time())
+        self._storage = folder.journal.storage or folder.path.as_uri()
+        if settings.storage:
+            self._storage = f"{settings.storage.rstrip('/')}/{folder.job}"
+        folder.note_start(script, self._args, self._name, self._storage, time.time())
         self._director = Director(
             folder.job,
             settings.steps,
@@ -188,11 +193,11 @@ class LocalRun:
             storage=self._storage,
             resume=self._settings.resume is not None,
         )
-        stack = ExitStack()
-        log = stack.enter_context(worker_log(self._folder.logs, worker))
-        process = await self._zygote.fork(config, lambda stream, line: self._printed(worker, log, stream, line))
+        with ExitStack() as stack:
+            log = stack.enter_context(worker_log(self._folder.logs, worker))
+            process = await self._zygote.fork(config, lambda stream, line: self._printed(worker, log, stream, line))
+            task = asyncio.create_task(self._follow(process, stack.pop_all()))
         self._processes[worker] = process
-        task = asyncio.create_task(self._follow(process, stack))
         self._tasks.add(task)
         task.add_done_callback(self._reap)
 
@@ -216,7 +221,11 @@ class LocalRun:
             self._events.put_nowait(error)
 
     def _printed(self, worker: int, log: WorkerLog, stream: Stream, line: str) -> None:
-        log.keep(line)
+        try:
+            log.keep(line)
+        except OSError as error:  # a full disk: training goes on
+            log.give_up()
+            self._on_event(Noted(f"what worker {worker} prints is not kept any more: {error.strerror}"))
         self._on_event(Printed(worker, stream, line, leads=worker == self._director.leader))
 
     # the result
@@ -243,7 +252,7 @@ class LocalRun:
             progress=director.progress,
             checkpoint=director.checkpoint,
             completed=director.completed,
-            history=tuple(director.history),
+            history=(*self._folder.journal.history, *director.history),
             model=model,
             logs=str(self._folder.logs),
             can_resume=director.checkpoint is not None or self._folder.journal.has_checkpoint,
@@ -252,12 +261,21 @@ class LocalRun:
     async def _fetch_model(self, key: str) -> str:
         output = self._settings.output
         if output is not None:
-            from ..checkpoint.objects import ObjectStorage  # only now: it loads the clients of all the clouds
+            from ..checkpoint.objects import ObjectStorage  # only now: it loads the clients of all clouds
 
             await asyncio.to_thread(ObjectStorage(self._storage).download, key, output.absolute())
             return str(output)
         folder = _local_folder(self._storage)
         return str(folder / key) if folder else f"{self._storage.rstrip('/')}/{key}"
+
+
+def _try_storage(url: str) -> None:
+    """Find out now, and not at the first checkpoint, what is wrong with storage that the user named."""
+    from ..checkpoint.objects import ObjectStorage
+
+    storage = ObjectStorage(url)
+    storage.put(PROBE, [b"resile"])
+    storage.delete([PROBE])
 
 
 def _local_folder(storage: str) -> Path | None:

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,10 @@ class Journal:
     script: str = ""
     args: tuple[str, ...] = ()
     name: str = ""
-    started: str = ""
+    storage: str = ""
     origin: Origin = field(default_factory=Origin)
     has_checkpoint: bool = False
+    history: tuple[HistoryItem, ...] = ()
 
 
 class RunFolder:
@@ -57,9 +58,9 @@ class RunFolder:
         """The run's id."""
         return self.path.name
 
-    def note_start(self, script: Path, args: tuple[str, ...], name: str, now: float) -> None:
+    def note_start(self, script: Path, args: tuple[str, ...], name: str, storage: str, now: float) -> None:
         """Journal the beginning of a life of this run."""
-        self._append(kind="run", script=str(script), args=args, name=name, time=timestamp(now))
+        self._append(kind="run", script=str(script), args=args, name=name, storage=storage, time=timestamp(now))
 
     def note_worker(self, worker: int) -> None:
         """Journal that the id ``worker`` is used up."""
@@ -125,8 +126,9 @@ class Home:
         """Open the run named ``run``, or the newest one of ``script``. Raises UsageError if there is none."""
         path = self._named(run) if run else self._newest(script)
         give_up = time.monotonic() + LOCK_SECONDS
-        while (lock := _try_lock(path)) is None:  # processes of a run that was just killed may take a moment to end
-            if time.monotonic() > give_up:
+        while (lock := _try_lock(path)) is None:
+            # The other processes of a run whose launcher was killed may take a moment to end.
+            if _is_launcher_alive(path) or time.monotonic() > give_up:
                 raise UsageError(f"the run {path.name} is still running; stop it first, or resume another one")
             time.sleep(0.05)
         return RunFolder(path, lock)
@@ -171,27 +173,35 @@ def _try_lock(path: Path) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         return None
+    os.truncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
     return descriptor
+
+
+def _is_launcher_alive(path: Path) -> bool:
+    text = (path / "lock").read_text()
+    return text.isdigit() and Path(f"/proc/{text}").exists()
 
 
 def read_journal(path: Path) -> Journal:
     """Read the journal of the run folder ``path``."""
     journal = Journal()
-    worker, generation, history, has_checkpoint = 0, 1, 1, False
+    worker, generation, has_checkpoint = 0, 1, False
+    history: list[HistoryItem] = []
     for entry in _entries(path / "journal"):
         match entry:
-            case {"kind": "run", "script": str(script), "args": list(args), "name": str(name), "time": str(started)}:
-                journal = Journal(script, tuple(map(str, args)), name, started)
+            case {"kind": "run", "script": str(script), "args": list(args), "name": str(name), "storage": str(storage)}:
+                journal = Journal(script, tuple(map(str, args)), name, storage)
             case {"kind": "worker", "worker": int(number)}:
                 worker = max(worker, number + 1)
             case {"kind": "order", "generation": int(number)}:
                 generation = max(generation, number + 1)
-            case {"kind": "history", "item": {"number": int(number)}}:
-                history = max(history, number + 1)
+            case {"kind": "history", "item": dict(item)}:
+                history.append(HistoryItem.from_json(item))
             case {"kind": "checkpoint"}:
                 has_checkpoint = True
-    origin = Origin(worker, generation, history)
-    return Journal(journal.script, journal.args, journal.name, journal.started, origin, has_checkpoint)
+    origin = Origin(worker, generation, history[-1].number + 1 if history else 1)
+    return replace(journal, origin=origin, has_checkpoint=has_checkpoint, history=tuple(history))
 
 
 def _entries(file: Path) -> Iterator[Any]:

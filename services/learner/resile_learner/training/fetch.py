@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from resile_shared.errors import UsageError
 
 from .batches import Indices
-from .seeds import mix, seed_all
+from .seeds import Watch, mix, seed_all, seed_torch
 
 Collate = Callable[[list[Any]], Any]
 
@@ -60,18 +60,35 @@ class Fetcher:
 
 
 class _Shards(Dataset[Fetched]):
-    """A dataset whose items are whole shards."""
+    """A dataset whose items are whole shards.
+
+    To seed python's and numpy's generators takes longer than to read a small sample, and most datasets draw from
+    torch's or from none. So only torch's is seeded for each sample until this dataset draws from another one; the shard
+    in which it first does is read again. The samples are the same as if all had been seeded from the start.
+    """
 
     def __init__(self, dataset: Any, seed: int, collate: Collate) -> None:
         self._dataset = dataset
         self._seed = seed
         self._collate = collate
+        self._watch = Watch()
+        self._draws_from_torch_alone = True
 
     def __getitem__(self, key: ShardKey) -> Fetched:
+        if self._draws_from_torch_alone:
+            self._watch.begin()
+            fetched = self._read(key, seed_torch)
+            if not self._watch.saw_draws():
+                return fetched
+            self._draws_from_torch_alone = False
+        return self._read(key, seed_all)
+
+    def _read(self, key: ShardKey, seed_generators: Callable[[int], None]) -> Fetched:
         samples = []
         fetched = []
+        place = f"{self._seed}/sample/{key.epoch}"
         for index in key.indices.tolist():
-            seed_all(mix(self._seed, "sample", key.epoch, index))
+            seed_generators(mix(place, index))
             samples.append(self._dataset[index])
             fetched.append(index)
         return Fetched(np.array(fetched, dtype=np.int64), self._collate(samples))

@@ -1,8 +1,8 @@
 """Gradients on their way into the exchange: buckets, and the local part of the fixed tree."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -85,7 +85,7 @@ class Gradients:
         self._slots: list[_Slot] = []
         self._hosts: dict[tuple[int, int], Tensor] = {}
         self.used = [False] * len(self._parameters)
-        self._overlap: _Overlap | None = None
+        self._leaf: _Leaf | None = None
         self._bucket_of = {p: b for b, bucket in enumerate(self.buckets) for p in bucket.parameters}
         for index, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(_Hook(self, index))  # type: ignore[no-untyped-call]
@@ -93,6 +93,7 @@ class Gradients:
     def begin(self, num_leaves: int, held: Interval) -> LocalPlan:
         """Begin an iteration in which this worker holds the leaves ``held``."""
         self.used = [False] * len(self._parameters)
+        self._leaf = None
         plan = local_plan(num_leaves, held)
         needed = max([step.slot for step in plan.steps], default=0) + 1
         while len(self._slots) < needed:
@@ -112,22 +113,21 @@ class Gradients:
         for parameter in self._parameters:
             parameter.grad = None
 
+    def expect(self, step: LeafStep) -> None:
+        """Let gradient hooks fold the next leaf, bucket by bucket, while its backward goes on."""
+        self._leaf = _Leaf(step, self._num_parameters())
+
     def fold(self, step: LeafStep) -> None:
-        """Fold the gradients of a finished leaf, all buckets at once."""
-        for b in range(len(self.buckets)):
-            self._fold_bucket(b, step)
+        """Fold what no hook has folded of a finished leaf."""
+        self._finish(self._leaf or _Leaf(step))
 
     def overlap(self, plan: LocalPlan, round_: OpenRound) -> None:
-        """From now on fold the last leaf and push its buckets from gradient hooks, while its backward goes on."""
-        waiting = [len(bucket.parameters) for bucket in self.buckets]
-        self._overlap = _Overlap(plan, round_, waiting)
+        """Let gradient hooks fold the last leaf and push its buckets, while its backward goes on."""
+        self._leaf = _Leaf(plan.steps[-1], self._num_parameters(), partial(self._push, plan, round_))
 
     def push_rest(self, plan: LocalPlan, round_: OpenRound) -> None:
         """Push every bucket that no hook has pushed: parameters without a gradient, or no leaf at all."""
-        overlap = self._overlap or _Overlap(plan, round_, [])
-        self._overlap = None
-        while overlap.next_bucket < len(self.buckets):
-            self._push_next(overlap)
+        self._finish(self._leaf or _Leaf(push=partial(self._push, plan, round_)))
 
     def assign(self, used: Sequence[bool]) -> None:
         """Give each parameter its summed gradient, and None to those that no shard used."""
@@ -140,29 +140,48 @@ class Gradients:
 
     def arrived(self, index: int) -> None:
         """The gradient of a parameter is there; called by its hook."""
-        overlap = self._overlap
-        if overlap is None:
+        leaf = self._leaf
+        if leaf is None:
             return
-        overlap.waiting[self._bucket_of[index]] -= 1
-        while overlap.next_bucket < len(self.buckets) and overlap.waiting[overlap.next_bucket] == 0:
-            self._push_next(overlap)
+        bucket = self._bucket_of[index]
+        leaf.waiting[bucket] -= 1
+        if leaf.waiting[bucket] < 0:
+            raise UsageError(
+                "a parameter was given a gradient twice in one shard: call iteration.backward() once, with the sum of "
+                "all losses, and use torch.utils.checkpoint with use_reentrant=False"
+            )
+        while leaf.next_bucket < len(self.buckets) and leaf.waiting[leaf.next_bucket] == 0:
+            self._complete_bucket(leaf)
 
-    def _push_next(self, overlap: "_Overlap") -> None:
-        bucket = overlap.next_bucket
-        overlap.next_bucket += 1
-        if overlap.plan.steps:
-            self._fold_bucket(bucket, overlap.plan.steps[-1])
-        for slot in overlap.plan.piece_slots:
+    def _num_parameters(self) -> list[int]:
+        return [len(bucket.parameters) for bucket in self.buckets]
+
+    def _finish(self, leaf: "_Leaf") -> None:
+        self._leaf = None
+        while leaf.next_bucket < len(self.buckets):
+            self._complete_bucket(leaf)
+
+    def _complete_bucket(self, leaf: "_Leaf") -> None:
+        bucket = leaf.next_bucket
+        leaf.next_bucket += 1
+        if leaf.step is not None:
+            self._fold_bucket(bucket, leaf.step)
+        if leaf.push is not None:
+            leaf.push(bucket)
+
+    def _push(self, plan: LocalPlan, round_: OpenRound, bucket: int) -> None:
+        for slot in plan.piece_slots:
             host, flat = self._host(slot, bucket), self._slots[slot].flats[bucket]
             if host is not flat:
                 host.copy_(flat)
-        overlap.round.push(bucket)
+        round_.push(bucket)
 
     def _fold_bucket(self, b: int, step: LeafStep) -> None:
+        """Fold the gradients of one bucket and let them go: their memory, still in the cache, serves the next layer."""
         slot = self._slots[step.slot]
         views, gradients = [], []
         for index in self.buckets[b].parameters:
-            gradient = self._parameters[index].grad
+            gradient, self._parameters[index].grad = self._parameters[index].grad, None
             if gradient is not None:
                 self.used[index] = True
                 views.append(slot.views[index])
@@ -187,10 +206,14 @@ class Gradients:
 
 
 @dataclass
-class _Overlap:
-    plan: LocalPlan
-    round: OpenRound
-    waiting: list[int]
+class _Leaf:
+    """The leaf whose backward goes on, and what happens when all gradients of a bucket are there."""
+
+    step: LeafStep | None = None
+    """How to fold it; None when this worker holds no leaf."""
+    waiting: list[int] = field(default_factory=list)
+    """[bucket]: gradients still to come."""
+    push: Callable[[int], None] | None = None
     next_bucket: int = 0
 
 

@@ -75,6 +75,8 @@ class Iteration:
             self._gradients.clear()
             if leaf == self._held.hi - 1:
                 self._gradients.overlap(self._plan, self._round.exchange)
+            else:
+                self._gradients.expect(self._plan.steps[done])
             seed_all(mix(self._seed, "compute", self.number, leaf))
             yield fetched.batch
             if len(self._leaves) != done + 1:

@@ -99,8 +99,9 @@ class ElasticLoop:
         self._mode = mode
         self._threads = threads
         self._entered = False
-        self._trainable = [parameter.requires_grad for parameter in model.parameters()]
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._parameters = list(model.parameters())
+        self._trainable = [parameter.requires_grad for parameter in self._parameters]
+        parameters = [parameter for parameter in self._parameters if parameter.requires_grad]
         self._fetcher = Fetcher(dataset, seed=seed, collate_fn=collate_fn, num_workers=num_workers)
         self._stream: Iterator[Fetched] | None = None
         self._gradients = Gradients(parameters)
@@ -229,7 +230,7 @@ class ElasticLoop:
     def _iterate(self) -> Iterator[Iteration]:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        if [parameter.requires_grad for parameter in self._model.parameters()] != self._trainable:
+        if [parameter.requires_grad for parameter in self._parameters] != self._trainable:
             raise UsageError(
                 "parameters were frozen or unfrozen after the training call began: a joining worker could not know; "
                 "decide it before, or use parameter groups with a learning rate of 0"

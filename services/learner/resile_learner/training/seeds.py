@@ -17,9 +17,30 @@ def seed_all(value: int) -> None:
     """Seed python's, numpy's and torch's global generators (CUDA's too, once CUDA is in use)."""
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
+    seed_torch(value)
+
+
+def seed_torch(value: int) -> None:
+    """Seed torch's global generators alone."""
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(value)
+
+
+class Watch:
+    """Notices whether anything draws from python's or numpy's global generator."""
+
+    def __init__(self) -> None:
+        self._first_draws = random.Random(0).random(), np.random.RandomState(0).random_sample()
+
+    def begin(self) -> None:
+        """Watch from now on: put both generators into a known state."""
+        random.seed(0)
+        np.random.seed(0)
+
+    def saw_draws(self) -> bool:
+        """Tell whether one of them has moved since `begin`, by what it gives next. Ends the watch."""
+        return (random.random(), np.random.random_sample()) != self._first_draws
 
 
 def seed(value: int = 0) -> None:

@@ -1,5 +1,6 @@
 """The life of a worker process: from the fork to its exit."""
 
+import atexit
 import os
 import runpy
 import socket
@@ -12,6 +13,7 @@ from ..collectives.mesh import Mesh
 from ..messages import Failed, Finished, WorkerConfig
 from ..training.seeds import seed
 from ..training.session import enter_session
+from .allocator import keep_freed_memory
 from .control import Control, Withdrawn
 from .session import WorkerSession, leave_process
 
@@ -21,31 +23,29 @@ def main(config: WorkerConfig, agent: socket.socket) -> int:
 
     Outcomes are told to the agent over ``agent``; a leaver's process ends inside its training call.
     """
+    keep_freed_memory()
     mesh = Mesh(config.worker)
     control = Control(config, agent, mesh)
     control.start()
     session = WorkerSession(config, control, mesh)
     enter_session(session)
     seed()
-    failure = _run_script(config, session)
-    if failure is None:
-        control.report(Finished(worker=config.worker))
-    elif failure.message:
-        control.report(failure)
-    leave_process(control, status=0 if failure is None or not failure.message else 1)
+    last_word = _run_script(config, session)
+    if isinstance(last_word, Finished):
+        atexit._run_exitfuncs()  # the script's own, which the end of a forked process would skip
+    if last_word is not None:
+        control.report(last_word)
+    leave_process(control, status=int(isinstance(last_word, Failed)))
 
 
-def _run_script(config: WorkerConfig, session: WorkerSession) -> Failed | None:
-    """Run the script as ``__main__``. None when all went well.
-
-    A Failed without a message when this worker is just not needed.
-    """
+def _run_script(config: WorkerConfig, session: WorkerSession) -> Finished | Failed | None:
+    """Run the script as ``__main__``; tell how it ended. None when this worker turned out not to be needed."""
     sys.argv = [config.script, *config.args]
     sys.path.insert(0, os.path.dirname(config.script))
     try:
         runpy.run_path(config.script, run_name="__main__")
     except Withdrawn:
-        return Failed(worker=config.worker, message="")
+        return None
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             return _failed(config, f"the script ended itself: sys.exit({leaving.code!r})")
@@ -57,7 +57,7 @@ def _run_script(config: WorkerConfig, session: WorkerSession) -> Failed | None:
     return _verdict(config, session)
 
 
-def _verdict(config: WorkerConfig, session: WorkerSession) -> Failed | None:
+def _verdict(config: WorkerConfig, session: WorkerSession) -> Finished | Failed:
     if not session.training_called:
         return _failed(
             config,
@@ -66,7 +66,7 @@ def _verdict(config: WorkerConfig, session: WorkerSession) -> Failed | None:
         )
     if not session.completed:
         return _failed(config, "the training loop was left before its end: call loop.stop() instead of `break`")
-    return None
+    return Finished(worker=config.worker)
 
 
 def _failed(config: WorkerConfig, message: str, details: str = "") -> Failed:

@@ -204,7 +204,8 @@ class _ControlThread(threading.Thread):
             if isinstance(message, Stop):
                 os._exit(0)
             self._order_seen(message)
-        os._exit(1)  # the agent is gone, and with it everyone who could give orders
+        if not self._ended.is_set():
+            os._exit(1)  # the agent is gone, and with it everyone who could give orders
 
     # the peers
 

@@ -1,0 +1,70 @@
+# Everything a user or a developer does, from a bare machine: Linux, Python 3.11 or newer, make. See README.md.
+#
+#   PYTHON=...      the Python to build .venv with; by default the first one found that is new enough
+#   TORCH_ARGS=...  more arguments for `pip install torch`, to choose another build of it
+#   PYTEST_ARGS=... more arguments for pytest
+#   BENCH_ARGS=...  arguments for the benchmarks, instead of --quick
+
+BIN := .venv/bin
+STAMP := .venv/installed
+TORCH_ARGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?= --quick
+BENCHMARKS := $(wildcard bench/exchange.py bench/rescale.py bench/shards.py bench/steady.py)
+
+NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
+PYTHON ?= $(shell for python in $(CANDIDATES); do \
+	if $$python -c '$(NEW_ENOUGH)' 2>/dev/null; then command -v $$python; break; fi; done)
+
+.PHONY: install demo test test-quick test-gpu lint bench clean
+
+# In .venv/installed is what TORCH_ARGS was: pip keeps a torch that is there, whatever build of it is asked for.
+define CHECK_TORCH
+@if [ -n '$(TORCH_ARGS)' ] && [ -e $(STAMP) ] && [ "$$(cat $(STAMP))" != '$(TORCH_ARGS)' ]; then \
+	echo 'another build of torch is in .venv already: run `make clean` before you choose one' >&2; exit 1; fi
+endef
+
+install: $(STAMP)
+	$(CHECK_TORCH)
+	@$(BIN)/python -c 'from importlib.metadata import version as v; print("resile", v("resile"), "with torch", v("torch"))'
+
+demo: $(STAMP)
+	$(BIN)/resile demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-quick: $(STAMP)
+	$(BIN)/python -m pytest --ignore=tests/system $(PYTEST_ARGS)
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -o addopts='-ra --strict-markers --import-mode=importlib' tests/gpu $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy examples
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	@status=0; for script in $(BENCHMARKS); do \
+		echo "$(BIN)/python $$script $(BENCH_ARGS)"; $(BIN)/python $$script $(BENCH_ARGS) || status=1; \
+	done; exit $$status
+
+clean:
+	rm -rf .venv demo-out build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@if [ -z '$(PYTHON)' ]; then echo 'no Python 3.11 or newer with venv was found among: $(CANDIDATES);' \
+		'install one (on Debian: python3 python3-venv), or name it with PYTHON=/path/to/python' >&2; exit 1; fi
+	@$(PYTHON) -c '$(NEW_ENOUGH)' || { echo '$(PYTHON) is older than 3.11, or lacks venv' >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+$(STAMP): $(BIN)/python pyproject.toml constraints.txt
+	$(CHECK_TORCH)
+	$(if $(TORCH_ARGS),$(BIN)/python -m pip install -c constraints.txt torch $(TORCH_ARGS))
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@if [ -z '$(TORCH_ARGS)' ] && [ -e $@ ]; then touch $@; else echo '$(TORCH_ARGS)' > $@; fi

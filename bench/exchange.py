@@ -1,0 +1,226 @@
+"""How fast gradients are exchanged and state is handed over, against gloo and against a bare socket.
+
+Everything is measured in one run, in the same processes, the two sides taking turns, so that only the ratios matter:
+
+    python bench/exchange.py            # 2, 4 and 8 workers, 1, 16 and 100 MB
+    python bench/exchange.py --quick    # fewer repetitions, at most 4 workers
+"""
+
+import argparse
+import ctypes
+import itertools
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+from resile_learner.collectives.exchange import RoundSpec, Tag
+from resile_learner.collectives.mesh import Mesh
+from resile_learner.collectives.tree import pieces, ranges
+
+MB = 1_000_000
+BARE_CHUNK_BYTES = 1 << 20
+GIVE_UP_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one call measures."""
+
+    sizes_mb: tuple[float, ...]
+    bucket_mb: float
+    seconds: float
+    state_mb: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a shorter run")
+    parser.add_argument("--workers", type=int, nargs="+", help="numbers of processes (2 4 8)")
+    parser.add_argument("--sizes", type=float, nargs="+", help="megabytes to reduce (0.01 1 16 100)")
+    parser.add_argument("--bucket", type=float, default=4.0, help="megabytes in a bucket (4)")
+    parser.add_argument("--state", type=int, help="megabytes of state to hand over (1200; 0: none)")
+    arguments = parser.parse_args()
+    settings = Settings(
+        sizes_mb=tuple(arguments.sizes or (0.01, 1, 16, 100)),
+        bucket_mb=arguments.bucket,
+        seconds=1.5 if arguments.quick else 6.0,
+        state_mb=arguments.state if arguments.state is not None else (300 if arguments.quick else 1200),
+    )
+    print(f"{'workers':>7} {'MB':>8} {'resile ms':>10} {'gloo ms':>10} {'ratio':>6}")
+    for num_workers in arguments.workers or ((2, 4) if arguments.quick else (2, 4, 8)):
+        with processes(num_workers, settings) as first:
+            for size in settings.sizes_mb:
+                ours, gloo = answer(first)
+                print(f"{num_workers:>7} {size:>8g} {ours * 1e3:>10.2f} {gloo * 1e3:>10.2f} {ours / gloo:>6.2f}")
+            if num_workers == 2 and settings.state_mb:
+                ours, bare = answer(first)
+                handover = (ours, bare)
+    if 2 in (arguments.workers or (2,)) and settings.state_mb:
+        ours, bare = handover
+        rates = [settings.state_mb / 1000 / seconds for seconds in (ours, bare)]
+        print(
+            f"state of {settings.state_mb} MB: {rates[0]:.2f} GB/s, bare socket {rates[1]:.2f} GB/s, "
+            f"speed ratio {rates[0] / rates[1]:.2f}"
+        )
+
+
+def answer(first: Connection) -> tuple[float, float]:
+    if not first.poll(GIVE_UP_SECONDS):
+        sys.exit("the workers do not answer")
+    ours, theirs = first.recv()
+    return ours, theirs
+
+
+@contextmanager
+def processes(num_workers: int, settings: Settings) -> Iterator[Connection]:
+    """Runs ``measure`` in as many processes; they end with this block, and with this process in any case."""
+    spawn = multiprocessing.get_context("spawn")
+    pipes = [spawn.Pipe() for _ in range(num_workers)]
+    with tempfile.TemporaryDirectory() as folder:
+        workers = [
+            spawn.Process(
+                target=measure, args=(rank, num_workers, there, f"{folder}/store", settings, os.getpid()), daemon=True
+            )
+            for rank, (_, there) in enumerate(pipes)
+        ]
+        try:
+            for worker in workers:
+                worker.start()
+            for _, there in pipes:
+                there.close()
+            for _ in range(2):
+                ports = [here.recv() for here, _ in pipes]
+                for here, _ in pipes:
+                    here.send(ports)
+            yield pipes[0][0]
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.join()
+
+
+def die_with(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def measure(rank: int, num_workers: int, pipe: Connection, store: str, settings: Settings, parent: int) -> None:
+    """What each process runs; the first one sends the two medians of each comparison into its pipe."""
+    die_with(parent)
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+    mesh = Mesh(rank)
+    for peer, sock in connect(rank, num_workers, pipe).items():
+        mesh.add_link(peer, sock)
+    bare = connect(rank, num_workers, pipe)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_workers)
+    tags = (Tag(1, number, 0) for number in itertools.count())
+    for size in settings.sizes_mb:
+        pipe.send(reduce_both(mesh, tags, num_workers, size, settings))
+    if num_workers == 2 and settings.state_mb:
+        pipe.send(hand_over_both(mesh, tags, bare[1 - rank], settings))
+    signal.pause()
+
+
+def connect(rank: int, num_workers: int, pipe: Connection) -> dict[int, socket.socket]:
+    """A loopback connection to every other process."""
+    with socket.create_server(("127.0.0.1", 0), backlog=num_workers) as listener:
+        pipe.send(listener.getsockname()[1])
+        ports = pipe.recv()
+        links: dict[int, socket.socket] = {}
+        for peer in range(rank):
+            links[peer] = socket.create_connection(("127.0.0.1", ports[peer]))
+            links[peer].send(bytes([rank]))
+        while len(links) < num_workers - 1:
+            sock, _ = listener.accept()
+            links[sock.recv(1)[0]] = sock
+    return links
+
+
+def alternate(actions: tuple[Callable[[], object], ...], seconds: float) -> tuple[float, ...]:
+    """The median over repetitions of each action's time, that of the slowest process."""
+
+    def timed(action: Callable[[], object]) -> float:
+        dist.barrier()
+        began = time.perf_counter()
+        action()
+        return time.perf_counter() - began
+
+    def slowest(times: list[list[float]]) -> list[list[float]]:
+        together = torch.tensor(times, dtype=torch.float64)
+        dist.all_reduce(together, op=dist.ReduceOp.MAX)
+        return together.tolist()
+
+    estimate = [[timed(action) for action in actions] for _ in range(3)][1:]
+    rounds = math.ceil(seconds / min(map(sum, slowest(estimate))))
+    times = slowest([[timed(action) for action in actions] for _ in range(min(max(rounds, 5), 300))])
+    return tuple(statistics.median(column) for column in zip(*times, strict=True))
+
+
+def reduce_both(
+    mesh: Mesh, tags: Iterator[Tag], num_workers: int, size_mb: float, settings: Settings
+) -> tuple[float, ...]:
+    """All-reduce of float32 values with one shard a worker: buckets over the mesh, one tensor over gloo."""
+    # Zeros stay zeros however often they are summed.
+    values = torch.empty(round(size_mb * MB) // 4).fill_(0.0)
+    other = values.clone()
+    buckets = values.split(round(settings.bucket_mb * MB) // 4)
+    held = tuple(pieces(num_workers, leaf) for leaf in ranges(num_workers, num_workers))
+    members = tuple(range(num_workers))
+
+    def ours() -> None:
+        spec = RoundSpec(next(tags), members, held, num_workers, [[bucket] for bucket in buckets], buckets)
+        open_round = mesh.begin(spec)
+        for bucket in range(len(buckets)):
+            open_round.push(bucket)
+        open_round.finish(b"")
+
+    return alternate((ours, lambda: dist.all_reduce(other)), settings.seconds)
+
+
+def hand_over_both(mesh: Mesh, tags: Iterator[Tag], bare: socket.socket, settings: Settings) -> tuple[float, ...]:
+    """The state of process 0 to process 1: through the mesh, and as bytes copied over a plain socket."""
+    tensors = [torch.empty(settings.state_mb * MB // 4 // 20).fill_(0.0) for _ in range(20)]
+    memory = [memoryview(tensor.numpy()).cast("B") for tensor in tensors]
+    bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ours() -> None:
+        if mesh.worker == 0:
+            mesh.send_state(1, 1, b"", tensors)
+            mesh.await_confirms([1], next(tags))
+        else:
+            mesh.receive_state(lambda _: tensors)
+            mesh.confirm(0, next(tags))
+
+    def plain() -> None:
+        if mesh.worker == 0:
+            for view in memory:
+                bare.sendall(view)
+            bare.recv(1)
+        else:
+            for view in memory:
+                received = 0
+                while received < len(view):
+                    received += bare.recv_into(view[received : received + BARE_CHUNK_BYTES])
+            bare.send(b"!")
+
+    return alternate((ours, plain), settings.seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""State and decisions of the scheduler: no clock, no chance, no input or output."""

@@ -1,0 +1,146 @@
+"""From the slots a job should have to its next generation.
+
+- A founding generation may be changed until its order is given; from then on until it trains nothing else is written,
+  since its members have to see it.
+- A shrink waits for nothing: it names only workers that train already or are ready to. What it does not name and is
+  wanted again comes back with a later growth.
+- A growth names slots that are free now. It may supersede a growth that is under way, but not a shrink.
+- A joiner that failed is withdrawn before anything else is done.
+- If all members have to go, those who join take over from those who leave, in one generation.
+- A new life of a job is founded only when every worker of the life before is gone.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from resile_shared.messages.allocations import Allocation, Placement
+
+from .lifecycle import Step
+from .placement import SlotId
+from .state import Job, Phase, Pool, Worker
+
+
+@dataclass(frozen=True)
+class Change:
+    """The next membership: who stays, and on which slots somebody joins."""
+
+    kept: tuple[Placement, ...]
+    joining: tuple[SlotId, ...] = ()
+
+
+def next_change(job: Job, wanted: Sequence[SlotId], *, pool: Pool) -> Change | None:
+    """Return what can be done now towards ``wanted``; None if there is nothing to do, or it has to wait."""
+    held = job.held
+    sound = tuple(p for p in job.placements if p.worker in held)
+    kept = tuple(p for p in sound if held[p.worker] in wanted)
+    joining = tuple(slot for slot in wanted if slot not in held.values() and pool.is_free(slot))
+    if job.is_founding:
+        return None
+    if not job.is_founded:
+        return _founding(job, kept, joining)
+    if sound and len(sound) < len(job.placements):
+        return Change(sound)
+    if len(kept) < len(job.placements):
+        settled = tuple(p for p in kept if _is_settled(job, p))
+        if settled:
+            return Change(settled)
+        return Change(kept, joining) if kept or joining else None
+    if joining and not (job.is_settling and not job.joiners):
+        return Change(kept, joining)
+    return None
+
+
+def _founding(job: Job, kept: tuple[Placement, ...], joining: tuple[SlotId, ...]) -> Change | None:
+    if not job.placements and job.workers:
+        return None
+    if len(kept) + len(joining) < job.record.spec.min_workers:
+        return Change(()) if job.placements else None
+    return Change(kept, joining) if joining or len(kept) < len(job.placements) else None
+
+
+def _is_settled(job: Job, placement: Placement) -> bool:
+    """Whether a generation that names this worker waits for nothing of it."""
+    worker = job.workers.get(placement.worker)
+    return worker is not None and worker.address is not None and worker.phase in (Phase.READY, Phase.MEMBER)
+
+
+class Generations:
+    """Writes the generations of all jobs, as the scheduler of one epoch."""
+
+    def __init__(self, pool: Pool, *, epoch: int, secret: str) -> None:
+        self._pool = pool
+        self._epoch = epoch
+        self._secret = secret
+
+    def carry_out(self, job: Job, change: Change, *, now: float) -> None:
+        """Make ``change`` the newest generation of ``job``; those who join get new ids."""
+        if not change.kept and not change.joining:
+            self.withdraw_founding(job)
+            return
+        founding = not job.is_founded
+        placements = list(change.kept)
+        for slot in change.joining:
+            worker = Worker(job.record.next_worker, slot, self._pool.hosts[slot.host].record.incarnation, now)
+            job.update(next_worker=worker.number + 1)
+            self._pool.add_worker(job, worker)
+            placements.append(
+                Placement(worker=worker.number, host=slot.host, incarnation=worker.incarnation, slot=slot.number)
+            )
+        reason = job.news or job.cause
+        if founding:
+            reason = "start" if job.record.generation == 0 and not job.failed_starts else "start again"
+            if not job.placements:
+                job.enter(Step.START)
+        else:
+            job.enter(Step.RESCALE)
+        self._write(job, placements, founding=founding, reason=reason)
+        self.give_order(job)
+
+    def withdraw_founding(self, job: Job) -> None:
+        """Give up a start: back to the queue."""
+        self.abandon(job, "its start was given up")
+        job.enter(Step.REQUEUE)
+
+    def abandon(self, job: Job, reason: str) -> None:
+        """End all workers of the job. Its next life, if it has one, begins with a founding generation."""
+        if job.placements:
+            self._write(job, (), founding=False, reason=reason)
+        job.orders.clear()
+        job.lingering = frozenset()
+        self._pool.changed()
+
+    def give_order(self, job: Job) -> None:
+        """Complete the newest allocation once all its workers can be reached."""
+        allocation = job.allocation
+        if allocation is None or not allocation.placements or allocation.generation in job.orders:
+            return
+        addresses = [w.address if (w := job.workers.get(p.worker)) else None for p in allocation.placements]
+        if not all(addresses):
+            return
+        named = tuple(
+            placement.model_copy(update={"address": address})
+            for placement, address in zip(allocation.placements, addresses, strict=True)
+        )
+        job.allocation = allocation.model_copy(update={"placements": named})
+        job.orders[allocation.generation] = job.allocation
+        self._pool.changed()
+
+    def _write(self, job: Job, placements: Iterable[Placement], *, founding: bool, reason: str) -> None:
+        generation = job.allocation.generation + 1 if job.allocation else 1
+        job.allocation = Allocation(
+            job=job.id,
+            epoch=self._epoch,
+            generation=generation,
+            placements=tuple(placements),
+            secret=self._secret_of(job.id, generation),
+            founding=founding,
+            resume=founding and job.record.checkpoint is not None,
+            reason=reason,
+        )
+        self._pool.changed()
+
+    def _secret_of(self, job: str, generation: int) -> str:
+        text = f"{job} {self._epoch} {generation}"
+        return hmac.new(self._secret.encode(), text.encode(), hashlib.sha256).hexdigest()

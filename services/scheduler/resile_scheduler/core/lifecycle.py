@@ -1,0 +1,83 @@
+"""The states of a job, and what leads from one to the next: one table.
+
+- A job is *accepted* once it is stored, and *queued* as soon as it waits for slots.
+- It is *starting* from its founding allocation until that generation trains, and *running* from then on.
+- It is *rescaling* while a generation is allocated that is not in force yet; a newer one may supersede that.
+- It is *recovering* after the loss of members until a generation without them is in force.
+- A job that loses all its slots for now goes back to the queue: from `running` after a checkpoint, from `starting` at
+  once. It is *paused* in the same way, but leaves that state only when somebody asks.
+- *completed*, *failed* and *stopped* are final. A job can complete, fail or be stopped at any moment of its training.
+
+A step that the table does not have is a fault of the scheduler, not of whoever sent something: what comes from
+outside is checked before.
+"""
+
+from enum import StrEnum
+
+from resile_shared.errors import ResileError
+from resile_shared.messages.jobs import JobState
+
+
+class Step(StrEnum):
+    """What can happen to a job as a whole."""
+
+    ENQUEUE = "enqueue"
+    START = "start"
+    SETTLE = "settle"  # the newest generation is in force
+    RESCALE = "rescale"
+    RECOVER = "recover"
+    REQUEUE = "requeue"
+    PAUSE = "pause"
+    RESUME = "resume"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    STOP = "stop"
+
+
+_ENDS = {Step.COMPLETE: JobState.COMPLETED, Step.FAIL: JobState.FAILED, Step.STOP: JobState.STOPPED}
+_SETBACKS = {Step.REQUEUE: JobState.QUEUED, Step.PAUSE: JobState.PAUSED, **_ENDS}
+
+TRANSITIONS: dict[JobState, dict[Step, JobState]] = {
+    JobState.ACCEPTED: {Step.ENQUEUE: JobState.QUEUED},
+    JobState.QUEUED: {
+        Step.START: JobState.STARTING,
+        Step.PAUSE: JobState.PAUSED,
+        Step.FAIL: JobState.FAILED,
+        Step.STOP: JobState.STOPPED,
+    },
+    JobState.STARTING: {Step.SETTLE: JobState.RUNNING, **_SETBACKS},
+    JobState.RUNNING: {Step.RESCALE: JobState.RESCALING, Step.RECOVER: JobState.RECOVERING, **_SETBACKS},
+    JobState.RESCALING: {
+        Step.SETTLE: JobState.RUNNING,
+        Step.RESCALE: JobState.RESCALING,
+        Step.RECOVER: JobState.RECOVERING,
+        **_SETBACKS,
+    },
+    JobState.RECOVERING: {
+        Step.SETTLE: JobState.RUNNING,
+        Step.RESCALE: JobState.RECOVERING,
+        Step.RECOVER: JobState.RECOVERING,
+        **_SETBACKS,
+    },
+    JobState.PAUSED: {Step.RESUME: JobState.QUEUED, Step.FAIL: JobState.FAILED, Step.STOP: JobState.STOPPED},
+    JobState.COMPLETED: {},
+    JobState.FAILED: {},
+    JobState.STOPPED: {},
+}
+
+
+class IllegalStep(ResileError):
+    """The scheduler tried what the table does not have."""
+
+    def __init__(self, state: JobState, step: Step) -> None:
+        super().__init__(f"a job that is {state} cannot {step}: this is a fault in the scheduler, please report it")
+        self.state = state
+        self.step = step
+
+
+def advance(state: JobState, step: Step) -> JobState:
+    """Return the state that ``step`` leads to. Raises IllegalStep."""
+    try:
+        return TRANSITIONS[state][step]
+    except KeyError:
+        raise IllegalStep(state, step) from None

@@ -1,0 +1,115 @@
+"""What people and programs ask of jobs. A request has its effect once, whatever arrives twice."""
+
+from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
+from resile_shared.messages.jobs import JobRecord, JobState
+from resile_shared.messages.message import at
+
+from .generations import Generations
+from .lifecycle import Step
+from .seam import Asked, Submitted
+from .state import Intent, Job, Pool
+
+Answer = Accepted | Refused
+
+
+class People:
+    """Carries out requests, and says what to answer."""
+
+    def __init__(self, pool: Pool, generations: Generations) -> None:
+        self._pool = pool
+        self._generations = generations
+
+    def submit(self, event: Submitted, *, now: float) -> Answer:
+        """Accept a job."""
+        if event.command in self._pool.handled:
+            return Accepted(job_id=self._pool.handled[event.command])
+        if event.job in self._pool.jobs:
+            return Refused(code="conflict", reason=f"there is a job {event.job} already: submit it again")
+        record = JobRecord(
+            job=event.job,
+            spec=event.spec,
+            state=JobState.ACCEPTED,
+            priority=event.spec.priority,
+            submitted=at(now),
+        )
+        job = Job(record, number=len(self._pool.jobs))
+        self._pool.jobs[job.id] = job
+        self._is_handled(job, event.command)
+        job.note("accepted", "", now=now)
+        self._pool.changed(f"fair share with {job.id}", by=job.id)
+        return Accepted(job_id=job.id)
+
+    def ask(self, event: Asked, *, now: float) -> Answer:
+        """Change a job."""
+        request = event.request
+        if event.command in self._pool.handled:
+            return Accepted(job_id=self._pool.handled[event.command])
+        job = self._pool.jobs.get(request.job_id)
+        if job is None:
+            return Refused(code="unknown", reason=f"there is no job {request.job_id}: `resile jobs` lists them")
+        if job.is_over:
+            return Refused(
+                code="conflict", reason=f"job {job.id} is {job.record.state.value} and cannot change any more"
+            )
+        if isinstance(request, JobPause) and job.record.completed:
+            return Refused(code="conflict", reason=f"job {job.id} has completed its training")
+        self._is_handled(job, event.command)
+        match request:
+            case JobPriority(priority=priority):
+                self._prioritise(job, priority, now)
+            case JobStop(reason=reason):
+                self._stop(job, reason, now)
+            case JobPause():
+                self._pause(job, now)
+            case JobResume():
+                self._resume(job)
+        return Accepted(job_id=job.id)
+
+    def _is_handled(self, job: Job, command: str) -> None:
+        self._pool.handled[command] = job.id
+        job.update(handled=(*job.record.handled, command))
+
+    def _prioritise(self, job: Job, priority: int, now: float) -> None:
+        before = job.record.priority
+        if priority == before:
+            return
+        change = "raised" if priority > before else "lowered"
+        why = job.record.reason
+        job.update(priority=priority)
+        job.note("priority", f"{change} from {before} to {priority}", now=now)
+        job.update(reason=why)
+        self._pool.changed(f"priority of {job.id} {change}")
+
+    def _stop(self, job: Job, reason: str, now: float) -> None:
+        self._generations.abandon(job, "stopped")
+        job.enter(Step.STOP)
+        job.note("stopped", reason or "asked for", now=now)
+        self._pool.changed(f"{job.id} stopped")
+
+    def _pause(self, job: Job, now: float) -> None:
+        """Pause at once what does not train; whatever trains saves a checkpoint first."""
+        if job.record.state is JobState.PAUSED:
+            return
+        job.intent = Intent.PAUSE
+        if not job.is_founded:
+            self.give_up_slots(job, now=now)
+        self._pool.changed(f"{job.id} paused")
+
+    def give_up_slots(self, job: Job, *, now: float) -> None:
+        """Pause or suspend the job for good: all that has to be kept is stored."""
+        is_pause = job.intent is Intent.PAUSE
+        self._generations.abandon(job, job.intent.value)
+        job.in_force = ()
+        job.intent = Intent.TRAIN
+        job.enter(Step.PAUSE if is_pause else Step.REQUEUE)
+        reason = "asked for" if is_pause else "its minimum does not fit any more"
+        job.note(job.record.state.value, reason, now=now)
+        self._pool.changed(f"{job.id} {job.record.state.value}")
+
+    def _resume(self, job: Job) -> None:
+        if job.record.state is JobState.PAUSED:
+            job.enter(Step.RESUME)
+            self._pool.changed(f"{job.id} resumed", by=job.id)
+        elif job.intent is Intent.PAUSE:
+            job.intent = Intent.TRAIN
+            self._pool.changed(f"{job.id} resumed", by=job.id)

@@ -1,0 +1,282 @@
+"""What the scheduler knows: hosts, jobs, workers, and who holds which slot.
+
+- A slot is held from the moment an allocation names a worker on it until that worker's process is gone and no
+  generation names the worker that is in force or may still be. Nobody else gets it before.
+- Worker ids rise within their job and are never used again; a worker that an allocation drops is never named again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from resile_shared.messages.allocations import Allocation, Placement
+from resile_shared.messages.hosts import Address, HostRecord, HostState
+from resile_shared.messages.jobs import HistoryItem, JobRecord, JobState
+from resile_shared.messages.message import at
+
+from .lifecycle import Step, advance
+from .placement import SlotId
+
+
+class Phase(IntEnum):
+    """How far a worker has come; it never goes back, so reports may come late, twice and in any order."""
+
+    STARTING = 0
+    READY = 1
+    MEMBER = 2
+    LEFT = 3
+    GONE = 4
+
+
+@dataclass
+class Worker:
+    """A worker whose slot is not released yet."""
+
+    number: int
+    slot: SlotId
+    incarnation: int
+    named_at: float
+    phase: Phase = Phase.STARTING
+    address: Address | None = None
+    was_seen: bool = False
+    has_failed: bool = False
+    is_stopped: bool = False
+
+
+class Intent(StrEnum):
+    """What the scheduler wants of a job that holds workers."""
+
+    TRAIN = "train"
+    PAUSE = "pause"  # until somebody asks for it again
+    SUSPEND = "suspend"  # until there are slots for it again
+
+
+@dataclass
+class Shun:
+    """A host on which a joiner of a job failed, and until when the job does not try it again."""
+
+    until: float
+    times: int
+
+
+@dataclass
+class Job:
+    """One job. ``record`` and ``allocation`` are stored; the rest is what workers and agents report again and again."""
+
+    record: JobRecord
+    number: int
+    allocation: Allocation | None = None
+    in_force: tuple[Placement, ...] = ()
+    orders: dict[int, Allocation] = field(default_factory=dict)
+    """Generations that were ordered and are in force or may still be."""
+    workers: dict[int, Worker] = field(default_factory=dict)
+    iteration: int = 0
+    intent: Intent = Intent.TRAIN
+    target: int = 0
+    lingering: frozenset[str] = frozenset()
+    """Slots in force according to the history, as long as an earlier scheduler's generation is and its workers are not
+    known."""
+    cause: str = ""
+    """Why the target is what it is."""
+    news: str = ""
+    """What just happened to the job itself; its next generation is the answer to it."""
+    shunned: dict[str, Shun] = field(default_factory=dict)
+    failed_starts: int = 0
+    heard_of: tuple[int, float] = (0, 0.0)
+    """A generation that a heartbeat names as trained and nobody reported, and since when."""
+    ended_at: float | None = None
+    """When all members were gone, though none reported a result."""
+    pause_sent: float = float("-inf")
+    stored: JobRecord | None = None
+    written: Allocation | None = None
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.record.job
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its state is final."""
+        return self.record.state.is_final
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """The newest membership that it shall have."""
+        return self.allocation.placements if self.allocation else ()
+
+    @property
+    def is_founded(self) -> bool:
+        """Whether the founding generation of its present life trains."""
+        allocation = self.allocation
+        if allocation is None or not allocation.placements:
+            return False
+        return not allocation.founding or allocation.generation <= self.record.generation
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether its newest generation is not in force yet."""
+        return self.allocation is not None and self.allocation.generation > self.record.generation
+
+    @property
+    def is_founding(self) -> bool:
+        """Whether its founders have their order: until they train, nothing newer may be written over it."""
+        allocation = self.allocation
+        return (
+            allocation is not None
+            and bool(allocation.placements)
+            and (not self.is_founded and allocation.has_addresses)
+        )
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it takes part in the sharing of slots."""
+        waits = (JobState.PAUSED, JobState.ACCEPTED)
+        return not (self.is_over or self.record.state in waits or self.record.completed) and (
+            self.intent is Intent.TRAIN
+        )
+
+    @property
+    def joiners(self) -> frozenset[int]:
+        """Workers of the newest membership that do not train yet, as far as is known."""
+        members = {placement.worker for placement in self.in_force}
+        return frozenset(
+            p.worker
+            for p in self.placements
+            if p.worker not in members and (w := self.workers.get(p.worker)) and w.phase < Phase.MEMBER
+        )
+
+    @property
+    def named(self) -> set[int]:
+        """The workers of every generation that is in force, may be by now, or shall be."""
+        orders = (order.placements for order in self.orders.values())
+        return {p.worker for membership in (self.in_force, self.placements, *orders) for p in membership}
+
+    @property
+    def held(self) -> dict[int, SlotId]:
+        """The workers of the newest membership that have not failed, and their slots, in rank order."""
+        return {
+            p.worker: SlotId(p.host, p.slot)
+            for p in self.placements
+            if (worker := self.workers.get(p.worker)) and not worker.has_failed
+        }
+
+    def names(self, number: int) -> bool:
+        """Whether the newest membership has this worker."""
+        return any(placement.worker == number for placement in self.placements)
+
+    def unneeded(self, workers: Iterable[Worker]) -> list[Worker]:
+        """Return those of ``workers`` that nobody needs and that have no other way to learn so.
+
+        Members leave by themselves, after their last iteration; a joiner that was ordered may become a member
+        until a generation without it is in force.
+        """
+        alive = [worker for worker in workers if worker.phase < Phase.GONE]
+        if self.is_over or not self.placements:
+            return alive
+        waiting = [worker for worker in alive if worker.phase < Phase.MEMBER]
+        if not waiting:
+            return []
+        needed = {placement.worker for placement in self.in_force} if self.record.completed else self.named
+        return [worker for worker in waiting if worker.number not in needed]
+
+    def update(self, **changes: object) -> None:
+        """Change the record."""
+        self.record = self.record.model_copy(update=changes)
+
+    def enter(self, step: Step) -> None:
+        """Change the state. Raises IllegalStep."""
+        self.update(state=advance(self.record.state, step))
+
+    def note(self, kind: str, reason: str, *, now: float, iteration: int | None = None) -> None:
+        """Add a numbered item to the history."""
+        item = HistoryItem(
+            number=len(self.record.history) + 1,
+            time=at(now),
+            kind=kind,
+            generation=self.record.generation,
+            workers=len(self.in_force),
+            slots=tuple(placement.slot_name for placement in self.in_force),
+            iteration=self.iteration if iteration is None else iteration,
+            reason=reason,
+        )
+        self.update(history=(*self.record.history, item), reason=reason)
+
+
+@dataclass
+class Host:
+    """One host. ``is_heard``: what runs on it is known, so its free slots are really free."""
+
+    record: HostRecord
+    is_heard: bool
+    beat: int = -1
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes workers."""
+        return self.record.state is HostState.UP
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can run workers, be it only until they have left."""
+        return self.record.state in (HostState.UP, HostState.DRAINING)
+
+    @property
+    def slots(self) -> list[SlotId]:
+        """Its slots, whether or not they are held."""
+        return [SlotId(self.record.host, slot.index) for slot in self.record.slots]
+
+    def fits(self, group: str) -> bool:
+        """Whether it has the labels that ``group`` names, as in ``gpu=h200,zone=a``."""
+        wanted = (part.partition("=") for part in group.split(",") if part)
+        return all(self.record.labels.get(name.strip()) == value.strip() for name, _, value in wanted)
+
+
+@dataclass
+class Pool:
+    """All hosts, all jobs, and who holds which slot."""
+
+    hosts: dict[str, Host] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    holders: dict[SlotId, tuple[str, int]] = field(default_factory=dict)
+    handled: dict[str, str] = field(default_factory=dict)
+    """Ids of handled commands, and their jobs."""
+    has_changed: bool = False
+    """Whether there is something new to decide upon."""
+    cause: str = ""
+    """What happened, in words for the history of the other jobs that it moves."""
+    causer: str = ""
+    """The job to which it happened, if it did to one."""
+
+    def changed(self, cause: str = "", *, by: str = "") -> None:
+        """Ask for a decision."""
+        self.has_changed = True
+        if cause:
+            self.cause, self.causer = cause, by
+
+    def add_worker(self, job: Job, worker: Worker) -> None:
+        """Take ``worker`` in as the holder of its slot."""
+        assert worker.slot not in self.holders, f"{worker.slot.name} is held by {self.holders[worker.slot]}"
+        job.workers[worker.number] = worker
+        self.holders[worker.slot] = (job.id, worker.number)
+
+    def release(self, job: Job) -> None:
+        """Free the slots of workers that are gone and that no generation names that is in force or may be."""
+        named = set() if job.is_over else job.named
+        for worker in list(job.workers.values()):
+            if worker.phase is Phase.GONE and worker.number not in named:
+                del job.workers[worker.number]
+                del self.holders[worker.slot]
+                self.changed()
+
+    def is_free(self, slot: SlotId) -> bool:
+        """Whether a worker may be started on it now."""
+        host = self.hosts[slot.host]
+        if not (host.is_usable and host.is_heard) or slot in self.holders:
+            return False
+        return not any(slot.name in job.lingering for job in self.jobs.values())
+
+    def held_on(self, host: str) -> list[tuple[Job, Worker]]:
+        """Who holds the slots of one host."""
+        held = [self.holders[slot] for slot in self.hosts[host].slots if slot in self.holders]
+        return [(self.jobs[job], self.jobs[job].workers[number]) for job, number in held]

@@ -1,0 +1,318 @@
+"""What agents and workers tell, and what becomes of it.
+
+Agents repeat all they know with every heartbeat; single reports are faster and say more. Either may be late, doubled or
+lost, so both lead to the same few steps here, and each of these has its effect once:
+
+- A worker's phase only rises.
+- A generation comes into force when it is reported, or when heartbeats have named it for a while and no report came.
+- A worker that was seen in a heartbeat and is not in a later one of the same incarnation is gone. How it ended is then
+  not known, so agents keep a worker that is gone in their heartbeats as long as the newest allocation names it.
+- A worker that ends badly withdraws itself while it is a joiner, restarts the founding while that is not its script's
+  fault, and fails the job while it is a member. Once it is not named any more its end means nothing.
+"""
+
+from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
+from resile_shared.messages.reports import CheckpointSaved, Completed, Failed, Left, Progress, Ready, Report, Switched
+
+from .generations import Generations
+from .lifecycle import Step
+from .people import People
+from .placement import SlotId
+from .state import Host, Intent, Job, Phase, Pool, Shun, Worker
+
+REPORT_SECONDS = 2.0
+JOIN_SECONDS = 600.0
+RESULT_SECONDS = 10.0
+SHUN_SECONDS = 5.0
+MAX_SHUN_SECONDS = 300.0
+MAX_FOUNDINGS = 3
+
+_PHASES = {
+    "starting": Phase.STARTING,
+    "ready": Phase.READY,
+    "member": Phase.MEMBER,
+    "left": Phase.LEFT,
+    "gone": Phase.GONE,
+}
+_OWN_FAULTS = ("failed", "exited", "out of memory")
+
+
+class Workers:
+    """Takes in what is told of hosts and workers."""
+
+    def __init__(self, pool: Pool, generations: Generations, people: People) -> None:
+        self._pool = pool
+        self._generations = generations
+        self._people = people
+
+    # hosts
+
+    def host_changed(self, record: HostRecord, *, now: float, is_live: bool = True) -> None:
+        """Take in what the registry says of a host; an older incarnation has no effect, nor has an older state."""
+        known = self._pool.hosts.get(record.host)
+        if known and (record.incarnation < known.record.incarnation or record == known.record):
+            return
+        is_same = known is not None and known.record.incarnation == record.incarnation
+        if known and is_same and not known.is_alive:
+            return
+        is_gone = record.state in (HostState.LOST, HostState.LEFT)
+        what = "joined" if record.state is HostState.UP else record.state.value
+        self._pool.changed(f"{record.host} {what}")
+        held = self._pool.held_on(record.host) if known and (is_gone or not is_same) else []
+        self._pool.hosts[record.host] = Host(
+            record,
+            is_heard=known.is_heard if known and is_same else is_live,
+            beat=known.beat if known and is_same else -1,
+        )
+        how = record.state.value if is_gone else "lost"
+        for job, worker in held:
+            self._gone(job, worker, WorkerExit(kind="abandoned", message=f"{record.host} {how}"), now)
+
+    def compare(self, job: Job, *, now: float) -> None:
+        """Compare what is stored of a job with what is stored of its hosts."""
+        for worker in list(job.workers.values()):
+            host = self._pool.hosts.get(worker.slot.host)
+            is_there = host is not None and host.record.incarnation == worker.incarnation
+            if host is None or not is_there or not host.is_alive:
+                how = WorkerExit(kind="abandoned", message=f"{worker.slot.host} lost")
+                self._gone(job, worker, how, now)
+
+    def beat(self, beat: Heartbeat, *, now: float) -> None:
+        """Compare what a host runs with what is known of it."""
+        host = self._pool.hosts.get(beat.host)
+        if host is None or not host.is_alive:
+            return
+        if beat.incarnation != host.record.incarnation or beat.number <= host.beat:
+            return
+        host.beat = beat.number
+        if not host.is_heard:
+            host.is_heard = True
+            self._pool.changed()
+        for report in beat.workers:
+            self._seen(host, report, now)
+        listed = {(report.job, report.worker) for report in beat.workers}
+        for job, worker in self._pool.held_on(beat.host):
+            if worker.was_seen and (job.id, worker.number) not in listed:
+                text = f"worker {worker.number} on {worker.slot.name} is gone without a word"
+                self._gone(job, worker, WorkerExit(kind="abandoned", message=text), now)
+
+    def _seen(self, host: Host, report: WorkerReport, now: float) -> None:
+        job = self._pool.jobs.get(report.job)
+        if job is None:
+            return
+        worker = job.workers.get(report.worker) or self._adopt(host, job, report, now)
+        if worker is None:
+            return
+        worker.was_seen = True
+        job.iteration = max(job.iteration, report.iteration)
+        if report.state == "gone":
+            self._gone(job, worker, report.exit or WorkerExit(kind="exited"), now)
+            return
+        worker.phase = max(worker.phase, _PHASES[report.state])
+        if report.address and worker.address is None:
+            worker.address = report.address
+            self._generations.give_order(job)
+        if report.generation > job.record.generation:
+            self._named(job, report, now)
+
+    def _adopt(self, host: Host, job: Job, report: WorkerReport, now: float) -> Worker | None:
+        """Take in a worker that an earlier scheduler dropped: it holds its slot until it is gone."""
+        slot = SlotId(host.record.host, report.slot)
+        if report.state == "gone" or slot in self._pool.holders or slot not in host.slots:
+            return None
+        worker = Worker(report.worker, slot, host.record.incarnation, now)
+        self._pool.add_worker(job, worker)
+        self._pool.changed()
+        return worker
+
+    def _named(self, job: Job, report: WorkerReport, now: float) -> None:
+        """A generation trains that nobody reported; the report, which is exact, gets some time to come."""
+        generation, since = job.heard_of
+        if generation != report.generation:
+            job.heard_of = (report.generation, now)
+        elif now - since >= REPORT_SECONDS:
+            self._in_force(job, report.generation, report.iteration, now)
+
+    # reports
+
+    def report(self, report: Report, *, now: float) -> None:
+        """Take in what a worker said."""
+        job = self._pool.jobs.get(report.job)
+        if job is None or job.is_over:
+            return
+        match report.content:
+            case Switched(iteration=iteration):
+                self._in_force(job, report.generation, iteration, now)
+            case CheckpointSaved() as checkpoint:
+                self._saved(job, report, checkpoint, now)
+            case Completed() as completed:
+                self._completed(job, report, completed, now)
+            case Progress(iteration=iteration):
+                job.iteration = max(job.iteration, iteration)
+            case _:
+                if worker := job.workers.get(report.worker):
+                    self._said(job, worker, report, now)
+
+    def _said(self, job: Job, worker: Worker, report: Report, now: float) -> None:
+        """Take in what a worker said of itself."""
+        match report.content:
+            case Ready() as ready:
+                worker.phase = max(worker.phase, Phase.READY)
+                if job.record.ready is None:
+                    job.update(ready=ready)
+                    self._pool.changed(f"{job.id} can use {ready.num_shards} workers", by=job.id)
+            case Left():
+                worker.phase = max(worker.phase, Phase.LEFT)
+            case Failed(message=message, details=details):
+                self._failed(job, worker, WorkerExit(kind="failed", message=message, details=details), now)
+
+    def _in_force(self, job: Job, generation: int, iteration: int, now: float) -> None:
+        """A generation took effect: whoever it does not name has trained its last iteration."""
+        if generation <= job.record.generation or generation not in job.orders:
+            return
+        order = job.orders[generation]
+        job.in_force, job.lingering = order.placements, frozenset()
+        job.orders = {number: newer for number, newer in job.orders.items() if number >= generation}
+        job.iteration = max(job.iteration, iteration)
+        job.update(generation=generation)
+        for placement in job.in_force:
+            if worker := job.workers.get(placement.worker):
+                worker.phase = max(worker.phase, Phase.MEMBER)
+        job.enter(Step.SETTLE)
+        if job.is_settling:
+            job.enter(Step.RESCALE)
+        job.note("allocation", order.reason, now=now, iteration=iteration)
+        job.failed_starts = 0
+        self._pool.changed()
+
+    def _is_of_this_lineage(self, job: Job, report: Report) -> bool:
+        """Whether the report comes from the generation in force, or from one that may be by now."""
+        return report.generation == job.record.generation or report.generation in job.orders
+
+    def _saved(self, job: Job, report: Report, checkpoint: CheckpointSaved, now: float) -> None:
+        if not self._is_of_this_lineage(job, report):
+            return
+        if job.record.checkpoint is None or checkpoint.iteration > job.record.checkpoint.iteration:
+            job.update(checkpoint=checkpoint)
+        if job.intent is not Intent.TRAIN and job.is_founded:
+            job.iteration = checkpoint.iteration
+            self._people.give_up_slots(job, now=now)
+
+    def _completed(self, job: Job, report: Report, completed: Completed, now: float) -> None:
+        """Training is complete; the job is, when its members' scripts have come to their ends."""
+        if job.record.completed or not job.placements or not self._is_of_this_lineage(job, report):
+            return
+        self._in_force(job, report.generation, completed.iteration, now)
+        job.iteration = completed.iteration
+        job.update(completed=completed)
+        self._pool.changed(f"{job.id} completed", by=job.id)
+        self._ended(job, now)
+
+    # ends
+
+    def _gone(self, job: Job, worker: Worker, how: WorkerExit, now: float) -> None:
+        """A worker's process has ended, or its host has."""
+        if worker.phase is Phase.GONE:
+            return
+        was_member = worker.phase is Phase.MEMBER
+        worker.phase = Phase.GONE
+        self._pool.changed()
+        if job.is_over:
+            return
+        is_expected = how.kind in ("finished", "left") or (job.record.completed and how.kind == "abandoned")
+        if not is_expected:
+            self._failed(job, worker, how, now, was_member=was_member)
+        if not job.is_over:
+            self._ended(job, now)
+
+    def _ended(self, job: Job, now: float) -> None:
+        """Look whether all who count are gone."""
+        counted = {p.worker for p in (job.in_force if job.record.completed else (*job.in_force, *job.placements))}
+        alive = [number for number in counted if (w := job.workers.get(number)) and w.phase < Phase.GONE]
+        if alive or not counted:
+            return
+        if job.record.completed is None:
+            job.ended_at = job.ended_at or now
+            return
+        self._generations.abandon(job, "completed")
+        job.enter(Step.COMPLETE)
+        job.note("completed", "", now=now)
+        self._pool.changed(f"{job.id} completed")
+
+    def _failed(self, job: Job, worker: Worker, how: WorkerExit, now: float, *, was_member: bool = False) -> None:
+        """A worker cannot go on, by its own word or by its agent's."""
+        is_counted = job.record.completed and any(p.worker == worker.number for p in job.in_force)
+        if worker.has_failed or job.is_over or not (is_counted or job.names(worker.number)):
+            return
+        worker.has_failed = True
+        was_member = was_member or worker.phase is Phase.MEMBER
+        reason = describe(worker, how)
+        if was_member or any(placement.worker == worker.number for placement in job.in_force):
+            self._lost_member(job, reason, now)
+        elif job.is_founded:
+            self._withdraw(job, worker, reason, now)
+        elif how.kind in _OWN_FAULTS or job.failed_starts + 1 >= MAX_FOUNDINGS:
+            self.fail(job, reason, now=now)
+        else:
+            job.failed_starts += 1
+            self._shun(job, worker.slot.host, now)
+            self._generations.withdraw_founding(job)
+            job.note("queued", f"its start was given up: {reason}", now=now)
+
+    def _lost_member(self, job: Job, reason: str, now: float) -> None:
+        """A member is lost. A recovery, from survivors or from a checkpoint, would begin here."""
+        self.fail(job, reason, now=now)
+
+    def _withdraw(self, job: Job, worker: Worker, reason: str, now: float) -> None:
+        self._shun(job, worker.slot.host, now)
+        job.news = f"withdrawn: {reason}"
+        self._pool.changed()
+
+    def _shun(self, job: Job, host: str, now: float) -> None:
+        times = job.shunned[host].times + 1 if host in job.shunned else 1
+        job.shunned[host] = Shun(now + min(SHUN_SECONDS * 2 ** (times - 1), MAX_SHUN_SECONDS), times)
+
+    def fail(self, job: Job, reason: str, *, now: float) -> None:
+        """End the job with an error."""
+        if job.record.completed:
+            reason = f"{reason}, after training was complete"
+        self._generations.abandon(job, "failed")
+        job.enter(Step.FAIL)
+        job.note("failed", reason, now=now)
+        self._pool.changed(f"{job.id} failed")
+
+    # time
+
+    def tick(self, *, now: float) -> None:
+        """Look at the deadlines of all jobs."""
+        for job in self._pool.jobs.values():
+            if job.is_over:
+                continue
+            for host, shun in job.shunned.items():
+                if shun.until <= now and shun.until != 0.0:
+                    shun.until = 0.0
+                    job.news = f"{host} is tried again"
+                    self._pool.changed()
+            if job.ended_at is not None and job.record.completed is None and now - job.ended_at >= RESULT_SECONDS:
+                self.fail(job, "every worker ended, but none reported a result", now=now)
+            elif job.is_founded:
+                self._late(job, now)
+
+    def _late(self, job: Job, now: float) -> None:
+        """Withdraw joiners that are not ready by their deadline."""
+        for worker in list(job.workers.values()):
+            is_late = worker.phase < Phase.READY and now - worker.named_at >= JOIN_SECONDS
+            if is_late and worker.number in job.joiners and job.names(worker.number):
+                text = f"worker {worker.number} on {worker.slot.name} is not ready after {JOIN_SECONDS:g} seconds"
+                how = WorkerExit(kind="abandoned", message=text)
+                self._failed(job, worker, how, now)
+
+
+def describe(worker: Worker, how: WorkerExit) -> str:
+    """One line that says how a worker ended."""
+    if how.kind == "abandoned" and how.message:
+        return how.message
+    kinds = {"failed": "failed", "exited": f"exited with status {how.status}", "killed": "was killed"}
+    kinds |= {"out of memory": "ran out of memory", "not started": "could not be started"}
+    text = f"worker {worker.number} on {worker.slot.name} {kinds.get(how.kind, how.kind)}"
+    return f"{text}: {how.message}" if how.message else text

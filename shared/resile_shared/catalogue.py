@@ -1,0 +1,55 @@
+"""Which model is spoken on which subject. What is not listed here is not said on the bus."""
+
+from types import MappingProxyType
+
+from pydantic import BaseModel
+
+from .envelope import Malformed
+from .messages import commands, hosts
+from .messages.deadletters import DeadLetter
+from .messages.jobs import JobEvent
+from .messages.logs import LogLines
+from .messages.reports import Report
+from .subjects import InvalidSubject, parse
+
+COMMANDS: MappingProxyType[str, type[BaseModel]] = MappingProxyType(
+    {
+        "job.submit": commands.JobSubmit,
+        "job.priority": commands.JobPriority,
+        "job.stop": commands.JobStop,
+        "job.pause": commands.JobPause,
+        "job.resume": commands.JobResume,
+        "host.drain": commands.HostDrain,
+    }
+)
+HOST_EVENTS: MappingProxyType[str, type[BaseModel]] = MappingProxyType(
+    {
+        "hello": hosts.HostHello,
+        "goodbye": hosts.HostGoodbye,
+        "joined": hosts.HostJoined,
+        "draining": hosts.HostDraining,
+        "lost": hosts.HostLost,
+        "left": hosts.HostLeft,
+    }
+)
+OTHERS: MappingProxyType[str, type[BaseModel]] = MappingProxyType(
+    {"heartbeat": hosts.Heartbeat, "job": JobEvent, "report": Report, "log": LogLines, "deadletter": DeadLetter}
+)
+
+
+def model_of(subject: str) -> type[BaseModel]:
+    """Return the model of the messages on ``subject``. Raises Malformed for one on which nothing is said."""
+    try:
+        parsed = parse(subject)
+    except InvalidSubject as error:
+        raise Malformed(str(error)) from None
+    match parsed.family:
+        case "host":
+            model = HOST_EVENTS.get(parsed.what)
+        case "command":
+            model = COMMANDS.get(f"{parsed.id}.{parsed.what}")
+        case family:
+            model = OTHERS.get(family)
+    if model is None:
+        raise Malformed(f"nothing is said on {subject}")
+    return model

@@ -1,0 +1,215 @@
+"""One connection to the bus that comes back for ever, and requests that are sent again until they are answered.
+
+Nothing here gives up by itself: a caller that cannot wait uses `asyncio.timeout`.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import orjson
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import (
+    ConnectionClosedError,
+    ConnectionDrainingError,
+    MaxPayloadError,
+    NoRespondersError,
+    OutboundBufferLimitError,
+    SlowConsumerError,
+)
+
+from .credentials import Credentials
+from .errors import ResileError
+
+logger = logging.getLogger(__name__)
+
+RESEND_SECONDS = 1.0
+PAUSE_SECONDS = 0.1
+RECONNECT_SECONDS = 0.25
+_PATIENCE: dict[str, Any] = {
+    "max_reconnect_attempts": -1,
+    "reconnect_time_wait": RECONNECT_SECONDS,
+    "connect_timeout": 2,
+    "ping_interval": 5,
+    "max_outstanding_pings": 2,
+}
+_NOT_PERMITTED = re.compile(r'permissions violation for \w+ to "([^"]+)"', re.IGNORECASE)
+
+
+class BusRefused(ResileError):
+    """The bus does not let this service in, or not do this."""
+
+
+class BusClosed(ResileError):
+    """The connection was closed for good."""
+
+    def __init__(self) -> None:
+        super().__init__("the connection to the bus is closed")
+
+
+class StoreFailed(ResileError):
+    """JetStream answered with an error that trying again does not cure."""
+
+    def __init__(self, subject: str, error: Mapping[str, Any]) -> None:
+        super().__init__(f"the bus refused {subject}: {error.get('description', 'no reason given')}")
+        self.code = int(error.get("err_code", 0))
+
+
+class Connection:
+    """A client of nats-server. Made by `connect`."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._client = Client()
+        self._up = asyncio.Event()
+        self.denied: set[str] = set()
+        """Subjects that this role may not use, and tried to; in lower case, as the client library reports them."""
+        self.num_dropped = 0
+        """Messages that arrived and were dropped, because handlers did not keep up."""
+        self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed = asyncio.Event()
+        self.on_return: set[Callable[[], None]] = set()
+        """Called each time the connection is there again."""
+
+    @classmethod
+    async def open(cls, credentials: Credentials, *, name: str) -> "Connection":
+        """Connect; waits until the bus is there. Raises BusRefused."""
+        connection = cls(credentials)
+        connecting = asyncio.ensure_future(connection._connect(name))
+        try:
+            await asyncio.wait({connecting, connection._refused}, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise BusRefused(
+                    f"the bus at {credentials.url} does not let {credentials.user!r} in: check the credentials"
+                )
+            await connecting
+        finally:
+            connecting.cancel()
+            connection._refused.cancel()
+        return connection
+
+    async def _connect(self, name: str) -> None:
+        await self._client.connect(
+            self._credentials.url,
+            user=self._credentials.user,
+            password=self._credentials.password,
+            name=name,
+            inbox_prefix=f"_INBOX_{self._credentials.user}",
+            **_PATIENCE,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_lost,
+            reconnected_cb=self._on_return,
+            closed_cb=self._on_closed,
+        )
+        self._up.set()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the bus can be reached now, as far as is known."""
+        return self._up.is_set()
+
+    async def close(self) -> None:
+        """Send what is under way, and go."""
+        if self._up.is_set():
+            await self._client.drain()
+        else:
+            await self._client.close()
+
+    async def send(self, subject: str, body: bytes, *, headers: dict[str, str], reply: str = "") -> bool:
+        """Send at most once; returns False, and sends nothing, while the bus is away."""
+        if not self._up.is_set():
+            return False
+        try:
+            await self._client.publish(subject, body, reply=reply, headers=headers)
+        except (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError):
+            return False
+        return True
+
+    async def request(self, subject: str, body: bytes, *, headers: dict[str, str] | None = None) -> Msg:
+        """Send until somebody answers: what is asked must have its effect once however often it arrives."""
+        while True:
+            await self._wait_until_up()
+            try:
+                return await self._client.request(subject, body, timeout=RESEND_SECONDS, headers=headers)
+            except (NoRespondersError, OutboundBufferLimitError):
+                await asyncio.sleep(PAUSE_SECONDS)
+            except (ConnectionClosedError, ConnectionDrainingError):
+                raise BusClosed from None
+            except MaxPayloadError:
+                raise ResileError(
+                    f"a message of {len(body)} bytes on {subject} is larger than the bus allows"
+                ) from None
+            except TimeoutError:
+                if subject.lower() in self.denied:
+                    raise BusRefused(f"{self._credentials.user!r} is not allowed to publish {subject}") from None
+
+    async def request_store(
+        self, subject: str, body: bytes, *, headers: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Request something of JetStream; what it cannot do now is tried again. Raises StoreFailed."""
+        while True:
+            answer: dict[str, Any] = orjson.loads((await self.request(subject, body, headers=headers)).data)
+            error = answer.get("error")
+            if error is None:
+                return answer
+            if int(error.get("code", 0)) < 500:
+                raise StoreFailed(subject, error)
+            logger.warning("the bus cannot do %s now: %s", subject, error.get("description"))
+            await asyncio.sleep(RESEND_SECONDS)
+
+    async def subscribe(
+        self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, queue: str = ""
+    ) -> Subscription:
+        """Have ``callback`` called for each message, one after the other, also after reconnects."""
+        return await self._client.subscribe(subject, queue=queue, cb=callback)
+
+    def new_inbox(self) -> str:
+        """Return a subject on which only this client listens."""
+        return self._client.new_inbox()
+
+    async def flush(self) -> None:
+        """Return when the server has seen all that was sent."""
+        await self._client.flush()
+
+    async def _wait_until_up(self) -> None:
+        if not self._up.is_set():
+            await self._up.wait()
+        if self.closed.is_set():
+            raise BusClosed
+
+    async def _on_error(self, error: Exception) -> None:
+        text = str(error) or type(error).__name__
+        if isinstance(error, SlowConsumerError):
+            self.num_dropped += 1
+            if self.num_dropped.bit_count() == 1:  # at 1, 2, 4, 8, ...
+                logger.warning(
+                    "%s messages dropped so far: handlers of %s are too slow", self.num_dropped, error.subject
+                )
+        elif denied := _NOT_PERMITTED.search(text):
+            self.denied.add(denied[1])
+            logger.error("%s", text)
+        elif "authorization" in text.lower():
+            if not self._refused.done():
+                self._refused.set_result(None)
+            logger.error("the bus does not let %r in", self._credentials.user)
+        else:
+            logger.debug("bus: %s", text)
+
+    async def _on_lost(self) -> None:
+        if self._up.is_set():
+            logger.warning("the bus is away")
+        self._up.clear()
+
+    async def _on_return(self) -> None:
+        logger.info("the bus is back")
+        self._up.set()
+        for call in tuple(self.on_return):
+            call()
+
+    async def _on_closed(self) -> None:
+        self.closed.set()
+        self._up.set()  # whoever waits for it finds it closed

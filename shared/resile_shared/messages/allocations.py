@@ -1,0 +1,53 @@
+"""Which workers a job shall have: the scheduler's word, and the only one that agents obey."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from .hosts import Address
+from .message import Id, Message
+
+
+class Placement(Message):
+    """One worker of a generation, and the slot it runs on."""
+
+    worker: int = Field(ge=0, description="never used again within its job; joiners have higher ids")
+    host: Id
+    incarnation: int = Field(ge=1)
+    slot: int = Field(ge=0)
+    address: Address | None = Field(default=None, description="where peers reach it; unknown until it listens")
+
+    @property
+    def slot_name(self) -> str:
+        """``<host>/<index>``."""
+        return f"{self.host}/{self.slot}"
+
+
+class Allocation(Message):
+    """The membership that a job shall have. No placements: all its workers end.
+
+    Ordered by (epoch, generation): who has seen a newer one ignores an older one. Agents start the workers they do not
+    have; once every placement has its address the generation can be formed.
+    """
+
+    job: Id
+    epoch: int = Field(ge=1, description="of the scheduler that wrote this")
+    generation: int = Field(ge=1)
+    placements: tuple[Placement, ...] = Field(description="in rank order")
+    secret: str = Field(repr=False, description="proves membership of this generation on worker links")
+    founding: bool = Field(default=False, description="its members start without a hand-over")
+    resume: bool = Field(default=False, description="founders load the newest complete checkpoint")
+    reason: str = ""
+
+    @property
+    def has_addresses(self) -> bool:
+        """Whether the order can be given."""
+        return all(placement.address for placement in self.placements)
+
+    @model_validator(mode="after")
+    def _is_a_membership(self) -> Self:
+        if len({placement.worker for placement in self.placements}) < len(self.placements):
+            raise ValueError("a worker is placed twice")
+        if len({placement.slot_name for placement in self.placements}) < len(self.placements):
+            raise ValueError("a slot is given to two workers")
+        return self

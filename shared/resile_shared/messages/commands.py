@@ -1,0 +1,66 @@
+"""Requests that change something, and their answers. Subjects: ``resile.command.<entity>.<verb>``."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, RootModel
+
+from .jobs import MAX_PRIORITY, JobSpec
+from .message import Id, Message
+
+
+class JobSubmit(Message):
+    """``job.submit``: train this. The answer names the job, which is stored by then."""
+
+    spec: JobSpec
+
+
+class JobPriority(Message):
+    """``job.priority``: a higher number means a larger share."""
+
+    job_id: Id
+    priority: int = Field(ge=1, le=MAX_PRIORITY)
+
+
+class JobStop(Message):
+    """``job.stop``: end it for good."""
+
+    job_id: Id
+    reason: str = ""
+
+
+class JobPause(Message):
+    """``job.pause``: checkpoint, give up all slots, and wait."""
+
+    job_id: Id
+
+
+class JobResume(Message):
+    """``job.resume``: a paused job queues again."""
+
+    job_id: Id
+
+
+class HostDrain(Message):
+    """``host.drain``: let go of its workers and take no more."""
+
+    host_id: Id
+    deadline_seconds: float | None = Field(default=None, ge=0, description="after it workers are killed; None: never")
+
+
+class Accepted(Message):
+    """It is stored and will happen."""
+
+    kind: Literal["accepted"] = "accepted"
+    job_id: Id | None = Field(default=None, description="of a submitted job")
+
+
+class Refused(Message):
+    """Nothing was changed. ``reason`` says what is wrong and what to do."""
+
+    kind: Literal["refused"] = "refused"
+    code: Literal["malformed", "invalid", "unknown", "conflict", "unavailable"]
+    reason: str
+
+
+class Answer(RootModel[Annotated[Accepted | Refused, Field(discriminator="kind")]]):
+    """The answer to a command."""

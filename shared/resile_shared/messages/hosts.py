@@ -1,0 +1,137 @@
+"""Who is here: what agents say of their hosts, and what the registry makes of it.
+
+An agent's word counts for its incarnation alone: whoever has seen a higher one ignores it.
+"""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from .message import Id, Message, Time
+
+
+class Slot(Message):
+    """What a worker occupies: an accelerator, or a share of CPU cores. Named ``<host>/<index>``."""
+
+    index: int = Field(ge=0, le=9999)
+    device: str = Field(default="cpu", description="'cpu', or as torch names it: 'cuda:0'")
+    cores: tuple[int, ...] = Field(default=(), description="CPU cores the worker is bound to; empty: all")
+
+
+class HostHello(Message):
+    """An agent presents its host. Sent at its start, at each change, and when the registry does not know the host."""
+
+    host: Id
+    incarnation: int = Field(ge=1, description="rises with each start of the agent")
+    address: str = Field(description="where peers reach the workers of this host")
+    slots: tuple[Slot, ...]
+    labels: dict[str, str] = Field(default_factory=dict)
+    device_class: str = Field(description="hosts of one class give the same bits")
+
+
+class HostGoodbye(Message):
+    """An agent leaves on purpose; its workers are gone."""
+
+    host: Id
+    incarnation: int = Field(ge=1)
+    reason: str = ""
+
+
+class Address(Message):
+    """Where a worker's peers reach it."""
+
+    host: str
+    port: int = Field(gt=0, lt=65536)
+
+
+class WorkerExit(Message):
+    """How a worker's process ended."""
+
+    kind: Literal["finished", "left", "failed", "exited", "killed", "out of memory", "abandoned", "not started"]
+    status: int = Field(default=0, description="exit status, or minus the signal")
+    message: str = Field(default="", description="one line for the user")
+    details: str = Field(default="", description="the traceback, where there is one")
+
+
+class WorkerReport(Message):
+    """One worker as its agent sees it now.
+
+    ``starting``: forked; ``ready``: reached its training call; ``member``: trains; ``left``: let go of its generation
+    and is ending; ``gone``: its process has ended, and its slot is free.
+    """
+
+    job: Id
+    worker: int = Field(ge=0)
+    slot: int = Field(ge=0)
+    state: Literal["starting", "ready", "member", "left", "gone"]
+    address: Address | None = Field(default=None, description="known once the process listens")
+    generation: int = Field(default=0, ge=0, description="the newest generation that it trained in; 0: none")
+    iteration: int = Field(default=0, ge=0)
+    exit: WorkerExit | None = Field(default=None, description="set when gone")
+
+
+class Heartbeat(Message):
+    """A host is alive, and this is all it runs. Sent once a second and at each change; never stored."""
+
+    host: Id
+    incarnation: int = Field(ge=1)
+    number: int = Field(ge=0, description="rises with each beat of an incarnation; an older beat is ignored")
+    workers: tuple[WorkerReport, ...] = ()
+    gap_seconds: float = Field(
+        default=0.0, ge=0.0, description="how long the agent itself stood still, or could not send, before this beat"
+    )
+
+
+class HostState(StrEnum):
+    """What the registry holds a host to be."""
+
+    UP = "up"
+    DRAINING = "draining"
+    LOST = "lost"
+    LEFT = "left"
+
+
+class HostRecord(Message):
+    """One host as the registry stores it."""
+
+    host: Id
+    incarnation: int = Field(ge=1)
+    state: HostState
+    address: str
+    slots: tuple[Slot, ...]
+    labels: dict[str, str] = Field(default_factory=dict)
+    device_class: str
+    since: Time = Field(description="when the state was entered")
+    reason: str = ""
+    drain_deadline: Time | None = None
+
+
+class HostEvent(Message):
+    """Root of what the registry announces."""
+
+    host: Id
+    incarnation: int = Field(ge=1)
+    time: Time
+    reason: str = ""
+
+
+class HostJoined(HostEvent):
+    """A host is there, new or back with a higher incarnation."""
+
+    slots: tuple[Slot, ...]
+    labels: dict[str, str] = Field(default_factory=dict)
+
+
+class HostDraining(HostEvent):
+    """A host takes no more workers and lets go of those it has, until the deadline."""
+
+    deadline: Time | None = None
+
+
+class HostLost(HostEvent):
+    """A host was silent for too long; its workers are presumed dead."""
+
+
+class HostLeft(HostEvent):
+    """A host left on purpose."""

@@ -1,0 +1,119 @@
+"""What workers told their agents, sent on for the scheduler and the monitor.
+
+The contents mirror what a worker says over its local socket; the envelope says who it was.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .message import Id, Message, Time
+
+
+class Ready(Message):
+    """The script has reached its training call; the worker can become a member."""
+
+    kind: Literal["ready"] = "ready"
+    iterations_total: int
+    num_shards: int
+    batch_size: int
+    epochs: int
+    samples: int
+    bits: str = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
+
+
+class Switched(Message):
+    """A generation took effect. From its lowest rank; ``iteration`` is the first that it trains."""
+
+    kind: Literal["switched"] = "switched"
+    workers: tuple[int, ...]
+    iteration: int
+    pause_seconds: float = 0.0
+
+
+class Progress(Message):
+    """What the lowest rank has committed; a few times a second at most, and at each change."""
+
+    kind: Literal["progress"] = "progress"
+    iteration: int
+    epoch: int
+    loss: float | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    validation: dict[str, float] = Field(default_factory=dict)
+    iteration_seconds: float = 0.0
+    samples_seen: int = 0
+    ends_epoch: bool = False
+
+
+class CheckpointSaved(Message):
+    """A checkpoint's manifest is stored: from now on the job can resume from it."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    iteration: int
+    num_bytes: int
+
+
+class Warned(Message):
+    """Something the user should know; the job goes on."""
+
+    kind: Literal["warned"] = "warned"
+    message: str
+
+
+class EpochCount(Message):
+    """How often the samples of one epoch were used by committed iterations."""
+
+    epoch: int
+    samples: int
+    once: int
+    more: int
+    never: int
+
+
+class Completed(Message):
+    """Training ended as asked. From the lowest rank once the final model is stored."""
+
+    kind: Literal["completed"] = "completed"
+    iteration: int
+    epoch: int
+    samples_seen: int
+    loss: float | None
+    metrics: dict[str, float]
+    validation: dict[str, float]
+    params_sha256: str
+    model: str | None = Field(description="key of the final safetensors file in the job's storage")
+    ledger: tuple[EpochCount, ...]
+    bits: str
+
+
+class Left(Message):
+    """A leaver has let go: every peer confirmed its last iteration. Its slot is free once the process is gone."""
+
+    kind: Literal["left"] = "left"
+    iteration: int
+
+
+class Failed(Message):
+    """A worker cannot go on. ``message`` is one line for the user, ``details`` the traceback where there is one."""
+
+    kind: Literal["failed"] = "failed"
+    message: str
+    details: str = ""
+
+
+Content = Annotated[
+    Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | Failed, Field(discriminator="kind")
+]
+
+
+class Report(Message):
+    """What ``worker`` of ``host`` said, as of ``generation``. Its subject ends in the content's kind."""
+
+    job: Id
+    host: Id
+    incarnation: int = Field(ge=1)
+    worker: int = Field(ge=0)
+    slot: int = Field(ge=0)
+    generation: int = Field(ge=0)
+    time: Time
+    content: Content

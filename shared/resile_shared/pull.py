@@ -1,0 +1,142 @@
+"""Reading a stream: a consumer that asks for messages in batches and carries on after any outage.
+
+After a reconnect, or when the server has been silent for too long, the consumer is made again: a durable one goes on
+where its acknowledgements ended, another one after the last message it has yielded. What the server had sent and nobody
+received comes again after `ACK_SECONDS`, later than newer messages.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from nats.aio.msg import Msg
+
+from .connection import Connection
+
+logger = logging.getLogger(__name__)
+
+BATCH = 64
+EXPIRES_SECONDS = 60.0
+HEARTBEAT_SECONDS = 5.0
+FORGET_SECONDS = 60.0
+ACK_SECONDS = 10.0
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A consumer is there, and this many messages are waiting for it."""
+
+    num_pending: int
+
+
+@dataclass
+class Reader:
+    """Reads the messages of one stream whose subjects match one of ``filters``."""
+
+    connection: Connection
+    stream: str
+    filters: tuple[str, ...]
+    durable: str | None = None
+    """Name under which the server keeps its place; None: it is forgotten when the reader goes."""
+    start: str = "all"
+    """Where a new consumer starts: ``all``, ``new`` or ``last_per_subject``."""
+    after: int = 0
+    """The sequence of the last message yielded, or after which to start."""
+
+    async def read(self) -> AsyncGenerator[Begin | Msg, None]:
+        """Yield Begin and then messages; Begin again whenever the consumer was made anew. Never ends."""
+        inbox: asyncio.Queue[Msg | None] = asyncio.Queue()
+
+        def wake() -> None:
+            inbox.put_nowait(None)
+
+        address = self.connection.new_inbox()
+        subscription = await self.connection.subscribe(f"{address}.*", inbox.put)
+        self.connection.on_return.add(wake)
+        try:
+            while True:
+                async for item in self._read_one_consumer(inbox, address):
+                    yield item
+        finally:
+            self.connection.on_return.discard(wake)
+            if not self.connection.closed.is_set():
+                await subscription.unsubscribe()
+
+    async def _read_one_consumer(
+        self, inbox: "asyncio.Queue[Msg | None]", address: str
+    ) -> AsyncGenerator[Begin | Msg, None]:
+        name = self.durable or f"reader-{secrets.token_hex(8)}"
+        created = await self.connection.request_store(
+            f"$JS.API.CONSUMER.CREATE.{self.stream}.{name}",
+            orjson.dumps({"stream_name": self.stream, "config": self._configuration(name)}),
+        )
+        if self.start == "new" and not self.after:
+            self.after = created["delivered"]["stream_seq"]
+        yield Begin(num_pending=created["num_pending"])
+        wanted = 0
+        reply = ""
+        while True:
+            if wanted <= 0:
+                wanted = BATCH
+                reply = f"{address}.{secrets.token_hex(8)}"
+                await self._ask_for_more(name, reply)
+            try:
+                message = await asyncio.wait_for(inbox.get(), 2.5 * HEARTBEAT_SECONDS)
+            except TimeoutError:
+                return
+            if message is None:  # reconnected: what was asked for is forgotten
+                return
+            status = _status(message)
+            if status is None:
+                # An earlier consumer of ours may still deliver: if it is durable, it will not do so again.
+                if message.metadata.consumer == name:
+                    wanted -= 1
+                    self.after = message.metadata.sequence.stream
+                    yield message
+            elif message.subject == reply and status != "100":  # the newest request has ended
+                if status not in ("404", "408"):
+                    logger.debug("reading %s anew: %s %s", self.stream, status, message.headers)
+                    await asyncio.sleep(0.1)
+                    return
+                wanted = 0
+
+    async def _ask_for_more(self, name: str, reply: str) -> None:
+        wish = {
+            "batch": BATCH,
+            "expires": int(EXPIRES_SECONDS * _NANOSECONDS),
+            "idle_heartbeat": int(HEARTBEAT_SECONDS * _NANOSECONDS),
+        }
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{name}"
+        await self.connection.send(subject, orjson.dumps(wish), headers={}, reply=reply)
+
+    def _configuration(self, name: str) -> dict[str, Any]:
+        configuration: dict[str, Any] = {"name": name, "filter_subjects": list(self.filters)}
+        if self.durable:
+            configuration |= {
+                "durable_name": name,
+                "ack_policy": "explicit",
+                "ack_wait": int(ACK_SECONDS * _NANOSECONDS),
+                "max_ack_pending": 2 * BATCH,
+                "deliver_policy": self.start,
+            }
+        else:
+            configuration |= {
+                "ack_policy": "none",
+                "inactive_threshold": int(FORGET_SECONDS * _NANOSECONDS),
+                "mem_storage": True,
+            }
+            if self.after:
+                configuration |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self.after + 1}
+            else:
+                configuration["deliver_policy"] = self.start
+        return configuration
+
+
+def _status(message: Msg) -> str | None:
+    """Return the status of a message from the server itself, None for one of the stream."""
+    return message.headers.get("Status") if message.headers and not message.reply else None

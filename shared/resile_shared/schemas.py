@@ -1,0 +1,103 @@
+"""Writes the JSON Schema of every message and an AsyncAPI document: ``python -m resile_shared.schemas [--check]``."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+
+from .catalogue import COMMANDS, HOST_EVENTS, OTHERS
+from .messages.commands import Answer
+
+FOLDER = Path("docs/schemas")
+_ADDRESSES = {
+    "heartbeat": "resile.heartbeat.{host}",
+    "job": "resile.job.{job}.{kind}",
+    "report": "resile.report.{job}.{kind}",
+    "log": "resile.log.{job}",
+    "deadletter": "resile.deadletter",
+}
+
+
+def channels() -> dict[str, type[BaseModel]]:
+    """Return the model of each kind of subject; what stands in braces differs from message to message."""
+    return {
+        **{f"resile.host.{{host}}.{what}": model for what, model in HOST_EVENTS.items()},
+        **{f"resile.command.{name}": model for name, model in COMMANDS.items()},
+        **{_ADDRESSES[family]: model for family, model in OTHERS.items()},
+    }
+
+
+def documents() -> dict[str, bytes]:
+    """Return the content of each file by its name."""
+    models: list[type[BaseModel]] = [*channels().values(), Answer]
+    files = {f"{model.__name__}.json": _json(model.model_json_schema()) for model in models}
+    return files | {"asyncapi.json": _json(_asyncapi())}
+
+
+def outdated(folder: Path) -> list[str]:
+    """Return the names of files that are missing, stale, or no longer made."""
+    made = documents()
+    there = {file.name: file.read_bytes() for file in folder.glob("*.json")}
+    return sorted(name for name in {*made, *there} if made.get(name) != there.get(name))
+
+
+def write(folder: Path) -> None:
+    """Bring the folder up to date."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = documents()
+    for name in outdated(folder):
+        if name in made:
+            (folder / name).write_bytes(made[name])
+        else:
+            (folder / name).unlink()
+
+
+def _asyncapi() -> dict[str, Any]:
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Resile",
+            "version": "1",
+            "description": "CloudEvents 1.0 in binary mode over NATS, with W3C traceparent. Commands are requests.",
+        },
+        "channels": {
+            address.translate({ord("{"): None, ord("}"): None}): _channel(address, model)
+            for address, model in channels().items()
+        },
+    }
+
+
+def _channel(address: str, model: type[BaseModel]) -> dict[str, Any]:
+    names = [model.__name__, "Answer"] if address.startswith("resile.command.") else [model.__name__]
+    parameters = [part[1:-1] for part in address.split(".") if part.startswith("{")]
+    return {
+        "address": address,
+        "messages": {name: {"name": f"resile.{name}", "payload": {"$ref": f"./{name}.json"}} for name in names},
+        "parameters": {name: {} for name in parameters},
+    }
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
+
+
+def main() -> int:
+    """Write the files, or tell with ``--check`` whether they are current."""
+    parser = argparse.ArgumentParser(prog="python -m resile_shared.schemas", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a file is not current")
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    options = parser.parse_args()
+    if not options.check:
+        write(options.folder)
+        return 0
+    stale = outdated(options.folder)
+    if stale:
+        print(f"not current: {', '.join(stale)}; run `python -m resile_shared.schemas`", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

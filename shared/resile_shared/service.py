@@ -1,0 +1,153 @@
+"""The frame that all services share: settings, logs, traces, the bus, health, and a clean end.
+
+    async def run(frame: Frame[SchedulerSettings]) -> None:
+        ...                  # connect handlers to frame.bus
+        frame.is_ready = True
+        ...                  # until cancelled; `finally` blocks drain
+
+    main("scheduler", SchedulerSettings, run)
+
+SIGTERM and SIGINT cancel ``run``. A service that cannot go on ends with one line and a status other than 0.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import uvloop
+from aiohttp import web
+
+from .bus import Bus
+from .connection import BusClosed
+from .credentials import read_credentials
+from .errors import ResileError, UsageError
+from .settings import ServiceSettings, load
+from .telemetry import set_up_logging, set_up_tracing
+
+logger = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+@dataclass
+class Frame(Generic[S]):
+    """What a service runs in."""
+
+    name: str
+    settings: S
+    bus: Bus
+    is_ready: bool = False
+    """Set by the service once it can do its work."""
+
+
+Run = Callable[[Frame[S]], Awaitable[None]]
+
+
+def main(name: str, settings: type[S], run: Run[S], *, arguments: Sequence[str] | None = None) -> None:
+    """Run a service until it is told to end; the whole of a service's ``__main__``."""
+    try:
+        chosen = load(settings, program=f"resile_{name}", arguments=arguments)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(name, chosen, run))
+    except ResileError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+    except ExceptionGroup as group:
+        expected, unexpected = group.split(ResileError)
+        if unexpected is not None or expected is None:
+            raise
+        for leaf in _leaves(expected):
+            print(f"{name}: {leaf}", file=sys.stderr)
+        sys.exit(1)
+
+
+async def serve(name: str, settings: S, run: Run[S]) -> None:
+    """Run a service in the present event loop until it ends, or a signal cancels it."""
+    set_up_logging(name, form=settings.log_format, level=settings.log_level)
+    tracing = set_up_tracing(name)
+    health: Health[S] = Health()
+    work = asyncio.ensure_future(_work(name, settings, run, health))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, work.cancel, f"told to end by {number.name}")
+    try:
+        async with _answering(health, settings):
+            await asyncio.wait({work})
+        if not work.cancelled():
+            work.result()
+        logger.info("ended")
+    finally:
+        work.cancel()
+        tracing.shutdown()
+
+
+async def _work(name: str, settings: S, run: Run[S], health: "Health[S]") -> None:
+    """Connect and run; end with BusClosed when the connection is closed for good."""
+    bus = await Bus.open(read_credentials(settings.credentials), service=name)
+    health.frame = Frame(name, settings, bus)
+    logger.info("started")
+    running = asyncio.ensure_future(run(health.frame))
+    closed = asyncio.ensure_future(bus.connection.closed.wait())
+    try:
+        await asyncio.wait({running, closed}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise BusClosed
+        running.result()
+    finally:
+        closed.cancel()
+        running.cancel()
+        await asyncio.wait({running})
+        await bus.close()
+
+
+class Health(Generic[S]):
+    """Answers for orchestrators: ``/healthz`` while the loop turns, ``/readyz`` when work can be done."""
+
+    def __init__(self) -> None:
+        self.frame: Frame[S] | None = None
+
+    def application(self) -> web.Application:
+        """Return the web application."""
+        application = web.Application()
+        application.add_routes([web.get("/healthz", self._healthz), web.get("/readyz", self._readyz)])
+        return application
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "alive"})
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        frame = self.frame
+        facts = {"bus": frame is not None and frame.bus.is_up, "service": frame is not None and frame.is_ready}
+        return web.json_response(facts, status=200 if all(facts.values()) else 503)
+
+
+@asynccontextmanager
+async def _answering(health: Health[S], settings: S) -> AsyncIterator[None]:
+    if settings.health_port is None:
+        yield
+        return
+    runner = web.AppRunner(health.application(), access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, settings.health_host, settings.health_port)
+        try:
+            await site.start()
+        except OSError as error:
+            where = f"{settings.health_host}:{settings.health_port}"
+            raise UsageError(f"--health-port: {where} cannot be listened on: {error.strerror}") from error
+        logger.info("health at http://%s:%s/readyz", *runner.addresses[0][:2])
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _leaves(group: ExceptionGroup[ResileError]) -> list[ResileError]:
+    found: list[ResileError] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, ExceptionGroup) else [error]
+    return found

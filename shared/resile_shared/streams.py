@@ -1,0 +1,93 @@
+"""Making the streams and buckets: registry and scheduler make them at each start, everyone else waits for them."""
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import Any
+
+import orjson
+
+from .connection import Connection, StoreFailed
+from .roles import Role
+from .subjects import BUCKETS, STREAMS, Keys, Stream
+
+logger = logging.getLogger(__name__)
+
+DUPLICATES = timedelta(minutes=10)
+"""For how long the bus itself recognises a message that is published twice."""
+PAUSE_SECONDS = 0.2
+_NAME_IN_USE = 10058
+_NOT_FOUND = 10059
+
+
+async def provision(connection: Connection, role: Role) -> None:
+    """Return when all streams and buckets that ``role`` uses are there."""
+    if role.makes_stores:
+        wanted = (*map(_of_stream, STREAMS), *map(_of_bucket, BUCKETS))
+        await asyncio.gather(*(_make(connection, configuration) for configuration in wanted))
+    else:
+        for name in (*(stream.name for stream in role.follows), *(bucket.stream for bucket in role.reads)):
+            await _wait_for(connection, name)
+
+
+async def _make(connection: Connection, configuration: dict[str, Any]) -> None:
+    name = configuration["name"]
+    body = orjson.dumps(configuration)
+    try:
+        await connection.request_store(f"$JS.API.STREAM.CREATE.{name}", body)
+    except StoreFailed as error:
+        if error.code != _NAME_IN_USE:
+            raise
+        await connection.request_store(f"$JS.API.STREAM.UPDATE.{name}", body)
+
+
+async def _wait_for(connection: Connection, name: str) -> None:
+    told = False
+    while True:
+        try:
+            await connection.request_store(f"$JS.API.STREAM.INFO.{name}", b"")
+            return
+        except StoreFailed as error:
+            if error.code != _NOT_FOUND:
+                raise
+        if not told:
+            logger.info("waiting for the registry or the scheduler to make %s", name)
+            told = True
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+def _of_stream(stream: Stream) -> dict[str, Any]:
+    configuration = {
+        "name": stream.name,
+        "subjects": list(stream.subjects),
+        "storage": "file",
+        "retention": "limits",
+        "discard": "old",
+        "max_bytes": stream.max_bytes,
+        "max_age": _nanoseconds(stream.max_age) if stream.max_age else 0,
+        "max_msgs_per_subject": stream.max_per_subject,
+        "duplicate_window": _nanoseconds(DUPLICATES),
+        "num_replicas": 1,
+    }
+    return configuration if stream.syncs else configuration | {"persist_mode": "async"}
+
+
+def _of_bucket(bucket: Keys[Any]) -> dict[str, Any]:
+    """Return the form in which every NATS client recognises a key-value bucket of history 1."""
+    return {
+        "name": bucket.stream,
+        "subjects": [f"{bucket.prefix}>"],
+        "storage": "file",
+        "retention": "limits",
+        "discard": "new",
+        "max_msgs_per_subject": 1,
+        "allow_rollup_hdrs": True,
+        "deny_delete": True,
+        "allow_direct": True,
+        "duplicate_window": _nanoseconds(DUPLICATES),
+        "num_replicas": 1,
+    }
+
+
+def _nanoseconds(duration: timedelta) -> int:
+    return duration // timedelta(microseconds=1) * 1000

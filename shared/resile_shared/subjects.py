@@ -1,0 +1,166 @@
+"""Every subject, stream and bucket of the bus, in one place.
+
+Subjects are built from ids by functions, which refuse ids that would change their shape, and taken apart by `parse`.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel
+
+from .errors import ResileError
+from .messages.allocations import Allocation
+from .messages.cursor import Cursor
+from .messages.hosts import HostRecord
+from .messages.jobs import JobRecord
+from .messages.lease import Lease
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+HOST_EVENTS = "resile.host.>"
+HELLOS = "resile.host.*.hello"
+GOODBYES = "resile.host.*.goodbye"
+HEARTBEATS = "resile.heartbeat.*"
+JOB_EVENTS = "resile.job.>"
+REPORTS_OF_ALL = "resile.report.*.*"
+LOGS_OF_ALL = "resile.log.*"
+JOB_COMMANDS = "resile.command.job.*"
+HOST_COMMANDS = "resile.command.host.*"
+DEAD_LETTER = "resile.deadletter"
+ANNOUNCEMENTS = ("joined", "draining", "lost", "left")
+"""What the registry says of a host; the agent says ``hello`` and ``goodbye``."""
+
+
+class InvalidSubject(ResileError):
+    """A subject, or an id meant for one, of the wrong form."""
+
+    def __init__(self, text: str, wanted: str) -> None:
+        super().__init__(f"{text!r} is not {wanted}")
+        self.text = text
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A subject taken apart: ``resile.<family>.<id>.<what>``; for commands ``id`` is the entity."""
+
+    family: str
+    id: str
+    what: str = ""
+
+
+def host_event(host: str, what: str) -> str:
+    """``hello`` and ``goodbye`` from an agent; ``joined``, ``draining``, ``lost``, ``left`` from the registry."""
+    return _build("host", host, what)
+
+
+def heartbeat(host: str) -> str:
+    """Beats of one host."""
+    return _build("heartbeat", host)
+
+
+def job_event(job: str, what: str) -> str:
+    """An event from a job's history; ``what`` is the item's kind."""
+    return _build("job", job, what)
+
+
+def job_events(job: str) -> str:
+    """All events of one job."""
+    return _build("job", job) + ".*"
+
+
+def report(job: str, kind: str) -> str:
+    """What a worker of ``job`` told its agent."""
+    return _build("report", job, kind)
+
+
+def log(job: str) -> str:
+    """Output of a job's workers."""
+    return _build("log", job)
+
+
+def command(entity: str, verb: str) -> str:
+    """A request: ``command("job", "stop")``."""
+    return _build("command", entity, verb)
+
+
+def parse(subject: str) -> Subject:
+    """Take a subject apart. Raises InvalidSubject."""
+    root, *tokens = subject.split(".")
+    well_formed = root == "resile" and 1 <= len(tokens) <= 3 and all(_TOKEN.fullmatch(token) for token in tokens)
+    if not well_formed or tokens[0] not in _LENGTHS or len(tokens) != _LENGTHS[tokens[0]]:
+        raise InvalidSubject(subject, "a subject of Resile")
+    return Subject(tokens[0], *tokens[1:]) if len(tokens) > 1 else Subject(tokens[0], "")
+
+
+_LENGTHS = {"host": 3, "heartbeat": 2, "job": 3, "report": 3, "log": 2, "command": 3, "deadletter": 1}
+
+
+def _build(*tokens: str) -> str:
+    for token in tokens:
+        if not _TOKEN.fullmatch(token):
+            raise InvalidSubject(token, "an id: use letters, digits, - and _, at most 64")
+    return ".".join(("resile", *tokens))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stored stream of messages. The oldest go first when a limit is reached."""
+
+    name: str
+    subjects: tuple[str, ...]
+    max_bytes: int
+    max_age: timedelta | None = None
+    max_per_subject: int = -1
+    syncs: bool = True
+    """False: a message may be lost with the server's machine, and a publisher is not kept waiting for the disk."""
+
+
+_MiB = 1 << 20
+EVENTS = Stream("events", (HOST_EVENTS, JOB_EVENTS), 256 * _MiB)
+REPORTS = Stream("reports", (REPORTS_OF_ALL,), 256 * _MiB, max_per_subject=2000)
+LOGS = Stream("logs", (LOGS_OF_ALL,), 1024 * _MiB, max_per_subject=20_000, syncs=False)
+DEAD_LETTERS = Stream("deadletters", (DEAD_LETTER,), 64 * _MiB, timedelta(days=30))
+STREAMS = (EVENTS, REPORTS, LOGS, DEAD_LETTERS)
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Keys(Generic[M]):
+    """A key-value bucket, and the model of its values."""
+
+    name: str
+    model: type[M]
+
+    @property
+    def stream(self) -> str:
+        """Name of the stream behind it."""
+        return f"KV_{self.name}"
+
+    @property
+    def prefix(self) -> str:
+        """What the subject of a key starts with."""
+        return f"$KV.{self.name}."
+
+    def subject(self, key: str) -> str:
+        """Return the subject of one key. Raises InvalidSubject."""
+        if not _TOKEN.fullmatch(key):
+            raise InvalidSubject(key, "a key: use letters, digits, - and _, at most 64")
+        return self.prefix + key
+
+
+JOBS = Keys("jobs", JobRecord)
+ALLOCATIONS = Keys("allocations", Allocation)
+HOSTS = Keys("hosts", HostRecord)
+LEASE = Keys("lease", Lease)
+OUTBOX = Keys("outbox", Cursor)
+BUCKETS: tuple[Keys[JobRecord] | Keys[Allocation] | Keys[HostRecord] | Keys[Lease] | Keys[Cursor], ...] = (
+    JOBS,
+    ALLOCATIONS,
+    HOSTS,
+    LEASE,
+    OUTBOX,
+)
+LEASE_KEY = "scheduler"

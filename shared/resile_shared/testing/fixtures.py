@@ -1,0 +1,50 @@
+"""A real nats-server for each test that asks for one, on a free port, gone when the test ends."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest_asyncio
+
+from ..bus import Bus
+from ..credentials import read_credentials
+from ..nats_server import NatsServer
+
+
+class Pool:
+    """A bus server, and connections to it in any role."""
+
+    def __init__(self, server: NatsServer, stack: AsyncExitStack) -> None:
+        self.server = server
+        self._stack = stack
+
+    async def bus(self, role: str, *, service: str | None = None) -> Bus:
+        """Connect as ``role``; closed with the fixture. Registry or scheduler first: they make the stores."""
+        bus = await Bus.open(read_credentials(self.server.credentials(role)), service=service or role)
+        self._stack.push_async_callback(bus.close)
+        return bus
+
+    async def crash(self) -> None:
+        """``kill -9`` the server, and start it again on the same port and stores."""
+        await self.kill()
+        await self.server.start()
+
+    async def kill(self) -> None:
+        """``kill -9`` the server."""
+        process = self.server.process
+        if process is None:
+            raise RuntimeError("the server was never started")
+        process.kill()
+        await process.wait()
+
+
+@pytest_asyncio.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    """A running nats-server with all roles."""
+    server = NatsServer(tmp_path / "bus")
+    await server.start()
+    try:
+        async with AsyncExitStack() as stack:
+            yield Pool(server, stack)
+    finally:
+        await server.stop()

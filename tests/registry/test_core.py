@@ -1,0 +1,304 @@
+"""The registry's decisions, tried without a bus or a clock."""
+
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from resile_registry.core import Command, DrainAsked, Event, Publish, Registry, Reply, Restored, StoreHost, Tick
+from resile_shared.messages.commands import Accepted, HostDrain, Refused
+from resile_shared.messages.hosts import Heartbeat, HostGoodbye, HostHello, HostRecord, HostState, Slot
+
+DETECTION = 3.0
+TICK = 0.25
+
+
+def hello(host: str, incarnation: int = 1, slots: int = 4) -> HostHello:
+    return HostHello(
+        host=host,
+        incarnation=incarnation,
+        address="127.0.0.1",
+        slots=tuple(Slot(index=index) for index in range(slots)),
+        device_class="cpu",
+    )
+
+
+def beat(host: str, incarnation: int = 1, number: int = 0) -> Heartbeat:
+    return Heartbeat(host=host, incarnation=incarnation, number=number)
+
+
+@dataclass
+class Bench:
+    """A registry, a clock that the test moves, and what was stored and published."""
+
+    registry: Registry = field(default_factory=lambda: Registry(detection_seconds=DETECTION, tick_seconds=TICK))
+    now: float = 1000.0
+    stored: dict[str, HostRecord] = field(default_factory=dict)
+    published: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def tell(self, event: Event) -> list[Command]:
+        commands = self.registry.handle(event, now=self.now)
+        for command in commands:
+            match command:
+                case StoreHost(record):
+                    self.stored[record.host] = record
+                case Publish(event=told):
+                    assert self.stored[told.host].incarnation == told.incarnation, "stored before it is told"
+                    self.published.append((type(told).__name__, told.host, told.incarnation))
+        return commands
+
+    def listen(self, seconds: float, *, beating: dict[str, int] | None = None) -> None:
+        """Let time pass with its ticks; the hosts of ``beating`` beat once a second."""
+        for step in range(1, round(seconds / TICK) + 1):
+            self.now += TICK
+            if step % 4 == 0:
+                for host, incarnation in (beating or {}).items():
+                    self.tell(beat(host, incarnation))
+            self.tell(Tick())
+
+    def restart(self) -> None:
+        self.registry = Registry(detection_seconds=DETECTION, tick_seconds=TICK)
+        self.tell(Restored(tuple(self.stored.values())))
+
+
+def test_a_host_joins_once_however_often_it_says_hello() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    assert bench.tell(hello("host-1")) == []
+    assert bench.published == [("HostJoined", "host-1", 1)]
+    assert bench.stored["host-1"].state is HostState.UP
+
+
+def test_a_silent_host_is_lost_and_one_that_beats_is_not() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    bench.tell(hello("host-2"))
+    bench.listen(DETECTION, beating={"host-2": 1})
+    assert len(bench.published) == 2
+    bench.listen(TICK, beating={"host-2": 1})
+    assert bench.published[2:] == [("HostLost", "host-1", 1)]
+    assert bench.stored["host-1"].reason == "silent for 3 seconds"
+    bench.listen(60.0, beating={"host-2": 1})
+    assert len(bench.published) == 3
+
+
+def test_a_gap_of_the_registry_extends_every_deadline_and_resets_none() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    bench.listen(1.0)
+    bench.tell(hello("host-2"))
+    bench.listen(1.0)
+    bench.now += 3600.0
+    bench.tell(Tick())
+    assert len(bench.published) == 2, "the first tick after the gap finds nobody lost"
+    bench.listen(1.0)
+    assert bench.published[2:] == [("HostLost", "host-1", 1)], "two seconds of silence before the gap still count"
+    bench.listen(1.0)
+    assert bench.published[3:] == [("HostLost", "host-2", 1)]
+
+
+def test_a_clock_that_is_set_back_loses_nobody() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    bench.now -= 5000.0
+    bench.tell(Tick())
+    bench.listen(10.0, beating={"host-1": 1})
+    assert bench.published == [("HostJoined", "host-1", 1)]
+
+
+def test_a_restarted_registry_gives_every_host_its_whole_time_again() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    bench.tell(hello("host-2"))
+    bench.tell(HostGoodbye(host="host-2", incarnation=1))
+    bench.now += 600.0
+    bench.restart()
+    bench.listen(DETECTION)
+    assert bench.published[2:] == [("HostLeft", "host-2", 1)]
+    bench.listen(TICK)
+    assert bench.published[3:] == [("HostLost", "host-1", 1)]
+
+
+def test_an_old_incarnation_has_no_effect() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1", 1))
+    bench.tell(hello("host-1", 2))
+    assert bench.published[1:] == [("HostLost", "host-1", 1), ("HostJoined", "host-1", 2)]
+    assert bench.tell(hello("host-1", 1)) == []
+    assert bench.tell(HostGoodbye(host="host-1", incarnation=1)) == []
+    bench.listen(DETECTION + TICK, beating={"host-1": 1})
+    assert bench.published[3:] == [("HostLost", "host-1", 2)], "beats of an old incarnation do not keep a host alive"
+
+
+def test_a_lost_incarnation_stays_lost_and_a_higher_one_joins() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    bench.listen(DETECTION + TICK)
+    assert bench.tell(hello("host-1")) == []
+    assert bench.tell(beat("host-1")) == []
+    assert bench.stored["host-1"].state is HostState.LOST
+    bench.tell(hello("host-1", 2))
+    assert bench.stored["host-1"].state is HostState.UP
+
+
+def test_goodbye_is_at_once() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    bench.tell(HostGoodbye(host="host-1", incarnation=1))
+    assert bench.tell(HostGoodbye(host="host-1", incarnation=1)) == []
+    assert bench.published[1:] == [("HostLeft", "host-1", 1)]
+
+
+def test_a_change_of_slots_is_told() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1", slots=4))
+    bench.tell(hello("host-1", slots=2))
+    assert len(bench.stored["host-1"].slots) == 2
+    assert len(bench.published) == 2
+
+
+def test_a_drain_happens_once_and_is_answered_every_time() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    drain = DrainAsked("c1", HostDrain(host_id="host-1", deadline_seconds=30.0))
+    assert bench.tell(drain)[-1] == Reply("c1", Accepted())
+    bench.tell(hello("host-1", 2))
+    assert bench.tell(drain) == [Reply("c1", Accepted())], "the same request does not drain the host that came back"
+    assert bench.published.count(("HostDraining", "host-1", 1)) == 1
+    assert bench.stored["host-1"].state is HostState.UP
+
+
+def test_a_drain_of_nobody_is_refused_with_a_reason() -> None:
+    bench = Bench()
+    [reply] = bench.tell(DrainAsked("c1", HostDrain(host_id="host-9")))
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.answer, Refused)
+    assert "there is no host host-9" in reply.answer.reason
+
+
+def test_a_draining_host_that_goes_silent_is_lost() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    bench.tell(DrainAsked("c1", HostDrain(host_id="host-1")))
+    bench.listen(DETECTION + TICK)
+    assert bench.stored["host-1"].state is HostState.LOST
+
+
+def test_ten_thousand_hosts_beat_without_a_false_loss() -> None:
+    bench = Bench()
+    names = [f"host-{number}" for number in range(10_000)]
+    for name in names:
+        bench.tell(hello(name, slots=1))
+    for _ in range(5):
+        bench.now += TICK
+        for name in names:
+            bench.tell(beat(name))
+        bench.tell(Tick())
+    assert len(bench.published) == len(names)
+
+
+HOSTS = ("host-1", "host-2", "host-3")
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Hosts come, beat, go silent, return and leave, the registry stops and restarts, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench()
+        self.incarnations: dict[str, int] = {}
+        self.beating: set[str] = set()
+        self.silence: dict[str, float] = {}  # listening time since the last word
+
+    def current(self, host: str) -> bool:
+        record = self.bench.stored.get(host)
+        return record is not None and record.state in (HostState.UP, HostState.DRAINING)
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(round(seconds)):
+            for host in self.silence:
+                self.silence[host] += 1.0
+            self.bench.listen(1.0, beating={host: self.incarnations[host] for host in self.beating})
+            self.silence.update(dict.fromkeys(self.beating, 0.0))
+
+    @rule(host=st.sampled_from(HOSTS))
+    def a_host_comes(self, host: str) -> None:
+        self.incarnations[host] = self.incarnations.get(host, 0) + 1
+        self.bench.tell(hello(host, self.incarnations[host]))
+        self.beating.add(host)
+        self.silence[host] = 0.0
+
+    @rule(host=st.sampled_from(HOSTS))
+    def a_host_goes_silent(self, host: str) -> None:
+        self.beating.discard(host)
+
+    @precondition(lambda self: self.beating)
+    @rule(data=st.data())
+    def a_host_leaves(self, data: st.DataObject) -> None:
+        host = data.draw(st.sampled_from(sorted(self.beating)))
+        self.beating.discard(host)
+        self.bench.tell(HostGoodbye(host=host, incarnation=self.incarnations[host]))
+        assert not self.current(host)
+
+    @rule(host=st.sampled_from(HOSTS), data=st.data())
+    def an_old_incarnation_speaks(self, host: str, data: st.DataObject) -> None:
+        newest = self.incarnations.get(host, 0)
+        if newest < 2:
+            return
+        old = data.draw(st.integers(1, newest - 1))
+        events: list[Event] = [hello(host, old), beat(host, old), HostGoodbye(host=host, incarnation=old)]
+        before = dict(self.bench.stored)
+        assert self.bench.tell(data.draw(st.sampled_from(events))) == []
+        assert self.bench.stored == before
+
+    @rule(seconds=st.integers(1, 5))
+    def time_passes(self, seconds: int) -> None:
+        self.pass_time(seconds)
+
+    @rule(seconds=st.floats(1.0, 10_000.0))
+    def the_registry_stands_still(self, seconds: float) -> None:
+        before = list(self.bench.published)
+        self.bench.now += seconds
+        self.bench.tell(Tick())
+        self.bench.listen(TICK, beating={})
+        for host in self.silence:  # late ticks count for no more than two of their kind
+            self.silence[host] += 2 * TICK + TICK
+        lost = [host for kind, host, _ in self.bench.published[len(before) :] if kind == "HostLost"]
+        assert not self.beating & set(lost), "a gap is not the loss of those who beat"
+        for host in self.beating:
+            self.bench.tell(beat(host, self.incarnations[host]))
+            self.silence[host] = 0.0
+
+    @rule()
+    def the_registry_restarts(self) -> None:
+        self.bench.now += 100.0
+        self.bench.restart()
+        self.silence = dict.fromkeys(self.silence, 0.0)
+
+    @invariant()
+    def the_living_are_up(self) -> None:
+        assert all(self.current(host) for host in self.beating)
+
+    @invariant()
+    def the_silent_are_lost_in_time(self) -> None:
+        for host, silent in self.silence.items():
+            if silent > DETECTION + TICK:
+                assert not self.current(host)
+
+    @invariant()
+    def each_transition_is_published_once(self) -> None:
+        assert len(set(self.bench.published)) == len(self.bench.published)
+
+    @invariant()
+    def every_change_of_a_host_follows_its_coming(self) -> None:
+        for host in HOSTS:
+            told = [(kind, incarnation) for kind, name, incarnation in self.bench.published if name == host]
+            for number, (kind, incarnation) in enumerate(told):
+                joined = number == 0 or told[number - 1][0] != "HostJoined"
+                assert (kind == "HostJoined") == joined
+                assert kind == "HostJoined" or told[number - 1] == ("HostJoined", incarnation)
+
+
+AnyOrder.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestAnyOrder = AnyOrder.TestCase

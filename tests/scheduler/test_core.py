@@ -1,0 +1,567 @@
+"""The scheduler's core: one rule a test, and then everything at once in any order, with a lossy bus."""
+
+from collections.abc import Iterable
+from random import Random
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from resile_scheduler.core.core import Scheduler
+from resile_scheduler.core.seam import (
+    Asked,
+    Command,
+    Event,
+    PauseWorkers,
+    Reply,
+    Restored,
+    StopWorkers,
+    StoreJob,
+    Submitted,
+    Tick,
+    WriteAllocation,
+)
+from resile_scheduler.simulator import Simulator, Submission
+from resile_shared.messages.allocations import Allocation
+from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
+from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, Slot, WorkerExit, WorkerReport
+from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
+from resile_shared.messages.message import at
+from resile_shared.messages.reports import Completed, Content, Failed, Ready, Report, Switched
+
+from .checks import Checker
+
+
+def spec(**changes: object) -> JobSpec:
+    return JobSpec.model_validate({"name": "train", "package": "packages/1", "script": "train.py", **changes})
+
+
+def ready(num_shards: int = 24) -> Ready:
+    return Ready(iterations_total=100, num_shards=num_shards, batch_size=192, epochs=1, samples=19200, bits="same bits")
+
+
+class Bench:
+    """A scheduler, and a hand that plays the agents."""
+
+    def __init__(self, *slots: int) -> None:
+        self.scheduler = Scheduler(epoch=1, secret="s")
+        self.now = 1000.0
+        self.beats = 0
+        self.records: dict[str, JobRecord] = {}
+        self.allocations: list[Allocation] = []
+        for number, num_slots in enumerate(slots, start=1):
+            self.host(f"host-{number}", num_slots)
+
+    def tell(self, event: Event) -> list[Command]:
+        commands = self.scheduler.handle(event, now=self.now)
+        for command in commands:
+            match command:
+                case StoreJob(record):
+                    self.records[record.job] = record
+                case WriteAllocation(allocation):
+                    self.allocations.append(allocation)
+        if not isinstance(event, Restored):
+            again = [c for c in self.scheduler.handle(event, now=self.now) if not isinstance(c, StopWorkers)]
+            replies = [command for command in commands if isinstance(command, Reply)]
+            assert again == replies, "what arrives twice has its effect once"
+        return commands
+
+    def host(self, name: str, num_slots: int, *, state: HostState = HostState.UP, incarnation: int = 1) -> None:
+        slots = tuple(Slot(index=index) for index in range(num_slots))
+        record = HostRecord(
+            host=name,
+            incarnation=incarnation,
+            state=state,
+            address="h",
+            slots=slots,
+            device_class="cpu",
+            since=at(self.now),
+        )
+        self.tell(record)
+
+    def submit(self, number: int = 1, **changes: object) -> list[Command]:
+        return self.tell(Submitted(f"submit-{number}", f"job-{number}", spec(**changes)))
+
+    def beat(self, *workers: WorkerReport, host: str = "host-1") -> list[Command]:
+        self.beats += 1
+        return self.tell(Heartbeat(host=host, incarnation=1, number=self.beats, workers=workers))
+
+    def report(self, content: Content, *, worker: int = 0, generation: int = 0, job: str = "job-1") -> list[Command]:
+        return self.tell(
+            Report(
+                job=job,
+                host="host-1",
+                incarnation=1,
+                worker=worker,
+                slot=worker,
+                generation=generation,
+                time=at(self.now),
+                content=content,
+            )
+        )
+
+    def found(self, *, num_shards: int = 24, job: str = "job-1") -> None:
+        """Bring the newest allocation of a job into force."""
+        self.listen(job=job)
+        self.report(ready(num_shards), worker=self.newest(job).placements[0].worker, job=job)
+        self.switch(job=job)
+
+    def listen(self, *, job: str = "job-1") -> None:
+        self.beat(*(worker(p.worker, p.slot, job=job) for p in self.newest(job).placements))
+
+    def switch(self, *, job: str = "job-1", iteration: int = 0) -> list[Command]:
+        allocation = self.newest(job)
+        workers = tuple(p.worker for p in allocation.placements)
+        switched = Switched(workers=workers, iteration=iteration)
+        return self.report(switched, worker=workers[0], generation=allocation.generation, job=job)
+
+    def newest(self, job: str = "job-1") -> Allocation:
+        return [allocation for allocation in self.allocations if allocation.job == job][-1]
+
+    def kinds(self, job: str = "job-1") -> list[str]:
+        return [item.kind for item in self.records[job].history]
+
+
+def worker(number: int, slot: int | None = None, *, job: str = "job-1", state: str = "starting") -> WorkerReport:
+    address = Address(host="h", port=1000 + number)
+    slot = number if slot is None else slot
+    return WorkerReport.model_validate({"job": job, "worker": number, "slot": slot, "state": state, "address": address})
+
+
+def gone(number: int, slot: int | None = None, *, job: str = "job-1", kind: str = "left") -> WorkerReport:
+    ended = worker(number, slot, job=job, state="gone")
+    return ended.model_copy(update={"exit": WorkerExit.model_validate({"kind": kind, "message": "why"})})
+
+
+def test_accepted_is_answered_after_the_job_is_stored() -> None:
+    bench = Bench(2)
+    commands = bench.submit()
+    kinds = [type(command) for command in commands]
+    assert kinds == [StoreJob, Reply, WriteAllocation]
+    assert commands[1] == Reply("submit-1", Accepted(job_id="job-1"))
+    assert bench.records["job-1"].handled == ("submit-1",)
+
+
+def test_the_same_request_submits_once() -> None:
+    bench = Bench(2)
+    bench.submit()
+    commands = bench.tell(Submitted("submit-1", "job-7", spec()))
+    assert commands == [Reply("submit-1", Accepted(job_id="job-1"))]
+    assert list(bench.records) == ["job-1"]
+
+
+def test_an_allocation_becomes_an_order_when_all_can_be_reached() -> None:
+    bench = Bench(2)
+    bench.submit()
+    assert bench.newest().founding
+    assert not bench.newest().has_addresses
+    bench.beat(worker(0))
+    assert len(bench.allocations) == 1
+    bench.beat(worker(0), worker(1))
+    assert len(bench.allocations) == 2
+    assert bench.newest().has_addresses
+    assert bench.newest().generation == 1
+    bench.switch()
+    assert bench.records["job-1"].state is JobState.RUNNING
+    assert bench.records["job-1"].history[-1].slots == ("host-1/0", "host-1/1")
+
+
+def test_a_slot_moves_only_after_its_release_was_seen() -> None:
+    bench = Bench(2)
+    bench.submit(1)
+    bench.found()
+    bench.submit(2)
+    assert [p.worker for p in bench.newest("job-1").placements] == [0]
+    assert bench.newest("job-1").has_addresses, "a shrink waits for nothing"
+    assert bench.records["job-2"].reason == "waits for slots that others let go"
+    bench.switch(iteration=5)
+    assert "job-2" not in {allocation.job for allocation in bench.allocations}
+    bench.beat(worker(0, state="member"), worker(1, state="left"))
+    assert "job-2" not in {allocation.job for allocation in bench.allocations}, "its process is still there"
+    bench.beat(worker(0, state="member"), gone(1))
+    assert [p.slot for p in bench.newest("job-2").placements] == [1]
+
+
+def test_a_release_before_the_word_of_the_switch_does_not_free_the_slot_yet() -> None:
+    bench = Bench(2)
+    bench.submit(1)
+    bench.found()
+    bench.submit(2)
+    bench.beat(worker(0, state="member"), gone(1))
+    assert "job-2" not in {allocation.job for allocation in bench.allocations}
+    bench.switch(iteration=5)
+    assert bench.newest("job-2").placements[0].slot == 1
+
+
+def test_a_late_release_does_not_free_a_slot_that_was_granted_again() -> None:
+    bench = Bench(2)
+    bench.submit(1)
+    bench.found()
+    bench.submit(2)
+    bench.switch()
+    bench.beat(worker(0, state="member"), gone(1))
+    bench.beat(worker(0, state="member"), gone(1), worker(0, 1, job="job-2"))
+    assert bench.scheduler.pool.holders[("host-1", 1)] == ("job-2", 0)  # type: ignore[index]
+
+
+def test_a_priority_changes_the_shares_and_is_kept_in_the_history() -> None:
+    bench = Bench(8)
+    bench.submit(1)
+    bench.found()
+    bench.submit(2)
+    bench.switch()
+    bench.beat(*(worker(n, state="member") for n in range(4)), *(gone(n) for n in range(4, 8)))
+    bench.tell(Asked("c1", JobPriority(job_id="job-2", priority=10_000)))
+    assert bench.newest("job-1").reason == "priority of job-2 raised"
+    assert len(bench.newest("job-1").placements) == 3
+    item = bench.records["job-2"].history[-1]
+    assert (item.kind, item.reason) == ("priority", "raised from 5000 to 10000")
+
+
+def test_what_cannot_be_done_is_refused_with_a_reason() -> None:
+    bench = Bench(1)
+    [unknown] = bench.tell(Asked("c1", JobStop(job_id="job-9")))
+    assert unknown == Reply("c1", Refused(code="unknown", reason="there is no job job-9: `resile jobs` lists them"))
+    bench.submit()
+    bench.tell(Asked("c2", JobStop(job_id="job-1", reason="enough")))
+    assert bench.records["job-1"].history[-1].reason == "enough"
+    [over] = bench.tell(Asked("c3", JobPriority(job_id="job-1", priority=1)))
+    assert isinstance(over, Reply)
+    assert isinstance(over.answer, Refused)
+    assert over.answer.code == "conflict"
+
+
+def test_a_stop_ends_all_workers_and_frees_their_slots_when_they_are_gone() -> None:
+    bench = Bench(2)
+    bench.submit()
+    bench.found()
+    commands = bench.tell(Asked("c1", JobStop(job_id="job-1")))
+    assert commands[-1] == StopWorkers("job-1", "host-1", 1, (0, 1))
+    assert bench.newest().placements == ()
+    bench.submit(2)
+    assert "job-2" not in {allocation.job for allocation in bench.allocations}
+    assert bench.beat(worker(0), worker(1))[-1] == StopWorkers("job-1", "host-1", 1, (0, 1)), "told again"
+    bench.beat(gone(0, kind="exited"), gone(1, kind="exited"))
+    assert len(bench.newest("job-2").placements) == 2
+
+
+def test_a_worker_that_was_stopped_before_it_was_seen_holds_its_slot_until_its_agent_answers() -> None:
+    bench = Bench(1)
+    bench.submit(1)
+    bench.tell(Asked("c1", JobStop(job_id="job-1")))
+    bench.submit(2)
+    assert bench.beat() == [StopWorkers("job-1", "host-1", 1, (0,))]
+    bench.beat(gone(0, kind="not started"))
+    assert bench.newest("job-2").placements
+
+
+def test_a_joiner_that_fails_is_withdrawn_and_tried_again_later() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.found()
+    bench.host("host-2", 1)
+    assert [p.worker for p in bench.newest().placements] == [0, 1]
+    joiner = worker(1, 0)
+    bench.beat(joiner, host="host-2")
+    bench.beat(gone(1, 0, kind="failed"), host="host-2")
+    assert [p.worker for p in bench.newest().placements] == [0]
+    assert "worker 1 on host-2/0 failed: why" in bench.newest().reason
+    bench.switch(iteration=3)
+    bench.now += 4.0
+    bench.tell(Tick())
+    assert [p.worker for p in bench.newest().placements] == [0]
+    bench.now += 2.0
+    bench.tell(Tick())
+    assert [p.worker for p in bench.newest().placements] == [0, 2], "a new id"
+    assert bench.newest().reason == "host-2 is tried again"
+
+
+def test_a_joiner_that_is_never_ready_is_withdrawn_at_its_deadline() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.found()
+    bench.host("host-2", 1)
+    bench.beat(worker(1, 0), host="host-2")
+    bench.now += 601.0
+    bench.tell(Tick())
+    assert [p.worker for p in bench.newest().placements] == [0]
+    assert "not ready after 600 seconds" in bench.newest().reason
+    commands = bench.switch(iteration=3)
+    assert StopWorkers("job-1", "host-2", 1, (1,)) in commands, "nobody counts on it any more"
+
+
+def test_an_ordered_joiner_is_not_stopped_while_it_may_become_a_member() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.found()
+    bench.host("host-2", 1)
+    bench.beat(worker(1, 0), host="host-2")
+    commands = bench.submit(2)
+    assert [p.worker for p in bench.newest().placements] == [0]
+    assert not any(isinstance(command, StopWorkers) for command in commands)
+    assert bench.switch()[-1] == StopWorkers("job-1", "host-2", 1, (1,))
+
+
+def test_the_loss_of_a_member_fails_the_job_with_the_reason() -> None:
+    bench = Bench(2)
+    bench.submit()
+    bench.found()
+    bench.beat(worker(0), gone(1, kind="killed"))
+    assert bench.records["job-1"].state is JobState.FAILED
+    assert bench.records["job-1"].reason == "worker 1 on host-1/1 was killed: why"
+
+
+def test_the_loss_of_a_host_fails_the_job_that_trained_there() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.found()
+    bench.host("host-1", 1, state=HostState.LOST)
+    assert bench.records["job-1"].reason == "host-1 lost"
+    assert bench.scheduler.pool.holders == {}
+
+
+def test_the_loss_of_a_host_during_the_start_starts_again_elsewhere() -> None:
+    bench = Bench(1, 1)
+    bench.submit()
+    bench.beat(worker(0, 0))
+    bench.host("host-2", 1, state=HostState.LOST)
+    assert bench.records["job-1"].state is JobState.QUEUED
+    assert bench.records["job-1"].history[-1].reason == "its start was given up: host-2 lost"
+    bench.beat(gone(0, kind="exited"))
+    assert [p.worker for p in bench.newest().placements] == [2]
+    assert bench.newest().founding
+
+
+def test_a_script_that_fails_at_once_fails_the_job() -> None:
+    bench = Bench(2)
+    bench.submit()
+    bench.report(Failed(message="SyntaxError: invalid syntax"), worker=1)
+    assert bench.records["job-1"].state is JobState.FAILED
+    assert "SyntaxError" in bench.records["job-1"].reason
+
+
+def test_an_older_incarnation_of_a_host_has_no_effect() -> None:
+    bench = Bench(2)
+    bench.submit()
+    bench.found()
+    bench.host("host-2", 1, incarnation=2)
+    bench.host("host-2", 1, incarnation=1, state=HostState.LOST)
+    assert bench.scheduler.pool.hosts["host-2"].is_usable
+
+
+def test_a_switch_that_was_never_reported_is_seen_in_the_heartbeats() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.listen()
+    member = worker(0, state="member").model_copy(update={"generation": 1, "iteration": 7})
+    bench.beat(member)
+    assert bench.records["job-1"].state is JobState.STARTING
+    bench.now += 2.0
+    bench.beat(member)
+    assert bench.records["job-1"].state is JobState.RUNNING
+
+
+def test_an_old_generation_cannot_complete_the_job() -> None:
+    bench = Bench(2)
+    bench.submit(1)
+    bench.found()
+    bench.submit(2)
+    bench.switch(iteration=5)
+    bench.report(result(), generation=1)
+    assert bench.records["job-1"].completed is None
+    bench.report(result(), generation=2)
+    assert bench.records["job-1"].completed is not None
+    bench.beat(gone(0, kind="finished"), gone(1))
+    assert bench.records["job-1"].state is JobState.COMPLETED
+
+
+def test_a_script_that_fails_after_training_has_failed() -> None:
+    bench = Bench(1)
+    bench.submit(1)
+    bench.found()
+    bench.report(result(), generation=1)
+    bench.beat(gone(0, kind="failed"))
+    assert bench.records["job-1"].reason.endswith("after training was complete")
+
+
+def test_workers_that_end_without_a_result_fail_the_job() -> None:
+    bench = Bench(1)
+    bench.submit(1)
+    bench.found()
+    bench.beat(gone(0, kind="finished"))
+    bench.now += 11.0
+    bench.tell(Tick())
+    assert bench.records["job-1"].reason == "every worker ended, but none reported a result"
+
+
+def test_a_pause_is_asked_for_until_a_checkpoint_is_saved() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.found()
+    assert bench.tell(Asked("c1", JobPause(job_id="job-1")))[-1] == PauseWorkers("job-1", 1)
+    bench.now += 5.0
+    assert PauseWorkers("job-1", 1) in bench.tell(Tick())
+
+
+def test_a_new_scheduler_goes_on_with_what_is_stored() -> None:
+    bench = Bench(2)
+    bench.submit(1)
+    bench.found()
+    hosts = tuple(host.record for host in bench.scheduler.pool.hosts.values())
+    bench.scheduler = Scheduler(epoch=2, secret="s")
+    before = bench.newest()
+    bench.tell(Restored(tuple(bench.records.values()), (before,), hosts))
+    assert bench.newest() == before.model_copy(update={"epoch": 2}), "nothing changes but the epoch"
+    assert bench.submit(1) == [Reply("submit-1", Accepted(job_id="job-1"))]
+    bench.submit(2)
+    bench.switch(iteration=9)
+    bench.beat(worker(0, state="member"), gone(1))
+    assert bench.newest("job-2").placements[0].slot == 1
+
+
+def test_a_worker_that_an_earlier_scheduler_dropped_holds_its_slot_until_it_is_gone() -> None:
+    bench = Bench(2)
+    bench.submit(1)
+    bench.found()
+    bench.submit(2)
+    bench.switch()
+    hosts = tuple(host.record for host in bench.scheduler.pool.hosts.values())
+    bench.scheduler = Scheduler(epoch=2, secret="s")
+    bench.tell(Restored(tuple(bench.records.values()), (bench.newest(),), hosts))
+    assert "job-2" not in {a.job for a in bench.allocations}, "what runs on the host is not known yet"
+    bench.beat(worker(0, state="member"), worker(1, state="left"))
+    assert "job-2" not in {a.job for a in bench.allocations}
+    bench.beat(worker(0, state="member"), gone(1))
+    assert bench.newest("job-2").placements[0].slot == 1
+
+
+def result() -> Completed:
+    return Completed(
+        iteration=100,
+        epoch=0,
+        samples_seen=1,
+        loss=0.1,
+        metrics={},
+        validation={},
+        params_sha256="0" * 64,
+        model=None,
+        ledger=(),
+        bits="same bits",
+    )
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Jobs, wishes, hosts and a bus that loses, doubles and delays: the rules hold, and every job comes to its end."""
+
+    @initialize(seed=st.integers(0, 1 << 30))
+    def begin(self, seed: int) -> None:
+        self.sim = Simulator()
+        self.checker = Checker(self.sim)
+        self.random = Random(seed)
+        self.hosts = {"host-1": 1, "host-2": 1, "host-3": 1}
+        self.num_requests = 0
+        self.sim.channel = self.channel
+        for host in self.hosts:
+            self.sim.add_host(host, 3)
+
+    def channel(self, event: Event) -> Iterable[Event]:
+        """Heartbeats may be lost; reports are kept by the bus until they arrive, but not in order, nor once."""
+        chance = self.random.random()
+        if chance < 0.15:
+            if isinstance(event, Report) and not isinstance(event.content, Switched):
+                self.sim.later(self.random.random() * 2, lambda: self.sim.tell(event))
+            return ()
+        if chance < 0.3:
+            self.sim.later(self.random.random() * 3, lambda: self.sim.tell(event))
+        return (event,)
+
+    def ask(self, request: JobPriority | JobStop | JobPause | JobResume) -> None:
+        self.num_requests += 1
+        asked = Asked(f"request-{self.num_requests}", request)
+        self.sim.tell(asked)
+        if self.random.random() < 0.3:
+            self.sim.tell(asked)
+
+    def job(self) -> str:
+        return self.random.choice(sorted(self.sim.records))
+
+    @rule(
+        least=st.integers(1, 4), extra=st.integers(0, 8), iterations=st.integers(1, 60), shards=st.sampled_from([4, 24])
+    )
+    def a_job_comes(self, least: int, extra: int, iterations: int, shards: int) -> None:
+        name = f"job-{len(self.sim.records) + 1}"
+        if len(self.sim.records) < 5:
+            asked = spec(min_workers=least, max_workers=least + extra)
+            self.sim.submit([Submission(0.0, name, asked, iterations, shards)])
+            self.sim.run(until=self.sim.now - self.sim.start, watch=self.checker.check)
+
+    @precondition(lambda self: self.sim.records)
+    @rule(priority=st.integers(1, 20_000))
+    def a_priority_changes(self, priority: int) -> None:
+        self.ask(JobPriority(job_id=self.job(), priority=priority))
+
+    @precondition(lambda self: self.sim.records)
+    @rule()
+    def a_job_is_paused(self) -> None:
+        self.ask(JobPause(job_id=self.job()))
+
+    @precondition(lambda self: self.sim.records)
+    @rule()
+    def a_job_is_resumed(self) -> None:
+        self.ask(JobResume(job_id=self.job()))
+
+    @precondition(lambda self: len(self.sim.records) > 2)
+    @rule()
+    def a_job_is_stopped(self) -> None:
+        self.ask(JobStop(job_id=self.job()))
+
+    @rule(host=st.sampled_from(["host-2", "host-3"]), state=st.sampled_from(["draining", "lost"]))
+    def a_host_goes(self, host: str, state: str) -> None:
+        if self.sim.scheduler.pool.hosts[host].is_alive:
+            self.sim.change_host(host, HostState(state))
+
+    @rule(host=st.sampled_from(["host-2", "host-3"]))
+    def a_host_returns(self, host: str) -> None:
+        if not self.sim.scheduler.pool.hosts[host].is_alive:
+            self.hosts[host] += 1
+            self.sim.add_host(host, 3, incarnation=self.hosts[host])
+
+    @rule()
+    def the_scheduler_restarts(self) -> None:
+        self.sim.restart_scheduler()
+
+    @rule(seconds=st.floats(0.01, 3.0))
+    def time_passes(self, seconds: float) -> None:
+        self.sim.run(until=self.sim.now - self.sim.start + seconds, watch=self.checker.check)
+        self.sim.now += seconds / 2
+        self.sim.beat_all()
+
+    @invariant()
+    def the_rules_hold(self) -> None:
+        if hasattr(self, "sim"):
+            self.checker.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "sim"):
+            return
+        self.sim.channel = lambda event: (event,)
+        for host in ("host-2", "host-3"):
+            self.sim.change_host(host, HostState.LOST)
+            self.hosts[host] += 1
+            self.sim.add_host(host, 3, incarnation=self.hosts[host])
+        for job in list(self.sim.records):
+            self.ask(JobResume(job_id=job))
+        for _ in range(120):
+            self.sim.run(until=self.sim.now - self.sim.start + 5.0, watch=self.checker.check)
+            self.sim.now += 1.0
+            self.sim.beat_all()
+        states = {record.job: record.state for record in self.sim.records.values()}
+        assert all(state.is_final for state in states.values()), states
+        for _ in range(3):
+            self.sim.run(watch=self.checker.check)
+            self.sim.beat_all()
+        assert self.sim.scheduler.pool.holders == {}, "the end of a job frees all its slots"
+
+
+AnyOrder.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestAnyOrder = AnyOrder.TestCase

@@ -1,0 +1,162 @@
+"""Who should have how many slots: the promises of every policy, and the worked examples of the design."""
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from resile_scheduler.core.policies import POLICIES, Demand, Policy, Target, fairshare, priority
+
+Job = tuple[int, int, int, int | None, bool]
+
+
+def demand(number: int = 1, *, rank: int = 5000, least: int = 1, most: int = 100, shards: int | None = None) -> Demand:
+    most = min(most, shards or most)
+    return Demand(f"job-{number}", number, rank, min(least, most), most, shards)
+
+
+def workers(targets: dict[str, Target]) -> list[int]:
+    return [target.workers for target in targets.values()]
+
+
+@st.composite
+def demands(draw: st.DrawFn, *, shards: bool = True) -> list[Demand]:
+    jobs = []
+    for number in range(1, draw(st.integers(0, 7)) + 1):
+        num_shards = draw(st.none() | st.sampled_from([1, 2, 4, 6, 8, 12, 24])) if shards else None
+        most = draw(st.integers(1, 12))
+        least = draw(st.integers(1, most))
+        jobs.append(
+            replace(
+                demand(number, rank=draw(st.integers(1, 10_000)), least=least, most=most, shards=num_shards),
+                holds_slots=draw(st.booleans()),
+            )
+        )
+    return jobs
+
+
+policies = st.sampled_from(sorted(POLICIES)).map(POLICIES.__getitem__)
+slots = st.integers(0, 24)
+
+
+def test_equal_priorities_share_equally() -> None:
+    assert workers(fairshare([demand(1)], 8)) == [8]
+    assert workers(fairshare([demand(1), demand(2)], 8)) == [4, 4]
+
+
+def test_shares_follow_priority() -> None:
+    assert workers(fairshare([demand(1), demand(2, rank=10_000)], 8)) == [3, 5]
+
+
+def test_the_same_with_24_shards() -> None:
+    both = [demand(1, shards=24), demand(2, rank=10_000, shards=24)]
+    assert workers(fairshare(both, 8)) == [3, 5]
+    assert workers(fairshare(both[1:], 8)) == [8]
+
+
+def test_everyone_gets_one_while_slots_suffice() -> None:
+    jobs = [demand(1, rank=1_000_000), *(demand(n, rank=1) for n in range(2, 9))]
+    assert workers(fairshare(jobs, 8)) == [1] * 8
+    targets = fairshare([*jobs, demand(9, rank=1)], 8)
+    assert targets["job-9"] == Target(0, "waits for a slot: the minimums of job-1, job-2, job-3 and 5 more leave fewer")
+
+
+def test_what_one_cannot_use_goes_to_the_others() -> None:
+    assert workers(fairshare([demand(1, most=2), demand(2)], 8)) == [2, 6]
+    assert workers(fairshare([demand(1, shards=3), demand(2), demand(3)], 12)) == [3, 5, 4]
+
+
+def test_a_minimum_is_kept() -> None:
+    assert workers(fairshare([demand(1), demand(2, least=6, rank=1)], 8)) == [2, 6]
+
+
+def test_a_job_whose_minimum_exceeds_the_pool_waits_and_says_why() -> None:
+    targets = fairshare([demand(1), demand(2, least=9)], 8)
+    assert targets["job-1"].workers == 8
+    assert targets["job-2"] == Target(0, "waits for hosts: its minimum is 9 and it can have at most 8")
+
+
+def test_nobody_is_thrown_out_for_a_newcomer() -> None:
+    running = replace(demand(1, least=6), holds_slots=True)
+    assert workers(fairshare([running, demand(2, least=6, rank=9000)], 8)) == [8, 0]
+    assert workers(priority([running, demand(2, least=6, rank=9000)], 8)) == [0, 8]
+
+
+def test_a_slot_that_makes_nothing_faster_is_offered_to_others() -> None:
+    assert workers(fairshare([demand(1, shards=8, rank=10_000), demand(2, rank=5_000)], 8)) == [4, 4]
+    assert workers(fairshare([demand(1, shards=8)], 7)) == [7], "nobody else wants it"
+    assert workers(fairshare([demand(1, shards=8), demand(2, shards=8)], 12)) == [8, 4], "one gains by both"
+
+
+def test_strict_priority_serves_the_first_first() -> None:
+    assert workers(priority([demand(1, rank=1), demand(2, rank=9000, most=6), demand(3, rank=10)], 10)) == [1, 6, 3]
+
+
+def test_reasons_name_the_others() -> None:
+    targets = fairshare([demand(1), demand(2)], 8)
+    assert targets["job-1"].reason == "fair share with job-2"
+    assert fairshare([demand(1, most=8)], 8)["job-1"].reason == "all it can use"
+    assert fairshare([demand(1)], 0)["job-1"].reason == "waits for a host: the pool has no slots"
+
+
+@given(jobs=demands(), num_slots=slots, policy=policies)
+def test_never_more_than_there_is_and_always_within_limits(jobs: list[Demand], num_slots: int, policy: Policy) -> None:
+    targets = policy(jobs, num_slots)
+    assert set(targets) == {job.job for job in jobs}
+    assert sum(workers(targets)) <= num_slots
+    for job in jobs:
+        target = targets[job.job]
+        assert target.workers == 0 or job.least <= target.workers <= job.most
+        assert target.reason
+
+
+@given(jobs=demands(), num_slots=slots, policy=policies)
+def test_no_slot_is_idle_while_a_job_can_take_it(jobs: list[Demand], num_slots: int, policy: Policy) -> None:
+    targets = policy(jobs, num_slots)
+    idle = num_slots - sum(workers(targets))
+    for job in jobs:
+        got = targets[job.job].workers
+        assert not idle or got == job.most or (got == 0 and job.least > idle)
+
+
+@given(jobs=demands(), num_slots=slots, policy=policies)
+def test_no_useful_step_is_left_undone(jobs: list[Demand], num_slots: int, policy: Policy) -> None:
+    """Nobody keeps idle hands while another could go faster with them, except to hold a minimum."""
+    targets = policy(jobs, num_slots)
+    wasted = num_slots - sum(workers(targets))
+    for job in jobs:
+        got = targets[job.job].workers
+        if job.num_shards and got > job.least:
+            fewest = min(n for n in range(1, got + 1) if -(-job.num_shards // n) == -(-job.num_shards // got))
+            wasted += got - max(fewest, job.least)
+    for job in jobs:
+        got = targets[job.job].workers
+        if job.num_shards is None and 0 < got < job.most:
+            assert wasted == 0
+
+
+@settings(max_examples=300)
+@given(jobs=demands(shards=False), num_slots=slots, policy=policies, more=st.integers(1, 10_000), data=st.data())
+def test_a_higher_priority_is_never_a_smaller_share(
+    jobs: list[Demand], num_slots: int, policy: Policy, more: int, data: st.DataObject
+) -> None:
+    if not jobs:
+        return
+    job = data.draw(st.sampled_from(jobs))
+    raised = [replace(one, priority=one.priority + more) if one is job else one for one in jobs]
+    assert policy(raised, num_slots)[job.job].workers >= policy(jobs, num_slots)[job.job].workers
+
+
+@given(jobs=demands(), num_slots=slots, policy=policies, data=st.data())
+def test_the_order_in_which_jobs_are_given_does_not_matter(
+    jobs: list[Demand], num_slots: int, policy: Policy, data: st.DataObject
+) -> None:
+    shuffled = data.draw(st.permutations(jobs))
+    assert policy(jobs, num_slots) == policy(shuffled, num_slots)
+
+
+@pytest.mark.parametrize("policy", [fairshare, priority])
+def test_a_large_pool_is_quick(policy: Policy) -> None:
+    jobs = [demand(number, rank=number, most=50) for number in range(1, 101)]
+    assert sum(workers(policy(jobs, 2000))) == 2000

@@ -1,0 +1,230 @@
+"""The core in virtual time: the design's story, and pools of many jobs, checked at every moment."""
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from resile_scheduler.core.policies import POLICIES, Demand
+from resile_scheduler.core.seam import Asked
+from resile_scheduler.simulator import Simulator, Submission
+from resile_shared.messages.commands import JobPause, JobPriority, JobResume
+from resile_shared.messages.hosts import HostState
+from resile_shared.messages.jobs import HistoryItem, JobSpec, JobState
+
+from .checks import Checker
+
+
+def spec(name: str = "train", *, least: int = 1, most: int = 10_000, priority: int = 5000, group: str = "") -> JobSpec:
+    return JobSpec(
+        name=name,
+        package="packages/1",
+        script="train.py",
+        min_workers=least,
+        max_workers=most,
+        priority=priority,
+        group=group,
+    )
+
+
+def two_hosts() -> Simulator:
+    sim = Simulator()
+    sim.add_host("host-1", 4)
+    sim.add_host("host-2", 4)
+    return sim
+
+
+def shapes(sim: Simulator, job: str) -> list[tuple[int, str]]:
+    return [(item.workers, item.reason) for item in sim.records[job].history if item.kind == "allocation"]
+
+
+def kinds(sim: Simulator, job: str) -> list[str]:
+    return [item.kind for item in sim.records[job].history]
+
+
+def settled_shares(sim: Simulator) -> dict[str, int]:
+    """What the policy gives the jobs that train, in a pool where nothing is under way."""
+    jobs = [job for job in sim.scheduler.pool.jobs.values() if job.is_training]
+    demands = [
+        Demand(
+            job=job.id,
+            number=job.number,
+            priority=job.record.priority,
+            least=job.record.spec.min_workers,
+            most=min(job.record.spec.max_workers, job.record.ready.num_shards if job.record.ready else 10_000),
+            num_shards=job.record.ready.num_shards if job.record.ready else None,
+            holds_slots=bool(job.placements),
+        )
+        for job in jobs
+    ]
+    targets = sim.scheduler.policy(demands, sum(len(h.slots) for h in sim.scheduler.pool.hosts.values() if h.is_usable))
+    return {job: target.workers for job, target in targets.items() if target.workers}
+
+
+def test_the_story_of_the_two_jobs() -> None:
+    """8, then 4 and 4, then 3 and 5, then 8: the story that the demo tells."""
+    sim = two_hosts()
+    checker = Checker(sim)
+    sim.submit([Submission(0, "job-1", spec(most=8), 400), Submission(5, "job-2", spec(most=8), 900)])
+    sim.later(15, lambda: sim.tell(Asked("c1", JobPriority(job_id="job-2", priority=10_000))))
+    sim.run(watch=checker.check)
+    assert shapes(sim, "job-1") == [(8, "start"), (4, "fair share with job-2"), (3, "priority of job-2 raised")]
+    assert shapes(sim, "job-2") == [(4, "start"), (5, "priority of job-2 raised"), (8, "job-1 completed")]
+    assert kinds(sim, "job-2")[:2] == ["accepted", "queued"]
+    assert all(record.state is JobState.COMPLETED for record in sim.records.values())
+
+
+def test_the_story_with_a_draining_host_that_returns() -> None:
+    sim = two_hosts()
+    checker = Checker(sim)
+    sim.submit([Submission(0, "job-1", spec(), 1500), Submission(5, "job-2", spec(), 1500)])
+    sim.later(10, lambda: sim.change_host("host-2", HostState.DRAINING))
+    sim.later(14, lambda: sim.change_host("host-2", HostState.LEFT))
+    sim.later(20, lambda: sim.add_host("host-2", 4, incarnation=2))
+    sim.run(until=9, watch=checker.check)
+    assert checker.allocated() == {"job-1": 4, "job-2": 4}
+    sim.run(until=13.9, watch=checker.check)
+    assert checker.allocated() == {"job-1": 2, "job-2": 2}, "the job on the draining host moved as a whole"
+    assert {w.slot.host for job in sim.scheduler.pool.jobs.values() for w in job.workers.values()} == {"host-1"}
+    sim.run(until=23, watch=checker.check)
+    assert checker.allocated() == {"job-1": 4, "job-2": 4}
+    sim.run(watch=checker.check)
+    assert all(record.state is JobState.COMPLETED for record in sim.records.values())
+
+
+def test_an_exact_division_is_reached_while_training_goes_on() -> None:
+    """A shrink costs its job at most the iteration in flight, and a growth none."""
+    sim = two_hosts()
+    sim.submit([Submission(0, "job-1", spec(), 300), Submission(3, "job-2", spec(), 10)])
+    sim.run(until=3.0)
+    before = sim.scheduler.pool.jobs["job-1"].iteration
+    sim.run(until=3.1)
+    [_, shrink] = [item for item in sim.records["job-1"].history if item.kind == "allocation"]
+    assert shrink.iteration - before <= 100
+    assert (shrink.time.timestamp() - sim.start) <= 3.0 + 0.03 + 0.001
+
+
+def test_a_job_pauses_with_a_checkpoint_and_goes_on_from_there() -> None:
+    sim = two_hosts()
+    checker = Checker(sim)
+    sim.submit([Submission(0, "job-1", spec(), 400)])
+    sim.later(3, lambda: sim.tell(Asked("c1", JobPause(job_id="job-1"))))
+    sim.later(5, lambda: sim.tell(Asked("c2", JobResume(job_id="job-1"))))
+    sim.run(until=4.9, watch=checker.check)
+    record = sim.records["job-1"]
+    assert record.state is JobState.PAUSED
+    assert record.checkpoint is not None
+    assert len(checker.free_slots()) == 8
+    sim.run(watch=checker.check)
+    assert kinds(sim, "job-1") == ["accepted", "allocation", "paused", "allocation", "completed"]
+    again = sim.records["job-1"].history[3]
+    assert again.iteration == record.checkpoint.iteration
+    assert [a.resume for a in sim.allocations if a.founding] == [False, False, True, True]
+
+
+def test_a_job_whose_minimum_exceeds_the_pool_waits_until_a_host_comes() -> None:
+    sim = Simulator()
+    sim.submit([Submission(0, "job-1", spec(least=6), 50), Submission(1, "job-2", spec(), 50)])
+    sim.run()
+    assert sim.records["job-1"].reason == "waits for a host: the pool has no slots"
+    sim.add_host("host-1", 4)
+    assert sim.records["job-1"].reason == "waits for hosts: its minimum is 6 and it can have at most 4"
+    sim.run()
+    assert sim.records["job-2"].state is JobState.COMPLETED
+    sim.add_host("host-2", 4)
+    sim.run()
+    assert sim.records["job-1"].state is JobState.COMPLETED
+
+
+def test_a_job_that_loses_its_minimum_is_suspended_and_comes_back() -> None:
+    sim = two_hosts()
+    checker = Checker(sim)
+    sim.submit([Submission(0, "job-1", spec(least=6), 300)])
+    sim.later(3, lambda: sim.change_host("host-2", HostState.DRAINING))
+    sim.run(watch=checker.check)
+    assert sim.records["job-1"].state is JobState.QUEUED
+    sim.add_host("host-3", 4)
+    sim.run(watch=checker.check)
+    assert sim.records["job-1"].state is JobState.COMPLETED
+    assert kinds(sim, "job-1") == ["accepted", "allocation", "queued", "allocation", "completed"]
+
+
+def test_a_job_runs_on_one_class_of_device() -> None:
+    sim = Simulator()
+    sim.add_host("host-1", 4, device_class="cpu-a")
+    sim.add_host("host-2", 6, device_class="cpu-b")
+    sim.submit([Submission(0, "job-1", spec(), 300), Submission(1, "job-2", spec(), 300)])
+    sim.run(until=3)
+    assert Checker(sim).allocated() == {"job-1": 6, "job-2": 4}
+
+
+jobs = st.builds(
+    lambda least, extra, priority, iterations, shards, time: (
+        time,
+        spec(least=least, most=least + extra, priority=priority),
+        iterations,
+        shards,
+    ),
+    st.integers(1, 4),
+    st.integers(0, 8),
+    st.sampled_from([1000, 2500, 5000, 10_000]),
+    st.integers(1, 300),
+    st.sampled_from([4, 8, 12, 24]),
+    st.floats(0, 20),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(many=st.lists(jobs, min_size=1, max_size=10), policy=st.sampled_from(sorted(POLICIES)))
+def test_ten_jobs_of_mixed_sizes_all_complete(many: list[tuple[float, JobSpec, int, int]], policy: str) -> None:
+    """Shares are right whenever nothing is under way, and no slot is ever held twice."""
+    sim = Simulator(policy=POLICIES[policy])
+    sim.add_host("host-1", 4)
+    sim.add_host("host-2", 4)
+    checker = Checker(sim)
+    moments: list[float] = []
+    sim.submit(
+        Submission(time, f"job-{number}", job, iterations, shards)
+        for number, (time, job, iterations, shards) in enumerate(many, start=1)
+    )
+
+    def watch() -> None:
+        checker.check()
+        jobs = [job for job in sim.scheduler.pool.jobs.values() if not job.is_over]
+        if not any(job.is_settling or job.record.completed or not job.is_training for job in jobs):
+            idle = checker.free_slots()
+            if len(idle) == checker.usable() - sum(checker.allocated().values()):
+                moments.append(sim.now)
+                assert checker.allocated() == settled_shares(sim)
+
+    sim.run(watch=watch)
+    assert moments
+    assert len(sim.records) == len(many)
+    assert {record.state for record in sim.records.values()} == {JobState.COMPLETED}
+    overlaps(sim)
+
+
+def overlaps(sim: Simulator) -> None:
+    """Read the stored histories alone: at no moment do two jobs train on one slot."""
+    changes: list[tuple[float, int, str, HistoryItem]] = []
+    for record in sim.records.values():
+        for item in record.history:
+            if item.kind in ("allocation", "completed", "failed", "stopped", "paused", "queued"):
+                changes.append((item.time.timestamp(), len(changes), record.job, item))
+    by_time: dict[float, list[tuple[str, HistoryItem]]] = {}
+    for time, _, job, item in sorted(changes, key=lambda change: change[:2]):
+        by_time.setdefault(time, []).append((job, item))
+    now: dict[str, tuple[str, ...]] = {}
+    for items in by_time.values():
+        for job, item in items:
+            now[job] = item.slots if item.kind == "allocation" else ()
+        held = [slot for slots in now.values() for slot in slots]
+        assert len(set(held)) == len(held)
+
+
+def test_a_larger_pool() -> None:
+    sim = Simulator()
+    for number in range(1, 11):
+        sim.add_host(f"host-{number}", 4)
+    checker = Checker(sim)
+    sim.submit(Submission(n * 0.7, f"job-{n}", spec(priority=1000 * (n % 5 + 1)), 40 + n) for n in range(30))
+    sim.run(watch=checker.check)
+    assert {record.state for record in sim.records.values()} == {JobState.COMPLETED}

@@ -1,0 +1,286 @@
+import asyncio
+import re
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+
+from resile_shared import subjects
+from resile_shared.bus import Bus
+from resile_shared.catalogue import model_of
+from resile_shared.envelope import Received, encode, headers_for
+from resile_shared.messages.commands import Accepted, JobStop, JobSubmit, Refused
+from resile_shared.messages.deadletters import DeadLetter
+from resile_shared.messages.hosts import Heartbeat, HostHello
+from resile_shared.subjects import DEAD_LETTERS, EVENTS, HELLOS, LOGS, REPORTS
+from resile_shared.telemetry import set_up_tracing, traced
+from resile_shared.testing.fixtures import Pool
+
+from .examples import hello
+from .waiting import until
+
+HELLO = subjects.host_event("host-1", "hello")
+STOP = subjects.command("job", "stop")
+
+
+@asynccontextmanager
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def dead_letters(bus: Bus, num: int) -> list[DeadLetter]:
+    letters: list[DeadLetter] = []
+
+    async def read(received: Received[DeadLetter]) -> None:
+        letters.append(received.message)
+
+    async with running(bus.follow(DEAD_LETTERS, DeadLetter, read)):
+        await until(lambda: len(letters) >= num)
+    return letters
+
+
+async def test_an_event_reaches_followers_of_now_and_later_in_order(pool: Pool) -> None:
+    registry = await pool.bus("registry")
+    learner = await pool.bus("learner")
+    early: list[Received[HostHello]] = []
+    late: list[int] = []
+
+    async def read_early(received: Received[HostHello]) -> None:
+        early.append(received)
+
+    async def read_late(received: Received[HostHello]) -> None:
+        late.append(received.message.incarnation)
+
+    async with running(registry.follow(EVENTS, HostHello, read_early, subjects=(HELLOS,), durable="registry")):
+        for incarnation in range(1, 31):
+            await learner.publish(HELLO, hello(incarnation))
+        async with running(registry.follow(EVENTS, HostHello, read_late, subjects=(HELLOS,), after=20)):
+            await until(lambda: len(early) == 30 and len(late) == 10)
+    assert [received.message.incarnation for received in early] == list(range(1, 31))
+    assert late == list(range(21, 31))
+    assert (early[0].source, early[0].subject, early[0].sequence) == ("learner", HELLO, 1)
+
+
+async def test_a_durable_follower_goes_on_where_it_was(pool: Pool) -> None:
+    registry = await pool.bus("registry")
+    learner = await pool.bus("learner")
+    seen: list[int] = []
+
+    async def read(received: Received[HostHello]) -> None:
+        seen.append(received.message.incarnation)
+
+    for incarnation in (1, 2):
+        await learner.publish(HELLO, hello(incarnation))
+        async with running(registry.follow(EVENTS, HostHello, read, subjects=(HELLOS,), durable="registry")):
+            await until(lambda: len(seen) == incarnation)  # noqa: B023
+            await registry.connection.flush()
+    assert seen == [1, 2]
+
+
+async def test_a_follower_of_the_new_sees_nothing_old(pool: Pool) -> None:
+    registry = await pool.bus("registry")
+    learner = await pool.bus("learner")
+    seen: list[int] = []
+
+    async def read(received: Received[HostHello]) -> None:
+        seen.append(received.message.incarnation)
+
+    await learner.publish(HELLO, hello(1))
+    async with running(registry.follow(EVENTS, HostHello, read, subjects=(HELLOS,), start="new")):
+        await asyncio.sleep(0.2)  # until its consumer exists there is nothing to wait for
+        await learner.publish(HELLO, hello(2))
+        await until(lambda: seen)
+    assert seen == [2]
+
+
+async def test_the_same_message_id_has_its_effect_once(pool: Pool) -> None:
+    registry = await pool.bus("registry")
+    learner = await pool.bus("learner")
+    seen: list[int] = []
+    beats: list[int] = []
+
+    async def read(received: Received[HostHello]) -> None:
+        seen.append(received.message.incarnation)
+
+    async def beat(received: Received[Heartbeat]) -> None:
+        beats.append(received.message.number)
+
+    await registry.subscribe(subjects.HEARTBEATS, Heartbeat, beat)
+    await registry.connection.flush()
+    async with running(registry.follow(EVENTS, HostHello, read, subjects=(HELLOS,), durable="registry")):
+        for incarnation in (1, 2, 3):
+            await learner.publish(HELLO, hello(incarnation), message_id="one")
+        await learner.publish(HELLO, hello(4), message_id="two")
+        once = Heartbeat(host="host-1", incarnation=1, number=1)
+        headers = headers_for(once, source="test")
+        for _ in range(3):
+            await learner.connection.send(subjects.heartbeat("host-1"), encode(once), headers=headers)
+        await learner.send(subjects.heartbeat("host-1"), once.model_copy(update={"number": 2}))
+        await until(lambda: len(seen) >= 2 and len(beats) >= 2)
+    assert seen == [1, 4]
+    assert beats == [1, 2]
+
+
+async def test_a_repeated_request_gets_its_first_answer(pool: Pool) -> None:
+    scheduler = await pool.bus("scheduler")
+    registry = await pool.bus("registry")
+    publisher = await pool.bus("publisher")
+    calls: list[str] = []
+
+    async def stop(received: Received[JobStop]) -> Accepted:
+        calls.append(received.id)
+        return Accepted(job_id=f"answer-{len(calls)}")
+
+    await scheduler.answer(STOP, JobStop, stop)
+    first = await publisher.ask(STOP, JobStop(job_id="job-1"), message_id="one")
+    again = await publisher.ask(STOP, JobStop(job_id="job-1"), message_id="one")
+    assert first == again == Accepted(job_id="answer-1")
+    assert calls == ["one"]
+    assert registry.is_up
+
+
+async def test_a_request_waits_for_its_service(pool: Pool) -> None:
+    await pool.bus("registry")
+    scheduler = await pool.bus("scheduler")
+    publisher = await pool.bus("publisher")
+
+    async def stop(received: Received[JobStop]) -> Refused:
+        return Refused(code="unknown", reason=f"there is no job {received.message.job_id}")
+
+    asking = asyncio.create_task(publisher.ask(STOP, JobStop(job_id="job-9")))
+    await asyncio.sleep(0.2)
+    assert not asking.done()
+    await scheduler.answer(STOP, JobStop, stop)
+    assert await asking == Refused(code="unknown", reason="there is no job job-9")
+
+
+async def test_a_malformed_request_is_answered_with_the_reason(pool: Pool) -> None:
+    scheduler = await pool.bus("scheduler")
+    await pool.bus("registry")
+    publisher = await pool.bus("publisher")
+    monitor = await pool.bus("monitor")
+
+    async def submit(received: Received[JobSubmit]) -> Accepted:
+        raise AssertionError("not reached")
+
+    await scheduler.answer(subjects.command("job", "submit"), JobSubmit, submit)
+    headers = headers_for(hello(), source="test")
+    for spoiled, body, reason in (
+        ({}, b"{}", "ce-specversion"),
+        ({"ce-id": ""}, b"{}", "ce-id"),
+        ({"ce-type": "other"}, b"{}", "resile.JobSubmit is expected"),
+        ({"ce-type": "resile.JobSubmit"}, b"\xff\x00", "Invalid JSON"),
+        ({"ce-type": "resile.JobSubmit"}, b'{"spec": {"name": "", "wrong": 1}}', "spec.name: .*spec.wrong: "),
+    ):
+        sent = headers | spoiled if spoiled else {"none": "of ours"}
+        reply = await publisher.connection.request("resile.command.job.submit", body, headers=sent)
+        refused = Refused.model_validate_json(reply.data)
+        assert refused.code == "malformed"
+        assert re.search(reason, refused.reason)
+    letters = await dead_letters(monitor, 5)
+    assert {(letter.subject, letter.service) for letter in letters} == {("resile.command.job.submit", "scheduler")}
+
+
+async def test_a_handler_that_raises_is_tried_again_and_then_given_up(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resile_shared.bus.RETRY_SECONDS", 0.01)
+    registry = await pool.bus("registry")
+    await pool.bus("scheduler")
+    learner = await pool.bus("learner")
+    monitor = await pool.bus("monitor")
+    tries: list[int] = []
+
+    async def read(received: Received[HostHello]) -> None:
+        tries.append(received.message.incarnation)
+        if received.message.incarnation == 1 or (tries[-1:] == [2] and tries.count(2) == 1):
+            raise RuntimeError("cannot digest it")
+
+    async with running(registry.follow(EVENTS, HostHello, read, subjects=(HELLOS,), durable="registry")):
+        await learner.publish(HELLO, hello(1))
+        await learner.publish(HELLO, hello(2))
+        await learner.publish(HELLO, hello(3))
+        (letter,) = await dead_letters(monitor, 1)
+        await until(lambda: {1, 2, 3} <= set(tries))
+    assert (tries.count(1), tries.count(2), tries.count(3)) == (5, 2, 1)
+    assert letter.reason == "registry could not handle it: RuntimeError: cannot digest it"
+
+
+GARBAGE: tuple[tuple[dict[str, str], bytes], ...] = (
+    ({}, b""),
+    ({"a": "b"}, b"\x00\xff\xfe"),
+    ({"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "resile.HostHello"}, b"[1, 2"),
+    ({"ce-specversion": "1.0", "ce-id": "2", "ce-source": "s", "ce-type": "\x07"}, b"null"),
+)
+
+
+async def test_garbage_on_every_subject_stops_nobody(pool: Pool) -> None:
+    registry = await pool.bus("registry")
+    scheduler = await pool.bus("scheduler")
+    learner = await pool.bus("learner")
+    monitor = await pool.bus("monitor")
+    seen: list[str] = []
+
+    async def note(received: Received[Any]) -> None:
+        seen.append(received.subject)
+
+    async def stop(received: Received[JobStop]) -> Accepted:
+        return Accepted()
+
+    await scheduler.answer(STOP, JobStop, stop)
+    await registry.subscribe(subjects.HEARTBEATS, Heartbeat, note)
+    async with (
+        running(registry.follow(EVENTS, model_of, note, durable="registry")),
+        running(scheduler.follow(REPORTS, model_of, note, durable="scheduler")),
+        running(monitor.follow(EVENTS, model_of, note)),
+        running(monitor.follow(LOGS, model_of, note)),
+        running(monitor.follow(DEAD_LETTERS, model_of, note)),
+    ):
+        for headers, body in GARBAGE:
+            for subject in ("host.h.hello", "host.h.goodbye", "heartbeat.h", "report.j.progress", "log.j"):
+                await learner.connection.send(f"resile.{subject}", body, headers=headers)
+            for subject in ("host.h.joined", "host.h.left", "deadletter"):
+                await registry.connection.send(f"resile.{subject}", body, headers=headers)
+            await scheduler.connection.send("resile.job.j.running", body, headers=headers)
+            await monitor.connection.request(STOP, body, headers=headers)
+        await learner.publish(HELLO, hello())
+        await learner.send(subjects.heartbeat("host-1"), Heartbeat(host="host-1", incarnation=1, number=0))
+        await until(lambda: seen.count(HELLO) == 2 and "resile.heartbeat.host-1" in seen)
+    assert isinstance(await monitor.ask(STOP, JobStop(job_id="job-1")), Accepted)
+
+
+async def test_a_trace_goes_on_in_the_handler(pool: Pool) -> None:
+    set_up_tracing("test")
+    registry = await pool.bus("registry")
+    learner = await pool.bus("learner")
+    seen: list[int] = []
+
+    async def read(received: Received[HostHello]) -> None:
+        seen.append(trace.get_current_span().get_span_context().trace_id)
+
+    async with running(registry.follow(EVENTS, HostHello, read, subjects=(HELLOS,), durable="registry")):
+        with traced("start") as span:
+            await learner.publish(HELLO, hello())
+        await until(lambda: seen)
+    assert seen == [span.get_span_context().trace_id]
+
+
+async def test_what_is_only_sent_is_dropped_and_counted_while_the_bus_is_away(pool: Pool) -> None:
+    registry = await pool.bus("registry")
+    await pool.bus("scheduler")
+    await pool.kill()
+    await until(lambda: not registry.is_up)
+    assert not await registry.send(subjects.host_event("host-1", "joined"), hello())
+    assert registry.num_not_sent == 1
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await registry.publish(subjects.host_event("host-1", "joined"), hello())
+    await pool.server.start()
+    await until(lambda: registry.is_up)

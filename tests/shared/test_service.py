@@ -1,0 +1,136 @@
+"""The frame of a service, in a process of its own."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import orjson
+
+from resile_shared.credentials import Credentials, write_credentials
+from resile_shared.messages.commands import Accepted, JobStop
+from resile_shared.testing.fixtures import Pool
+
+from .waiting import until
+
+SERVICE = """
+import asyncio
+from resile_shared.messages.commands import Accepted, JobStop
+from resile_shared.service import Frame, main
+from resile_shared.settings import ServiceSettings
+
+async def run(frame: Frame[ServiceSettings]) -> None:
+    async def stop(received):
+        return Accepted(job_id=received.message.job_id)
+
+    await frame.bus.answer("resile.command.job.stop", JobStop, stop)
+    frame.is_ready = True
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0.1)
+        print("drained", flush=True)
+
+main("scheduler", ServiceSettings, run)
+"""
+
+
+class Process:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.log: list[dict[str, str]] = []
+
+    async def logged(self, text: str) -> str:
+        assert self.process.stderr is not None
+        while not self.log or text not in self.log[-1]["message"]:
+            self.log.append(json.loads(await self.process.stderr.readline()))
+        return self.log[-1]["message"]
+
+
+@asynccontextmanager
+async def service(credentials: Path, *flags: str) -> AsyncIterator[Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SERVICE, "--credentials", str(credentials), "--log-format", "json", *flags),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(60):
+            yield Process(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_service_starts_tells_its_health_and_drains(pool: Pool) -> None:
+    async with (
+        service(pool.server.credentials("scheduler"), "--health-port", "0") as started,
+        aiohttp.ClientSession() as http,
+    ):
+        url = (await started.logged("health at")).split()[-1]
+
+        async def status(path: str) -> int:
+            async with http.get(url.replace("/readyz", path)) as answer:
+                return answer.status
+
+        async def becomes(wanted: int) -> None:
+            while await status("/readyz") != wanted:  # noqa: ASYNC110 - what other processes do sets no event
+                await asyncio.sleep(0.02)
+
+        await becomes(200)
+        assert await status("/healthz") == 200
+        await pool.kill()
+        await becomes(503)
+        assert await status("/healthz") == 200
+        await pool.server.start()
+        await becomes(200)
+        started.process.send_signal(signal.SIGTERM)
+        out, err = await started.process.communicate()
+        assert (out, started.process.returncode) == (b"drained\n", 0)
+        last = orjson.loads(err.splitlines()[-1])
+        assert (last["message"], last["service"], last["level"]) == ("ended", "scheduler", "info")
+
+
+async def test_a_service_waits_for_its_bus_and_can_be_told_to_end(tmp_path: Path) -> None:
+    nowhere = Credentials(url="nats://127.0.0.1:1", user="scheduler", password="x")
+    write_credentials(tmp_path / "scheduler.json", nowhere)
+    async with service(tmp_path / "scheduler.json", "--health-port", "0") as started:
+        await started.logged("health at")
+        started.process.send_signal(signal.SIGTERM)
+        await started.process.communicate()
+        assert started.process.returncode == 0
+
+
+async def test_what_keeps_a_service_from_starting_is_one_line(pool: Pool, tmp_path: Path) -> None:
+    wrong = Credentials(url=pool.server.url, user="scheduler", password="wrong")
+    write_credentials(tmp_path / "wrong.json", wrong)
+    for credentials, flags, status, reason in (
+        (tmp_path / "none.json", (), 2, "cannot be read"),
+        (tmp_path / "wrong.json", (), 1, "does not let 'scheduler' in"),
+        (pool.server.credentials("scheduler"), ("--health-port", "-1"), 2, "--health-port or RESILE_HEALTH_PORT"),
+        (pool.server.credentials("scheduler"), ("--health-port", str(pool.server.port)), 2, "cannot be listened on"),
+    ):
+        async with service(credentials, *flags) as started:
+            _, err = await started.process.communicate()
+            assert started.process.returncode == status
+            assert reason in err.decode().splitlines()[-1]
+            assert b"Traceback" not in err
+
+
+async def test_requests_reach_a_service_after_its_restart(pool: Pool) -> None:
+    credentials = pool.server.credentials("scheduler")
+    async with service(credentials) as first:
+        await first.logged("started")
+        publisher = await pool.bus("publisher")
+        assert await publisher.ask("resile.command.job.stop", JobStop(job_id="a")) == Accepted(job_id="a")
+        first.process.kill()
+        await first.process.wait()
+    asking = asyncio.create_task(publisher.ask("resile.command.job.stop", JobStop(job_id="b")))
+    async with service(credentials):
+        await until(asking.done)
+    assert asking.result() == Accepted(job_id="b")

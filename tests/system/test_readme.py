@@ -1,0 +1,29 @@
+"""A reader can copy the scripts of the README, and they do what it says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .running import plain, run
+
+README = Path(__file__).parents[2] / "README.md"
+PLAN = "0:1,10:4,25:2"
+
+
+def scripts() -> dict[str, str]:
+    call, loop = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    setup, _, _ = call.rpartition("ElasticModel(")
+    return {"call": call, "loop": setup + loop}
+
+
+@pytest.mark.parametrize("name", ["call", "loop"])
+def test_a_script_of_the_readme_has_the_same_bits_with_its_plan_and_as_a_plain_script(
+    name: str, tmp_path: Path
+) -> None:
+    assert f"--plan {PLAN} " in README.read_text()
+    script = tmp_path / "train.py"
+    script.write_text(scripts()[name])
+    elastic = run(script, "--plan", PLAN, home=tmp_path / "home")
+    assert elastic.sha == plain(script)
+    elastic.assert_every_sample_once(epochs=5)
