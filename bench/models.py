@@ -57,7 +57,7 @@ def classify(model: nn.Module, batch: Any) -> Tensor:
 
 def mlp_of(millions: int, *, batch_size: int) -> Workload:
     """An MLP of about 1 or 100 million parameters on random vectors."""
-    model = mlp(576, layers=3) if millions == 1 else mlp(4096, layers=6)
+    model = mlp(576, layers=3) if millions == 1 else mlp(2048, layers=24)
     return Workload(model, RandomVectors(960, 64), classify, batch_size)
 
 

@@ -224,9 +224,9 @@ def main() -> None:
                 rows(sides),
             )
     print(
-        "Compute is an iteration less its exchange: fetching, forward, backward, folding, optimizer. The exchange of DDP\n"
-        "is its iteration less that of the same processes without it. Quoted: torchft's steady step takes 1.29 to\n"
-        "1.65 times that of DDP."
+        "Compute is an iteration less its exchange: fetching, forward, backward, folding, optimizer.\n"
+        "DDP's exchange is its iteration less that of the same processes without it.\n"
+        "Quoted: torchft's steady step takes 1.29 to 1.65 times that of DDP."
     )
     print_targets(targets(results))
 

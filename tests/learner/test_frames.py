@@ -16,6 +16,7 @@ from resile_learner.collectives.frames import (
     encode,
     encode_abort,
     encode_skeleton,
+    encode_tag,
 )
 
 wide = st.integers(0, 2**64 - 1)
@@ -47,8 +48,8 @@ def test_no_kind_of_frame_may_be_of_any_length(kind: Kind) -> None:
 
 def test_an_unknown_kind_is_malformed() -> None:
     header = bytearray(encode(Kind.SUM, Tag(1, 2, 3)))
-    header[2] = 99
-    with pytest.raises(Malformed):
+    header[len(encode_tag(Tag(1, 2, 3))) + 2] = 99
+    with pytest.raises(Malformed, match="not a frame"):
         decode(header)
 
 

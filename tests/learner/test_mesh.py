@@ -17,8 +17,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from resile_learner.collectives.exchange import Abandoned, OpenRound, RoundSpec, Tag
-from resile_learner.collectives.frames import HEADER_BYTES, Kind, encode, encode_skeleton
+from resile_learner.collectives.frames import (
+    HEADER_BYTES,
+    ROUND_PAYLOAD_BYTES,
+    Kind,
+    encode,
+    encode_skeleton,
+    encode_tag,
+)
 from resile_learner.collectives.handover import StateMismatch
+from resile_learner.collectives.layout import MAX_DIRECT_BYTES, WINDOW, Shape, layout
 from resile_learner.collectives.mesh import Mesh
 from resile_learner.collectives.tree import Interval, children, pieces, ranges
 
@@ -165,9 +173,6 @@ def check_round(group: Group, members: Sequence[int], tag: Tag, work: Work) -> N
             assert same_bits(specs[worker].sums[bucket], expected), f"bucket {bucket} of worker {worker}"
 
 
-# --- rounds
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("num_members", [1, 2, 3, 5, 8])
 def test_sums_have_the_bits_of_the_tree(connect, num_members: int, dtype: torch.dtype) -> None:
@@ -268,9 +273,6 @@ def test_a_round_is_not_finished_before_all_buckets_are_pushed(connect) -> None:
         open_round.finish(b"")
 
 
-# --- giving up
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_survivors_of_an_abandoned_round_do_it_again_at_once(connect, seed: int) -> None:
     """Worker 3 is frozen after some pushes; anyone's control thread gives up at any moment."""
@@ -328,11 +330,18 @@ def test_an_abandon_between_rounds_does_not_concern_the_next_generation(connect)
 def test_a_live_suspect_hears_that_it_was_given_up(connect) -> None:
     group = connect(3)
     work = make_work(3, [100_000])
-    calls = [start(lambda w=w: exchange(group.meshes[w], work.spec(w, [0, 1, 2], Tag(1, 0, 0)))) for w in (1, 2)]
-    group.meshes[0].begin(work.spec(0, [0, 1, 2], Tag(1, 0, 0)))
     group.meshes[0].abandon(2, "slow")
-    finished = start(lambda: group.meshes[0].begin(work.spec(0, [0, 1, 2], Tag(1, 0, 0))).finish(b""))
-    assert [abandoned(call).suspect for call in calls] == [2, 2] or isinstance(finished.exception(), ValueError)
+    calls = [start(lambda w=w: exchange(group.meshes[w], work.spec(w, [0, 1, 2], Tag(1, 0, 0)))) for w in range(3)]
+    assert [(abandoned(call).suspect, abandoned(call).reason) for call in calls] == [(2, "slow")] * 3
+
+
+def test_a_member_that_is_interrupted_tells_the_others(connect) -> None:
+    group = connect(3)
+    work = make_work(3, [100_000])
+    group.meshes[0].interrupt(StoppedError())
+    calls = [start(lambda w=w: exchange(group.meshes[w], work.spec(w, [0, 1, 2], Tag(1, 0, 0)))) for w in range(3)]
+    assert isinstance(calls[0].exception(PATIENCE_SECONDS), StoppedError)
+    assert [abandoned(call).suspect for call in calls[1:]] == [0, 0]
 
 
 @pytest.mark.parametrize("pushes", [0, 1, 2])
@@ -385,9 +394,6 @@ def test_a_round_left_open_is_given_up_when_another_begins(connect) -> None:
     assert [abandoned(call).suspect for call in calls] == [0, 0]
 
 
-# --- interrupting
-
-
 class StoppedError(Exception):
     pass
 
@@ -433,9 +439,6 @@ def test_a_wait_ends_when_its_condition_holds_after_a_wake() -> None:
     mesh.wake()
     wait([call])
     mesh.close()
-
-
-# --- handing state over
 
 
 def mixed_state(seed: int) -> list[Tensor]:
@@ -580,9 +583,6 @@ def test_handing_state_to_a_lost_joiner_says_who_is_lost(connect) -> None:
         group.meshes[0].send_state(1, 1, b"", [])
 
 
-# --- confirming and letting go
-
-
 def test_a_leaver_waits_for_the_confirmation_of_every_member_that_is_still_there(connect) -> None:
     group = connect(4)
     tag = Tag(1, 5, 0)
@@ -623,9 +623,6 @@ def test_confirming_to_someone_who_has_gone_is_no_error() -> None:
     mesh.close()
 
 
-# --- strangers on the line
-
-
 def pieces_frame(tag: Tag, *, block: int, length: int, bucket: int = 0) -> bytes:
     return encode(Kind.PIECES, tag, bucket=bucket, block=block, length=length) + bytes(length)
 
@@ -663,21 +660,27 @@ def test_a_peer_cannot_send_further_ahead_than_its_window(connect) -> None:
     """Scratch memory is bounded: pieces of a block for which there is no room yet break the rules."""
     group = connect(1)
     first, second = (group.stranger(member=0, worker=worker) for worker in (1, 2))
-    work = make_work(3, [6_000_000])
-    mesh = group.meshes[0]
-    spec = work.spec(0, [0, 1, 2], Tag(1, 0, 0))
-    open_round = mesh.begin(spec)
-    push_all(open_round, spec)
-    call = start(lambda: open_round.finish(b""))
-    block_bytes = next(block.high for block in open_round.layout.blocks[0])
+    spec = make_work(3, [2_000_000]).spec(0, [0, 1, 2], Tag(1, 0, 0))
+    blocks = layout(spec.pieces, 3, (Shape(2_000_000, 4),), 0).routes[1].pieces_in
+    assert len(blocks) > WINDOW
+    call = start(lambda: exchange(group.meshes[0], spec))
     with suppress(OSError):  # it is cut off in the middle of a word
-        for block in range(8):
-            first.sendall(pieces_frame(Tag(1, 0, 0), block=block, length=block_bytes))
+        for block, content in blocks[: WINDOW + 1]:
+            first.sendall(encode_tag(spec.tag) + content + bytes(block.high - block.low))
     error = abandoned(call)
     assert error.suspect == 1
-    assert "cannot come now" in error.reason
+    assert f"block {WINDOW}, cannot come now" in error.reason
     first.close()
     second.close()
+
+
+@given(st.integers(1, 8), st.integers(1, 24), st.lists(st.integers(0, 30_000_000), max_size=6))
+def test_scratch_memory_does_not_grow_with_the_buckets(num_members: int, num_leaves: int, sizes: list[int]) -> None:
+    held = tuple(pieces(num_leaves, range_) for range_ in ranges(num_leaves, num_members))
+    for rank in range(num_members):
+        plan = layout(held, num_leaves, tuple(Shape(size, 4) for size in sizes), rank)
+        assert plan.slot_bytes <= WINDOW * ROUND_PAYLOAD_BYTES + MAX_DIRECT_BYTES
+        assert all(len(transfer.content) + len(encode_tag(Tag(0, 0, 0))) == HEADER_BYTES for transfer in plan.blocks)
 
 
 def test_a_peer_that_is_rounds_ahead_is_held_back_by_its_own_socket() -> None:

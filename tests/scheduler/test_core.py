@@ -472,8 +472,14 @@ class AnyOrder(RuleBasedStateMachine):
                 self.sim.later(self.random.random() * 2, lambda: self.sim.tell(event))
             return ()
         if chance < 0.3:
-            self.sim.later(self.random.random() * 3, lambda: self.sim.tell(event))
+            heard_by = self.sim.scheduler
+            self.sim.later(self.random.random() * 3, lambda: self.late(event, heard_by))
         return (event,)
+
+    def late(self, event: Event, heard_by: Scheduler) -> None:
+        """Reports are kept for whoever comes; a heartbeat is heard by those who listened when it was sent."""
+        if isinstance(event, Report) or heard_by is self.sim.scheduler:
+            self.sim.tell(event)
 
     def ask(self, request: JobPriority | JobStop | JobPause | JobResume) -> None:
         self.num_requests += 1

@@ -114,8 +114,8 @@ def test_a_job_pauses_with_a_checkpoint_and_goes_on_from_there() -> None:
     assert record.checkpoint is not None
     assert len(checker.free_slots()) == 8
     sim.run(watch=checker.check)
-    assert kinds(sim, "job-1") == ["accepted", "allocation", "paused", "allocation", "completed"]
-    again = sim.records["job-1"].history[3]
+    assert kinds(sim, "job-1") == ["accepted", "allocation", "pausing", "paused", "allocation", "completed"]
+    again = sim.records["job-1"].history[4]
     assert again.iteration == record.checkpoint.iteration
     assert [a.resume for a in sim.allocations if a.founding] == [False, False, True, True]
 
@@ -144,7 +144,7 @@ def test_a_job_that_loses_its_minimum_is_suspended_and_comes_back() -> None:
     sim.add_host("host-3", 4)
     sim.run(watch=checker.check)
     assert sim.records["job-1"].state is JobState.COMPLETED
-    assert kinds(sim, "job-1") == ["accepted", "allocation", "queued", "allocation", "completed"]
+    assert kinds(sim, "job-1") == ["accepted", "allocation", "suspending", "queued", "allocation", "completed"]
 
 
 def test_a_job_runs_on_one_class_of_device() -> None:

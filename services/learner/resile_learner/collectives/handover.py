@@ -1,6 +1,6 @@
 """The state of training on its way from a donor to a joiner: out of tensors and into tensors, without copies."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from .frames import (
     encode,
     encode_skeleton,
 )
-from .link import Place, Sink, Verdict
+from .link import Link, Place, Sink, Verdict
 from .memory import bytes_of, flat_copy, is_flat_memory
 
 _MAX_VIEWS = 256
@@ -116,40 +116,70 @@ class Arrival:
         return bytes_of(copy)
 
 
+class Reception:
+    """A state awaited from whichever peer begins to send one."""
+
+    def __init__(self, allocate: Allocate, *, newest: Tag | None, generation: int) -> None:
+        self.allocate = allocate
+        self.newest = newest
+        """The newest round that this worker has begun."""
+        self.generation = generation
+        """Frames of older generations are stale."""
+        self._inlets: dict[Link, Inlet] = {}
+
+    @property
+    def received(self) -> tuple[int, int] | None:
+        """The peer whose state is there, and its generation."""
+        for link, inlet in self._inlets.items():
+            if inlet.arrival is not None and inlet.arrival.complete:
+                return link.peer, inlet.arrival.generation
+        return None
+
+    @property
+    def donors(self) -> list[Link]:
+        """The link over which a state is coming, if one is."""
+        return [link for link, inlet in self._inlets.items() if inlet.arrival is not None and not link.closed]
+
+    def heard(self, links: Iterable[Link]) -> Iterable[Link]:
+        """Those of ``links`` over which the state can come."""
+        return self.donors or links
+
+    def inlet(self, link: Link) -> "Inlet":
+        """The sink for what ``link`` delivers."""
+        if link not in self._inlets:
+            self._inlets[link] = Inlet(self, link.peer)
+        return self._inlets[link]
+
+    def end(self) -> None:
+        """Let go of the tensors."""
+        for link in self._inlets:
+            link.cut_short()
+
+
 class Inlet(Sink):
     """What one link delivers while a state is awaited: rounds that have begun elsewhere stay parked."""
 
-    def __init__(
-        self, peer: int, allocate: Allocate, *, newest: Tag | None, generation: int, busy: Callable[[], bool]
-    ) -> None:
+    def __init__(self, reception: Reception, peer: int) -> None:
         self.arrival: Arrival | None = None
+        self._reception = reception
         self._peer = peer
-        self._allocate = allocate
-        self._newest = newest
-        self._generation = generation
-        self._busy = busy
-
-    @property
-    def complete(self) -> bool:
-        """Whether a whole state is there."""
-        return self.arrival is not None and self.arrival.complete
 
     def place(self, frame: Frame) -> Place | Verdict:
         """See ``Sink``."""
-        if self.complete or (self.arrival is None and self._busy()):
+        reception, arrival = self._reception, self.arrival
+        if (arrival is not None and arrival.complete) or (arrival is None and reception.donors):
             return Verdict.PARK
-        stale = frame.tag.generation < self._generation
+        stale = frame.tag.generation < reception.generation
         if frame.kind is Kind.SKELETON and not stale:
             skeleton = bytearray(frame.length)
-            arrived = partial(self._skeleton_arrived, skeleton, frame.tag.generation)
-            return [memoryview(skeleton)], frame.length, arrived
-        if frame.kind is Kind.STATE and self.arrival is not None:
-            return self.arrival.place(frame)
+            return [memoryview(skeleton)], frame.length, partial(self._begin, skeleton, frame.tag.generation)
+        if frame.kind is Kind.STATE and arrival is not None:
+            return arrival.place(frame)
         # State without its beginning is the rest of a hand-over that was given up.
-        if stale or frame.kind is Kind.STATE or (self._newest is not None and frame.tag <= self._newest):
+        if stale or frame.kind is Kind.STATE or (reception.newest is not None and frame.tag <= reception.newest):
             return Verdict.DISCARD
         return Verdict.PARK
 
-    def _skeleton_arrived(self, skeleton: bytearray, generation: int) -> None:
+    def _begin(self, skeleton: bytearray, generation: int) -> None:
         num_bytes, description = decode_skeleton(skeleton)
-        self.arrival = Arrival(self._peer, generation, num_bytes, self._allocate(description))
+        self.arrival = Arrival(self._peer, generation, num_bytes, self._reception.allocate(description))

@@ -91,8 +91,6 @@ class Link:
         """The socket's descriptor."""
         return self._fd
 
-    # sending
-
     @property
     def pending(self) -> bool:
         """Whether something is still to be sent."""
@@ -136,8 +134,6 @@ class Link:
             size += sum(map(len, frame))
         self._unsent, self._unsent_bytes = unsent, size
         return True
-
-    # receiving
 
     def receive(self, sink: Sink) -> None:
         """Read frames to where ``sink`` wants them until the socket runs dry or a frame has to wait."""
@@ -210,8 +206,6 @@ class Link:
         self.parked = False
         self.readable = True
 
-    # ending
-
     def cut_short(self) -> None:
         """Let go of all memory that is not the link's own.
 
@@ -236,8 +230,12 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket. What is tried on the link afterwards fails like on a broken one."""
         self.closed = True
+        self._fd = -1
+        self._queue.clear()
+        self._notices.clear()
+        self._unsent = ()
         self._socket.close()
 
 

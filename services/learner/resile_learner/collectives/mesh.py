@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .exchange import Abandoned, RoundSpec, Tag
 from .frames import Frame, Kind, encode
-from .handover import Allocate, Inlet, outgoing
+from .handover import Allocate, Reception, outgoing
 from .link import BrokenLink, Link, Sink, Verdict
 from .memory import Scratch
 from .round import OpenMeshRound
@@ -31,8 +31,6 @@ class Mesh:
         self._open: OpenMeshRound | None = None
         self._newest: Tag | None = None
 
-    # links
-
     def add_link(self, peer: int, sock: socket.socket) -> None:
         """Take over a connected and authenticated socket to ``peer``; an older link to it is cut. From any thread."""
         self._switchboard.add(Link(peer, sock))
@@ -50,16 +48,19 @@ class Mesh:
         """Cut all links."""
         self._switchboard.close()
 
-    # rounds
-
     def begin(self, spec: RoundSpec) -> OpenMeshRound:
         """See ``Exchange.begin``. A round left open is given up."""
-        if self._open is not None and not self._open.closed:
-            self._open.fail(self.worker, "it began another round")
+        self._leave_round()
         self._newest = spec.tag
         self._switchboard.forget_suspicion_unless(generation=spec.tag.generation, members=spec.members)
         self._open = OpenMeshRound(self._switchboard, self._scratch, spec, self.worker)
         return self._open
+
+    def _leave_round(self) -> None:
+        """Give up a round that the caller has left without finishing it."""
+        if self._open is not None:
+            self._open.fail(self.worker, "it left the round open")
+            self._open = None
 
     def abandon(self, suspect: int, reason: str) -> None:
         """See ``Exchange.abandon``.
@@ -80,8 +81,6 @@ class Mesh:
     def wake(self) -> None:
         """Make ``wait_until`` look again. From any thread."""
         self._switchboard.wake()
-
-    # state
 
     def send_state(self, peer: int, generation: int, skeleton: bytes, tensors: Sequence[Tensor]) -> None:
         """Hand the state of ``generation`` to ``peer``: a description, and the bytes of ``tensors`` in their order.
@@ -111,31 +110,17 @@ class Mesh:
         links, unless they are of an older generation than ``generation``. A donor that is lost half-way is forgotten.
         Raises StateMismatch if the tensors have another size than the state.
         """
-        inlets: dict[Link, Inlet] = {}
-
-        def chosen() -> list[Link]:
-            return [link for link, inlet in inlets.items() if inlet.arrival is not None and not link.closed]
-
-        def sink(link: Link) -> Sink:
-            if link not in inlets:
-                inlets[link] = Inlet(
-                    link.peer, allocate, newest=self._newest, generation=generation, busy=lambda: bool(chosen())
-                )
-            return inlets[link]
-
-        def complete() -> bool:
-            return any(inlet.complete for inlet in inlets.values())
-
+        reception = Reception(allocate, newest=self._newest, generation=generation)
         try:
-            self._serve(lambda: chosen() or self._switchboard.links.values(), sink, complete)
+            self._serve(
+                lambda: reception.heard(self._switchboard.links.values()),
+                reception.inlet,
+                lambda: reception.received is not None,
+            )
         finally:
-            for link in inlets:
-                link.cut_short()
-        donor, inlet = next((link, inlet) for link, inlet in inlets.items() if inlet.complete)
-        assert inlet.arrival is not None
-        return donor.peer, inlet.arrival.generation
-
-    # confirming and letting go
+            reception.end()
+        assert reception.received is not None
+        return reception.received
 
     def confirm(self, peer: int, tag: Tag) -> None:
         """Tell ``peer`` that the round of ``tag`` is committed here; nothing if it has gone."""
@@ -178,6 +163,7 @@ class Mesh:
         self, listening: Callable[[], Iterable[Link]], sink: Callable[[Link], Sink], done: Callable[[], bool]
     ) -> None:
         """Move frames between rounds until ``done()``; a link that breaks is dropped."""
+        self._leave_round()
         board = self._switchboard
         board.listen(())
         while True:

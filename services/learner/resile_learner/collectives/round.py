@@ -44,8 +44,6 @@ class OpenMeshRound:
         scratch.reserve(self.layout.slot_bytes * sum(self.layout.counts))
         self._connect()
 
-    # the caller's side
-
     def push(self, bucket: int) -> None:
         """See ``OpenRound.push``. A lost member is reported by ``finish``."""
         if bucket != len(self.buckets):
@@ -74,6 +72,10 @@ class OpenMeshRound:
                 peer.link.send(frame)
             self._run()
             headers = {peer.rank: bytes(peer.header or b"") for peer in self._peers}
+        except BaseException as error:
+            self.fail(self._spec.members[self.rank], f"it left the round: {error!r}")
+            self._part()
+            raise
         finally:
             self.close()
             self._peers = []  # they refer back to this round, which holds the tensors
@@ -88,17 +90,15 @@ class OpenMeshRound:
 
     def fail(self, suspect: int, reason: str, *, told_by: Link | None = None) -> None:
         """End the round without a result and tell the other members."""
-        if self._failure is not None:
+        if self.closed:
             return
+        self.close()
         self._failure = Abandoned(suspect, reason)
         frame = encode_abort(self._spec.tag, suspect=suspect, reason=reason)
-        self.close()
         for link in [peer.link for peer in self._peers]:
             if link is not told_by and not link.retired and not link.closed:
                 link.notify(frame)
                 self._switchboard.flush(link)
-
-    # the peers' side
 
     def has_room(self, block: Block) -> bool:
         """Whether others may already send their pieces of an own block."""
@@ -114,8 +114,6 @@ class OpenMeshRound:
         self._awaited[number] -= 1
         if not self._awaited[number]:
             self._complete(self.layout.blocks[number])
-
-    # moving
 
     def _connect(self) -> None:
         members, links = self._spec.members, self._switchboard.links
@@ -137,7 +135,6 @@ class OpenMeshRound:
                 self._heed()
             self._move()
             if self._failure is not None:
-                self._part()
                 raise self._failure
             if all(not peer.owed and not peer.link.pending for peer in self._peers):
                 return
@@ -196,11 +193,10 @@ class OpenMeshRound:
         """
         board = self._switchboard
         board.listen(())
-        while any(peer.link.pending and not peer.link.closed for peer in self._peers):
+        links = [peer.link for peer in self._peers]
+        while any(link.pending and not link.retired for link in links):
             if not board.wait(patience_ms=PARTING_MS):
                 return
-
-    # folding
 
     def _fold_own(self, bucket: int) -> None:
         """Complete the blocks to which nobody else contributes."""

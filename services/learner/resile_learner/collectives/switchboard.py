@@ -2,11 +2,15 @@
 
 import os
 import select
+import sys
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from typing import NamedTuple
 
 from .link import BrokenLink, Link, Sink
+
+_ONE = (1).to_bytes(8, sys.byteorder)
 
 
 class Suspicion(NamedTuple):
@@ -25,6 +29,7 @@ class Switchboard:
         self.links: dict[int, Link] = {}
         self._suspicion: Suspicion | None = None
         self._lock = threading.Lock()
+        self._closed = False
         self._news = False
         self._error: BaseException | None = None
         self._retired: list[Link] = []
@@ -32,8 +37,6 @@ class Switchboard:
         self._watched: dict[int, Link] = {}
         self._wakeup, self._alarm = _alarm()
         self._poller.register(self._wakeup, select.POLLIN)
-
-    # from any thread
 
     def add(self, link: Link) -> None:
         """A new link; it takes the place of an older one to the same peer."""
@@ -74,9 +77,9 @@ class Switchboard:
 
     def _wake(self) -> None:
         self._news = True
-        os.write(self._alarm, b"\1\0\0\0\0\0\0\0")
-
-    # from the main thread
+        if not self._closed:
+            with suppress(BlockingIOError):  # a pipe that is full wakes just as well
+                os.write(self._alarm, _ONE)
 
     def attend(self) -> bool:
         """Close removed links and raise what ``interrupt`` left; say whether another thread has said anything."""
@@ -156,16 +159,16 @@ class Switchboard:
         self._close(link)
 
     def close(self) -> None:
-        """Close all links."""
+        """Close all links; nothing else may be asked of it afterwards by the main thread."""
         with self._lock:
-            for peer in list(self.links):
+            self._closed = True
+            for peer in self.links:
                 self._retire(peer)
             retired, self._retired = self._retired, []
+            for fd in {self._wakeup, self._alarm}:
+                os.close(fd)
         for link in retired:
             self._close(link)
-        self._poller.unregister(self._wakeup)
-        for fd in {self._wakeup, self._alarm}:
-            os.close(fd)
 
     def _watch(self, link: Link) -> None:
         if link.closed:

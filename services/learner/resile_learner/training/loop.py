@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from resile_shared.errors import UsageError
 
+from ..collectives.tree import ranges
 from ..messages import Completed, Progress, Ready, Switched
 from .batches import Batch, BatchPlan, default_num_shards
 from .buffers import Buffers
@@ -180,6 +181,7 @@ class ElasticLoop:
         As a founder with the script's or a checkpoint's state, or as a joiner with the state handed over.
         """
         self._state.facts = self._facts()
+        self._make_room_for_gradients()
         ready = Ready(
             worker=0,
             iterations_total=self.iterations_total,
@@ -206,6 +208,13 @@ class ElasticLoop:
         outcome = first.finish(next_iteration=self.iteration, digest=self._digest.at(0), facts=self._state.facts)
         self._report_switch(0.0)
         self._settle(outcome)
+
+    def _make_room_for_gradients(self) -> None:
+        """Touch this memory while others still train without this worker, not while they wait for it."""
+        expected = self._session.expected
+        if expected:
+            num_shards = expected.size if self._mode == "fast" else self.plan.num_shards
+            self._gradients.begin(num_shards, ranges(num_shards, expected.size)[expected.rank])
 
     def _load(self, skeleton: bytes, tensors: list[Tensor]) -> None:
         self._state.load(skeleton, tensors)

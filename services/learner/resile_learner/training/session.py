@@ -79,6 +79,10 @@ class Session(Protocol):
     def resume(self) -> bool:
         """Whether founders begin with the newest complete checkpoint."""
 
+    @property
+    def expected(self) -> View | None:
+        """Before `join`: the generation that this worker is going to be a member of, as far as it is known."""
+
     def join(self, ready: Ready, allocate: Callable[[bytes], Sequence[Tensor]]) -> bool:
         """Become a member. True for a founder.
 
@@ -110,7 +114,7 @@ class Session(Protocol):
 class SoloSession:
     """A plain ``python train.py``: one member, nobody around it."""
 
-    view = View(generation=1, workers=(0,), me=0)
+    view = expected = View(generation=1, workers=(0,), me=0)
     storage = None
     resume = False
     job = "local"

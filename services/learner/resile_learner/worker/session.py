@@ -32,7 +32,16 @@ class WorkerSession:
     def view(self) -> View:
         """The current generation."""
         assert self._order is not None
-        return View(self._order.generation, self._order.workers, self._config.worker)
+        return self._view_of(self._order)
+
+    @property
+    def expected(self) -> View | None:
+        """Before `join`: the generation that this worker is going to be a member of, as far as it is known."""
+        (order,) = self._control.wait_for(lambda membership: (membership.first_order,))
+        return self._view_of(order) if order else None
+
+    def _view_of(self, order: Order) -> View:
+        return View(order.generation, order.workers, self._config.worker)
 
     @property
     def storage(self) -> str | None:

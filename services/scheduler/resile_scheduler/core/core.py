@@ -190,7 +190,7 @@ class Scheduler:
             job.target = target.workers
             job.cause = cause or target.reason
         if not target.workers and job.is_founded:
-            job.intent = Intent.SUSPEND
+            job.intend(Intent.SUSPEND, target.reason, now=now)
             return
         change = next_change(job, wanted, pool=self.pool)
         if change is not None:
@@ -248,18 +248,21 @@ class Scheduler:
         job.allocation = allocation.model_copy(update={"epoch": self._epoch})
         job.target = len(allocation.placements)
         is_in_force = allocation.generation <= job.record.generation
+        if job.is_founded and not is_in_force:
+            shown = (item.slots for item in reversed(job.record.history) if item.kind == "allocation")
+            job.lingering = frozenset(next(shown, ()))
+        # A slot of the generation in force is given to nobody new, so who is on one is a member.
+        job.in_force = tuple(p for p in allocation.placements if is_in_force or p.slot_name in job.lingering)
         if allocation.has_addresses and allocation.placements:
             job.orders[allocation.generation] = job.allocation
-            job.in_force = allocation.placements if is_in_force else ()
         for placement in allocation.placements:
             worker = Worker(
                 placement.worker,
                 SlotId(placement.host, placement.slot),
                 placement.incarnation,
                 now,
-                phase=Phase.MEMBER if is_in_force else Phase.STARTING,
+                phase=Phase.MEMBER if placement in job.in_force else Phase.STARTING,
                 address=placement.address,
-                was_seen=placement.address is not None,
             )
             self.pool.add_worker(job, worker)
 
@@ -270,11 +273,10 @@ class Scheduler:
             self._generations.abandon(job, state.value)
         elif not job.placements:
             job.enter(Step.REQUEUE)
-        elif state is JobState.RESCALING and not job.is_settling:
-            job.enter(Step.SETTLE)
-        elif job.is_founded and not job.in_force:
-            shown = (item.slots for item in reversed(job.record.history) if item.kind == "allocation")
-            job.lingering = frozenset(next(shown, ()))
+        else:
+            job.recall_intent()
+            if state is JobState.RESCALING and not job.is_settling:
+                job.enter(Step.SETTLE)
 
 
 def _records(jobs: Iterable[Job]) -> list[Command]:

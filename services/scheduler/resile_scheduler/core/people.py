@@ -62,7 +62,7 @@ class People:
             case JobPause():
                 self._pause(job, now)
             case JobResume():
-                self._resume(job)
+                self._resume(job, now)
         return Accepted(job_id=job.id)
 
     def _is_handled(self, job: Job, command: str) -> None:
@@ -90,7 +90,8 @@ class People:
         """Pause at once what does not train; whatever trains saves a checkpoint first."""
         if job.record.state is JobState.PAUSED:
             return
-        job.intent = Intent.PAUSE
+        if job.intent is not Intent.PAUSE:
+            job.intend(Intent.PAUSE, "asked for", now=now)
         if not job.is_founded:
             self.give_up_slots(job, now=now)
         self._pool.changed(f"{job.id} paused")
@@ -102,14 +103,14 @@ class People:
         job.in_force = ()
         job.intent = Intent.TRAIN
         job.enter(Step.PAUSE if is_pause else Step.REQUEUE)
-        reason = "asked for" if is_pause else "its minimum does not fit any more"
+        reason = "asked for" if is_pause else "saved, and waits for slots again"
         job.note(job.record.state.value, reason, now=now)
         self._pool.changed(f"{job.id} {job.record.state.value}")
 
-    def _resume(self, job: Job) -> None:
+    def _resume(self, job: Job, now: float) -> None:
         if job.record.state is JobState.PAUSED:
             job.enter(Step.RESUME)
             self._pool.changed(f"{job.id} resumed", by=job.id)
         elif job.intent is Intent.PAUSE:
-            job.intent = Intent.TRAIN
-            self._pool.changed(f"{job.id} resumed", by=job.id)
+            # its workers may have stopped already, so there is no way but to the end of the pause
+            job.intend(Intent.SUSPEND, "resumed while it was pausing: it starts again", now=now)

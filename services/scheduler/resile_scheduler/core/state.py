@@ -44,11 +44,11 @@ class Worker:
 
 
 class Intent(StrEnum):
-    """What the scheduler wants of a job that holds workers."""
+    """What the scheduler wants of a job that holds workers; noted in the history, where a restart finds it."""
 
-    TRAIN = "train"
-    PAUSE = "pause"  # until somebody asks for it again
-    SUSPEND = "suspend"  # until there are slots for it again
+    TRAIN = "training"
+    PAUSE = "pausing"  # until somebody asks for it again
+    SUSPEND = "suspending"  # until there are slots for it again
 
 
 @dataclass
@@ -187,6 +187,19 @@ class Job:
     def enter(self, step: Step) -> None:
         """Change the state. Raises IllegalStep."""
         self.update(state=advance(self.record.state, step))
+
+    def intend(self, intent: Intent, reason: str, *, now: float) -> None:
+        """End the job's training for now, as soon as a checkpoint is saved."""
+        self.intent = intent
+        self.note(intent.value, reason, now=now)
+
+    def recall_intent(self) -> None:
+        """Find in the history what an earlier scheduler intended."""
+        kinds = [item.kind for item in reversed(self.record.history)]
+        ends = {Intent.PAUSE.value, Intent.SUSPEND.value, JobState.PAUSED.value, JobState.QUEUED.value}
+        last = next((kind for kind in kinds if kind in ends), None)
+        if last in (Intent.PAUSE.value, Intent.SUSPEND.value):
+            self.intent = Intent(last)
 
     def note(self, kind: str, reason: str, *, now: float, iteration: int | None = None) -> None:
         """Add a numbered item to the history."""
