@@ -1,6 +1,7 @@
 """Where CI is set, a skipped test fails the run: nothing is left out silently."""
 
 import os
+import signal
 
 import pytest
 
@@ -30,5 +31,7 @@ class NothingSkipped:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; children would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI"):
         config.pluginmanager.register(NothingSkipped())

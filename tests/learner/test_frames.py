@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resile_learner.collectives.exchange import Tag
@@ -24,6 +24,7 @@ narrow = st.integers(0, 2**32 - 1)
 tags = st.builds(Tag, generation=wide, round=wide, attempt=narrow)
 
 
+@settings(deadline=None)
 @given(st.sampled_from([Kind.PIECES, Kind.SUM]), tags, narrow, narrow, st.integers(0, ROUND_PAYLOAD_BYTES))
 def test_a_header_is_read_as_it_was_written(kind: Kind, tag: Tag, bucket: int, block: int, length: int) -> None:
     header = encode(kind, tag, bucket=bucket, block=block, length=length)
@@ -31,6 +32,7 @@ def test_a_header_is_read_as_it_was_written(kind: Kind, tag: Tag, bucket: int, b
     assert decode(header) == Frame(kind, tag, bucket, block, length)
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
 def test_any_bytes_are_a_valid_header_or_malformed(header: bytes) -> None:
     try:
@@ -53,6 +55,7 @@ def test_an_unknown_kind_is_malformed() -> None:
         decode(header)
 
 
+@settings(deadline=None)
 @given(tags, wide, st.text())
 def test_an_abort_names_its_suspect_and_the_reason(tag: Tag, suspect: int, reason: str) -> None:
     frame = encode_abort(tag, suspect=suspect, reason=reason.encode(errors="ignore").decode())
@@ -74,6 +77,7 @@ def test_an_abort_that_names_nobody_is_malformed() -> None:
         decode_abort(b"")
 
 
+@settings(deadline=None)
 @given(tags, wide, st.binary())
 def test_a_skeleton_announces_the_bytes_that_follow_it(tag: Tag, num_bytes: int, skeleton: bytes) -> None:
     frame = encode_skeleton(tag, num_bytes=num_bytes, skeleton=skeleton)

@@ -178,7 +178,7 @@ def check_round(group: Group, members: Sequence[int], tag: Tag, work: Work) -> N
 def test_sums_have_the_bits_of_the_tree(connect, num_members: int, dtype: torch.dtype) -> None:
     group = connect(num_members)
     members = range(num_members)
-    for number, num_leaves in enumerate([1, 2, 5, 8, 24]):
+    for number, num_leaves in enumerate([1, 5, 24]):
         work = make_work(num_leaves, [0, 1, 15, 17, 1001, 100_003], dtype)
         check_round(group, list(members), Tag(1, number, 0), work)
 
@@ -674,6 +674,7 @@ def test_a_peer_cannot_send_further_ahead_than_its_window(connect) -> None:
     second.close()
 
 
+@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 24), st.lists(st.integers(0, 30_000_000), max_size=6))
 def test_scratch_memory_does_not_grow_with_the_buckets(num_members: int, num_leaves: int, sizes: list[int]) -> None:
     held = tuple(pieces(num_leaves, range_) for range_ in ranges(num_leaves, num_members))

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resile_learner.collectives.tree import Interval, children, fold_values, folds, merges_after, pieces, ranges
@@ -22,6 +22,7 @@ def nodes(node: Interval) -> list[Interval]:
     return [node] if node.hi - node.lo == 1 else [node, *(below for child in children(node) for below in nodes(child))]
 
 
+@settings(deadline=None)
 @given(shapes)
 def test_ranges_cover_all_leaves_once_and_evenly(shape: tuple[int, int]) -> None:
     num_leaves, num_workers = shape
@@ -31,6 +32,7 @@ def test_ranges_cover_all_leaves_once_and_evenly(shape: tuple[int, int]) -> None
     assert max(sizes) - min(sizes) <= 1
 
 
+@settings(deadline=None)
 @given(shapes)
 def test_pieces_are_the_largest_nodes_of_the_tree_that_a_range_holds_whole(shape: tuple[int, int]) -> None:
     num_leaves, num_workers = shape
@@ -42,6 +44,7 @@ def test_pieces_are_the_largest_nodes_of_the_tree_that_a_range_holds_whole(shape
         assert not any(set(children(node)) <= set(found) for node in whole if node.hi - node.lo > 1)
 
 
+@settings(deadline=None)
 @given(shapes)
 def test_the_order_of_additions_is_the_same_whatever_the_number_of_workers(shape: tuple[int, int]) -> None:
     num_leaves, num_workers = shape
@@ -52,6 +55,7 @@ def test_the_order_of_additions_is_the_same_whatever_the_number_of_workers(shape
     assert folded == grouping(Interval(0, num_leaves))
 
 
+@settings(deadline=None)
 @given(shapes)
 def test_folding_uses_each_slot_once_and_ends_in_the_first(shape: tuple[int, int]) -> None:
     num_leaves, num_workers = shape
