@@ -4,6 +4,10 @@ import os
 import signal
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("shared machine", deadline=None)
+settings.load_profile("shared machine")
 
 
 class NothingSkipped:
