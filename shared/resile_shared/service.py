@@ -83,6 +83,7 @@ async def serve(name: str, settings: S, run: Run[S]) -> None:
         logger.info("ended")
     finally:
         work.cancel()
+        await asyncio.wait({work})
         tracing.shutdown()
 
 

@@ -48,6 +48,7 @@ class LocalRun:
         self._tasks: set[asyncio.Task[None]] = set()
         self._folder: RunFolder
         self._director: Director
+        self._stopping = False
         self._zygote: Zygote
         self._on_event: OnEvent
         self._ordered = 0
@@ -81,6 +82,7 @@ class LocalRun:
 
     def stop(self) -> None:
         """End the run, keeping what can be resumed. Called again: at once."""
+        self._stopping = True
         self._post(StopAsked())
 
     @property
@@ -226,7 +228,8 @@ class LocalRun:
         except OSError as error:  # a full disk: training goes on
             log.give_up()
             self._on_event(Noted(f"what worker {worker} prints is not kept any more: {error.strerror}"))
-        self._on_event(Printed(worker, stream, line, leads=worker == self._director.leader))
+        if not (self._stopping and stream == "stderr"):  # complaints of what is being killed are for the log alone
+            self._on_event(Printed(worker, stream, line, leads=worker == self._director.leader))
 
     # the result
 
