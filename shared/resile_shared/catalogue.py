@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from .envelope import Malformed
 from .messages import commands, hosts
 from .messages.deadletters import DeadLetter
+from .messages.instructions import Instruction
 from .messages.jobs import JobEvent
 from .messages.logs import LogLines
 from .messages.reports import Report
@@ -33,7 +34,14 @@ HOST_EVENTS: MappingProxyType[str, type[BaseModel]] = MappingProxyType(
     }
 )
 OTHERS: MappingProxyType[str, type[BaseModel]] = MappingProxyType(
-    {"heartbeat": hosts.Heartbeat, "job": JobEvent, "report": Report, "log": LogLines, "deadletter": DeadLetter}
+    {
+        "heartbeat": hosts.Heartbeat,
+        "instruction": Instruction,
+        "job": JobEvent,
+        "report": Report,
+        "log": LogLines,
+        "deadletter": DeadLetter,
+    }
 )
 
 

@@ -55,7 +55,7 @@ REGISTRY = Role(
 )
 SCHEDULER = Role(
     "scheduler",
-    publishes=(subjects.JOB_EVENTS,),
+    publishes=(subjects.JOB_EVENTS, subjects.INSTRUCTIONS),
     subscribes=(subjects.HOST_EVENTS, subjects.HEARTBEATS, subjects.REPORTS_OF_ALL, subjects.JOB_COMMANDS),
     follows=(EVENTS, REPORTS),
     reads=(HOSTS,),
@@ -71,6 +71,7 @@ LEARNER = Role(
         subjects.REPORTS_OF_ALL,
         subjects.LOGS_OF_ALL,
     ),
+    subscribes=(subjects.INSTRUCTIONS,),
     reads=(JOBS, ALLOCATIONS, HOSTS),
 )
 MONITOR = Role(

@@ -14,6 +14,7 @@ from .messages.commands import Answer
 FOLDER = Path("docs/schemas")
 _ADDRESSES = {
     "heartbeat": "resile.heartbeat.{host}",
+    "instruction": "resile.instruction.{host}",
     "job": "resile.job.{job}.{kind}",
     "report": "resile.report.{job}.{kind}",
     "log": "resile.log.{job}",

@@ -23,6 +23,7 @@ HOST_EVENTS = "resile.host.>"
 HELLOS = "resile.host.*.hello"
 GOODBYES = "resile.host.*.goodbye"
 HEARTBEATS = "resile.heartbeat.*"
+INSTRUCTIONS = "resile.instruction.*"
 JOB_EVENTS = "resile.job.>"
 REPORTS_OF_ALL = "resile.report.*.*"
 LOGS_OF_ALL = "resile.log.*"
@@ -60,6 +61,11 @@ def heartbeat(host: str) -> str:
     return _build("heartbeat", host)
 
 
+def instruction(host: str) -> str:
+    """What the scheduler tells the agent of one host."""
+    return _build("instruction", host)
+
+
 def job_event(job: str, what: str) -> str:
     """An event from a job's history; ``what`` is the item's kind."""
     return _build("job", job, what)
@@ -94,7 +100,7 @@ def parse(subject: str) -> Subject:
     return Subject(tokens[0], *tokens[1:]) if len(tokens) > 1 else Subject(tokens[0], "")
 
 
-_LENGTHS = {"host": 3, "heartbeat": 2, "job": 3, "report": 3, "log": 2, "command": 3, "deadletter": 1}
+_LENGTHS = {"host": 3, "heartbeat": 2, "instruction": 2, "job": 3, "report": 3, "log": 2, "command": 3, "deadletter": 1}
 
 
 def _build(*tokens: str) -> str:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from resile_learner.checkpoint.manifest import CheckpointId, PartInfo, PartTracker
-from resile_learner.checkpoint.objects import StorageError
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.store import CheckpointStore
 from resile_learner.checkpoint.uploads import Uploads
 from resile_learner.training.state import allocate, flatten, unflatten
+from resile_shared.storage import StorageError
 
 T = TypeVar("T")
 FIRST, SECOND, THIRD = CheckpointId(1, 1), CheckpointId(2, 1), CheckpointId(3, 1)

@@ -19,6 +19,7 @@ SUBJECTS = {
     "resile.host.h.hello": {"learner"},
     "resile.host.h.joined": {"registry"},
     "resile.heartbeat.h": {"learner"},
+    "resile.instruction.h": {"scheduler"},
     "resile.job.j.running": {"scheduler"},
     "resile.report.j.progress": {"learner"},
     "resile.log.j": {"learner"},
@@ -61,6 +62,7 @@ async def test_a_role_hears_its_own_subjects_alone(pool: Pool, role: str) -> Non
     hears = {
         "resile.host.*.hello": {"registry", "scheduler", "monitor", "publisher"},
         "resile.heartbeat.*": {"registry", "scheduler", "monitor"},
+        "resile.instruction.*": {"learner"},
         "resile.job.>": {"monitor", "publisher"},
         "resile.report.*.*": {"scheduler", "monitor"},
         "resile.log.*": {"monitor"},

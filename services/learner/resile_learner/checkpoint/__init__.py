@@ -1,6 +1,5 @@
 """Checkpoints: copied to memory at a boundary, uploaded in the background, found and verified again.
 
-objects    the storage itself: the one place that speaks obstore, and where its errors become ours
 manifest   what a checkpoint is: its name, parts and manifest, and which parts are still missing
 snapshot   a state copied to memory, cut into parts
 store      writes, finds, verifies, loads and prunes checkpoints

@@ -13,8 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from resile_shared.errors import UsageError
-
-from .objects import StorageError
+from resile_shared.storage import StorageError
 
 
 class UnsupportedModelError(UsageError):

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from resile_shared.errors import ResileError
+from resile_shared.storage import MissingObjectError, ObjectStorage, StorageError
 
 from ..training.state import ByteStream, tensor_bytes
 from .manifest import FOLDER, CheckpointId, Manifest, PartInfo, manifest_key, outdated, part_key
-from .objects import MissingObjectError, ObjectStorage, StorageError
 from .snapshot import sha256
 
 _READ_BYTES = 8 * 2**20

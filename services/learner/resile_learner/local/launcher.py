@@ -264,7 +264,7 @@ class LocalRun:
     async def _fetch_model(self, key: str) -> str:
         output = self._settings.output
         if output is not None:
-            from ..checkpoint.objects import ObjectStorage  # only now: it loads the clients of all clouds
+            from resile_shared.storage import ObjectStorage  # only now: it loads the clients of all clouds
 
             await asyncio.to_thread(ObjectStorage(self._storage).download, key, output.absolute())
             return str(output)
@@ -274,7 +274,7 @@ class LocalRun:
 
 def _try_storage(url: str) -> None:
     """Find out now, and not at the first checkpoint, what is wrong with storage that the user named."""
-    from ..checkpoint.objects import ObjectStorage
+    from resile_shared.storage import ObjectStorage
 
     storage = ObjectStorage(url)
     storage.put(PROBE, [b"resile"])

@@ -30,6 +30,7 @@ from .fetch import Collate, Fetched, Fetcher, ShardKey, checked_dataset
 from .gradients import Gradients
 from .iteration import Iteration
 from .ledger import Ledger
+from .rehearsal import rehearse
 from .reports import Reports
 from .rounds import RoundResult, Rounds
 from .runstate import RunState
@@ -95,6 +96,7 @@ class ElasticLoop:
         self.result: Result | None = None
         self._session: Session = current_session()
         self._model = model
+        self._optimizer = optimizer
         self._dataset = dataset
         self._seed = seed
         self._mode = mode
@@ -181,7 +183,7 @@ class ElasticLoop:
         As a founder with the script's or a checkpoint's state, or as a joiner with the state handed over.
         """
         self._state.facts = self._facts()
-        self._make_room_for_gradients()
+        self._prepare()
         ready = Ready(
             worker=0,
             iterations_total=self.iterations_total,
@@ -209,12 +211,13 @@ class ElasticLoop:
         self._report_switch(0.0)
         self._settle(outcome)
 
-    def _make_room_for_gradients(self) -> None:
-        """Touch this memory while others still train without this worker, not while they wait for it."""
+    def _prepare(self) -> None:
+        """As a joiner, touch memory while the others still train without this worker, not while they wait for it."""
         expected = self._session.expected
         if expected:
             num_shards = expected.size if self._mode == "fast" else self.plan.num_shards
             self._gradients.begin(num_shards, ranges(num_shards, expected.size)[expected.rank])
+            rehearse(self._optimizer)
 
     def _load(self, skeleton: bytes, tensors: list[Tensor]) -> None:
         self._state.load(skeleton, tensors)

@@ -81,7 +81,7 @@ class Session(Protocol):
 
     @property
     def expected(self) -> View | None:
-        """Before `join`: the generation that this worker is going to be a member of, as far as it is known."""
+        """Before `join`: the generation that this worker is going to join. None for a founder, or while not known."""
 
     def join(self, ready: Ready, allocate: Callable[[bytes], Sequence[Tensor]]) -> bool:
         """Become a member. True for a founder.
@@ -114,7 +114,8 @@ class Session(Protocol):
 class SoloSession:
     """A plain ``python train.py``: one member, nobody around it."""
 
-    view = expected = View(generation=1, workers=(0,), me=0)
+    view = View(generation=1, workers=(0,), me=0)
+    expected = None
     storage = None
     resume = False
     job = "local"

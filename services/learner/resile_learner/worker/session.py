@@ -36,9 +36,9 @@ class WorkerSession:
 
     @property
     def expected(self) -> View | None:
-        """Before `join`: the generation that this worker is going to be a member of, as far as it is known."""
+        """Before `join`: the generation that this worker is going to join. None for a founder, or while not known."""
         (order,) = self._control.wait_for(lambda membership: (membership.first_order,))
-        return self._view_of(order) if order else None
+        return self._view_of(order) if order and not order.founding else None
 
     def _view_of(self, order: Order) -> View:
         return View(order.generation, order.workers, self._config.worker)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from obstore import exceptions as foreign
 from obstore.store import LocalStore, ObjectStore, from_url
 
-from resile_shared.errors import ResileError
+from .errors import ResileError
 
 _WAITS_SECONDS = (0.2, 1.0, 3.0)  # before the second, third and fourth attempt
 _DOWNLOAD_BYTES = 8 * 2**20

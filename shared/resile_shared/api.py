@@ -1,0 +1,158 @@
+"""What the HTTP API answers: the models behind ``/v1``, for the monitor that serves it and for whoever reads it.
+
+Unlike messages on the bus they may gain fields, so readers ignore what they do not know.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .messages.hosts import HostState
+from .messages.jobs import HistoryItem, JobState
+from .messages.message import SlotName, Time
+from .messages.reports import EpochCount
+
+
+class View(BaseModel):
+    """Root of all answers."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class JobSummary(View):
+    """One job, as lists show it."""
+
+    id: str
+    name: str
+    tenant: str
+    state: JobState
+    reason: str = Field(description="why it is in this state, or waits")
+    priority: int
+    min_workers: int
+    max_workers: int
+    workers: int = Field(description="members of the generation in force; 0 while it does not train")
+    slots: tuple[SlotName, ...] = Field(description="of the generation in force")
+    generation: int
+    iteration: int
+    iterations_total: int | None
+    epoch: int
+    epochs: int | None
+    samples_seen: int
+    loss: float | None
+    metrics: dict[str, float]
+    validation: dict[str, float]
+    iteration_seconds: float | None = Field(description="of the newest iterations; None before the first")
+    seconds_left: float | None = Field(description="at the present pace; None while it does not train")
+    submitted: Time
+    bits: str | None = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
+    params_sha256: str | None = Field(description="None before the end")
+
+
+class JobView(JobSummary):
+    """One job, with all that happened to it."""
+
+    script: str
+    args: tuple[str, ...]
+    group: str
+    checkpoint: int | None = Field(description="iteration of the newest complete checkpoint")
+    warnings: tuple[str, ...] = ()
+    details: str = Field(default="", description="the traceback of a failed job, where there is one")
+    history: tuple[HistoryItem, ...]
+    ledger: tuple[EpochCount, ...] = Field(default=(), description="known at the end")
+
+
+class JobList(View):
+    """All jobs, in the order of their submission."""
+
+    jobs: tuple[JobSummary, ...]
+
+
+class LedgerView(View):
+    """How often each epoch's samples were used by committed iterations."""
+
+    epochs: tuple[EpochCount, ...]
+
+
+class SlotView(View):
+    """One slot, and what runs on it."""
+
+    name: SlotName
+    device: str
+    job: str | None
+    worker: int | None
+    worker_state: str | None
+
+
+class HostView(View):
+    """One host."""
+
+    id: str
+    state: HostState
+    reason: str
+    incarnation: int
+    address: str
+    labels: dict[str, str]
+    device_class: str
+    slots: tuple[SlotView, ...]
+    since: Time
+
+
+class HostList(View):
+    """All hosts that were ever seen, by name."""
+
+    hosts: tuple[HostView, ...]
+
+
+class EventView(View):
+    """One event of the bus, as stored."""
+
+    stream: Literal["events", "reports"]
+    sequence: int
+    time: Time
+    subject: str
+    data: dict[str, Any]
+
+
+class EventList(View):
+    """Some events, in the order of the stream."""
+
+    events: tuple[EventView, ...]
+
+
+class LogEntry(View):
+    """One line that a worker printed, or a note that lines were dropped."""
+
+    sequence: int
+    time: Time
+    host: str
+    worker: int
+    stream: Literal["stdout", "stderr", "note"]
+    text: str
+
+
+class LogList(View):
+    """Some lines, in order."""
+
+    lines: tuple[LogEntry, ...]
+
+
+class Submission(View):
+    """The body of ``POST /v1/jobs``: a `messages.jobs.JobSpec`; and this is its answer."""
+
+    job_id: str
+
+
+class PackageView(View):
+    """The answer to ``POST /v1/packages``."""
+
+    package: str = Field(description="for JobSpec.package; the same content has the same name")
+
+
+class Problem(View):
+    """Any failure, as RFC 9457 has it (``application/problem+json``)."""
+
+    type: str = "about:blank"
+    title: str
+    status: Annotated[int, Field(ge=400, le=599)]
+    detail: str = Field(description="one line: what is wrong, and what to do")
+    code: Literal["malformed", "invalid", "unknown", "conflict", "unavailable", "unauthorized", "too large"]

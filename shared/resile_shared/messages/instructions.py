@@ -1,0 +1,28 @@
+"""What the scheduler tells an agent beside the allocations: never stored, but repeated until it is seen to be done."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, RootModel
+
+from .message import Id, Message
+
+
+class StopWorkers(Message):
+    """End these workers at once. Those that the agent does not have it reports as ``gone``, ``not started``."""
+
+    kind: Literal["stop"] = "stop"
+    job: Id
+    incarnation: int = Field(ge=1, description="an agent of another incarnation ignores it")
+    workers: tuple[int, ...]
+
+
+class PauseWorkers(Message):
+    """Tell the members of ``generation`` to save a checkpoint at the next boundary, and to go no further."""
+
+    kind: Literal["pause"] = "pause"
+    job: Id
+    generation: int = Field(ge=1)
+
+
+class Instruction(RootModel[Annotated[StopWorkers | PauseWorkers, Field(discriminator="kind")]]):
+    """One instruction to one host's agent."""
