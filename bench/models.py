@@ -24,8 +24,6 @@ class Workload:
     loss: LossFunction
     batch_size: int
     """Samples in the global batch."""
-    num_shards: int | None = None
-    """What the example asks for; None: the training call's default."""
 
 
 class RandomVectors(Dataset[tuple[Tensor, Tensor]]):
@@ -80,7 +78,7 @@ def gpt() -> Workload:
     sys.path.append(EXAMPLES)
     from gpt import GPT, SourceCode
 
-    return Workload(GPT(layers=2, width=64, block=64), SourceCode(block=64, kilobytes=600), next_character, 32, 8)
+    return Workload(GPT(layers=2, width=64, block=64), SourceCode(block=64, kilobytes=600), next_character, batch_size=32)
 
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {"digits": digits, "gpt": gpt}

@@ -63,7 +63,7 @@ def train_with_resile(workload: str, name: str, *, num_shards: int | None, mode:
         work.dataset,
         epochs=1_000_000,
         batch_size=work.batch_size,
-        num_shards=num_shards or (None if mode == "fast" else work.num_shards),
+        num_shards=num_shards,
         mode=mode,
     )
     turnstile: Turnstile | None = None
