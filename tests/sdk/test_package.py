@@ -1,0 +1,127 @@
+"""What is packed for a job, and what is refused."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from resile.package import MAX_BYTES, Package, pack
+from resile_shared.errors import UsageError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of code, with what should never travel."""
+    folder = tmp_path / "code"
+    contents = {
+        "train.py": "print('hello')",
+        "model.py": "",
+        "settings.json": "{}",
+        "parts/__init__.py": "",
+        "parts/block.py": "",
+        "parts/weights.txt": "1",
+        "data/points.csv": "1,2",
+        ".git/config": "",
+        ".env": "SECRET=1",
+        "__pycache__/train.cpython-311.pyc": "",
+        "parts/__pycache__/block.cpython-311.pyc": "",
+        "environment/pyvenv.cfg": "",
+        "environment/lib/x.py": "",
+    }
+    for name, text in contents.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return folder
+
+
+def names(package: Package) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(package.content)) as archive:
+        return archive.getnames()
+
+
+def test_a_folder_is_packed_whole_without_what_is_hidden_or_generated(folder: Path) -> None:
+    package = pack(folder)
+    assert package.script == "train.py"
+    assert names(package) == [
+        "data/points.csv",
+        "model.py",
+        "parts/__init__.py",
+        "parts/block.py",
+        "parts/weights.txt",
+        "settings.json",
+        "train.py",
+    ]
+
+
+def test_a_script_takes_along_what_lies_beside_it_and_its_packages(folder: Path) -> None:
+    (folder / "large.bin").write_bytes(bytes(2 * 10**6))
+    package = pack(folder / "train.py")
+    assert names(package) == [
+        "model.py",
+        "parts/__init__.py",
+        "parts/block.py",
+        "parts/weights.txt",
+        "settings.json",
+        "train.py",
+    ]
+
+
+def test_the_same_files_give_the_same_bytes_whenever_they_were_written(folder: Path) -> None:
+    first = pack(folder)
+    os.utime(folder / "train.py", (1, 1))
+    assert pack(folder) == first
+
+
+def test_a_script_in_the_home_directory_goes_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    assert names(pack(folder / "train.py")) == ["train.py"]
+
+
+@pytest.mark.parametrize("place", ["/", "~"])
+def test_a_home_directory_or_the_root_is_refused(place: str) -> None:
+    with pytest.raises(UsageError, match="too wide a folder"):
+        pack(Path(place).expanduser())
+
+
+def test_the_only_python_file_of_a_folder_is_its_script(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("")
+    assert pack(tmp_path).script == "net.py"
+
+
+@pytest.mark.parametrize(("files", "what"), [([], "no Python file"), (["a.py", "b.py"], "2 Python files")])
+def test_a_folder_without_a_clear_script_is_refused(tmp_path: Path, files: list[str], what: str) -> None:
+    for name in files:
+        (tmp_path / name).write_text("")
+    with pytest.raises(UsageError, match=what):
+        pack(tmp_path)
+
+
+def test_a_missing_script_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no script or folder .*none\.py"):
+        pack(tmp_path / "none.py")
+
+
+def test_too_much_is_refused_with_the_largest_file(folder: Path) -> None:
+    with (folder / "data" / "all.bin").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(UsageError, match=r"more than 50 MB, such as data/all\.bin .*keep data elsewhere"):
+        pack(folder)
+
+
+def test_too_many_files_are_refused(folder: Path) -> None:
+    for number in range(5001):
+        (folder / "data" / f"{number}").touch()
+    with pytest.raises(UsageError, match="more than 5000 files"):
+        pack(folder)
+
+
+def test_links_to_folders_are_left_out_and_links_to_files_are_followed(folder: Path, tmp_path: Path) -> None:
+    (folder / "loop").symlink_to(folder)
+    (tmp_path / "outside.py").write_text("x = 1")
+    (folder / "inside.py").symlink_to(tmp_path / "outside.py")
+    package = pack(folder)
+    assert "inside.py" in names(package)
+    assert not any(name.startswith("loop") for name in names(package))
