@@ -24,7 +24,7 @@ from aiohttp import web
 
 from .bus import Bus
 from .connection import BusClosed
-from .credentials import read_credentials
+from .credentials import read_credentials, write_private
 from .errors import ResileError, UsageError
 from .settings import ServiceSettings, load
 from .telemetry import set_up_logging, set_up_tracing
@@ -141,7 +141,10 @@ async def _answering(health: Health[S], settings: S) -> AsyncIterator[None]:
         except OSError as error:
             where = f"{settings.health_host}:{settings.health_port}"
             raise UsageError(f"--health-port: {where} cannot be listened on: {error.strerror}") from error
-        logger.info("health at http://%s:%s/readyz", *runner.addresses[0][:2])
+        url = "http://{}:{}".format(*runner.addresses[0][:2])
+        logger.info("health at %s/readyz", url)
+        if settings.health_file is not None:
+            write_private(settings.health_file, url.encode())
         yield
     finally:
         await runner.cleanup()

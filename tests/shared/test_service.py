@@ -67,15 +67,18 @@ async def service(credentials: Path, *flags: str) -> AsyncIterator[Process]:
             await process.wait()
 
 
-async def test_a_service_starts_tells_its_health_and_drains(pool: Pool) -> None:
+async def test_a_service_starts_tells_its_health_and_drains(pool: Pool, tmp_path: Path) -> None:
+    health = ("--health-port", "0", "--health-file", str(tmp_path / "health"))
     async with (
-        service(pool.server.credentials("scheduler"), "--health-port", "0") as started,
+        service(pool.server.credentials("scheduler"), *health) as started,
         aiohttp.ClientSession() as http,
     ):
-        url = (await started.logged("health at")).split()[-1]
+        url = (await started.logged("health at")).split()[-1].removesuffix("/readyz")
+        await until((tmp_path / "health").exists)
+        assert (tmp_path / "health").read_text() == url
 
         async def status(path: str) -> int:
-            async with http.get(url.replace("/readyz", path)) as answer:
+            async with http.get(url + path) as answer:
                 return answer.status
 
         async def becomes(wanted: int) -> None:

@@ -19,11 +19,11 @@ from typing import Any
 import orjson
 
 from resile_shared.errors import ResileError, UsageError
+from resile_shared.home import open_home
 
 from .core import Origin
 from .history import HistoryItem, timestamp
 
-HOME_FORMAT = 1
 KEEP_RUNS = 20
 LOCK_SECONDS = 10.0
 _ID = re.compile(r"[a-z0-9][a-z0-9-]*-[0-9a-f]{6}")
@@ -92,26 +92,8 @@ class Home:
 
     def __init__(self, path: Path) -> None:
         """Open the home at ``path``, making it if needed. Raises UsageError if it cannot be used."""
-        self.path = path.expanduser().absolute()
-        try:
-            (self.path / "runs").mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._check_format()
-        except OSError as error:
-            raise UsageError(
-                f"the home folder {self.path} cannot be used: {error.strerror}; name another with --home or RESILE_HOME"
-            ) from error
-
-    def _check_format(self) -> None:
-        file = self.path / "format"
-        if not file.exists():
-            self.path.chmod(0o700)
-            file.write_text(f"{HOME_FORMAT}\n")
-        text = file.read_text().strip()
-        if text != str(HOME_FORMAT):
-            raise UsageError(
-                f"the home folder {self.path} has format {text!r} and this version of Resile knows {HOME_FORMAT}: "
-                "update Resile, or choose another with --home or RESILE_HOME"
-            )
+        self.path = open_home(path)
+        (self.path / "runs").mkdir(mode=0o700, exist_ok=True)
 
     def create(self, name: str) -> RunFolder:
         """Make the folder of a new run."""

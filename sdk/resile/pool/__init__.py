@@ -1,0 +1,1 @@
+"""A pool on this machine: its home, and the processes it consists of."""

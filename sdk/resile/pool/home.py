@@ -1,0 +1,110 @@
+"""What a pool keeps in its home folder, and who may use it: one pool at a time.
+
+The process of `resile up` holds `lock`, with its id inside. `token` lets people and programs in, and stays the same from
+one `up` to the next. `pool.json` has the address and the token of the API while the pool is up.
+"""
+
+import fcntl
+import os
+import secrets
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from resile_shared.credentials import write_private
+from resile_shared.errors import ResileError, UsageError
+from resile_shared.home import open_home
+
+_FOLDERS = ("bus", "storage", "hosts", "logs", "health")
+
+
+class RunningPool(BaseModel):
+    """Where the API of a pool is, and what lets its owner in."""
+
+    model_config = ConfigDict(frozen=True)
+
+    url: str
+    token: str
+    pid: int
+
+
+class PoolHome:
+    """The home of the pool that this process runs. Locked until `close`, or the process ends."""
+
+    def __init__(self, path: Path) -> None:
+        """Open and lock the home, making it if needed. Raises UsageError if it cannot be used, or is in use."""
+        self.path = open_home(path)
+        self._lock = self._take_lock()
+        for name in _FOLDERS:
+            (self.path / name).mkdir(mode=0o700, exist_ok=True)
+        token = self.token_file
+        if not token.exists():
+            write_private(token, secrets.token_urlsafe(24).encode())
+        self.token = token.read_text()
+
+    @property
+    def bus(self) -> Path:
+        """Folder of nats-server."""
+        return self.path / "bus"
+
+    @property
+    def storage(self) -> str:
+        """URL of the object storage, where no other is asked for."""
+        return (self.path / "storage").as_uri()
+
+    @property
+    def token_file(self) -> Path:
+        """File that holds the token and nothing else."""
+        return self.path / "token"
+
+    def host(self, name: str) -> Path:
+        """Return the folder of one host's agent."""
+        return self.path / "hosts" / name
+
+    def log(self, service: str) -> Path:
+        """Return the log of one service."""
+        return self.path / "logs" / f"{service}.log"
+
+    def health(self, service: str) -> Path:
+        """Return the file in which a service says where its health is told."""
+        return self.path / "health" / service
+
+    def announce(self, url: str) -> None:
+        """Let clients on this machine find the pool."""
+        pool = RunningPool(url=url, token=self.token, pid=os.getpid())
+        write_private(self.path / "pool.json", pool.model_dump_json().encode())
+
+    def close(self) -> None:
+        """The pool is no longer there."""
+        (self.path / "pool.json").unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _take_lock(self) -> int:
+        file = self.path / "lock"
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise UsageError(self._refusal(file.read_text())) from None
+        os.truncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+        return lock
+
+    def _refusal(self, pid: str) -> str:
+        pool = read_pool(self.path)
+        where = f" at {pool.url}" if pool and str(pool.pid) == pid else ""
+        return f"a pool is running in {self.path} already{where} (process {pid}): use it, stop it, or choose another --home"
+
+
+def read_pool(home: Path) -> RunningPool | None:
+    """Return what the pool in ``home`` has announced. One that was killed could not take it back."""
+    file = home.expanduser() / "pool.json"
+    try:
+        return RunningPool.model_validate_json(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ResileError(f"{file} cannot be read: {error.strerror}; only the pool's owner may read it") from error
+    except ValidationError as error:
+        raise ResileError(f"{file} is not what `resile up` writes: start the pool again") from error

@@ -1,0 +1,36 @@
+"""The home folder: where the runs of this user are kept, and the pool. Its format has a number."""
+
+import os
+from pathlib import Path
+
+from .errors import UsageError
+
+HOME_FORMAT = 1
+
+
+def open_home(path: Path) -> Path:
+    """Return the absolute path of the home at ``path``, made if needed. Raises UsageError if it cannot be used."""
+    home = path.expanduser().absolute()
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_format(home)
+    except OSError as error:
+        raise UsageError(
+            f"the home folder {home} cannot be used: {error.strerror}; name another with --home or RESILE_HOME"
+        ) from error
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise UsageError(f"the home folder {home} is not writable: name another with --home or RESILE_HOME")
+    return home
+
+
+def _check_format(home: Path) -> None:
+    file = home / "format"
+    if not file.exists():
+        home.chmod(0o700)
+        file.write_text(f"{HOME_FORMAT}\n")
+    text = file.read_text().strip()
+    if text != str(HOME_FORMAT):
+        raise UsageError(
+            f"the home folder {home} has format {text!r} and this version of Resile knows {HOME_FORMAT}: "
+            "update Resile, or choose another with --home or RESILE_HOME"
+        )

@@ -1,0 +1,68 @@
+"""The home of a pool: who may use it, and what it tells."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resile.pool.home import PoolHome, read_pool
+from resile_shared.errors import ResileError, UsageError
+
+
+def test_a_home_is_for_its_owner_alone(tmp_path: Path) -> None:
+    home = PoolHome(tmp_path / "home")
+    home.announce("http://127.0.0.1:1234")
+    for name in ("pool.json", "token"):
+        assert stat.S_IMODE((home.path / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
+
+
+def test_a_pool_is_announced_while_it_is_there(tmp_path: Path) -> None:
+    assert read_pool(tmp_path) is None
+    home = PoolHome(tmp_path)
+    home.announce("http://127.0.0.1:1234")
+    pool = read_pool(tmp_path)
+    assert pool is not None
+    assert (pool.url, pool.token, pool.pid) == ("http://127.0.0.1:1234", home.token, os.getpid())
+    home.close()
+    assert read_pool(tmp_path) is None
+
+
+def test_a_second_pool_in_a_home_is_refused_and_the_first_one_named(tmp_path: Path) -> None:
+    first = PoolHome(tmp_path)
+    first.announce("http://127.0.0.1:1234")
+    with pytest.raises(UsageError, match=rf"already at http://127.0.0.1:1234 \(process {os.getpid()}\)"):
+        PoolHome(tmp_path)
+    first.close()
+    PoolHome(tmp_path).close()
+
+
+def test_a_killed_pool_leaves_no_lock_and_the_token_stays(tmp_path: Path) -> None:
+    code = "import os, sys; from pathlib import Path; from resile.pool.home import PoolHome"
+    code += "; print(PoolHome(Path(sys.argv[1])).token, flush=True); os.kill(os.getpid(), 9)"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    home = PoolHome(tmp_path)
+    assert done.stdout.strip() == home.token
+    home.close()
+
+
+def test_a_home_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "format").write_text("99\n")
+    with pytest.raises(UsageError, match=r"has format '99'.*update Resile"):
+        PoolHome(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["file/home", "/proc/home"])
+def test_a_home_that_cannot_be_written_is_refused(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot be used: .*name another with --home"):
+        PoolHome(tmp_path / place)
+
+
+def test_a_pool_file_that_makes_no_sense_is_said_to(tmp_path: Path) -> None:
+    (tmp_path / "pool.json").write_text("{}")
+    with pytest.raises(ResileError, match="is not what `resile up` writes"):
+        read_pool(tmp_path)
