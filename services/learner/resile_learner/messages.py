@@ -1,17 +1,18 @@
 """What an agent and its workers say to each other over their local socket: one JSON object a line.
 
-Both ends are ours, but a worker's process also runs the user's code, so everything read is validated.
+Both ends are ours, but a worker's process also runs the user's code, so everything read is validated. What a worker
+reports is a content of `resile_shared.messages.reports`, signed by the worker: `content_of` takes the signature off.
 """
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
+from resile_shared.messages import reports
+from resile_shared.messages.message import Message
+from resile_shared.messages.reports import EpochCount
 
-class Message(BaseModel):
-    """Base of all messages: frozen, and strict about unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+__all__ = ["EpochCount", "Message"]
 
 
 class Member(Message):
@@ -51,137 +52,82 @@ class Stop(Message):
     kind: Literal["stop"] = "stop"
 
 
-class Hello(Message):
+class Pause(Message):
+    """The members of ``generation`` save a checkpoint at the next boundary, and go no further."""
+
+    kind: Literal["pause"] = "pause"
+    generation: int = Field(ge=1)
+
+
+class Signed(Message):
+    """What a worker says of itself."""
+
+    worker: int = Field(ge=0)
+
+
+class SignedByMember(Signed):
+    """What a worker says as a member of ``generation``."""
+
+    generation: int = Field(ge=0)
+
+
+class Hello(Signed):
     """A worker's first words: where its peers reach it. Sent before the user's script runs."""
 
     kind: Literal["hello"] = "hello"
-    worker: int
     host: str
-    port: int
+    port: int = Field(gt=0, lt=65536)
 
 
-class Ready(Message):
+class Ready(Signed, reports.Ready):
     """The script has reached its training call; the worker can become a member."""
 
-    kind: Literal["ready"] = "ready"
-    worker: int
-    iterations_total: int
-    num_shards: int
-    batch_size: int
-    epochs: int
-    samples: int
-    bits: str = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
 
-
-class Switched(Message):
+class Switched(SignedByMember, reports.Switched):
     """A generation took effect. Sent by its lowest rank; ``iteration`` is the first that it trains."""
 
-    kind: Literal["switched"] = "switched"
-    worker: int
-    generation: int
-    workers: tuple[int, ...]
-    iteration: int
-    pause_seconds: float = Field(
-        default=0.0, description="from the last exchange of the old to the first work of the new"
-    )
 
-
-class Progress(Message):
+class Progress(SignedByMember, reports.Progress):
     """What the lowest rank has committed; sent a few times a second at most, and at each change."""
 
-    kind: Literal["progress"] = "progress"
-    worker: int
-    generation: int
-    iteration: int
-    epoch: int
-    loss: float | None = None
-    metrics: dict[str, float] = Field(default_factory=dict)
-    validation: dict[str, float] = Field(default_factory=dict)
-    iteration_seconds: float = 0.0
-    samples_seen: int = 0
-    ends_epoch: bool = Field(default=False, description="the epoch is complete, its validation included")
 
-
-class CheckpointSaved(Message):
+class CheckpointSaved(SignedByMember, reports.CheckpointSaved):
     """A checkpoint's manifest is stored: from now on the job can resume from it."""
 
-    kind: Literal["checkpoint"] = "checkpoint"
-    worker: int
-    iteration: int
-    generation: int
-    num_bytes: int
 
-
-class Warned(Message):
+class Warned(Signed, reports.Warned):
     """Something the user should know; the run goes on."""
 
-    kind: Literal["warned"] = "warned"
-    worker: int
-    message: str
 
-
-class EpochCount(Message):
-    """How often the samples of one epoch were used by committed iterations."""
-
-    epoch: int
-    samples: int
-    once: int
-    more: int
-    never: int
-
-
-class Completed(Message):
+class Completed(SignedByMember, reports.Completed):
     """Training ended as asked. Sent by the lowest rank once the final model is stored."""
 
-    kind: Literal["completed"] = "completed"
-    worker: int
-    generation: int
-    iteration: int
-    epoch: int
-    samples_seen: int
-    loss: float | None
-    metrics: dict[str, float]
-    validation: dict[str, float]
-    params_sha256: str
-    model: str | None = Field(description="key of the final safetensors file in the run's storage")
-    ledger: tuple[EpochCount, ...]
-    bits: str
 
-
-class Finished(Message):
+class Finished(Signed):
     """A member's part is over: its script came to its end after training was complete. Its last words."""
 
     kind: Literal["finished"] = "finished"
-    worker: int
 
 
-class Left(Message):
+class Left(SignedByMember, reports.Left):
     """A leaver has let go: every peer confirmed its last iteration. Its slot is free once the process is gone."""
 
-    kind: Literal["left"] = "left"
-    worker: int
-    generation: int
-    iteration: int
 
-
-class Failed(Message):
+class Failed(Signed, reports.Failed):
     """The worker cannot go on. ``message`` is one line for the user, ``details`` the traceback where there is one."""
 
-    kind: Literal["failed"] = "failed"
-    worker: int
-    message: str
-    details: str = ""
+
+ToWorker = Annotated[Order | Stop | Pause, Field(discriminator="kind")]
+ReportedByWorker = Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | Failed
+FromWorker = Annotated[Hello | Finished | ReportedByWorker, Field(discriminator="kind")]
+to_worker: TypeAdapter[Order | Stop | Pause] = TypeAdapter(ToWorker)
+from_worker: TypeAdapter[Hello | Finished | ReportedByWorker] = TypeAdapter(FromWorker)
+_content: TypeAdapter[reports.Content] = TypeAdapter(reports.Content)
 
 
-ToWorker = Annotated[Order | Stop, Field(discriminator="kind")]
-FromWorker = Annotated[
-    Hello | Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Finished | Left | Failed,
-    Field(discriminator="kind"),
-]
-to_worker: TypeAdapter[Order | Stop] = TypeAdapter(ToWorker)
-from_worker: TypeAdapter[
-    Hello | Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Finished | Left | Failed
-] = TypeAdapter(FromWorker)
+def content_of(message: ReportedByWorker) -> reports.Content:
+    """Return what a worker reported, without its signature."""
+    return _content.validate_python(message.model_dump(exclude={"worker", "generation"}))
 
 
 class WorkerConfig(Message):

@@ -1,5 +1,6 @@
 """What an agent and its zygote say to each other: one JSON object a packet, over a SOCK_SEQPACKET pair.
 
+Workers of several jobs may have the same id, so the agent numbers the processes that it asks for.
 A fork request carries four file descriptors, in the order of `FORK_DESCRIPTORS`. The configuration travels as a memory
 file because a packet is bounded and a script's arguments are not.
 """
@@ -15,17 +16,17 @@ MAX_PACKET_BYTES = 64 * 1024
 
 
 class Fork(Message):
-    """Fork worker ``worker`` from the warm process."""
+    """Fork a worker from the warm process."""
 
     kind: Literal["fork"] = "fork"
-    worker: int
+    process: int
 
 
 class Kill(Message):
     """Kill the worker and what it started. A worker that is gone already stays gone."""
 
     kind: Literal["kill"] = "kill"
-    worker: int
+    process: int
 
 
 class Loaded(Message):
@@ -46,7 +47,7 @@ class Forked(Message):
     """The worker runs."""
 
     kind: Literal["forked"] = "forked"
-    worker: int
+    process: int
     pid: int
 
 
@@ -54,7 +55,7 @@ class Refused(Message):
     """The system did not allow the fork."""
 
     kind: Literal["refused"] = "refused"
-    worker: int
+    process: int
     reason: str
 
 
@@ -62,7 +63,7 @@ class Exited(Message):
     """The worker is gone, and its session with it. ``status`` is its exit status, or minus the signal."""
 
     kind: Literal["exited"] = "exited"
-    worker: int
+    process: int
     status: int
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,6 +22,7 @@ from ..messages import (
     Left,
     Message,
     Order,
+    Pause,
     Stop,
     WorkerConfig,
     encode,
@@ -64,6 +65,8 @@ class ZygoteSettings:
     """The folder that workers store objects in, if it is one: it is cleaned of half-written ones in the end."""
     inherit: Sequence[int] = ()
     """Descriptors that the zygote, but no worker, keeps open for its life."""
+    environment: Mapping[str, str] | None = None
+    """What the zygote and its workers inherit; None: all of this process's own."""
 
 
 class Zygote:
@@ -74,6 +77,7 @@ class Zygote:
         self._control = control
         self._log = log
         self._workers: dict[int, WorkerProcess] = {}
+        self._next = 0
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._fault = Exit(0, "abandoned")
         self._kills = OutOfMemoryKills()
@@ -103,7 +107,7 @@ class Zygote:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **ENVIRONMENT},
+                env={**(os.environ if settings.environment is None else settings.environment), **ENVIRONMENT},
                 pass_fds=(theirs.fileno(), *settings.inherit),
                 start_new_session=True,  # a Ctrl-C in the terminal is for the launcher alone
             )
@@ -120,7 +124,8 @@ class Zygote:
 
     async def fork(self, config: WorkerConfig, on_output: OnOutput) -> "WorkerProcess":
         """Ask for a worker. It can be talked to at once; what goes wrong with its start is told as its exit."""
-        theirs, worker = await WorkerProcess.connect(config.worker, self, on_output)
+        number, self._next = self._next, self._next + 1
+        theirs, worker = await WorkerProcess.connect(number, config.worker, self, on_output)
         with contextlib.ExitStack() as stack:
             for descriptor in theirs:
                 stack.callback(os.close, descriptor)
@@ -128,21 +133,21 @@ class Zygote:
             stack.callback(os.close, configuration)
             os.write(configuration, config.model_dump_json().encode())
             os.lseek(configuration, 0, os.SEEK_SET)
-            self._workers[config.worker] = worker
+            self._workers[number] = worker
             if not self._open:
                 self._abandon(worker)
             else:
-                await self._send(Fork(worker=config.worker), [configuration, *theirs])
+                await self._send(Fork(process=number), [configuration, *theirs])
         return worker
 
-    def kill(self, worker: int) -> None:
-        """Kill a worker and its session. The zygote does it, because only a parent can be sure of a process number."""
+    def kill(self, process: int) -> None:
+        """Kill a worker and its session. The zygote does it, because only a parent can be sure of a process id."""
         if not self._open:
             return
         try:
-            self._control.send(Kill(worker=worker).model_dump_json().encode())
+            self._control.send(Kill(process=process).model_dump_json().encode())
         except BlockingIOError:
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.kill, worker)
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.kill, process)
         except OSError:
             return  # it is gone; its end is seen by `_readable`
 
@@ -152,10 +157,10 @@ class Zygote:
             self._process.terminate()  # it does not listen during the imports, and there is nothing below it yet
         self._hang_up()
         try:
-            await asyncio.wait_for(self._ended(), CLOSE_SECONDS)
+            await asyncio.wait_for(self.ended(), CLOSE_SECONDS)
         except TimeoutError:
             self._process.kill()
-            await self._ended()
+            await self.ended()
         for worker in list(self._workers.values()):
             self._abandon(worker)
 
@@ -170,8 +175,8 @@ class Zygote:
             except OSError:
                 return  # it is gone; its end is seen by `_readable`
 
-    async def _ended(self) -> None:
-        """Wait for the end of the process."""
+    async def ended(self) -> None:
+        """Wait for the end of the process, whatever causes it."""
         if self._process.poll() is not None:
             return
         loop = asyncio.get_running_loop()
@@ -204,13 +209,14 @@ class Zygote:
                 self._loaded.set_result(None)
             case Unloadable(error=error, details=details):
                 self._fault = Exit(0, "not started", 0, f"what training needs could not be imported: {error}", details)
-            case Forked(worker=worker, pid=pid):
-                self._workers[worker].started(pid)
-            case Refused(worker=worker, reason=reason):
+            case Forked(process=process, pid=pid):
+                self._workers[process].started(pid)
+            case Refused(process=process, reason=reason):
+                worker = self._workers.pop(process)
                 reason = f"the system refused another process: {reason}"
-                self._workers.pop(worker).ended(Exit(worker, "not started", 0, reason))
-            case Exited(worker=worker, status=status):
-                self._workers.pop(worker).exited(status, self._kills)
+                worker.ended(Exit(worker.worker, "not started", 0, reason))
+            case Exited(process=process, status=status):
+                self._workers.pop(process).exited(status, self._kills)
 
     def _lost(self) -> None:
         """See to what the zygote leaves: its workers die by the kernel's word, what they started has their sessions."""
@@ -227,7 +233,7 @@ class Zygote:
             self._abandon(worker)
 
     def _abandon(self, worker: "WorkerProcess") -> None:
-        self._workers.pop(worker.worker, None)
+        self._workers.pop(worker.number, None)
         if worker.pid is not None:
             kill(worker.pid)
             kill_session(worker.pid)
@@ -245,12 +251,15 @@ class WorkerProcess:
 
     def __init__(
         self,
+        number: int,
         worker: int,
         zygote: Zygote,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         outputs: Sequence[Pipe],
     ) -> None:
+        self.number = number
+        """Under which the zygote knows it."""
         self.worker = worker
         self.pid: int | None = None
         self._zygote = zygote
@@ -262,7 +271,9 @@ class WorkerProcess:
         self._exit: asyncio.Future[Exit | None] = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def connect(cls, worker: int, zygote: Zygote, on_output: OnOutput) -> "tuple[list[int], WorkerProcess]":
+    async def connect(
+        cls, number: int, worker: int, zygote: Zygote, on_output: OnOutput
+    ) -> "tuple[list[int], WorkerProcess]":
         """Make the channels of a worker; return its ends (agent socket, stdout, stderr) and ours, as a process."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
@@ -276,7 +287,7 @@ class WorkerProcess:
             transport, _ = await loop.connect_read_pipe(lambda lines=lines: lines, os.fdopen(read_end, "rb", 0))  # type: ignore[misc]
             descriptors.append(write_end)
             outputs.append((transport, lines))
-        return descriptors, cls(worker, zygote, reader, writer, outputs)
+        return descriptors, cls(number, worker, zygote, reader, writer, outputs)
 
     async def messages(self) -> AsyncIterator[FromWorker]:
         """All that the worker says, until it is gone. Raises MalformedMessageError."""
@@ -300,14 +311,14 @@ class WorkerProcess:
         except OSError:
             return b""
 
-    def send(self, message: Order | Stop) -> None:
+    def send(self, message: Order | Stop | Pause) -> None:
         """Tell the worker; one that is gone hears nothing."""
         if not self._writer.is_closing():
             self._writer.write(encode(message))
 
     def kill(self) -> None:
         """Kill it, with all it has started."""
-        self._zygote.kill(self.worker)
+        self._zygote.kill(self.number)
 
     async def wait(self) -> Exit:
         """How it ended: all its output is delivered by then."""

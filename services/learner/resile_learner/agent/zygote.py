@@ -61,6 +61,7 @@ class Zygote:
         self._inherited = inherited
         self._pid = os.getpid()
         self._workers: dict[int, int] = {}
+        """Process ids of the workers, and the numbers that the agent gave them."""
         self._wakeup, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._ended = False
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
@@ -93,23 +94,23 @@ class Zygote:
             self._ended = True
             return
         match to_zygote.validate_json(packet):
-            case Fork(worker=worker):
-                self._fork(worker, descriptors)
-            case Kill(worker=worker):
+            case Fork(process=process):
+                self._fork(process, descriptors)
+            case Kill(process=process):
                 for pid, other in self._workers.items():
-                    if other == worker:
+                    if other == process:
                         kill(pid)
 
-    def _fork(self, worker: int, descriptors: list[int]) -> None:
+    def _fork(self, process: int, descriptors: list[int]) -> None:
         try:
             pid = os.fork()
         except OSError as error:
-            self._tell(Refused(worker=worker, reason=str(error)))
+            self._tell(Refused(process=process, reason=str(error)))
         else:
             if pid == 0:
                 self._become_worker(descriptors)
-            self._workers[pid] = worker
-            self._tell(Forked(worker=worker, pid=pid))
+            self._workers[pid] = process
+            self._tell(Forked(process=process, pid=pid))
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -144,12 +145,12 @@ class Zygote:
                 return
             if ended is None:
                 return
-            worker = self._workers.pop(ended.si_pid, None)
-            if worker is not None:
+            process = self._workers.pop(ended.si_pid, None)
+            if process is not None:
                 kill_session(ended.si_pid)  # before the process is reaped: until then nobody else can get its number
             _, status = os.waitpid(ended.si_pid, 0)
-            if worker is not None:
-                self._tell(Exited(worker=worker, status=os.waitstatus_to_exitcode(status)))
+            if process is not None:
+                self._tell(Exited(process=process, status=os.waitstatus_to_exitcode(status)))
 
     def _tell(self, message: Message) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the agent is gone: the next request says so

@@ -42,6 +42,7 @@ from ..messages import (
     Member,
     Message,
     Order,
+    Pause,
     Stop,
     WorkerConfig,
     encode,
@@ -200,10 +201,13 @@ class _ControlThread(threading.Thread):
 
     async def _read_agent(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
-            message = to_worker.validate_json(line)
-            if isinstance(message, Stop):
-                os._exit(0)
-            self._order_seen(message)
+            match to_worker.validate_json(line):
+                case Stop():
+                    os._exit(0)
+                case Order() as order:
+                    self._order_seen(order)
+                case Pause():
+                    pass  # nobody here can pause yet; whoever asks asks again
         if not self._ended.is_set():
             os._exit(1)  # the agent is gone, and with it everyone who could give orders
 
