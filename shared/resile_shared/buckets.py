@@ -7,10 +7,11 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from nats.aio.msg import Msg
+from opentelemetry.propagate import inject
 from pydantic import BaseModel, ValidationError
 
 from .connection import Connection, StoreFailed
@@ -57,6 +58,13 @@ class Change(Generic[M]):
     key: str
     value: M | None
     revision: int
+    traceparent: str = field(default="", compare=False)
+    """The trace in which it was written, for `telemetry.continued`; empty without one."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What `telemetry.continued` goes on from."""
+        return {"traceparent": self.traceparent} if self.traceparent else {}
 
 
 class Bucket(Generic[M]):
@@ -132,10 +140,11 @@ class Bucket(Generic[M]):
         if _is_gone(message):
             return (Change(key, None, revision),)
         try:
-            return (Change(key, self._read(key, message.data), revision),)
+            value = self._read(key, message.data)
         except UnreadableError as error:
             logger.error("%s", error)
             return ()
+        return (Change(key, value, revision, (message.headers or {}).get("traceparent", "")),)
 
     def _read(self, key: str, body: bytes) -> M:
         try:
@@ -159,6 +168,7 @@ class Bucket(Generic[M]):
         return await self._send(key, encode(value), revision=revision, headers={})
 
     async def _send(self, key: str, body: bytes, *, revision: int, headers: dict[str, str]) -> int:
+        inject(headers)
         headers |= {
             "Nats-Expected-Last-Subject-Sequence": str(revision),
             "Nats-Msg-Id": secrets.token_hex(16),  # a second arrival is answered like the first

@@ -2,6 +2,7 @@
 
     send / subscribe    state that is repeated anyway, at most once, never waited for: heartbeats, logs
     publish / follow    events, stored before `publish` returns, handled at least once and with effect once
+    replay              what a stream holds, for whoever only looks at it
     ask / answer        requests: the same request has its effect once, and the same answer each time
     bucket              key-value records with compare-and-set
 
@@ -9,6 +10,7 @@ A message that cannot be read, or that its handler cannot digest, goes to the de
 told so. Neither stops a service. Everything but `send` waits for a bus that is away; to give up, use `asyncio.timeout`.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -18,6 +20,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from pydantic import BaseModel
 
+from . import subjects
 from .buckets import Bucket
 from .connection import BusRefused, Connection
 from .credentials import Credentials
@@ -25,7 +28,8 @@ from .delivery import Delivery
 from .envelope import Received, decode, encode, headers_for
 from .messages.commands import Accepted, Answer, Refused
 from .pull import Begin, Reader
-from .roles import ROLES
+from .replay import Replay
+from .roles import ROLES, Role
 from .streams import provision
 from .subjects import Keys, Stream
 from .telemetry import traced
@@ -42,9 +46,10 @@ RETRY_SECONDS = 1.0
 class Bus:
     """One service's connection to the bus. Made by `open`."""
 
-    def __init__(self, connection: Connection, *, service: str) -> None:
+    def __init__(self, connection: Connection, *, service: str, role: Role) -> None:
         self.connection = connection
         self.service = service
+        self._role = role
         self.num_not_sent = 0
         """Messages that `send` dropped while the bus was away."""
 
@@ -56,7 +61,7 @@ class Bus:
             raise BusRefused(f"there is no role {credentials.user!r}: the roles are {', '.join(ROLES)}")
         connection = await Connection.open(credentials, name=service)
         await provision(connection, role)
-        return cls(connection, service=service)
+        return cls(connection, service=service, role=role)
 
     @property
     def is_up(self) -> bool:
@@ -67,9 +72,20 @@ class Bus:
         """Hand over what is under way, and leave."""
         await self.connection.close()
 
+    async def round_trip(self) -> None:
+        """Return when the bus has answered: it is there now, and what it sent before has arrived."""
+        stream = next((stream.name for stream in self._role.follows), subjects.HOSTS.stream)
+        await self.connection.request(f"$JS.API.STREAM.INFO.{stream}", b"")
+
     def bucket(self, keys: Keys[M]) -> Bucket[M]:
         """Return a key-value bucket."""
         return Bucket(self.connection, keys)
+
+    def replay(
+        self, stream: Stream, model: type[M] | Callable[[str], type[M]], *, subjects: tuple[str, ...] = ()
+    ) -> Replay[M]:
+        """Return a reader of what ``stream`` holds on ``subjects``, by default all; ``model`` as in `follow`."""
+        return Replay(self.connection, stream.name, model, subjects or stream.subjects)
 
     async def send(self, subject: str, message: BaseModel) -> bool:
         """Send at most once, now or never: returns False, and drops it, while the bus is away."""
@@ -101,8 +117,13 @@ class Bus:
 
         return await self.connection.subscribe(subject, receive)
 
-    async def answer(self, subject: str, model: type[M], handler: Answerer[M]) -> Subscription:
-        """Have ``handler`` answer each request. It is called once for each message id while that is remembered."""
+    async def answer(
+        self, subject: str, model: type[M] | Callable[[str], type[M]], handler: Answerer[M]
+    ) -> Subscription:
+        """Have ``handler`` answer each request. It is called once for each message id while that is remembered.
+
+        ``model`` may be a function of the subject, as in `follow`.
+        """
         delivery = Delivery(model, self.connection, self.service)
 
         async def receive(message: Msg) -> None:
@@ -123,22 +144,25 @@ class Bus:
         durable: str | None = None,
         start: str = "all",
         after: int = 0,
+        caught_up: asyncio.Event | None = None,
     ) -> None:
         """Have ``handler`` called for each stored message, one after the other; never returns.
 
         With ``durable`` the bus remembers what was handled, and a handler that raises is called again a few times.
-        Otherwise the reading starts at ``start`` (``all`` or ``new``), or after the sequence ``after``. ``model`` may
-        be a function of the subject (`resile_shared.catalogue.model_of`).
+        Otherwise the reading starts at ``start`` (``all``, ``new`` or ``last_per_subject``), or after the sequence
+        ``after``. ``model`` may be a function of the subject (`resile_shared.catalogue.model_of`). ``caught_up`` is
+        set when all that was stored at the start has been handled.
         """
         reader = Reader(self.connection, stream.name, subjects or stream.subjects, durable, start, after)
         delivery = Delivery(model, self.connection, self.service)
         async with aclosing(reader.read()) as items:
             async for item in items:
-                if isinstance(item, Begin):
-                    continue
-                if durable is None:
-                    await delivery.deliver(item, handler)
-                elif await delivery.deliver(item, handler, is_last=item.metadata.num_delivered >= MAX_DELIVERIES):
-                    await item.ack()
-                else:
-                    await item.nak(delay=RETRY_SECONDS)
+                if not isinstance(item, Begin):
+                    if durable is None:
+                        await delivery.deliver(item, handler)
+                    elif await delivery.deliver(item, handler, is_last=item.metadata.num_delivered >= MAX_DELIVERIES):
+                        await item.ack()
+                    else:
+                        await item.nak(delay=RETRY_SECONDS)
+                if caught_up and reader.num_waiting <= 0:
+                    caught_up.set()

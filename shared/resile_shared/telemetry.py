@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import orjson
 from opentelemetry import trace
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.propagate import extract
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -61,6 +62,16 @@ def continued(name: str, headers: Mapping[str, str] | None, *, always: bool = Tr
         return
     with _tracer.start_as_current_span(name, context=extract(carrier)):
         yield
+
+
+@contextmanager
+def resumed(context: Context) -> Iterator[None]:
+    """Put the block into a trace that another task began: what ``get_current`` returned there."""
+    token = attach(context)
+    try:
+        yield
+    finally:
+        detach(token)
 
 
 def set_up_logging(service: str, *, form: Literal["json", "plain"], level: str) -> None:

@@ -11,3 +11,4 @@ class Lease(Message):
     epoch: int = Field(ge=1)
     holder: Id
     counter: int = Field(ge=0, description="the holder raises it; unchanged for too long means that it is gone")
+    is_released: bool = Field(default=False, description="the holder ended, and nobody has to wait for it")

@@ -1,0 +1,123 @@
+"""Which scheduler decides.
+
+- The leader raises the lease's counter again and again. A standby that sees its revision stand still for
+  ``seconds`` on its own clock takes the lease over, with the next epoch. Both by compare-and-set, so one of two wins.
+- The leader trusts its lease for ``seconds`` from the moment it began to renew it, which is over before any standby's
+  patience is. It looks again before it carries out what it decided later than that.
+- A standby counts only the time in which it could look: an outage of the bus is nobody's silence.
+- Who ends in good order releases the lease, so that the next one need not wait.
+"""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+
+from resile_shared.buckets import Bucket, ConflictError, Entry
+from resile_shared.errors import ResileError
+from resile_shared.messages.lease import Lease as Record
+from resile_shared.subjects import LEASE_KEY
+
+logger = logging.getLogger(__name__)
+
+RELEASE_SECONDS = 1.0
+
+
+class Deposed(ResileError):
+    """Another scheduler has taken the lease."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"another scheduler leads: this one, of epoch {epoch}, ends")
+        self.epoch = epoch
+
+
+class Lease:
+    """The lease as one scheduler sees it. `take` it, then `hold` it; `confirm` it before each deed."""
+
+    def __init__(self, bucket: Bucket[Record], *, holder: str, seconds: float) -> None:
+        self._bucket = bucket
+        self._holder = holder
+        self._seconds = seconds
+        self._record = Record(epoch=1, holder=holder, counter=0)
+        self._revision = 0
+        self._trusted_until = float("-inf")
+        self._renewing = asyncio.Lock()
+
+    @property
+    def epoch(self) -> int:
+        """Of this scheduler, once the lease is taken."""
+        return self._record.epoch
+
+    async def take(self) -> None:
+        """Return when this scheduler leads."""
+        standby = _Standby(patience=self._seconds)
+        while True:
+            begun = time.monotonic()
+            entry = await self._bucket.get(LEASE_KEY)
+            if entry is None or standby.may_take(entry, begun=begun, now=time.monotonic()):
+                try:
+                    return await self._take(entry)
+                except ConflictError:
+                    logger.info("another scheduler was faster")
+            await asyncio.sleep(self._seconds / 8)
+
+    async def hold(self) -> None:
+        """Renew it for ever. Raises Deposed."""
+        while True:
+            await asyncio.sleep(self._seconds / 4)
+            await self._renew()
+
+    async def confirm(self) -> None:
+        """Return when it is certain that no other scheduler leads. Raises Deposed."""
+        if time.monotonic() >= self._trusted_until:
+            await self._renew()
+
+    async def release(self) -> None:
+        """Give it up, if that is possible at once."""
+        released = self._record.model_copy(update={"is_released": True})
+        with suppress(ConflictError, TimeoutError):
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._bucket.update(LEASE_KEY, released, revision=self._revision)
+
+    async def _take(self, entry: Entry[Record] | None) -> None:
+        epoch = entry.value.epoch + 1 if entry else 1
+        await self._write(Record(epoch=epoch, holder=self._holder, counter=0), entry.revision if entry else 0)
+
+    async def _renew(self) -> None:
+        async with self._renewing:
+            counter = self._record.counter + 1
+            try:
+                await self._write(self._record.model_copy(update={"counter": counter}), self._revision)
+            except ConflictError:
+                raise Deposed(self.epoch) from None
+
+    async def _write(self, record: Record, revision: int) -> None:
+        begun = time.monotonic()
+        if revision:
+            self._revision = await self._bucket.update(LEASE_KEY, record, revision=revision)
+        else:
+            self._revision = await self._bucket.create(LEASE_KEY, record)
+        self._record = record
+        self._trusted_until = begun + self._seconds
+
+
+class _Standby:
+    """For how long the lease has stood still while somebody looked."""
+
+    def __init__(self, *, patience: float) -> None:
+        self._patience = patience
+        self._revision = 0
+        self._since = 0.0
+        self._looked = float("-inf")
+
+    def may_take(self, entry: Entry[Record], *, begun: float, now: float) -> bool:
+        """Take in a look that began at ``begun`` and found ``entry`` at ``now``."""
+        if entry.value.is_released:
+            return True
+        could_not_look = now - self._looked > self._patience / 2
+        if self._revision == 0:
+            logger.info("%s leads, or did: standing by", entry.value.holder)
+        if entry.revision != self._revision or could_not_look:
+            self._revision, self._since = entry.revision, now
+        self._looked = now
+        return begun - self._since >= self._patience

@@ -1,0 +1,218 @@
+"""An agent that speaks as a real one does on the bus, and has no processes: its workers are entries in a table.
+
+A worker listens and is ready as soon as it is allocated; a generation trains as soon as it is ordered, and whoever it
+does not name leaves. Nothing is trained: the test says when a job completes, fails or saves.
+"""
+
+import asyncio
+from contextlib import aclosing
+from datetime import UTC, datetime
+from types import TracebackType
+
+from .. import subjects
+from ..bus import Bus
+from ..envelope import Received
+from ..messages.allocations import Allocation, Placement
+from ..messages.hosts import Address, Heartbeat, HostGoodbye, HostHello, Slot, WorkerExit, WorkerReport
+from ..messages.instructions import Instruction, PauseWorkers, StopWorkers
+from ..messages.reports import CheckpointSaved, Completed, Content, Ready, Report, Switched
+from ..subjects import ALLOCATIONS
+
+
+class ActingAgent:
+    """One host's agent, from entering its context until leaving it, which says nothing to anyone."""
+
+    def __init__(self, bus: Bus, host: str, *, slots: int, incarnation: int = 1, num_shards: int = 24) -> None:
+        self.bus = bus
+        self.host = host
+        self.slots = slots
+        self.incarnation = incarnation
+        self.num_shards = num_shards
+        self.workers: dict[tuple[str, int], WorkerReport] = {}
+        self.allocations: dict[str, Allocation] = {}
+        self.seen: list[Allocation] = []
+        """All allocations, as they came."""
+        self.iteration = 0
+        self.beat_seconds = 0.5
+        self._beats = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "ActingAgent":
+        hello = HostHello(
+            host=self.host,
+            incarnation=self.incarnation,
+            address="127.0.0.1",
+            slots=tuple(Slot(index=index) for index in range(self.slots)),
+            device_class="cpu",
+        )
+        await self.bus.publish(subjects.host_event(self.host, "hello"), hello)
+        self._subscription = await self.bus.subscribe(subjects.instruction(self.host), Instruction, self._instructed)
+        self._tasks = {asyncio.create_task(self._beat_again()), asyncio.create_task(self._obey())}
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.vanish()
+
+    async def vanish(self) -> None:
+        """Fall silent, as a host does whose power fails."""
+        if not self._tasks:
+            return
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        failed = [error for task in self._tasks if not task.cancelled() and (error := task.exception())]
+        self._tasks = set()
+        await self._subscription.unsubscribe()
+        if failed:
+            raise BaseExceptionGroup(f"the agent of {self.host} failed", failed)
+
+    async def goodbye(self) -> None:
+        """Leave on purpose."""
+        farewell = HostGoodbye(host=self.host, incarnation=self.incarnation)
+        await self.bus.publish(subjects.host_event(self.host, "goodbye"), farewell)
+        await self.vanish()
+
+    async def beat(self) -> None:
+        """Say now what runs here."""
+        self._beats += 1
+        beat = Heartbeat(
+            host=self.host, incarnation=self.incarnation, number=self._beats, workers=tuple(self.workers.values())
+        )
+        await self.bus.send(subjects.heartbeat(self.host), beat)
+        for (job, worker), report in list(self.workers.items()):
+            if report.state == "gone" and not self._is_named(job, worker):
+                del self.workers[job, worker]
+
+    async def report(self, job: str, worker: int, content: Content) -> None:
+        """Say what ``worker`` told."""
+        known = self.workers[job, worker]
+        report = Report(
+            job=job,
+            host=self.host,
+            incarnation=self.incarnation,
+            worker=worker,
+            slot=known.slot,
+            generation=known.generation,
+            time=datetime.now(UTC),
+            content=content,
+        )
+        await self.bus.publish(subjects.report(job, content.kind), report)
+
+    async def complete(self, job: str) -> None:
+        """Let the job's training end as asked, as its lowest rank says, if that is here, and all its workers here."""
+        if (first := self._lowest_rank(job)) is not None:
+            completed = Completed(
+                iteration=self.iteration,
+                epoch=1,
+                samples_seen=0,
+                loss=None,
+                metrics={},
+                validation={},
+                params_sha256="0" * 64,
+                model=None,
+                ledger=(),
+                bits="same bits",
+            )
+            await self.report(job, first, completed)
+        for name, worker in list(self.workers):
+            if name == job:
+                self._end(job, worker, WorkerExit(kind="finished"))
+        await self.beat()
+
+    async def _beat_again(self) -> None:
+        while True:
+            await self.beat()
+            await asyncio.sleep(self.beat_seconds)
+
+    async def _obey(self) -> None:
+        async with aclosing(self.bus.bucket(ALLOCATIONS).watch()) as batches:
+            async for changes in batches:
+                for change in changes:
+                    if change.value is not None:
+                        await self._allocated(change.value)
+
+    async def _allocated(self, allocation: Allocation) -> None:
+        self.seen.append(allocation)
+        job = allocation.job
+        self.allocations[job] = allocation
+        for placement in self._own(allocation):
+            if (job, placement.worker) not in self.workers and placement.address is None:
+                await self._start(job, placement)
+        if allocation.placements and allocation.has_addresses:
+            await self._switch(allocation)
+        elif not allocation.placements:
+            for name, worker in list(self.workers):
+                if name == job:
+                    self._end(job, worker, WorkerExit(kind="exited"))
+        await self.beat()
+
+    async def _start(self, job: str, placement: Placement) -> None:
+        self.workers[job, placement.worker] = WorkerReport(
+            job=job,
+            worker=placement.worker,
+            slot=placement.slot,
+            state="ready",
+            address=Address(host="127.0.0.1", port=1000 + placement.worker),
+        )
+        ready = Ready(
+            iterations_total=100, num_shards=self.num_shards, batch_size=192, epochs=1, samples=19200, bits="same bits"
+        )
+        await self.report(job, placement.worker, ready)
+
+    async def _switch(self, order: Allocation) -> None:
+        job = order.job
+        named = {placement.worker for placement in order.placements}
+        for name, worker in list(self.workers):
+            if name == job and worker not in named:
+                self._end(job, worker, WorkerExit(kind="left"))
+        for placement in self._own(order):
+            known = self.workers.get((job, placement.worker))
+            if known is not None and known.state != "gone":
+                update = {"state": "member", "generation": order.generation, "iteration": self.iteration}
+                self.workers[job, placement.worker] = known.model_copy(update=update)
+        if (first := self._lowest_rank(job)) is not None:
+            workers = tuple(placement.worker for placement in order.placements)
+            await self.report(job, first, Switched(workers=workers, iteration=self.iteration))
+
+    async def _instructed(self, received: Received[Instruction]) -> None:
+        match received.message.root:
+            case StopWorkers(job=job, incarnation=self.incarnation, workers=workers):
+                for worker in workers:
+                    self._stop(job, worker)
+                await self.beat()
+            case PauseWorkers(job=job, generation=generation):
+                first = self._lowest_rank(job)
+                if first is not None and self.workers[job, first].generation == generation:
+                    await self.report(job, first, CheckpointSaved(iteration=self.iteration, num_bytes=1))
+            case _:
+                pass
+
+    def _stop(self, job: str, worker: int) -> None:
+        if (job, worker) in self.workers:
+            self._end(job, worker, WorkerExit(kind="exited"))
+        else:
+            gone = WorkerReport(job=job, worker=worker, slot=0, state="gone", exit=WorkerExit(kind="not started"))
+            self.workers[job, worker] = gone
+
+    def _end(self, job: str, worker: int, how: WorkerExit) -> None:
+        known = self.workers[job, worker]
+        if known.state != "gone":
+            self.workers[job, worker] = known.model_copy(update={"state": "gone", "exit": how})
+
+    def _own(self, allocation: Allocation) -> list[Placement]:
+        return [p for p in allocation.placements if (p.host, p.incarnation) == (self.host, self.incarnation)]
+
+    def _is_named(self, job: str, worker: int) -> bool:
+        allocation = self.allocations.get(job)
+        return allocation is not None and any(placement.worker == worker for placement in self._own(allocation))
+
+    def _lowest_rank(self, job: str) -> int | None:
+        """Return the job's first worker if it is here and lives."""
+        allocation = self.allocations.get(job)
+        if allocation is None or not allocation.placements:
+            return None
+        first = allocation.placements[0]
+        known = self.workers.get((job, first.worker)) if first in self._own(allocation) else None
+        return first.worker if known is not None and known.state != "gone" else None

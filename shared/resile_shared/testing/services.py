@@ -1,0 +1,48 @@
+"""Starting a service for a test: in this process, or in one of its own that can be killed."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ..bus import Bus
+from ..credentials import read_credentials
+from ..service import Frame, Run, S
+from .fixtures import Pool
+from .waiting import until
+
+
+@asynccontextmanager
+async def in_process(
+    pool: Pool, name: str, run: Run[S], settings: type[S], **values: object
+) -> AsyncIterator[Frame[S]]:
+    """Run a service in this event loop; yield when it is ready. What ends it before its time is raised."""
+    credentials = pool.server.credentials(name)
+    bus = await Bus.open(read_credentials(credentials), service=name)
+    frame = Frame(name, settings.model_validate({"credentials": credentials, **values}), bus)
+    running = asyncio.ensure_future(run(frame))
+    try:
+        await until(lambda: frame.is_ready or running.done())
+        yield frame
+    finally:
+        ended = running.done()
+        running.cancel()
+        await asyncio.wait({running})
+        await bus.close()
+        if ended:
+            running.result()
+
+
+@asynccontextmanager
+async def as_process(pool: Pool, name: str, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run ``python -m resile_<name>`` in a process of its own, which is killed at the end. It need not be ready yet."""
+    credentials = str(pool.server.credentials(name))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", f"resile_{name}", "--credentials", credentials, *flags
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
