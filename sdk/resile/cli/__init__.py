@@ -1,10 +1,12 @@
 """The command `resile`. Nothing is imported here that takes time: the commands import what they need."""
 
+import os
 import re
 import sys
 from collections.abc import Sequence
 
 INTERRUPTED = 130
+BROKEN_PIPE = 141
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]*-[0-9a-f]{6}")
 
 
@@ -45,20 +47,24 @@ def _main(arguments: list[str]) -> int:
         print(f"resile: {error}", file=sys.stderr)
         return error.exit_status
     except typer.TyperException as error:
-        print(f"resile: {_explain(error.format_message())}", file=sys.stderr)
+        command_line = getattr(getattr(error, "ctx", None), "command_path", "resile")
+        print(f"resile: {_explain(error.format_message().rstrip('.'), command_line)}", file=sys.stderr)
         return error.exit_code
     except typer.Abort:
         return INTERRUPTED
+    except BrokenPipeError:  # `resile events -f | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except OSError as error:
         print(f"resile: {error}", file=sys.stderr)
         return 1
     return status if isinstance(status, int) else 0
 
 
-def _explain(fault: str) -> str:
-    if fault.startswith("No such option"):
-        return f"{fault.rstrip('.')}; options of the script itself go after `--`, all others are in `resile run --help`"
-    return f"{fault.rstrip('.')}; see `resile --help`"
+def _explain(fault: str, command: str) -> str:
+    if fault.startswith("No such option") and command in ("resile run", "resile submit"):
+        return f"{fault}; options of the script itself go after `--`, all others are in `{command} --help`"
+    return f"{fault}; see `{command} --help`"
 
 
 def with_resume_value(arguments: Sequence[str]) -> list[str]:

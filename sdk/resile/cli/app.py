@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import typer.core
 
-from resile_shared.errors import ResileError, UsageError
+from resile_shared.errors import ResileError
+
+from . import hosts, jobs, results, watch
+from .options import DEFAULT_HOME, variable
 
 app = typer.Typer(
     name="resile",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Elastic deep-learning training: change the number of workers at any iteration, get the same bits.",
@@ -69,7 +73,7 @@ def run(
     home: Annotated[
         Path,
         typer.Option(metavar="DIR", envvar="RESILE_HOME", help="Where runs, their logs and checkpoints are kept."),
-    ] = Path("~/.resile"),
+    ] = DEFAULT_HOME,
     storage: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Keep checkpoints and the model there instead: file://, s3://, gs://, az://"),
@@ -102,7 +106,7 @@ def run(
             args=tuple(args or ()),
             workers=workers,
             plan=parse_plan(plan) if plan is not None else None,
-            env=dict(_variable(text) for text in env or ()),
+            env=dict(variable(text) for text in env or ()),
             home=home,
             storage=storage,
             resume=Resume(resume or None) if resume is not None else None,
@@ -127,7 +131,7 @@ def demo(
     home: Annotated[
         Path,
         typer.Option(metavar="DIR", envvar="RESILE_HOME", help="Where runs, their logs and checkpoints are kept."),
-    ] = Path("~/.resile"),
+    ] = DEFAULT_HOME,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end; everything else goes to stderr.")
     ] = False,
@@ -142,13 +146,10 @@ def demo(
     return show(home=home, output=output, as_json=as_json)
 
 
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--env {text!r} is not of the form NAME=VALUE")
-    if name == "PYTHONHASHSEED":
-        raise UsageError("--env PYTHONHASHSEED: it is always 0, or two runs would not give the same bits")
-    return name, value
-
+for group in (jobs, watch, results, hosts):
+    app.add_typer(group.app)
 
 command = typer.main.get_command(app)
+assert isinstance(command, typer.core.TyperGroup)
+for _sub in command.commands.values():  # raw docstrings spell the mark of examples in letters
+    _sub.help = (_sub.help or "").replace("\\b", "\b")

@@ -1,7 +1,7 @@
 """What a pool keeps in its home folder, and who may use it: one pool at a time.
 
-The process of `resile up` holds `lock`, with its id inside. `token` lets people and programs in, and stays the same from
-one `up` to the next. `pool.json` has the address and the token of the API while the pool is up.
+The process of `resile up` holds `lock`, with its id inside. `token` lets people and programs in, and stays the same
+from one `up` to the next. `pool.json` has the address and the token of the API while the pool is up.
 """
 
 import fcntl
@@ -94,7 +94,7 @@ class PoolHome:
     def _refusal(self, pid: str) -> str:
         pool = read_pool(self.path)
         where = f" at {pool.url}" if pool and str(pool.pid) == pid else ""
-        return f"a pool is running in {self.path} already{where} (process {pid}): use it, stop it, or choose another --home"
+        return f"a pool is running in {self.path} already{where} (process {pid}): stop it, or choose another --home"
 
 
 def read_pool(home: Path) -> RunningPool | None:

@@ -1,0 +1,111 @@
+"""The commands that fetch what a job has brought about."""
+
+import os
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resile_shared.errors import ResileError, UsageError
+
+from .options import DEFAULT_HOME, AsJson, Home, Job, Server, print_json, print_lines, reach
+
+if TYPE_CHECKING:
+    from resile_shared.api import LedgerView
+
+    from ..client import Client
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(short_help="Show how often every sample was used.")
+def ledger(job: Job, *, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Show for each epoch of a job how many samples were used once, more often, and never."""
+    from .tables import ledger_table
+
+    async def work(client: "Client") -> "LedgerView":
+        return await client.ledger(await client.find(job))
+
+    view = reach(work, server=server, home=home, as_json=as_json)
+    if as_json:
+        print_json(view)
+    else:
+        print_lines(ledger_table(view))
+
+
+@app.command(short_help="Fetch the trained model.")
+def model(
+    job: Job,
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write it (safetensors).")],
+    server: Server = None,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    r"""Fetch the trained model of a completed job, as safetensors.
+
+    \b
+    resile model digits-7f3a2c -o model.safetensors
+    """
+    if output.is_dir():
+        raise UsageError(f"-o {output} is a folder: name a file in it, such as {output / 'model.safetensors'}")
+    _check_writable(output)
+
+    async def work(client: "Client") -> None:
+        await client.save_model(await client.find(job), output)
+
+    reach(work, server=server, home=home, as_json=as_json)
+    if as_json:
+        print_json({"model": str(output)})
+    else:
+        typer.echo(f"the model is {output}")
+
+
+@app.command(short_help="Fetch what the workers wrote to RESILE_OUTPUT_DIR.")
+def output(
+    job: Job,
+    *,
+    folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to put the files in.")],
+    server: Server = None,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    r"""Fetch the files that the workers of a job wrote to the folder RESILE_OUTPUT_DIR.
+
+    \b
+    resile output digits-7f3a2c -o results/
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"-o {folder} is a file: name a folder")
+    _check_writable(folder)
+
+    async def work(client: "Client") -> int:
+        with tempfile.TemporaryDirectory(prefix="resile-") as scratch:
+            archive = Path(scratch) / "output.tar"
+            await client.save_output(await client.find(job), archive)
+            return _unpack(archive, folder)
+
+    num_files = reach(work, server=server, home=home, as_json=as_json)
+    if as_json:
+        print_json({"output": str(folder), "files": num_files})
+    else:
+        typer.echo(f"{num_files} file{'' if num_files == 1 else 's'} in {folder}")
+
+
+def _check_writable(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise UsageError(f"-o {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"-o {path}: the folder {path.parent} is not writable")
+
+
+def _unpack(archive: Path, folder: Path) -> int:
+    folder.mkdir(exist_ok=True)
+    try:
+        with tarfile.open(archive) as files:
+            files.extractall(folder, filter="data")
+            return sum(member.isfile() for member in files)
+    except tarfile.TarError as error:
+        raise ResileError(f"the output cannot be unpacked into {folder}: {error}") from error

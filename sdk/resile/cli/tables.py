@@ -1,0 +1,174 @@
+"""Jobs, hosts, history and events as text for people."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+from resile_shared.api import EventView, HostView, JobSummary, JobView, LedgerView
+from resile_shared.messages.jobs import HistoryItem
+from resile_shared.messages.reports import EpochCount
+
+from .pace import clock
+
+_GAP = "  "
+
+
+def columns(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Align ``rows`` below ``heading``, one line each."""
+    lines = [heading, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        yield _GAP.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+
+
+def job_table(jobs: Iterable[JobSummary]) -> Iterator[str]:
+    """Show jobs, one line each."""
+    heading = ("ID", "NAME", "STATE", "PRIORITY", "WORKERS", "ITERATION", "LOSS", "LEFT", "WHY")
+    return columns(heading, (_job_row(job) for job in jobs))
+
+
+def _job_row(job: JobSummary) -> tuple[str, ...]:
+    return (
+        job.id,
+        job.name,
+        job.state.value,
+        str(job.priority),
+        str(job.workers),
+        iterations(job),
+        number(job.loss),
+        clock(job.seconds_left) if job.seconds_left is not None else "-",
+        job.reason,
+    )
+
+
+def job_details(job: JobView) -> Iterator[str]:
+    """Show one job, and what happened to it."""
+    rows = [(label, value) for label, value in _details(job) if value]
+    width = max(len(label) for label, _ in rows)
+    for label, value in rows:
+        yield f"{label.ljust(width)}{_GAP}{value}"
+    if job.details:
+        yield from ("", job.details.rstrip("\n"))
+    if job.history:
+        yield ""
+        yield from history_table(job.history)
+
+
+def _details(job: JobView) -> Iterator[tuple[str, str]]:
+    yield "job", job.id
+    yield "name", job.name
+    yield "state", job.state.value + (f": {job.reason}" if job.reason else "")
+    yield "script", " ".join((job.script, *job.args))
+    yield "submitted", moment(job.submitted)
+    yield "tenant", job.tenant
+    yield "group", job.group
+    yield "priority", str(job.priority)
+    yield "workers", f"{job.workers} (may have {job.min_workers} to {job.max_workers})"
+    yield "slots", " ".join(job.slots)
+    yield "generation", str(job.generation)
+    yield "iteration", iterations(job)
+    yield "epoch", f"{job.epoch}" + (f" of {job.epochs}" if job.epochs else "")
+    yield "samples seen", str(job.samples_seen)
+    yield "loss", number(job.loss)
+    yield "metrics", _numbers(job.metrics)
+    yield "validation", _numbers(job.validation)
+    yield "time left", clock(job.seconds_left) if job.seconds_left is not None else ""
+    yield "checkpoint", f"iteration {job.checkpoint}" if job.checkpoint is not None else ""
+    yield from (("warning", warning) for warning in job.warnings)
+    yield from (("ledger", line) for line in ledger_lines(job.ledger))
+    yield "bits", job.bits or ""
+    yield "params sha256", job.params_sha256 or ""
+
+
+def history_table(history: Iterable[HistoryItem]) -> Iterator[str]:
+    """Show what happened to a job, one line each."""
+    heading = ("NUMBER", "TIME", "KIND", "GENERATION", "WORKERS", "ITERATION", "WHY")
+    return columns(
+        heading,
+        (
+            (
+                str(item.number),
+                moment(item.time),
+                item.kind,
+                str(item.generation),
+                str(item.workers),
+                str(item.iteration),
+                item.reason,
+            )
+            for item in history
+        ),
+    )
+
+
+def host_table(hosts: Iterable[HostView]) -> Iterator[str]:
+    """Show hosts, one line each."""
+    heading = ("HOST", "STATE", "SLOTS", "BUSY", "ADDRESS", "LABELS", "SINCE", "WHY")
+    return columns(
+        heading,
+        (
+            (
+                host.id,
+                host.state.value,
+                str(len(host.slots)),
+                str(sum(slot.job is not None for slot in host.slots)),
+                host.address,
+                ",".join(f"{key}={value}" for key, value in sorted(host.labels.items())),
+                moment(host.since),
+                host.reason,
+            )
+            for host in hosts
+        ),
+    )
+
+
+def ledger_table(ledger: LedgerView) -> Iterator[str]:
+    """Show how often the samples of each epoch were used, one line each."""
+    heading = ("EPOCH", "SAMPLES", "ONCE", "MORE", "NEVER")
+    return columns(heading, ([str(n) for n in (e.epoch, e.samples, e.once, e.more, e.never)] for e in ledger.epochs))
+
+
+def ledger_lines(epochs: Sequence[EpochCount]) -> Iterator[str]:
+    """Say in one line that all is well, or name the epochs in which it is not."""
+    wrong = [count for count in epochs if count.more or count.never]
+    if epochs and not wrong:
+        yield "every sample exactly once in every epoch"
+    for count in wrong:
+        yield (
+            f"epoch {count.epoch}: of {count.samples} samples {count.once} were used once, {count.more} more often, "
+            f"{count.never} never"
+        )
+
+
+def event_line(event: EventView) -> str:
+    """Show one event."""
+    return f"{moment(event.time)}{_GAP}{event.subject.removeprefix('resile.')}{_GAP}{_gist(event)}".rstrip()
+
+
+def _gist(event: EventView) -> str:
+    """What an event is about, without what its subject says already."""
+    data = event.data
+    if isinstance(item := data.get("item"), dict):
+        workers = f"{item.get('workers')} workers at iteration {item.get('iteration')}"
+        return _GAP.join(text for text in (workers, str(item.get("reason") or "")) if text)
+    if isinstance(content := data.get("content"), dict):
+        data = content
+    told = {key: value for key, value in data.items() if key not in ("kind", "time", "host", "slots", "labels")}
+    return " ".join(f"{key}={value}" for key, value in told.items() if isinstance(value, str | int | float) and value)
+
+
+def iterations(job: JobSummary) -> str:
+    """For example ``50/120``."""
+    return f"{job.iteration}/{job.iterations_total}" if job.iterations_total else str(job.iteration)
+
+
+def number(value: float | None) -> str:
+    """A loss or a metric, in few digits."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def moment(time: datetime) -> str:
+    """A time on this machine's clock."""
+    return time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _numbers(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.6g}" for name, value in values.items())

@@ -1,0 +1,120 @@
+"""`resile wait`: shows jobs until they are over; a bar for each on a terminal, a line now and then anywhere else."""
+
+import sys
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from resile_shared.api import JobSummary
+
+from ..client import Client
+from .pace import clock
+from .polling import looks
+from .tables import iterations, number
+
+PLAIN_SECONDS = 5.0
+
+
+class Board(Protocol):
+    """Where the jobs are shown."""
+
+    def show(self, jobs: Iterable[JobSummary]) -> None:
+        """Show the jobs as they are now."""
+
+    def close(self) -> None:
+        """Take down what is only there while somebody waits."""
+
+
+async def wait(client: Client, names: list[str], *, quiet: bool) -> tuple[JobSummary, ...]:
+    """Return the jobs once all of them are over."""
+    wanted = [await client.find(name) for name in names]
+    board = _open_board(quiet=quiet)
+    try:
+        async for seen in looks(client.jobs):
+            jobs = tuple(job for job in seen if job.id in wanted)
+            board.show(jobs)
+            if all(job.state.is_final for job in jobs) and len(jobs) == len(set(wanted)):
+                return jobs
+        raise AssertionError("looks never end by themselves")
+    finally:
+        board.close()
+
+
+def _open_board(*, quiet: bool) -> Board:
+    console = Console(stderr=True)
+    if quiet:
+        return _NoBoard()
+    return _Bars(console) if console.is_terminal and not console.is_dumb_terminal else _Lines()
+
+
+def _text(job: JobSummary) -> str:
+    parts = [job.state.value]
+    if job.workers:
+        parts.append(f"{job.workers} worker{'' if job.workers == 1 else 's'}")
+    if job.loss is not None:
+        parts.append(f"loss {number(job.loss)}")
+    if job.seconds_left is not None and not job.state.is_final:
+        parts.append(f"{clock(job.seconds_left)} left")
+    if job.reason and not job.workers:
+        parts.append(job.reason)
+    return "  ".join(parts)
+
+
+class _NoBoard:
+    def show(self, jobs: Iterable[JobSummary]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Bars:
+    """A terminal: one bar for each job."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            TextColumn("{task.fields[job]}", style="bold"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[iterations]}"),
+            TextColumn("{task.description}"),
+        )
+        self._bars = Progress(*columns, console=console, expand=True)
+        self._tasks: dict[str, TaskID] = {}
+        self._bars.start()
+
+    def show(self, jobs: Iterable[JobSummary]) -> None:
+        for job in jobs:
+            if job.id not in self._tasks:
+                self._tasks[job.id] = self._bars.add_task("", total=None, job=job.id, iterations="")
+            self._bars.update(
+                self._tasks[job.id],
+                total=job.iterations_total,
+                completed=job.iteration,
+                description=_text(job),
+                iterations=iterations(job),
+            )
+
+    def close(self) -> None:
+        self._bars.stop()
+
+
+class _Lines:
+    """A file or a pipe: a line for each change of state or of workers, and every few seconds."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, tuple[tuple[str, int], float]] = {}
+
+    def show(self, jobs: Iterable[JobSummary]) -> None:
+        now = time.monotonic()
+        for job in jobs:
+            shape = (job.state.value, job.workers)
+            before, since = self._shown.get(job.id, (None, now))
+            if shape != before or (now - since >= PLAIN_SECONDS and not job.state.is_final):
+                self._shown[job.id] = (shape, now)
+                print(f"{job.id}  {iterations(job)}  {_text(job)}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass

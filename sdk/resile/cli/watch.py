@@ -1,0 +1,164 @@
+"""The commands that watch: events, logs, wait, top."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from .options import DEFAULT_HOME, AsJson, Home, Job, Server, print_json, reach
+
+if TYPE_CHECKING:
+    from resile_shared.api import JobSummary, LogEntry
+
+    from ..client import Client
+
+app = typer.Typer(rich_markup_mode=None)
+V = TypeVar("V")
+
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes; with --json one object a line.")]
+Tail = Annotated[int, typer.Option("--tail", metavar="N", min=0, help="How many of the newest to begin with.")]
+_LAST_LINES_SECONDS = 1.0
+
+
+@app.command(short_help="Show what happened in the pool, or to one job.")
+def events(
+    job: Annotated[str | None, typer.Argument(metavar="[ID]", help="Only those of this job.")] = None,
+    *,
+    follow: Follow = False,
+    tail: Tail = 50,
+    server: Server = None,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    r"""Show what happened in the pool, or to one job, oldest first.
+
+    \b
+    resile events -f                  all that happens, as it happens
+    resile events digits-7f3a2c       what happened to one job
+    """
+    from .tables import event_line
+
+    async def work(client: "Client") -> None:
+        found = await client.find(job) if job else None
+        if follow:
+            await _print_each(client, client.follow_events(job=found, tail=tail), event_line, found, as_json=as_json)
+            return
+        seen = await client.events(job=found, tail=tail)
+        _print_all({"events": seen}, map(event_line, seen), as_json=as_json)
+
+    reach(work, server=server, home=home, as_json=as_json)
+
+
+@app.command(short_help="Show what a job's workers print.")
+def logs(
+    job: Job,
+    *,
+    follow: Follow = False,
+    tail: Tail = 1000,
+    server: Server = None,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    r"""Show what the workers of a job print.
+
+    \b
+    resile logs digits-7f3a2c -f            until the job is over
+    resile logs digits-7f3a2c --tail 20     the last lines
+    """
+
+    async def work(client: "Client") -> None:
+        found = await client.find(job)
+        if follow:
+            await _print_each(client, client.follow_logs(found, tail=tail), _log_line, found, as_json=as_json)
+            return
+        seen = await client.logs(found, tail=tail)
+        _print_all({"lines": seen}, map(_log_line, seen), as_json=as_json)
+
+    reach(work, server=server, home=home, as_json=as_json)
+
+
+@app.command(
+    short_help="Wait until jobs are over.",
+    epilog="Exit status: 0 if all completed, 1 if one failed or was stopped, 130 interrupted (the jobs go on).",
+)
+def wait(
+    jobs: Annotated[list[str], typer.Argument(metavar="ID...", help="The jobs, by id or name.")],
+    *,
+    server: Server = None,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> int:
+    """Wait until jobs are over, and show their progress on stderr."""
+    from . import waiting
+
+    async def work(client: "Client") -> "tuple[JobSummary, ...]":
+        return await waiting.wait(client, jobs, quiet=as_json)
+
+    ended = reach(work, server=server, home=home, as_json=as_json)
+    if as_json:
+        print_json({"jobs": ended})
+    wrong = [job for job in ended if job.state.value != "completed"]
+    for job in wrong:
+        why = f": {job.reason}" if job.reason else ""
+        print(f"resile: {job.id} {job.state.value}{why}; `resile logs {job.id}` shows its output", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+@app.command(short_help="Show jobs and hosts, live.")
+def top(*, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Show jobs and hosts, live, until Ctrl-C; once, where there is no terminal."""
+    from . import top as screen
+
+    async def work(client: "Client") -> None:
+        if as_json:
+            seen_jobs, seen_hosts = await screen.look(client)
+            print_json({"jobs": seen_jobs, "hosts": seen_hosts})
+        else:
+            await screen.show(client)
+
+    reach(work, server=server, home=home, as_json=as_json)
+
+
+def _log_line(entry: "LogEntry") -> str:
+    return f"[{'note' if entry.stream == 'note' else f'worker {entry.worker}'}] {entry.text}"
+
+
+def _print_all(document: object, lines: "map[str]", *, as_json: bool) -> None:
+    if as_json:
+        print_json(document)
+    else:
+        for line in lines:
+            typer.echo(line)
+
+
+async def _print_each(
+    client: "Client", items: AsyncIterator[V], line: Callable[[V], str], job: str | None, *, as_json: bool
+) -> None:
+    """Print items as they come: for ever, or until the job is over and its last items had time to arrive."""
+    from .polling import until_over
+
+    async def printing() -> None:
+        async for item in items:
+            if as_json:
+                print_json(item)
+            else:
+                typer.echo(line(item))
+
+    async def over() -> None:
+        if job is None:
+            await asyncio.Event().wait()
+        else:
+            await until_over(client, job)
+            await asyncio.sleep(_LAST_LINES_SECONDS)
+
+    tasks = [asyncio.create_task(printing()), asyncio.create_task(over())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

@@ -1,0 +1,277 @@
+"""A client of a pool's HTTP API.
+
+    async with Client(find_server()) as client:
+        job = await client.submit(spec)
+
+Every call raises Unreachable when the pool does not answer, and Refused when it says no.
+"""
+
+import asyncio
+import errno
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+from pydantic import ValidationError
+
+from resile_shared import api
+from resile_shared.errors import ResileError, UsageError
+from resile_shared.messages.jobs import JobSpec
+
+from .pool.home import read_pool
+from .server_sent import read_events
+
+DEFAULT_HOME = Path("~/.resile")
+PATIENCE_SECONDS = 60.0  # longer than one silent read
+_PAUSE_SECONDS = 0.5
+_NUM_ATTEMPTS = 3
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
+
+V = TypeVar("V", bound=api.View)
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a pool's API is, and what lets the caller in."""
+
+    url: str
+    token: str
+    advice: str = "check that it is up, and its address"
+    """What to do when it does not answer."""
+
+
+class Unreachable(ResileError):
+    """The pool does not answer."""
+
+    def __init__(self, server: Server, why: str) -> None:
+        super().__init__(f"the pool at {server.url} does not answer ({why}): {server.advice}")
+
+
+class Refused(ResileError):
+    """The pool said no. ``code`` is that of `api.Problem`, empty where something else answered."""
+
+    def __init__(self, detail: str, *, status: int, code: str = "") -> None:
+        super().__init__(detail)
+        self.status, self.code = status, code
+
+
+def find_server(url: str | None = None, *, home: Path | None = None) -> Server:
+    """Find the pool: at ``url`` or ``RESILE_SERVER``, with the token in ``RESILE_TOKEN``; else that of the home.
+
+    The home is ``home``, ``RESILE_HOME``, or ``~/.resile``. Raises ResileError.
+    """
+    url = url or os.environ.get("RESILE_SERVER")
+    home = (home or Path(os.environ.get("RESILE_HOME") or DEFAULT_HOME)).expanduser().absolute()
+    pool = read_pool(home)
+    start = "resile up" if home == DEFAULT_HOME.expanduser() else f"resile up --home {home}"
+    if url is None:
+        if pool is None:
+            raise ResileError(f"no pool is running in {home}: start one with `{start}`")
+        return Server(pool.url, pool.token, f"it seems to have been killed: start it again with `{start}`")
+    token = os.environ.get("RESILE_TOKEN") or (pool.token if pool and pool.url == url.rstrip("/") else "")
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--server {url!r} is not a URL: it starts with http:// or https://")
+    if not token:
+        raise UsageError(f"the pool at {url} wants a token: put it into RESILE_TOKEN")
+    return Server(url.rstrip("/"), token)
+
+
+class Client:
+    """A connection to one pool; for use with ``async with``."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {server.token}"}, timeout=_TIMEOUT)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.close()
+
+    async def jobs(self) -> tuple[api.JobSummary, ...]:
+        """Return all jobs, in the order of their submission."""
+        return (await self._get(api.JobList, "jobs")).jobs
+
+    async def job(self, job: str) -> api.JobView:
+        """Return one job with its history."""
+        return await self._get(api.JobView, f"jobs/{job}")
+
+    async def find(self, name: str) -> str:
+        """Return the id of the job that has the id ``name``, or is the only one of that name."""
+        jobs = await self.jobs()
+        if any(job.id == name for job in jobs):
+            return name
+        found = [job.id for job in jobs if job.name == name]
+        if len(found) > 1:
+            raise UsageError(f"{len(found)} jobs are named {name}: give one of their ids, {', '.join(found)}")
+        if not found:
+            raise UsageError(f"there is no job {name}: `resile jobs` lists them")
+        return found[0]
+
+    async def upload(self, content: bytes) -> str:
+        """Store packed code (`resile.package.pack`); return what `JobSpec.package` calls it."""
+        answer = await self._request("POST", "packages", data=content, headers={"Content-Type": "application/gzip"})
+        return self._read(api.PackageView, answer).package
+
+    async def submit(self, spec: JobSpec) -> str:
+        """Submit a job; return its id once it is stored."""
+        return self._read(api.Submission, await self._post("jobs", spec.model_dump(mode="json"))).job_id
+
+    async def set_priority(self, job: str, priority: int) -> None:
+        """Give a job a larger or smaller share."""
+        await self._post(f"jobs/{job}/priority", {"priority": priority})
+
+    async def stop(self, job: str, *, reason: str = "") -> None:
+        """End a job for good."""
+        await self._post(f"jobs/{job}/stop", {"reason": reason})
+
+    async def pause(self, job: str) -> None:
+        """Have a job save a checkpoint, give up its slots, and wait."""
+        await self._post(f"jobs/{job}/pause", {})
+
+    async def resume(self, job: str) -> None:
+        """Have a paused job go on."""
+        await self._post(f"jobs/{job}/resume", {})
+
+    async def ledger(self, job: str) -> api.LedgerView:
+        """Return how often the samples of each epoch were used."""
+        return await self._get(api.LedgerView, f"jobs/{job}/ledger")
+
+    async def save_model(self, job: str, file: Path) -> None:
+        """Write the final model (safetensors) to ``file``, whole or not at all."""
+        await self._download(f"jobs/{job}/model", file)
+
+    async def save_output(self, job: str, file: Path) -> None:
+        """Write what the job's workers put into their output folder to ``file``, a tar."""
+        await self._download(f"jobs/{job}/output", file)
+
+    async def logs(self, job: str, *, tail: int) -> tuple[api.LogEntry, ...]:
+        """Return the newest ``tail`` lines that the job's workers printed."""
+        return (await self._get(api.LogList, f"jobs/{job}/logs", tail=tail)).lines
+
+    def follow_logs(self, job: str, *, tail: int) -> AsyncIterator[api.LogEntry]:
+        """Return the newest ``tail`` lines and all that come."""
+        return self._follow(api.LogEntry, f"jobs/{job}/logs", tail=tail)
+
+    async def events(self, *, job: str | None = None, tail: int) -> tuple[api.EventView, ...]:
+        """Return the newest ``tail`` events, of one job or of all."""
+        return (await self._get(api.EventList, "events", tail=tail, **({"job": job} if job else {}))).events
+
+    def follow_events(self, *, job: str | None = None, tail: int) -> AsyncIterator[api.EventView]:
+        """Return the newest ``tail`` events and all that come."""
+        return self._follow(api.EventView, "events", tail=tail, **({"job": job} if job else {}))
+
+    async def hosts(self) -> tuple[api.HostView, ...]:
+        """Return all hosts that were ever seen."""
+        return (await self._get(api.HostList, "hosts")).hosts
+
+    async def drain(self, host: str, *, deadline_seconds: float | None = None) -> None:
+        """Have a host let go of its workers, and take no more."""
+        await self._post(f"hosts/{quote(host, safe='')}/drain", {"deadline_seconds": deadline_seconds})
+
+    async def _get(self, model: type[V], path: str, **query: str | int) -> V:
+        return self._read(model, await self._request("GET", path, params=query))
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        return await self._request("POST", path, json=body)
+
+    async def _request(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> bytes:
+        """Send until there is an answer; the key makes sure that a request has its effect once."""
+        keyed = {"Idempotency-Key": secrets.token_hex(16), **(headers or {})}
+        for attempt in range(_NUM_ATTEMPTS):
+            try:
+                async with self._http.request(method, self._url(path), headers=keyed, **options) as answer:
+                    await _check(answer, self.server)
+                    return await answer.read()
+            except aiohttp.ClientConnectorError as error:
+                raise Unreachable(self.server, _reason(error)) from error
+            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
+                if attempt == _NUM_ATTEMPTS - 1:
+                    raise Unreachable(self.server, _reason(error)) from error
+            await asyncio.sleep(_PAUSE_SECONDS)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _download(self, path: str, file: Path) -> None:
+        draft = file.with_name(f".{file.name}.partial")
+        try:
+            async with self._http.get(self._url(path)) as answer:
+                await _check(answer, self.server)
+                with draft.open("wb") as target:
+                    async for part in answer.content.iter_chunked(1 << 20):
+                        target.write(part)
+            draft.replace(file)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Unreachable(self.server, _reason(error)) from error
+        finally:
+            draft.unlink(missing_ok=True)
+
+    async def _follow(self, model: type[V], path: str, **query: str | int) -> AsyncIterator[V]:
+        """Read events, and go on after the last one when the connection breaks; a pool that stays away is an error."""
+        last = ""
+        heard = time.monotonic()
+        while True:
+            headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
+            try:
+                async with self._http.get(self._url(path), params={**query, "follow": 1}, headers=headers) as answer:
+                    await _check(answer, self.server)
+                    heard = time.monotonic()
+                    async for event in read_events(answer.content):
+                        last = event.id or last
+                        yield self._read(model, event.data)
+                        heard = time.monotonic()
+                    why = "it closed the connection"
+            except (aiohttp.ClientError, TimeoutError) as error:
+                why = _reason(error)
+            except Refused as error:
+                if error.status < 500:
+                    raise
+                why = str(error)
+            if time.monotonic() - heard > PATIENCE_SECONDS:
+                raise Unreachable(self.server, why)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _url(self, path: str) -> str:
+        return f"{self.server.url}/v1/{path}"
+
+    def _read(self, model: type[V], body: bytes | str) -> V:
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            raise ResileError(
+                f"{self.server.url} does not answer as a pool of this version does: check the address, update Resile"
+            ) from error
+
+
+async def _check(answer: aiohttp.ClientResponse, server: Server) -> None:
+    if answer.status < 400:
+        return
+    if answer.status == 401:
+        raise Refused(
+            f"the pool at {server.url} does not accept this token: check RESILE_TOKEN", status=401, code="unauthorized"
+        )
+    try:
+        problem = api.Problem.model_validate_json(await answer.read())
+    except ValidationError:
+        raise Refused(
+            f"{server.url} answers {answer.status} {answer.reason}: check that a pool is there", status=answer.status
+        ) from None
+    raise Refused(problem.detail, status=problem.status, code=problem.code)
+
+
+def _reason(error: Exception) -> str:
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    number = cause.errno if isinstance(cause, OSError) else None
+    known = os.strerror(number) if number is not None and number in errno.errorcode else ""
+    return known or str(cause) or type(cause).__name__

@@ -1,0 +1,211 @@
+"""A small real HTTP server that answers as a pool's API does, in a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from aiohttp import web
+
+from resile_shared import api
+from resile_shared.messages.hosts import HostState
+from resile_shared.messages.jobs import HistoryItem, JobSpec, JobState
+from resile_shared.messages.reports import EpochCount
+
+TOKEN = "secret-of-the-pool"
+TIME = datetime(2026, 1, 2, 3, 4, 5, 678000, UTC)
+
+
+def job_view(job: str, **changes: Any) -> api.JobView:
+    """A job in the middle of its training, or as ``changes`` has it."""
+    item = HistoryItem(
+        number=1,
+        time=TIME,
+        kind="allocation",
+        generation=1,
+        workers=2,
+        slots=("host-1/0", "host-1/1"),
+        iteration=0,
+        reason="start",
+    )
+    fields: dict[str, Any] = {
+        "id": job,
+        "name": "digits",
+        "tenant": "default",
+        "state": JobState.RUNNING,
+        "reason": "",
+        "priority": 5000,
+        "min_workers": 1,
+        "max_workers": 4,
+        "workers": 2,
+        "slots": item.slots,
+        "generation": 1,
+        "iteration": 50,
+        "iterations_total": 120,
+        "epoch": 2,
+        "epochs": 6,
+        "samples_seen": 2400,
+        "loss": 0.25,
+        "metrics": {},
+        "validation": {},
+        "iteration_seconds": 0.1,
+        "seconds_left": 7.0,
+        "submitted": TIME,
+        "bits": "same bits",
+        "params_sha256": None,
+        "script": "train.py",
+        "args": ("--lr", "0.1"),
+        "group": "",
+        "checkpoint": None,
+        "history": (item,),
+    }
+    return api.JobView.model_validate({**fields, **changes})
+
+
+HOST = api.HostView(
+    id="host-1",
+    state=HostState.UP,
+    reason="",
+    incarnation=1,
+    address="127.0.0.1",
+    labels={"zone": "a"},
+    device_class="cpu",
+    slots=tuple(
+        api.SlotView(name=f"host-1/{slot}", device="cpu", job=job, worker=None, worker_state=None)
+        for slot, job in enumerate(("digits-1", None))
+    ),
+    since=TIME,
+)
+
+
+class ApiServer:
+    """What the server holds, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.jobs = {"digits-1": job_view("digits-1")}
+        self.asked: list[tuple[str, Any]] = []
+        self.keys: list[str] = []
+        self.packages: list[bytes] = []
+        self.num_lost_answers = 0
+        """How many of the next requests are handled, but never answered."""
+        self.lines = [
+            api.LogEntry(sequence=n, time=TIME, host="host-1", worker=0, stream="stdout", text=f"line {n}")
+            for n in range(1, 7)
+        ]
+
+    def application(self) -> web.Application:
+        """Return the web application."""
+        application = web.Application(middlewares=[self._guard])
+        application.add_routes(
+            [
+                web.get("/v1/jobs", self._list),
+                web.post("/v1/jobs", self._submit),
+                web.get("/v1/jobs/{job}", self._show),
+                web.get("/v1/jobs/{job}/ledger", self._ledger),
+                web.get("/v1/jobs/{job}/model", self._model),
+                web.get("/v1/jobs/{job}/logs", self._logs),
+                web.post("/v1/jobs/{job}/{verb}", self._change),
+                web.get("/v1/hosts", self._hosts),
+                web.post("/v1/hosts/{host}/drain", self._change),
+                web.post("/v1/packages", self._package),
+            ]
+        )
+        return application
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.num_lost_answers:
+            self.num_lost_answers -= 1
+            assert request.transport is not None
+            request.transport.abort()
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return problem(401, "unauthorized", "no")
+        if request.method == "POST":
+            self.keys.append(request.headers["Idempotency-Key"])
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    async def _list(self, _: web.Request) -> web.Response:
+        return answer(api.JobList(jobs=tuple(self.jobs.values())))
+
+    async def _show(self, request: web.Request) -> web.Response:
+        return answer(self.jobs[request.match_info["job"]])
+
+    async def _submit(self, request: web.Request) -> web.Response:
+        spec = JobSpec.model_validate_json(await request.read())
+        self.asked.append(("submit", spec))
+        self.jobs["new-1"] = job_view("new-1", name=spec.name)
+        return answer(api.Submission(job_id="new-1"), status=201)
+
+    async def _change(self, request: web.Request) -> web.Response:
+        self.asked.append((request.path, await request.json()))
+        job = self.jobs.get(request.match_info.get("job", ""))
+        if job is not None and job.state.is_final:
+            return problem(409, "conflict", f"job {job.id} is {job.state.value} and cannot change any more")
+        return web.json_response({})
+
+    async def _package(self, request: web.Request) -> web.Response:
+        self.packages.append(await request.read())
+        return answer(api.PackageView(package="packages/abc.tar.gz"), status=201)
+
+    async def _hosts(self, _: web.Request) -> web.Response:
+        return answer(api.HostList(hosts=(HOST,)))
+
+    async def _ledger(self, _: web.Request) -> web.Response:
+        return answer(api.LedgerView(epochs=(EpochCount(epoch=0, samples=96, once=96, more=0, never=0),)))
+
+    async def _model(self, request: web.Request) -> web.Response:
+        if self.jobs[request.match_info["job"]].state != JobState.COMPLETED:
+            return problem(409, "conflict", "the job has no model yet: wait for its end")
+        return web.Response(body=b"model")
+
+    async def _logs(self, request: web.Request) -> web.StreamResponse:
+        """With ``follow`` two lines at a time; then the connection breaks."""
+        if "follow" not in request.query:
+            return answer(api.LogList(lines=tuple(self.lines[-int(request.query["tail"]) :])))
+        start = int(request.headers.get("Last-Event-ID", "logs:0").partition(":")[2])
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        for line in self.lines[start : start + 2]:
+            event = f": a comment\nid: logs:{line.sequence}\ndata: {line.model_dump_json()}\n\n"
+            await stream.write(event.encode())
+        await stream.write(b"id: logs:9\ndata: half an ev")
+        return stream
+
+
+def answer(view: api.View, *, status: int = 200) -> web.Response:
+    """A view as an answer."""
+    return web.Response(text=view.model_dump_json(), content_type="application/json", status=status)
+
+
+def problem(status: int, code: Any, detail: str) -> web.Response:
+    """A failure as an answer."""
+    document = api.Problem(title="Problem", status=status, detail=detail, code=code)
+    return web.Response(text=document.model_dump_json(), content_type="application/problem+json", status=status)
+
+
+@contextmanager
+def serving(server: ApiServer) -> Iterator[None]:
+    """Run the server while the block runs."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    runner = web.AppRunner(server.application())
+    try:
+        asyncio.run_coroutine_threadsafe(_start(runner, server), loop).result()
+        yield
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _start(runner: web.AppRunner, server: ApiServer) -> None:
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"

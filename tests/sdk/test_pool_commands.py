@@ -1,0 +1,218 @@
+"""The commands that talk to a pool: what they send, what they print, and how they fail."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from resile.cli import main
+from resile.pool.home import PoolHome
+from resile_shared.messages.jobs import JobState
+
+from .api_server import ApiServer, job_view
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text("print('hello')\n")
+    return folder / "train.py"
+
+
+def failure(arguments: list[str], capsys: pytest.CaptureFixture[str], *, status: int = 1) -> str:
+    """Run a command that fails; return its one line."""
+    assert main(arguments) == status
+    line = capsys.readouterr().err
+    assert line.startswith("resile: ")
+    assert line.count("\n") == 1
+    return line
+
+
+def test_a_submitted_script_is_packed_and_its_wishes_are_sent(
+    api_server: ApiServer, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--max-workers", "3", "--priority", "7000", "--env", "A=b", "--group", "gpu=h200"]
+    assert main(["submit", str(script), *options, "--", "--lr", "0.1"]) == 0
+    assert capsys.readouterr().out == "new-1\n"
+    with tarfile.open(fileobj=io.BytesIO(api_server.packages[0])) as archive:
+        assert archive.getnames() == ["train.py"]
+    (verb, spec) = api_server.asked[0]
+    assert (verb, spec.name, spec.script, spec.args) == ("submit", "train", "train.py", ("--lr", "0.1"))
+    assert (spec.max_workers, spec.priority, spec.env, spec.group) == (3, 7000, {"A": "b"}, "gpu=h200")
+    assert spec.package == "packages/abc.tar.gz"
+
+
+def test_a_request_whose_answer_is_lost_is_sent_again_with_the_same_key(
+    api_server: ApiServer, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api_server.num_lost_answers = 1
+    assert main(["submit", str(script), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"job_id": "new-1"}
+    assert (len(api_server.keys), len(set(api_server.keys))) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        (["--max-workers", "0"], "--max-workers: Input should be greater than or equal to 1"),
+        (["--min-workers", "4", "--max-workers", "2"], "min_workers 4 is above max_workers 2"),
+        (["--tenant", "a b"], "--tenant: String should match"),
+        (["--env", "X"], "--env 'X' is not of the form NAME=VALUE"),
+    ],
+)
+def test_wishes_that_cannot_be_are_refused_before_anything_is_sent(
+    options: list[str], answer: str, api_server: ApiServer, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer in failure(["submit", str(script), *options], capsys, status=2)
+    assert not api_server.packages
+
+
+@pytest.mark.usefixtures("api_server")
+def test_a_job_as_json_has_the_fields_that_programs_count_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["job", "digits-1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    wanted = (
+        "id name state priority min_workers max_workers workers generation iteration iterations_total epoch "
+        "samples_seen loss params_sha256 history"
+    )
+    assert set(wanted.split()) <= set(document)
+    assert document["workers"] == 2
+    assert document["params_sha256"] is None
+    assert document["history"][0] == {
+        "number": 1,
+        "time": "2026-01-02T03:04:05.678Z",
+        "kind": "allocation",
+        "generation": 1,
+        "workers": 2,
+        "slots": ["host-1/0", "host-1/1"],
+        "iteration": 0,
+        "reason": "start",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["jobs"], ["digits-1", "running", "50/120", "0.25", "7 s"]),
+        (["job", "digits-1"], ["train.py --lr 0.1", "2 (may have 1 to 4)", "host-1/0 host-1/1", "start"]),
+        (["hosts"], ["host-1", "up", "zone=a"]),
+        (["ledger", "digits-1"], ["EPOCH", "96"]),
+        (["logs", "digits-1", "--tail", "2"], ["[worker 0] line 5\n[worker 0] line 6\n"]),
+        (["top"], ["1 hosts, 2 slots, 1 busy", "digits-1", "running"]),
+        (["priority", "digits-1", "7000"], ["digits-1 has priority 7000"]),
+        (["stop", "digits-1"], ["digits-1 stops"]),
+        (["pause", "digits-1"], ["digits-1 pauses"]),
+        (["resume", "digits-1"], ["digits-1 goes on"]),
+        (["drain", "host-1", "--deadline", "5"], ["host-1 drains"]),
+    ],
+)
+@pytest.mark.usefixtures("api_server")
+def test_commands_tell_people_what_they_want_to_know(
+    arguments: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    for text in told:
+        assert text in out
+    assert main([*arguments, "--json"]) == 0
+    json.loads(capsys.readouterr().out)
+
+
+def test_changes_are_sent_as_the_api_wants_them(api_server: ApiServer) -> None:
+    assert main(["priority", "digits-1", "7000"]) == 0
+    assert main(["stop", "digits-1", "--reason", "enough"]) == 0
+    assert main(["drain", "host-1", "--deadline", "5"]) == 0
+    assert api_server.asked == [
+        ("/v1/jobs/digits-1/priority", {"priority": 7000}),
+        ("/v1/jobs/digits-1/stop", {"reason": "enough"}),
+        ("/v1/hosts/host-1/drain", {"deadline_seconds": 5.0}),
+    ]
+
+
+def test_a_job_may_be_called_by_its_name_if_no_other_has_it(
+    api_server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stop", "digits"]) == 0
+    assert api_server.asked[0][0] == "/v1/jobs/digits-1/stop"
+    api_server.jobs["digits-2"] = job_view("digits-2")
+    assert "2 jobs are named digits" in failure(["stop", "digits"], capsys, status=2)
+    assert "there is no job other: `resile jobs`" in failure(["stop", "other"], capsys, status=2)
+
+
+def test_followed_logs_survive_broken_connections_and_end_with_the_job(
+    api_server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.COMPLETED)
+    api_server.lines = api_server.lines[:4]
+    assert main(["logs", "digits-1", "-f"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"[worker 0] line {number}" for number in range(1, 5)]
+
+
+@pytest.mark.parametrize(("state", "status"), [(JobState.COMPLETED, 0), (JobState.FAILED, 1), (JobState.STOPPED, 1)])
+def test_waiting_ends_with_the_job_and_tells_how_it_went(
+    state: JobState, status: int, api_server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api_server.jobs["digits-1"] = job_view("digits-1", state=state, reason="because", workers=0)
+    assert main(["wait", "digits-1"]) == status
+    err = capsys.readouterr().err
+    assert f"digits-1  50/120  {state.value}" in err
+    assert (f"resile: digits-1 {state.value}: because" in err) == (status == 1)
+
+
+def test_a_model_is_written_to_its_file_or_not_at_all(
+    api_server: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.safetensors"
+    assert "wait for its end" in failure(["model", "digits-1", "-o", str(file)], capsys)
+    assert not list(tmp_path.glob("*model*"))
+    api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.COMPLETED)
+    assert main(["model", "digits-1", "-o", str(file)]) == 0
+    assert file.read_bytes() == b"model"
+    assert "there is no folder" in failure(["model", "digits-1", "-o", str(tmp_path / "no" / "m")], capsys, status=2)
+
+
+def test_what_the_pool_refuses_is_said_in_its_words(api_server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.COMPLETED)
+    assert failure(["stop", "digits-1"], capsys) == ("resile: job digits-1 is completed and cannot change any more\n")
+
+
+def test_with_json_a_failure_is_an_object_too(api_server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    api_server.jobs.clear()
+    assert main(["job", "digits-1", "--json"]) == 2
+    assert "there is no job digits-1" in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.mark.usefixtures("api_server")
+def test_a_wrong_token_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RESILE_TOKEN", "another")
+    assert "does not accept this token: check RESILE_TOKEN" in failure(["jobs"], capsys)
+    monkeypatch.delenv("RESILE_TOKEN")
+    assert "wants a token: put it into RESILE_TOKEN" in failure(["jobs"], capsys, status=2)
+
+
+def test_without_a_pool_the_way_to_one_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = failure(["jobs", "--home", str(tmp_path)], capsys)
+    assert f"no pool is running in {tmp_path}: start one with `resile up --home {tmp_path}`" in line
+
+
+def test_a_pool_that_was_killed_is_told_from_one_that_never_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PoolHome(tmp_path).announce("http://127.0.0.1:1")
+    line = failure(["jobs", "--home", str(tmp_path)], capsys)
+    assert "does not answer (Connection refused)" in line
+    assert f"start it again with `resile up --home {tmp_path}`" in line
+
+
+@pytest.mark.parametrize(
+    ("server", "answer"), [("pool:80", "is not a URL: it starts with http"), ("http://127.0.0.1:1", "does not answer")]
+)
+def test_a_wrong_address_is_told(
+    server: str, answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RESILE_TOKEN", "x")
+    assert main(["jobs", "--server", server]) != 0
+    assert answer in capsys.readouterr().err
