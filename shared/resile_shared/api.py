@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from .messages.hosts import HostState
-from .messages.jobs import HistoryItem, JobState
-from .messages.message import SlotName, Time
+from .messages.jobs import MAX_PRIORITY, HistoryItem, JobState
+from .messages.message import Message, SlotName, Time
 from .messages.reports import EpochCount
 
 
@@ -137,9 +137,31 @@ class LogList(View):
 
 
 class Submission(View):
-    """The body of ``POST /v1/jobs``: a `messages.jobs.JobSpec`; and this is its answer."""
+    """The answer to ``POST /v1/jobs``, whose body is a `messages.jobs.JobSpec`. The job is stored."""
 
     job_id: str
+
+
+class NewPriority(Message):
+    """The body of ``POST /v1/jobs/{job}/priority``."""
+
+    priority: int = Field(ge=1, le=MAX_PRIORITY, description="a higher number means a larger share")
+
+
+class StopJob(Message):
+    """The body of ``POST /v1/jobs/{job}/stop``; it may be missing."""
+
+    reason: str = Field(default="", max_length=1000)
+
+
+class DrainHost(Message):
+    """The body of ``POST /v1/hosts/{host}/drain``; it may be missing."""
+
+    deadline_seconds: float | None = Field(default=None, ge=0, description="after it workers are killed; None: never")
+
+
+class Empty(Message):
+    """Nothing: the body of ``/pause`` and ``/resume``, which may be missing, and the answer to commands."""
 
 
 class PackageView(View):
@@ -155,4 +177,4 @@ class Problem(View):
     title: str
     status: Annotated[int, Field(ge=400, le=599)]
     detail: str = Field(description="one line: what is wrong, and what to do")
-    code: Literal["malformed", "invalid", "unknown", "conflict", "unavailable", "unauthorized", "too large"]
+    code: Literal["malformed", "invalid", "unknown", "conflict", "unavailable", "unauthorized", "too large", "internal"]

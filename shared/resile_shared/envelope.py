@@ -33,6 +33,8 @@ class Received(Generic[M]):
     time: str
     sequence: int | None = None
     """Its place in its stream, if it came from one."""
+    stored: datetime | None = None
+    """When that stream took it in."""
 
 
 def type_of(model: type[BaseModel]) -> str:
@@ -60,7 +62,13 @@ def encode(message: BaseModel) -> bytes:
 
 
 def decode(
-    model: type[M], *, subject: str, headers: Mapping[str, str] | None, body: bytes, sequence: int | None = None
+    model: type[M],
+    *,
+    subject: str,
+    headers: Mapping[str, str] | None,
+    body: bytes,
+    sequence: int | None = None,
+    stored: datetime | None = None,
 ) -> Received[M]:
     """Read a message. Raises Malformed."""
     if headers is None or headers.get("ce-specversion") != "1.0":
@@ -81,6 +89,7 @@ def decode(
         source=headers["ce-source"],
         time=headers.get("ce-time", ""),
         sequence=sequence,
+        stored=stored,
     )
 
 

@@ -47,6 +47,8 @@ class Reader:
     """Where a new consumer starts: ``all``, ``new`` or ``last_per_subject``."""
     after: int = 0
     """The sequence of the last message yielded, or after which to start."""
+    num_waiting: int = 0
+    """Messages not yielded yet of those that were stored when the consumer was made."""
 
     async def read(self) -> AsyncGenerator[Begin | Msg, None]:
         """Yield Begin and then messages; Begin again whenever the consumer was made anew. Never ends."""
@@ -77,7 +79,8 @@ class Reader:
         )
         if self.start == "new" and not self.after:
             self.after = created["delivered"]["stream_seq"]
-        yield Begin(num_pending=created["num_pending"])
+        self.num_waiting = created["num_pending"]
+        yield Begin(num_pending=self.num_waiting)
         wanted = 0
         reply = ""
         while True:
@@ -97,6 +100,8 @@ class Reader:
                 if message.metadata.consumer == name:
                     wanted -= 1
                     self.after = message.metadata.sequence.stream
+                    # Those that a limit of the stream has removed meanwhile are not waited for.
+                    self.num_waiting = min(self.num_waiting - 1, message.metadata.num_pending)
                     yield message
             elif message.subject == reply and status != "100":  # the newest request has ended
                 if status not in ("404", "408"):

@@ -38,14 +38,17 @@ def load(settings: type[S], *, program: str, arguments: Sequence[str] | None = N
     try:
         return settings(**sources)
     except ValidationError as error:
-        faults = [f"{_name(fault['loc'])}: {fault['msg']}" for fault in error.errors(include_url=False)]
+        faults = [_fault(fault["loc"], fault["msg"]) for fault in error.errors(include_url=False)]
         raise UsageError(f"{program} cannot start with these settings: {'; '.join(faults)}") from error
     except SettingsError as error:
         raise UsageError(f"{program}: {str(error).removeprefix('error parsing CLI: ')}") from error
 
 
-def _name(location: tuple[int | str, ...]) -> str:
-    """Name a setting the way it is given: ``--health-port or RESILE_HEALTH_PORT``."""
+def _fault(location: tuple[int | str, ...], message: str) -> str:
+    """Name a setting the way it is given (``--health-port or RESILE_HEALTH_PORT``), and what is wrong with it."""
+    message = message.removeprefix("Value error, ")
+    if not location:
+        return message
     field, *rest = (str(part) for part in location)
     inside = f" ({'.'.join(rest)})" if rest else ""
-    return f"--{field.replace('_', '-')} or {PREFIX}{field.upper()}{inside}"
+    return f"--{field.replace('_', '-')} or {PREFIX}{field.upper()}{inside}: {message}"

@@ -81,6 +81,17 @@ def report(job: str, kind: str) -> str:
     return _build("report", job, kind)
 
 
+def reports_of(job: str) -> str:
+    """All that workers of one job told."""
+    return _build("report", job) + ".*"
+
+
+def reports_of_kind(kind: str) -> str:
+    """What workers of any job told, of one kind."""
+    _build("report", "any", kind)
+    return f"resile.report.*.{kind}"
+
+
 def log(job: str) -> str:
     """Output of a job's workers."""
     return _build("log", job)

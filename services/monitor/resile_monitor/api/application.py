@@ -1,0 +1,72 @@
+"""All routes of the API, and the server that answers them."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from resile_shared.errors import UsageError
+
+from .access import guarded
+from .downloads import Downloads
+from .events import Events
+from .hosts import Hosts
+from .jobs import Jobs
+from .logs import Logs
+from .packages import Packages
+from .pool import Pool
+from .problems import Handler, ProblemError, problems
+from .requests import MAX_BODY_BYTES
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 3.0
+
+
+def application(pool: Pool, *, token: str | None) -> web.Application:
+    """Return the web application."""
+
+    @web.middleware
+    async def informed(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path.startswith("/v1") and not pool.has_caught_up:
+            raise ProblemError("unavailable", "the monitor has just started and reads what is stored: try again")
+        return await handler(request)
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.json_response({"status": "alive"})
+
+    async def readyz(_: web.Request) -> web.Response:
+        facts = {"bus": pool.bus.is_up, "service": pool.has_caught_up}
+        return web.json_response(facts, status=200 if all(facts.values()) else 503)
+
+    async def root(_: web.Request) -> web.Response:
+        return web.json_response({"service": "resile", "api": "/v1", "docs": "docs/api.md"})
+
+    async def close(_: web.Application) -> None:
+        pool.closing.set()
+
+    made = web.Application(middlewares=[problems, guarded(token), informed], client_max_size=MAX_BODY_BYTES)
+    made.add_routes([web.get("/", root), web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    for part in (Jobs, Hosts, Packages, Downloads, Events, Logs):
+        made.add_routes(part(pool).routes())
+    made.on_shutdown.append(close)
+    return made
+
+
+@asynccontextmanager
+async def serving(served: web.Application, *, host: str, port: int) -> AsyncIterator[str]:
+    """Answer requests; give the URL. Raises UsageError when the address cannot be listened on."""
+    runner = web.AppRunner(served, access_log=None, handler_cancellation=True, shutdown_timeout=STOP_SECONDS)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise UsageError(f"--api-port: {host}:{port} cannot be listened on: {error.strerror}") from error
+        name, number = runner.addresses[0][:2]
+        url = f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
+        logger.info("the API is at %s", url)
+        yield url
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,91 @@
+"""What a job leaves in object storage: its final model, and what its workers wrote."""
+
+import asyncio
+import tarfile
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from resile_shared.storage import ObjectStorage
+
+from .pool import Pool
+from .problems import ProblemError
+
+PIECE_BYTES = 4 << 20
+
+
+class Downloads:
+    """The handlers below ``/v1/jobs/{job}`` that send files."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        return [
+            web.get("/v1/jobs/{job}/model", self._model, allow_head=False),
+            web.get("/v1/jobs/{job}/output", self._output, allow_head=False),
+        ]
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        record = await self._pool.record(request.match_info["job"])
+        if record.completed is None:
+            raise ProblemError(
+                "unknown", f"job {record.job} has no final model: it is {record.state}, and not completed"
+            )
+        if record.completed.model is None:
+            raise ProblemError(
+                "unknown", f"job {record.job} completed without a file of its model: its warnings say why"
+            )
+        key = f"jobs/{record.job}/{record.completed.model}"
+        size = await asyncio.to_thread(self._pool.storage.size, key)
+        response = _attachment(f"{record.job}.safetensors", "application/octet-stream")
+        response.content_length = size
+        return await _send(request, response, _pieces(self._pool.storage, key, size))
+
+    async def _output(self, request: web.Request) -> web.StreamResponse:
+        job = (await self._pool.record(request.match_info["job"])).job
+        folder = f"jobs/{job}/output/"
+        sizes = await asyncio.to_thread(self._pool.storage.sizes, folder)
+        if not sizes:
+            raise ProblemError(
+                "unknown", f"job {job} has no output: a script writes it to the folder RESILE_OUTPUT_DIR"
+            )
+        response = _attachment(f"{job}-output.tar", "application/x-tar")
+        return await _send(request, response, _tar(self._pool.storage, folder, sorted(sizes)))
+
+
+def _attachment(name: str, content_type: str) -> web.StreamResponse:
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Type": content_type}
+    return web.StreamResponse(headers=headers)
+
+
+async def _send(
+    request: web.Request, response: web.StreamResponse, pieces: AsyncIterator[bytes | memoryview]
+) -> web.StreamResponse:
+    await response.prepare(request)
+    async for piece in pieces:
+        await response.write(piece)
+    await response.write_eof()
+    return response
+
+
+async def _pieces(storage: ObjectStorage, key: str, size: int) -> AsyncIterator[memoryview]:
+    for start in range(0, size, PIECE_BYTES):
+        yield await asyncio.to_thread(storage.read_range, key, start, min(start + PIECE_BYTES, size))
+
+
+async def _tar(storage: ObjectStorage, folder: str, keys: list[str]) -> AsyncIterator[bytes | memoryview]:
+    """Pack objects one after the other; what an object grows by meanwhile is left out."""
+    for key in keys:
+        entry = tarfile.TarInfo(key.removeprefix(folder))
+        entry.size = await asyncio.to_thread(storage.size, key)
+        yield entry.tobuf(tarfile.PAX_FORMAT)
+        num_sent = 0
+        async for piece in _pieces(storage, key, entry.size):
+            num_sent += len(piece)
+            yield piece
+        if num_sent != entry.size:
+            raise OSError(f"{key} has shrunk while it was sent")
+        yield bytes(-entry.size % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)

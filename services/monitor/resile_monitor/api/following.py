@@ -1,0 +1,134 @@
+"""Server-sent events: what is stored, and then what comes, until either side goes.
+
+The ``id`` of an event says how far its reader has come in each stream that it reads (``events:17,reports:40``), so that
+it can come back with it. Between the streams and a client stands one short queue: whoever reads slowly slows down the
+reading of the streams for itself, and nothing piles up.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from aiohttp import web
+
+from resile_shared.errors import ResileError
+
+from .pool import answering
+from .problems import ProblemError
+from .reading import Entry, Reading, V, merged
+
+logger = logging.getLogger(__name__)
+
+QUEUE_LENGTH = 64
+KEEP_ALIVE_SECONDS = 10.0
+WRITE_SECONDS = 60.0
+NO_ANSWER = "the bus does not answer: try again"
+_PLACE = re.compile(r"([a-z]+):([0-9]{1,18}(?:\.[0-9]{1,9})?)")
+
+
+async def newest(readings: Sequence[Reading[Any, V]], num: int) -> tuple[list[Entry[V]], dict[str, str]]:
+    """Return the newest ``num`` entries of several streams, and the places after all that is stored."""
+    async with answering(NO_ANSWER):
+        tails = {reading.name: await reading.tail(num) for reading in readings}
+    entries = merged((entry for found, _ in tails.values() for entry in found), num=num)
+    return entries, {name: place for name, (_, place) in tails.items()}
+
+
+async def follow(
+    request: web.Request, readings: Sequence[Reading[Any, V]], *, num: int, closing: asyncio.Event
+) -> web.StreamResponse:
+    """Send what comes after ``Last-Event-ID``, without one the newest ``num`` entries and what comes after them.
+
+    Ends when the client goes or ``closing`` is set. Raises ProblemError.
+    """
+    reached = _places(request, readings)
+    present: list[Entry[V]] = []
+    starts = reached
+    if reached is None or starts is None:
+        present, starts = await newest(readings, num)
+        reached = starts | {entry.stream: entry.place_before for entry in reversed(present)}
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(request)
+    sources = [reading.follow(starts[reading.name]) for reading in readings]
+    await _send(response, _Frames(reached), present, sources, closing)
+    return response
+
+
+class _Frames:
+    """Events as they go over the wire, each with how far its reader has come with it."""
+
+    def __init__(self, reached: dict[str, str]) -> None:
+        self._reached = reached
+
+    def of(self, entry: Entry[V]) -> bytes:
+        self._reached[entry.stream] = entry.place
+        name = ",".join(f"{stream}:{place}" for stream, place in self._reached.items())
+        return f"id: {name}\ndata: {entry.view.model_dump_json()}\n\n".encode()
+
+
+async def _send(
+    response: web.StreamResponse,
+    frames: _Frames,
+    present: list[Entry[V]],
+    sources: Sequence[AsyncGenerator[Entry[V], None]],
+    closing: asyncio.Event,
+) -> None:
+    queue: asyncio.Queue[Entry[V] | None] = asyncio.Queue(QUEUE_LENGTH)
+    tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
+    tasks.append(asyncio.create_task(_end(closing, queue)))
+    try:
+        for entry in present:
+            await _write(response, frames.of(entry))
+        while not closing.is_set():
+            try:
+                entry_or_end = await asyncio.wait_for(queue.get(), KEEP_ALIVE_SECONDS)
+            except TimeoutError:
+                await _write(response, b": still here\n\n")
+                continue
+            if entry_or_end is None:
+                break
+            await _write(response, frames.of(entry_or_end))
+        await response.write_eof()
+    except (TimeoutError, ConnectionError):
+        logger.debug("a reader of an event stream is gone")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _write(response: web.StreamResponse, frame: bytes) -> None:
+    async with asyncio.timeout(WRITE_SECONDS):
+        await response.write(frame)
+
+
+async def _pump(source: AsyncGenerator[Entry[V], None], queue: asyncio.Queue[Entry[V] | None]) -> None:
+    """Hand on what comes. The end of one source is the end of all: the client comes back."""
+    try:
+        async with aclosing(source):
+            async for entry in source:
+                await queue.put(entry)
+    except ResileError as error:
+        logger.warning("an event stream ends: %s", error)
+    await queue.put(None)
+
+
+async def _end(closing: asyncio.Event, queue: asyncio.Queue[Entry[V] | None]) -> None:
+    await closing.wait()
+    await queue.put(None)
+
+
+def _places(request: web.Request, readings: Sequence[Reading[Any, V]]) -> dict[str, str] | None:
+    """Return how far a client that comes back has come in each stream, None for a new one."""
+    text = request.headers.get("Last-Event-ID")
+    if not text:
+        return None
+    found = [_PLACE.fullmatch(part) for part in text.split(",")]
+    places = {match[1]: match[2] for match in found if match}
+    if None in found or places.keys() != {reading.name for reading in readings}:
+        raise ProblemError("malformed", f"Last-Event-ID {text[:100]!r} is no id of this stream: leave it out")
+    return places

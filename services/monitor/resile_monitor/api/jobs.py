@@ -1,0 +1,70 @@
+"""Jobs: looking at them, submitting, changing."""
+
+from aiohttp import web
+
+from resile_shared.api import Empty, LedgerView, NewPriority, StopJob, Submission
+from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop, JobSubmit
+from resile_shared.messages.jobs import JobSpec
+from resile_shared.messages.message import Message
+
+from .pool import Pool
+from .requests import answer, read_body, read_key
+
+
+class Jobs:
+    """The handlers below ``/v1/jobs`` that speak JSON."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        return [
+            web.get("/v1/jobs", self._list),
+            web.post("/v1/jobs", self._submit),
+            web.get("/v1/jobs/{job}", self._view),
+            web.get("/v1/jobs/{job}/ledger", self._ledger),
+            web.post("/v1/jobs/{job}/priority", self._prioritise),
+            web.post("/v1/jobs/{job}/stop", self._stop),
+            web.post("/v1/jobs/{job}/pause", self._pause),
+            web.post("/v1/jobs/{job}/resume", self._resume),
+        ]
+
+    async def _list(self, _: web.Request) -> web.Response:
+        return answer(self._pool.projection.jobs())
+
+    async def _view(self, request: web.Request) -> web.Response:
+        return answer(await self._pool.job(request.match_info["job"]))
+
+    async def _ledger(self, request: web.Request) -> web.Response:
+        record = await self._pool.record(request.match_info["job"])
+        return answer(LedgerView(epochs=record.completed.ledger if record.completed else ()))
+
+    async def _submit(self, request: web.Request) -> web.Response:
+        spec = await read_body(request, JobSpec)
+        job = await self._pool.ask("job", "submit", JobSubmit(spec=spec), key=read_key(request))
+        return answer(Submission(job_id=job), status=201)
+
+    async def _prioritise(self, request: web.Request) -> web.Response:
+        body = await read_body(request, NewPriority)
+        job = await self._named(request)
+        return await self._change(request, "priority", JobPriority(job_id=job, priority=body.priority))
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        body = await read_body(request, StopJob)
+        return await self._change(request, "stop", JobStop(job_id=await self._named(request), reason=body.reason))
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        await read_body(request, Empty)
+        return await self._change(request, "pause", JobPause(job_id=await self._named(request)))
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        await read_body(request, Empty)
+        return await self._change(request, "resume", JobResume(job_id=await self._named(request)))
+
+    async def _named(self, request: web.Request) -> str:
+        return (await self._pool.record(request.match_info["job"])).job
+
+    async def _change(self, request: web.Request, verb: str, command: Message) -> web.Response:
+        await self._pool.ask("job", verb, command, target=request.match_info["job"], key=read_key(request))
+        return answer(Empty())

@@ -1,0 +1,88 @@
+"""Packages of code: taken in whole, checked, and stored under the name of their content."""
+
+import asyncio
+import hashlib
+import tarfile
+import zlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from aiohttp import web
+
+from resile_shared.api import PackageView
+from resile_shared.storage import MissingObjectError, ObjectStorage
+
+from .pool import Pool
+from .problems import ProblemError
+from .requests import answer
+
+PIECE_BYTES = 1 << 20
+MAX_EXPANSION = 20
+"""How many times larger than the largest package its content may be."""
+
+
+class Packages:
+    """The handler of ``POST /v1/packages``."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._storage = pool.storage
+        self._max_bytes = pool.max_package_bytes
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        return [web.post("/v1/packages", self._take)]
+
+    async def _take(self, request: web.Request) -> web.Response:
+        if (request.content_length or 0) > self._max_bytes:
+            raise self._too_large()
+        with TemporaryDirectory(prefix="resile-package-", ignore_cleanup_errors=True) as folder:
+            file = Path(folder) / "package.tar.gz"
+            digest = await self._receive(request, file)
+            await asyncio.to_thread(check, file, max_bytes=MAX_EXPANSION * self._max_bytes)
+            key = f"packages/{digest}.tar.gz"
+            await asyncio.to_thread(_store, self._storage, key, file)
+        return answer(PackageView(package=key), status=201)
+
+    async def _receive(self, request: web.Request, file: Path) -> str:
+        digest, size = hashlib.sha256(), 0
+        with await asyncio.to_thread(file.open, "wb") as stream:
+            async for piece in request.content.iter_chunked(PIECE_BYTES):
+                size += len(piece)
+                if size > self._max_bytes:
+                    raise self._too_large()
+                digest.update(piece)
+                await asyncio.to_thread(stream.write, piece)
+        return digest.hexdigest()
+
+    def _too_large(self) -> ProblemError:
+        return ProblemError(
+            "too large",
+            f"a package may have {self._max_bytes} bytes: leave data and results out of the folder, "
+            "or start the monitor with a larger --max-package-bytes",
+        )
+
+
+def check(file: Path, *, max_bytes: int) -> None:
+    """Read a package through. Raises ProblemError unless it is a tar.gz that can be unpacked safely."""
+    num_files = num_bytes = 0
+    try:
+        with tarfile.open(file, mode="r:gz") as archive:
+            for member in archive:
+                tarfile.data_filter(member, "/package")
+                num_files += member.isfile()
+                num_bytes += member.size
+                if num_bytes > max_bytes:
+                    raise ProblemError("too large", f"unpacked, the package has more than {max_bytes} bytes")
+    except tarfile.FilterError as error:
+        raise ProblemError("invalid", f"the package cannot be unpacked safely: {error}") from error
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise ProblemError("invalid", f"the package must be a folder packed as tar.gz: {error}") from error
+    if not num_files:
+        raise ProblemError("invalid", "the package holds no file: pack the folder of the script")
+
+
+def _store(storage: ObjectStorage, key: str, file: Path) -> None:
+    try:
+        storage.size(key)
+    except MissingObjectError:
+        storage.upload(key, file)

@@ -1,0 +1,120 @@
+"""The pool as handlers see it: what is known of it, and commands to it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel
+
+from resile_shared import subjects
+from resile_shared.api import HostView, JobView
+from resile_shared.bus import Bus
+from resile_shared.messages.commands import Accepted
+from resile_shared.messages.jobs import JobRecord
+from resile_shared.storage import ObjectStorage
+from resile_shared.subjects import HOSTS, JOBS, InvalidSubject
+
+from ..projection import Projection
+from .problems import ProblemError
+
+ANSWER_SECONDS = 5.0
+
+
+@dataclass
+class Pool:
+    """Everything that handlers use."""
+
+    bus: Bus
+    storage: ObjectStorage
+    projection: Projection
+    max_package_bytes: int
+    has_caught_up: bool = False
+    """Whether the projection holds all that was stored when the monitor started."""
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the monitor ends: whoever follows something is let go."""
+
+    async def record(self, job: str) -> JobRecord:
+        """Return what is stored of a job. Raises ProblemError when there is none."""
+        if self.projection.record(job) is None:
+            await self._fetch_job(job)  # it may be newer than what has reached the projection
+        if record := self.projection.record(job):
+            return record
+        raise ProblemError("unknown", f"there is no job {job}: GET /v1/jobs (`resile jobs`) lists them")
+
+    async def job(self, job: str) -> JobView:
+        """Return all about one job. Raises ProblemError when there is none."""
+        await self.record(job)
+        view = self.projection.job(job)
+        assert view is not None
+        return view
+
+    async def host(self, host: str) -> HostView:
+        """Return all about one host. Raises ProblemError when there is none."""
+        if self.projection.host(host) is None:
+            await self._fetch_host(host)
+        if view := self.projection.host(host):
+            return view
+        raise ProblemError("unknown", f"there is no host {host}: GET /v1/hosts (`resile hosts`) lists them")
+
+    async def ask(
+        self,
+        entity: Literal["job", "host"],
+        verb: str,
+        request: BaseModel,
+        *,
+        target: str = "",
+        key: str | None,
+    ) -> str:
+        """Have a command carried out, and see its effect; return the id of the job that it was about, if any.
+
+        ``key`` makes it happen once; it counts for one verb and one target alone.
+        """
+        message_id = f"{entity}.{verb}:{target}:{key}" if key else None
+        async with answering(_silence(entity, key)):
+            answer = await self.bus.ask(subjects.command(entity, verb), request, message_id=message_id)
+        if not isinstance(answer, Accepted):
+            raise ProblemError(answer.code, answer.reason)
+        target = answer.job_id or target
+        with suppress(ProblemError):  # it has happened, whether or not it can be seen already
+            await (self._fetch_host(target) if entity == "host" else self._fetch_job(target))
+        return target
+
+    async def _fetch_job(self, job: str) -> None:
+        async with answering("the bus does not answer: try again"):
+            try:
+                entry = await self.bus.bucket(JOBS).get(job)
+            except InvalidSubject:
+                return
+        if entry:
+            self.projection.store_job(job, entry.value, revision=entry.revision)
+
+    async def _fetch_host(self, host: str) -> None:
+        async with answering("the bus does not answer: try again"):
+            try:
+                entry = await self.bus.bucket(HOSTS).get(host)
+            except InvalidSubject:
+                return
+        if entry:
+            self.projection.store_host(host, entry.value, revision=entry.revision)
+
+
+@asynccontextmanager
+async def answering(otherwise: str) -> AsyncIterator[None]:
+    """Give the bus, and who is on it, some seconds to answer. Raises ProblemError that says ``otherwise``."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            yield
+    except TimeoutError:
+        raise ProblemError("unavailable", otherwise) from None
+
+
+def _silence(entity: Literal["job", "host"], key: str | None) -> str:
+    who = {"job": "scheduler", "host": "registry"}[entity]
+    advice = (
+        "send it again with the same Idempotency-Key"
+        if key
+        else "look whether it has happened before you send it again, or use an Idempotency-Key"
+    )
+    return f"the {who} does not answer; the request may still have its effect later: {advice}"

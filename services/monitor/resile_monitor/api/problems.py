@@ -1,0 +1,89 @@
+"""Every failure as a problem document (RFC 9457): one line that says what is wrong and what to do."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Literal
+
+from aiohttp import web
+
+from resile_shared.api import Problem
+from resile_shared.errors import ResileError
+from resile_shared.storage import MissingObjectError
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Code = Literal["malformed", "invalid", "unknown", "conflict", "unavailable", "unauthorized", "too large", "internal"]
+_STATUSES: dict[Code, HTTPStatus] = {
+    "malformed": HTTPStatus.BAD_REQUEST,
+    "invalid": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "unknown": HTTPStatus.NOT_FOUND,
+    "conflict": HTTPStatus.CONFLICT,
+    "unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
+    "unauthorized": HTTPStatus.UNAUTHORIZED,
+    "too large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    "internal": HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+
+
+class ProblemError(ResileError):
+    """A request that cannot be done, and why."""
+
+    def __init__(self, code: Code, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+
+
+@web.middleware
+async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn whatever a handler raises into a problem document."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _of_http(error, request)
+    except Exception as error:
+        if request.writer.output_size > 0:  # an answer is under way: the connection can only be cut
+            raise
+        return _of(error, request)
+
+
+def _of(error: Exception, request: web.Request) -> web.Response:
+    match error:
+        case ProblemError(code=code):
+            return _response(_STATUSES[code], code, str(error))
+        case MissingObjectError():
+            return _response(HTTPStatus.NOT_FOUND, "unknown", str(error))
+        case ResileError():
+            logger.warning("%s %s: %s", request.method, request.path, error)
+            return _response(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", str(error))
+        case _:
+            logger.exception("%s %s failed", request.method, request.path)
+            detail = f"the monitor failed: {type(error).__name__}; its log says more"
+            return _response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)
+
+
+def _of_http(error: web.HTTPException, request: web.Request) -> web.Response:
+    match error:
+        case web.HTTPMethodNotAllowed():
+            allowed = ", ".join(sorted(error.allowed_methods))
+            response = _response(error.status, "invalid", f"{request.path} knows no {error.method}: use {allowed}")
+            response.headers["Allow"] = allowed
+            return response
+        case web.HTTPNotFound():
+            return _response(404, "unknown", f"there is nothing at {request.path}: docs/api.md lists all requests")
+        case web.HTTPRequestEntityTooLarge():
+            return _response(413, "too large", f"the body is larger than is allowed here: {error.text}")
+        case _:
+            return _response(error.status, "malformed", f"the request cannot be read: {error.text or error.reason}")
+
+
+def _response(status: int, code: Code, detail: str) -> web.Response:
+    title = HTTPStatus(status).phrase
+    problem = Problem(title=title, status=status, detail=" ".join(detail.split()), code=code)
+    headers = {"WWW-Authenticate": "Bearer"} if code == "unauthorized" else {}
+    return web.Response(
+        body=problem.model_dump_json(), status=status, headers=headers, content_type="application/problem+json"
+    )

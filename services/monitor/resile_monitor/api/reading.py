@@ -1,0 +1,83 @@
+"""Streams as clients read them: the newest entries, and on from any place.
+
+A place is the sequence of the last message of which everything was sent, or ``<sequence>.<number>`` when only so many
+entries of that message were: one message of a log holds many lines.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel
+
+from resile_shared.api import View
+from resile_shared.envelope import Received
+from resile_shared.replay import Replay
+
+M = TypeVar("M", bound=BaseModel)
+V = TypeVar("V", bound=View)
+
+
+@dataclass(frozen=True)
+class Entry(Generic[V]):
+    """One entry of a stream: the ``number``-th, from 1, of the message ``sequence``."""
+
+    stream: str
+    sequence: int
+    number: int
+    is_last: bool
+    stored: datetime
+    view: V
+
+    @property
+    def place(self) -> str:
+        """How far a reader has come with this entry."""
+        return f"{self.sequence}" if self.is_last else f"{self.sequence}.{self.number}"
+
+    @property
+    def place_before(self) -> str:
+        """How far a reader has come that lacks this entry and no earlier one."""
+        return f"{self.sequence}.{self.number - 1}" if self.number > 1 else f"{self.sequence - 1}"
+
+
+class Reading(Generic[M, V]):
+    """One stream, and how its messages are shown. Every call waits for a bus that is away."""
+
+    def __init__(self, name: str, replay: Replay[M], show: Callable[[Received[M]], Sequence[V]]) -> None:
+        self.name = name
+        self._replay = replay
+        self._show = show
+
+    async def tail(self, num: int) -> tuple[list[Entry[V]], str]:
+        """Return the newest ``num`` entries, and the place after all that is stored."""
+        tail = await self._replay.tail(num)
+        entries = [entry for message in tail.messages for entry in self._entries(message)]
+        return entries[max(0, len(entries) - num) :], f"{tail.last}"
+
+    async def follow(self, place: str) -> AsyncGenerator[Entry[V], None]:
+        """Yield each entry after ``place``, for ever."""
+        sequence, _, num_sent = place.partition(".")
+        after = int(sequence) - 1 if num_sent else int(sequence)
+        after = min(after, await self._replay.last())  # of another stream, if the bus has lost its stores
+        async with aclosing(self._replay.follow(after=after)) as messages:
+            async for message in messages:
+                for entry in self._entries(message):
+                    if entry.sequence != int(sequence) or entry.number > int(num_sent or 0):
+                        yield entry
+
+    def _entries(self, message: Received[M]) -> list[Entry[V]]:
+        assert message.sequence is not None
+        assert message.stored is not None
+        views = self._show(message)
+        return [
+            Entry(self.name, message.sequence, number, number == len(views), message.stored, view)
+            for number, view in enumerate(views, start=1)
+        ]
+
+
+def merged(entries: Iterable[Entry[V]], *, num: int) -> list[Entry[V]]:
+    """Return the newest ``num`` entries of several streams, in the order in which they were stored."""
+    in_order = sorted(entries, key=lambda entry: entry.stored)
+    return in_order[max(0, len(in_order) - num) :]

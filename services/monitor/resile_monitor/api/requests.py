@@ -1,0 +1,47 @@
+"""Reading what a request says, each fault as one clear line."""
+
+import re
+from typing import TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from resile_shared.envelope import describe
+
+from .problems import ProblemError
+
+M = TypeVar("M", bound=BaseModel)
+MAX_BODY_BYTES = 1 << 20
+_KEY = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+async def read_body(request: web.Request, model: type[M]) -> M:
+    """Return the JSON body; an empty one counts as ``{}``."""
+    body = await request.read()
+    try:
+        return model.model_validate_json(body or b"{}")
+    except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid":
+            raise ProblemError("malformed", f"the body must be JSON: {describe(error)}") from error
+        raise ProblemError("invalid", f"the body is no {model.__name__}: {describe(error)}") from error
+
+
+def read_query(request: web.Request, model: type[M]) -> M:
+    """Return the parameters after the question mark."""
+    try:
+        return model.model_validate(dict(request.query))
+    except ValidationError as error:
+        raise ProblemError("invalid", f"the parameters are wrong: {describe(error)}") from error
+
+
+def read_key(request: web.Request) -> str | None:
+    """Return what tells this request from every other, if the client named it."""
+    key = request.headers.get("Idempotency-Key")
+    if key is not None and not _KEY.fullmatch(key):
+        raise ProblemError("invalid", "Idempotency-Key must be 1 to 200 visible ASCII characters")
+    return key
+
+
+def answer(view: BaseModel, *, status: int = 200) -> web.Response:
+    """Return a model as JSON."""
+    return web.Response(body=view.model_dump_json(), status=status, content_type="application/json")

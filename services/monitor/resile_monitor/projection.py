@@ -1,0 +1,113 @@
+"""What is known of jobs and hosts: put together from what others store and say, and forgotten with the process.
+
+- A record replaces what was known of its job or host, unless it is of an older revision.
+- Of two reports the one of the higher generation counts, and within a generation that of the higher iteration: a late
+  one moves nothing back, and a job that resumes from a checkpoint goes back all the same.
+- A heartbeat counts for the incarnation of its host that the registry knows.
+"""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from resile_shared.api import HostList, HostView, JobList, JobView
+from resile_shared.messages.hosts import Heartbeat, HostRecord
+from resile_shared.messages.jobs import JobRecord
+from resile_shared.messages.reports import Failed, Progress, Report, Warned
+
+from .views import Told, host_view, job_summary, job_view, slots_in_force
+
+MAX_WARNINGS = 100
+
+R = TypeVar("R")
+
+
+class Projection:
+    """All that the monitor knows. It only takes in and tells; nobody is asked."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, JobRecord] = {}
+        self._hosts: dict[str, HostRecord] = {}
+        self._revisions: dict[tuple[str, str], int] = {}
+        self._told: dict[str, Told] = {}
+        self._beats: dict[str, Heartbeat] = {}
+
+    # in
+
+    def store_job(self, job: str, record: JobRecord | None, *, revision: int) -> None:
+        """Take in what is stored of a job; None: it is gone."""
+        if self._is_newer("job", job, revision):
+            _put(self._jobs, job, record)
+
+    def store_host(self, host: str, record: HostRecord | None, *, revision: int) -> None:
+        """Take in what is stored of a host; None: it is gone."""
+        if self._is_newer("host", host, revision):
+            _put(self._hosts, host, record)
+
+    def beat(self, beat: Heartbeat) -> None:
+        """Take in what runs on a host."""
+        known = self._beats.get(beat.host)
+        if known is None or (beat.incarnation, beat.number) > (known.incarnation, known.number):
+            self._beats[beat.host] = beat
+            for worker in beat.workers:
+                if worker.exit and worker.exit.details:
+                    self._of(worker.job).exit_details = worker.exit.details
+
+    def report(self, report: Report) -> None:
+        """Take in what a worker told; what the records hold anyway is passed over."""
+        told = self._of(report.job)
+        match report.content:
+            case Progress(iteration=iteration) as progress:
+                if (report.generation, iteration) >= (told.generation, told.progress.iteration if told.progress else 0):
+                    told.generation, told.progress = report.generation, progress
+            case Failed() as failed:
+                if report.generation >= told.failed_generation:
+                    told.failed_generation, told.failed = report.generation, failed
+            case Warned(message=message):
+                if len(told.warnings) < MAX_WARNINGS:
+                    told.warnings[message] = None
+
+    def _of(self, job: str) -> Told:
+        return self._told.setdefault(job, Told())
+
+    def _is_newer(self, kind: str, key: str, revision: int) -> bool:
+        if revision <= self._revisions.get((kind, key), 0):
+            return False
+        self._revisions[kind, key] = revision
+        return True
+
+    # out
+
+    def record(self, job: str) -> JobRecord | None:
+        """Return what is stored of a job."""
+        return self._jobs.get(job)
+
+    def job(self, job: str) -> JobView | None:
+        """Return all about one job."""
+        record = self._jobs.get(job)
+        return job_view(record, self._told.get(job, Told())) if record else None
+
+    def jobs(self) -> JobList:
+        """Return all jobs, in the order of their submission."""
+        records = sorted(self._jobs.values(), key=lambda record: (record.submitted, record.job))
+        return JobList(jobs=tuple(job_summary(record, self._told.get(record.job, Told())) for record in records))
+
+    def host(self, host: str) -> HostView | None:
+        """Return all about one host."""
+        return next((view for view in self._host_views([host])), None)
+
+    def hosts(self) -> HostList:
+        """Return all hosts, by name."""
+        return HostList(hosts=tuple(self._host_views(sorted(self._hosts))))
+
+    def _host_views(self, hosts: Iterable[str]) -> Iterable[HostView]:
+        holders = {slot: record.job for record in self._jobs.values() for slot in slots_in_force(record)}
+        for host in hosts:
+            if record := self._hosts.get(host):
+                yield host_view(record, self._beats.get(host), holders)
+
+
+def _put(records: dict[str, R], key: str, record: R | None) -> None:
+    if record is None:
+        records.pop(key, None)
+    else:
+        records[key] = record

@@ -1,0 +1,87 @@
+"""The asyncio shell: keeps the projection up to date, and serves it."""
+
+import asyncio
+import logging
+
+from resile_shared.bus import Bus
+from resile_shared.credentials import write_private
+from resile_shared.envelope import Received
+from resile_shared.messages.hosts import Heartbeat
+from resile_shared.messages.reports import Report
+from resile_shared.service import Frame
+from resile_shared.storage import ObjectStorage
+from resile_shared.subjects import HEARTBEATS, HOSTS, JOBS, REPORTS, reports_of_kind
+
+from .api.application import application, serving
+from .api.pool import Pool
+from .projection import Projection
+from .settings import MonitorSettings
+
+logger = logging.getLogger(__name__)
+
+
+async def run(frame: Frame[MonitorSettings]) -> None:
+    """Serve until cancelled."""
+    settings = frame.settings
+    token = settings.read_token()
+    storage = await asyncio.to_thread(ObjectStorage, settings.storage)
+    pool = Pool(frame.bus, storage, Projection(), settings.max_package_bytes)
+    served = application(pool, token=token)
+    async with serving(served, host=settings.api_host, port=settings.api_port) as url:
+        if settings.url_file:
+            await asyncio.to_thread(write_private, settings.url_file, url.encode())
+        async with asyncio.TaskGroup() as group:
+            present = [asyncio.Event() for _ in range(4)]
+            feed = Feed(frame.bus, pool.projection)
+            await feed.hear()
+            group.create_task(feed.jobs(present[0]))
+            group.create_task(feed.hosts(present[1]))
+            group.create_task(feed.newest_reports(present[2]))
+            group.create_task(feed.warnings(present[3]))
+            for event in present:
+                await event.wait()
+            frame.is_ready = pool.has_caught_up = True
+
+
+class Feed:
+    """Tells the projection what is stored and said. Each reading sets its event once it has what was stored before."""
+
+    def __init__(self, bus: Bus, projection: Projection) -> None:
+        self._bus = bus
+        self._projection = projection
+
+    async def jobs(self, present: asyncio.Event) -> None:
+        """Read the records of all jobs, for ever."""
+        async for changes in self._bus.bucket(JOBS).watch():
+            for change in changes:
+                self._projection.store_job(change.key, change.value, revision=change.revision)
+            present.set()
+
+    async def hosts(self, present: asyncio.Event) -> None:
+        """Read the records of all hosts, for ever."""
+        async for changes in self._bus.bucket(HOSTS).watch():
+            for change in changes:
+                self._projection.store_host(change.key, change.value, revision=change.revision)
+            present.set()
+
+    async def hear(self) -> None:
+        """Listen to heartbeats from now on."""
+
+        async def beat(received: Received[Heartbeat]) -> None:
+            self._projection.beat(received.message)
+
+        await self._bus.subscribe(HEARTBEATS, Heartbeat, beat)
+
+    async def newest_reports(self, present: asyncio.Event) -> None:
+        """Read the newest progress and failure of each job, and those that follow, for ever."""
+        subjects = (reports_of_kind("progress"), reports_of_kind("failed"))
+        await self._bus.follow(
+            REPORTS, Report, self._report, subjects=subjects, start="last_per_subject", caught_up=present
+        )
+
+    async def warnings(self, present: asyncio.Event) -> None:
+        """Read all warnings, for ever."""
+        await self._bus.follow(REPORTS, Report, self._report, subjects=(reports_of_kind("warned"),), caught_up=present)
+
+    async def _report(self, received: Received[Report]) -> None:
+        self._projection.report(received.message)

@@ -1,0 +1,61 @@
+"""What a monitor is told."""
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from resile_shared.errors import UsageError
+from resile_shared.settings import ServiceSettings
+
+
+class MonitorSettings(ServiceSettings):
+    """The settings of one monitor."""
+
+    storage: str = Field(description="URL of the pool's object storage")
+    api_host: str = Field(default="127.0.0.1", description="address that the HTTP API listens on")
+    api_port: int = Field(default=0, ge=0, le=65535, description="its port; 0: any")
+    url_file: Path | None = Field(default=None, description="file to write the URL of the API to, once it listens")
+    token: SecretStr | None = Field(default=None, description="what requests must carry; better: --token-file")
+    token_file: Path | None = Field(default=None, description="file with that token and nothing else")
+    max_package_bytes: int = Field(default=100 << 20, gt=0, description="the largest package that is taken")
+
+    @field_validator("token")
+    @classmethod
+    def _is_a_token(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None and not _is_token(token.get_secret_value()):
+            raise ValueError("a token is at least 16 visible ASCII characters")
+        return token
+
+    @model_validator(mode="after")
+    def _is_guarded(self) -> Self:
+        if not (is_loopback(self.api_host) or self.token or self.token_file):
+            raise ValueError(
+                f"--api-host {self.api_host} lets other machines in: give a token with --token-file, or use 127.0.0.1"
+            )
+        return self
+
+    def read_token(self) -> str | None:
+        """Return the token that requests must carry, None for none. Raises UsageError."""
+        if self.token_file is None:
+            return self.token.get_secret_value() if self.token else None
+        try:
+            token = self.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--token-file: {self.token_file} cannot be read: {error}") from error
+        if not _is_token(token):
+            raise UsageError(f"--token-file: {self.token_file} must hold at least 16 visible ASCII characters")
+        return token
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches ``host``."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_token(text: str) -> bool:
+    return len(text) >= 16 and text.isascii() and text.isprintable() and " " not in text

@@ -1,0 +1,133 @@
+"""How a job and a host are shown: a record, and what was told beside it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from resile_shared.api import HostView, JobSummary, JobView, SlotView
+from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot, WorkerReport
+from resile_shared.messages.jobs import JobRecord, JobState
+from resile_shared.messages.reports import Failed, Progress
+
+_TRAINING = (JobState.RUNNING, JobState.RESCALING, JobState.RECOVERING)
+_ALIVE = (HostState.UP, HostState.DRAINING)
+
+
+@dataclass
+class Told:
+    """What the workers of one job told, as far as it counts."""
+
+    generation: int = 0
+    """Of ``progress``."""
+    progress: Progress | None = None
+    failed_generation: int = 0
+    failed: Failed | None = None
+    exit_details: str = ""
+    """The traceback that an agent found where a worker could not report one."""
+    warnings: dict[str, None] = field(default_factory=dict)
+
+
+def job_summary(record: JobRecord, told: Told) -> JobSummary:
+    """Return one job as lists show it."""
+    spec, ready = record.spec, record.ready
+    newest = record.completed or told.progress
+    slots = slots_in_force(record)
+    iteration = _iteration(record, told)
+    total = ready.iterations_total if ready else None
+    pace = told.progress.iteration_seconds or None if told.progress else None
+    return JobSummary(
+        id=record.job,
+        name=spec.name,
+        tenant=spec.tenant,
+        state=record.state,
+        reason=record.reason,
+        priority=record.priority,
+        min_workers=spec.min_workers,
+        max_workers=spec.max_workers,
+        workers=len(slots),
+        slots=slots,
+        generation=record.generation,
+        iteration=iteration,
+        iterations_total=total,
+        epoch=newest.epoch if newest else 0,
+        epochs=ready.epochs if ready else None,
+        samples_seen=newest.samples_seen if newest else 0,
+        loss=newest.loss if newest else None,
+        metrics=newest.metrics if newest else {},
+        validation=newest.validation if newest else {},
+        iteration_seconds=pace,
+        seconds_left=max(0, total - iteration) * pace if slots and pace and total is not None else None,
+        submitted=record.submitted,
+        bits=_bits(record),
+        params_sha256=record.completed.params_sha256 if record.completed else None,
+    )
+
+
+def job_view(record: JobRecord, told: Told) -> JobView:
+    """Return all about one job."""
+    spec = record.spec
+    details = (told.failed and told.failed.details) or told.exit_details
+    return JobView(
+        **dict(job_summary(record, told)),
+        script=spec.script,
+        args=spec.args,
+        group=spec.group,
+        checkpoint=record.checkpoint.iteration if record.checkpoint else None,
+        warnings=tuple(told.warnings),
+        details=details if record.state is JobState.FAILED else "",
+        history=record.history,
+        ledger=record.completed.ledger if record.completed else (),
+    )
+
+
+def host_view(record: HostRecord, beat: Heartbeat | None, holders: Mapping[str, str]) -> HostView:
+    """Return one host; ``holders`` names the job of each slot in force, for a host that was not heard yet."""
+    is_alive = record.state in _ALIVE
+    if beat is not None and beat.incarnation == record.incarnation:
+        running = {worker.slot: worker for worker in beat.workers if worker.state != "gone" and is_alive}
+        holders = {}
+    else:
+        running = {}
+    return HostView(
+        id=record.host,
+        state=record.state,
+        reason=record.reason,
+        incarnation=record.incarnation,
+        address=record.address,
+        labels=record.labels,
+        device_class=record.device_class,
+        slots=tuple(
+            _slot_view(record.host, slot, running.get(slot.index), holders if is_alive else {}) for slot in record.slots
+        ),
+        since=record.since,
+    )
+
+
+def slots_in_force(record: JobRecord) -> tuple[str, ...]:
+    """Return the slots of the generation that trains; none while the job does not."""
+    return record.history[-1].slots if record.history and record.state in _TRAINING else ()
+
+
+def _slot_view(host: str, slot: Slot, worker: WorkerReport | None, holders: Mapping[str, str]) -> SlotView:
+    name = f"{host}/{slot.index}"
+    return SlotView(
+        name=name,
+        device=slot.device,
+        job=worker.job if worker else holders.get(name),
+        worker=worker.worker if worker else None,
+        worker_state=worker.state if worker else None,
+    )
+
+
+def _iteration(record: JobRecord, told: Told) -> int:
+    """Return how many iterations are committed, by the newest generation that said so."""
+    if record.completed:
+        return record.completed.iteration
+    places = [(item.generation, item.iteration) for item in record.history if item.kind == "allocation"]
+    if told.progress:
+        places.append((told.generation, told.progress.iteration))
+    return max(places, default=(0, 0))[1]
+
+
+def _bits(record: JobRecord) -> str | None:
+    source = record.completed or record.ready
+    return source.bits if source else None

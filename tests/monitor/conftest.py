@@ -1,0 +1,7 @@
+"""The real bus, and real monitors on it."""
+
+from resile_shared.testing.fixtures import pool
+
+from .monitors import monitors, scene
+
+__all__ = ["monitors", "pool", "scene"]

@@ -1,0 +1,144 @@
+"""Monitors as processes, what talks to them, and a scene for them to look at."""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import orjson
+import pytest_asyncio
+from pydantic import BaseModel
+
+from resile_shared.api import Problem
+from resile_shared.bus import Bus
+from resile_shared.messages.hosts import HostRecord
+from resile_shared.messages.jobs import JobRecord
+from resile_shared.storage import ObjectStorage
+from resile_shared.subjects import HOSTS, JOBS
+from resile_shared.testing.fixtures import Pool
+
+M = TypeVar("M", bound=BaseModel)
+TOKEN = "a-token-for-tests-alone"
+
+
+@dataclass
+class Event:
+    """One server-sent event."""
+
+    id: str
+    data: dict[str, Any]
+
+
+class Monitor:
+    """One monitor process, and a client of it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
+        self.process = process
+        self.url = url
+        self.http = aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {TOKEN}"})
+
+    async def get(self, path: str, model: type[M]) -> M:
+        async with self.http.get(path) as answer:
+            assert answer.status == 200, await answer.text()
+            return model.model_validate_json(await answer.read())
+
+    async def post(self, path: str, body: object = None, **options: Any) -> tuple[int, Any]:
+        async with self.http.post(path, json=body, **options) as answer:
+            return answer.status, await answer.json()
+
+    async def problem(self, method: str, path: str, **options: Any) -> Problem:
+        async with self.http.request(method, path, **options) as answer:
+            assert answer.content_type == "application/problem+json", await answer.text()
+            problem = Problem.model_validate_json(await answer.read())
+            assert problem.status == answer.status
+            assert "\n" not in problem.detail
+            return problem
+
+    async def events(self, path: str, *, last: str | None = None) -> AsyncGenerator[Event, None]:
+        headers = {"Last-Event-ID": last} if last else {}
+        async with self.http.get(path, headers=headers, timeout=aiohttp.ClientTimeout()) as answer:
+            assert answer.status == 200, await answer.text()
+            name = ""
+            async for line in answer.content:
+                field, _, value = line.decode().rstrip("\n").partition(": ")
+                if field == "id":
+                    name = value
+                elif field == "data":
+                    yield Event(name, orjson.loads(value))
+
+    async def kill(self) -> None:
+        await self.http.close()
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+
+class Monitors:
+    """Starts monitors."""
+
+    def __init__(self, pool: Pool, folder: Path, stack: AsyncExitStack) -> None:
+        self.pool = pool
+        self.folder = folder
+        self.storage = ObjectStorage((folder / "storage").as_uri())
+        self._stack = stack
+        self._num = 0
+
+    async def start(self, *flags: str, port: int = 0, waits: bool = True) -> Monitor:
+        self._num += 1
+        file = self.folder / f"url-{self._num}"
+        process = await self.process("--api-port", str(port), "--url-file", str(file), "--token", TOKEN, *flags)
+        async with asyncio.timeout(30):
+            while not file.exists():
+                assert process.returncode is None
+                await asyncio.sleep(0.02)
+        monitor = Monitor(process, file.read_text())
+        self._stack.push_async_callback(monitor.kill)
+        if waits:
+            async with asyncio.timeout(30):
+                while await self._status(monitor) != 200:  # noqa: ASYNC110 - another process makes it so
+                    await asyncio.sleep(0.02)
+        return monitor
+
+    async def process(self, *flags: str, **options: Any) -> asyncio.subprocess.Process:
+        common = ("--credentials", str(self.pool.server.credentials("monitor")), "--storage", self.storage.url)
+        return await asyncio.create_subprocess_exec(sys.executable, "-m", "resile_monitor", *common, *flags, **options)
+
+    async def _status(self, monitor: Monitor) -> int:
+        async with monitor.http.get("/readyz") as answer:
+            return answer.status
+
+
+@pytest_asyncio.fixture
+async def monitors(pool: Pool, tmp_path: Path) -> AsyncIterator[Monitors]:
+    async with AsyncExitStack() as stack:
+        yield Monitors(pool, tmp_path, stack)
+
+
+class Scene:
+    """Scheduler, registry and learner, as far as a monitor sees them."""
+
+    def __init__(self, scheduler: Bus, registry: Bus, learner: Bus) -> None:
+        self.scheduler = scheduler
+        self.registry = registry
+        self.learner = learner
+        self._revisions: dict[str, int] = {}
+
+    async def store_job(self, record: JobRecord) -> None:
+        jobs = self.scheduler.bucket(JOBS)
+        revision = self._revisions.get(record.job, 0)
+        self._revisions[record.job] = await jobs.update(record.job, record, revision=revision)
+
+    async def store_host(self, record: HostRecord) -> None:
+        hosts = self.registry.bucket(HOSTS)
+        revision = self._revisions.get(record.host, 0)
+        self._revisions[record.host] = await hosts.update(record.host, record, revision=revision)
+
+
+@pytest_asyncio.fixture
+async def scene(pool: Pool) -> Scene:
+    scheduler, registry = await pool.bus("scheduler"), await pool.bus("registry")
+    return Scene(scheduler, registry, await pool.bus("learner"))

@@ -1,0 +1,118 @@
+"""What people ask for reaches scheduler and registry, and their answers come back."""
+
+from typing import Any
+
+from resile_shared.api import Empty, JobView, Submission
+from resile_shared.catalogue import model_of
+from resile_shared.envelope import Received
+from resile_shared.messages.commands import Accepted, JobSubmit, Refused
+from resile_shared.subjects import HOST_COMMANDS, JOB_COMMANDS
+
+from .examples import SPEC, host, job
+from .monitors import Monitors, Scene
+
+BODY = SPEC.model_dump(mode="json")
+
+
+class Answering:
+    """Answers as scheduler and registry, and remembers what was asked."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.refuse: Refused | None = None
+        self._scene = scene
+
+    async def listen(self) -> None:
+        await self._scene.scheduler.answer(JOB_COMMANDS, model_of, self._answer)
+        await self._scene.registry.answer(HOST_COMMANDS, model_of, self._answer)
+
+    async def _answer(self, received: Received[Any]) -> Accepted | Refused:
+        self.asked.append((received.subject.removeprefix("resile.command."), received.message.model_dump()))
+        if self.refuse:
+            return self.refuse
+        if isinstance(received.message, JobSubmit):
+            name = f"job-{len(self.asked)}"
+            await self._scene.store_job(job(name, spec=received.message.spec))
+            return Accepted(job_id=name)
+        return Accepted(job_id=getattr(received.message, "job_id", None))
+
+
+async def test_a_submitted_job_is_seen_at_once_and_the_same_key_submits_once(monitors: Monitors, scene: Scene) -> None:
+    answering = Answering(scene)
+    await answering.listen()
+    monitor = await monitors.start()
+    status, answer = await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"})
+    assert (status, Submission.model_validate(answer)) == (201, Submission(job_id="job-1"))
+    assert (await monitor.get("/v1/jobs/job-1", JobView)).args == SPEC.args
+    assert await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"}) == (201, answer)
+    assert await monitor.post("/v1/jobs", BODY) == (201, {"job_id": "job-2"})
+
+
+async def test_a_key_counts_for_one_request_alone(monitors: Monitors, scene: Scene) -> None:
+    answering = Answering(scene)
+    await answering.listen()
+    monitor = await monitors.start()
+    key = {"headers": {"Idempotency-Key": "the key of a script"}}
+    assert (await monitor.post("/v1/jobs", BODY, **key))[0] == 422
+    key = {"headers": {"Idempotency-Key": "the-key-of-a-script"}}
+    await monitor.post("/v1/jobs", BODY, **key)
+    assert await monitor.post("/v1/jobs/job-1/pause", **key) == (200, {})
+    assert await monitor.post("/v1/jobs/job-1/resume", **key) == (200, {})
+    assert [name for name, _ in answering.asked] == ["job.submit", "job.pause", "job.resume"]
+
+
+async def test_every_command_arrives_as_it_was_asked(monitors: Monitors, scene: Scene) -> None:
+    answering = Answering(scene)
+    await answering.listen()
+    await scene.store_job(job())
+    await scene.store_host(host())
+    monitor = await monitors.start()
+    for path, body in (
+        ("/v1/jobs/job-1/priority", {"priority": 7000}),
+        ("/v1/jobs/job-1/stop", {"reason": "enough"}),
+        ("/v1/jobs/job-1/stop", None),
+        ("/v1/jobs/job-1/pause", {}),
+        ("/v1/jobs/job-1/resume", {}),
+        ("/v1/hosts/host-1/drain", {"deadline_seconds": 5}),
+        ("/v1/hosts/host-1/drain", {"deadline_seconds": None}),
+    ):
+        async with monitor.http.post(path, json=body) if body is not None else monitor.http.post(path) as answer:
+            assert answer.status == 200, await answer.text()
+            Empty.model_validate_json(await answer.read())
+    assert answering.asked == [
+        ("job.priority", {"job_id": "job-1", "priority": 7000}),
+        ("job.stop", {"job_id": "job-1", "reason": "enough"}),
+        ("job.stop", {"job_id": "job-1", "reason": ""}),
+        ("job.pause", {"job_id": "job-1"}),
+        ("job.resume", {"job_id": "job-1"}),
+        ("host.drain", {"host_id": "host-1", "deadline_seconds": 5.0}),
+        ("host.drain", {"host_id": "host-1", "deadline_seconds": None}),
+    ]
+
+
+async def test_what_is_refused_says_why(monitors: Monitors, scene: Scene) -> None:
+    answering = Answering(scene)
+    await answering.listen()
+    await scene.store_job(job())
+    monitor = await monitors.start()
+    for code, status in (
+        ("malformed", 400),
+        ("invalid", 422),
+        ("unknown", 404),
+        ("conflict", 409),
+        ("unavailable", 503),
+    ):
+        answering.refuse = Refused(code=code, reason=f"it is {code}")
+        problem = await monitor.problem("POST", "/v1/jobs/job-1/pause")
+        assert (problem.status, problem.code, problem.detail) == (status, code, f"it is {code}")
+
+
+async def test_a_scheduler_that_is_away_is_told_as_such(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    problem = await monitor.problem("POST", "/v1/jobs", json=BODY, headers={"Idempotency-Key": "one"})
+    assert (problem.status, problem.code) == (503, "unavailable")
+    assert "the scheduler does not answer" in problem.detail
+    assert "the same Idempotency-Key" in problem.detail
+    answering = Answering(scene)
+    await answering.listen()
+    assert await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"}) == (201, {"job_id": "job-1"})
