@@ -111,12 +111,12 @@ class Bucket(Generic[M]):
         """Return all keys, sorted."""
         return sorted(await self.entries())
 
-    async def watch(self) -> AsyncGenerator[tuple[Change[M], ...], None]:
-        """Yield first the whole present state, which may be empty, and then each change, for ever.
+    async def watch(self, key: str = "*") -> AsyncGenerator[tuple[Change[M], ...], None]:
+        """Yield first the whole present state, which may be empty, and then each change, for ever: of ``key`` or all.
 
         After an outage it goes on with what changed meanwhile. A value that cannot be read is logged and left out.
         """
-        reader = Reader(self._connection, self._keys.stream, (f"{self._keys.prefix}*",), start="last_per_subject")
+        reader = Reader(self._connection, self._keys.stream, (f"{self._keys.prefix}{key}",), start="last_per_subject")
         present: list[Change[M]] | None = []
         missing = 0
         async with aclosing(reader.read()) as items:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from resile_learner.agent.logs import MAX_LOG_BYTES, worker_log
 from resile_learner.local import runs
 from resile_learner.local.core import Origin
 from resile_learner.local.history import HistoryItem
-from resile_learner.local.logs import MAX_LOG_BYTES, worker_log
 from resile_learner.local.runs import Home, Journal, RunFolder, read_journal
 from resile_shared.errors import ResileError, UsageError
 

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from ..agent.logs import WorkerLog, worker_log
 from ..agent.workers import MalformedMessageError, Stream, WorkerProcess, Zygote, ZygoteSettings
 from ..messages import WorkerConfig
 from .core import Director
 from .events import Noted, Opened, Printed, Recorded, RunEvent, Saved
-from .logs import WorkerLog, worker_log
 from .result import Result
 from .runs import Home, RunFolder
 from .seam import (

@@ -1,0 +1,107 @@
+"""The agent's own folder: its lock, its incarnation, and a folder for each job."""
+
+import asyncio
+import fcntl
+import os
+import secrets
+import time
+from pathlib import Path
+
+from resile_shared.errors import UsageError
+
+LOCK_SECONDS = 20.0
+KEEP_JOBS = 20
+
+
+class AgentFolder:
+    """One agent's folder. It is locked while this agent, or a zygote that inherits ``lock``, lives.
+
+    So a new agent starts only when no worker of an earlier one is left.
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self.lock = lock
+        self.packages = path / "packages"
+        self.jobs = path / "jobs"
+        self.packages.mkdir(exist_ok=True)
+        self.jobs.mkdir(exist_ok=True)
+
+    @classmethod
+    async def open(cls, path: Path) -> "AgentFolder":
+        """Make the folder if needed, and take its lock. Raises UsageError."""
+        lock = _open_lock(path)
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return cls(path.absolute(), lock)  # noqa: ASYNC240 - no input or output
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    os.close(lock)
+                    raise UsageError(
+                        f"--folder: another agent, or a worker of one, uses {path}: end it, or name another folder"
+                    ) from None
+            await asyncio.sleep(0.05)
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        os.close(self.lock)
+
+    @property
+    def incarnation(self) -> int:
+        """The newest incarnation; 0 before the first. Raises UsageError."""
+        file = self.path / "incarnation"
+        try:
+            return int(file.read_text())
+        except FileNotFoundError:
+            return 0
+        except ValueError:
+            raise UsageError(f"{file} holds no number: remove it, and the pool is asked for the last one") from None
+
+    def note_incarnation(self, incarnation: int) -> None:
+        """Store it durably."""
+        draft = self.path / "incarnation.new"
+        with draft.open("w") as file:
+            file.write(f"{incarnation}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.path / "incarnation")
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(folder)
+        os.close(folder)
+
+    def job(self, job: str) -> Path:
+        """Return the folder of a job's logs and output, made if needed."""
+        path = self.jobs / job
+        path.mkdir(exist_ok=True)
+        return path
+
+    def output(self, job: str) -> Path:
+        """Return the folder that a job's workers write files to, made if needed."""
+        path = self.job(job) / "output"
+        path.mkdir(exist_ok=True)
+        return path
+
+    def jobs_with_output(self) -> list[str]:
+        """Return the jobs that have an output folder here."""
+        return sorted(path.parent.name for path in self.jobs.glob("*/output"))
+
+    def drop_output(self, job: str) -> Path:
+        """Take a job's output folder out of the way at once; return where it is, to be removed."""
+        gone = self.jobs / job / f".output-{secrets.token_hex(4)}"
+        (self.jobs / job / "output").rename(gone)
+        return gone
+
+    def old_jobs(self) -> list[Path]:
+        """Return the oldest of the jobs' folders without output, beyond the number kept for their logs."""
+        ended = [path for path in self.jobs.iterdir() if not (path / "output").exists()]
+        return sorted(ended, key=lambda path: path.stat().st_mtime)[:-KEEP_JOBS]
+
+
+def _open_lock(folder: Path) -> int:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"--folder: {folder} cannot be used: {error.strerror}") from error

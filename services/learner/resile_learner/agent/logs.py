@@ -1,0 +1,87 @@
+"""What workers printed: kept in one file each, and on its way to the bus in batches."""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import RawIOBase
+from pathlib import Path
+
+from resile_shared.messages.logs import LogLine
+
+MAX_LOG_BYTES = 64 * 1024 * 1024
+BATCH_LINES = 200
+BATCH_BYTES = 512 * 1024  # control characters may take six times as much on the bus
+MAX_WAITING_LINES = 5000
+MAX_WAITING_BYTES = 2 * 1024 * 1024
+
+
+class WorkerLog:
+    """Keeps the lines of one worker, up to `MAX_LOG_BYTES`."""
+
+    def __init__(self, file: RawIOBase) -> None:
+        self._file = file
+        self._room = MAX_LOG_BYTES
+
+    def keep(self, line: str) -> None:
+        """Append a line; once the log is full, say so there and drop the rest. Raises OSError."""
+        content = line.encode(errors="replace") + b"\n"
+        if 0 < self._room < len(content):
+            content = b"[this log is full: what follows is not kept]\n"
+            self._room = len(content)
+        if self._room > 0:
+            self._room -= len(content)
+            self._file.write(content)
+
+    def give_up(self) -> None:
+        """Keep nothing more."""
+        self._room = 0
+
+
+@contextmanager
+def worker_log(folder: Path, worker: int) -> Iterator[WorkerLog]:
+    """Open the log of ``worker`` in ``folder``."""
+    with (folder / f"worker-{worker}.log").open("ab", buffering=0) as file:
+        yield WorkerLog(file)
+
+
+class WaitingLines:
+    """The newest lines of one worker that are not sent yet. When they are too many the oldest go, and are counted."""
+
+    def __init__(self) -> None:
+        self._lines: deque[LogLine] = deque()
+        self._bytes = 0
+        self._dropped = 0
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to send."""
+        return bool(self._lines)
+
+    def add(self, line: LogLine) -> None:
+        """Take a line in."""
+        self._lines.append(line)
+        self._bytes += _size(line)
+        while len(self._lines) > MAX_WAITING_LINES or self._bytes > MAX_WAITING_BYTES:
+            self._bytes -= _size(self._lines.popleft())
+            self._dropped += 1
+
+    def take(self) -> tuple[tuple[LogLine, ...], int]:
+        """Take the next batch out: its lines, and how many were dropped before them."""
+        batch: list[LogLine] = []
+        room = BATCH_BYTES
+        while self._lines and len(batch) < BATCH_LINES and (room >= _size(self._lines[0]) or not batch):
+            batch.append(self._lines.popleft())
+            room -= _size(batch[-1])
+        self._bytes -= sum(map(_size, batch))
+        dropped, self._dropped = self._dropped, 0
+        return tuple(batch), dropped
+
+    def put_back(self, lines: tuple[LogLine, ...], dropped: int) -> None:
+        """Take a batch back that could not be sent, as far as there is room."""
+        newer, self._lines = self._lines, deque()
+        self._bytes, self._dropped = 0, self._dropped + dropped
+        for line in (*lines, *newer):
+            self.add(line)
+
+
+def _size(line: LogLine) -> int:
+    return len(line.text) + 64

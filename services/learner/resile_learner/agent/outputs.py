@@ -1,0 +1,72 @@
+"""What workers write to their output folder, on its way to object storage."""
+
+import asyncio
+import logging
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resile_shared.errors import ResileError
+
+if TYPE_CHECKING:
+    from resile_shared.storage import ObjectStorage
+
+logger = logging.getLogger(__name__)
+
+Version = tuple[int, int]
+"""When a file was changed last, in nanoseconds, and its number of bytes."""
+
+
+class Outputs:
+    """Uploads the output folders of jobs to ``jobs/<job>/output`` of the storage, and each file again as it changes."""
+
+    def __init__(self, storage: str) -> None:
+        self._url = storage
+        self._storage: ObjectStorage | None = None
+        self._uploaded: defaultdict[str, dict[str, Version]] = defaultdict(dict)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def upload(self, job: str, folder: Path) -> bool:
+        """Upload what has changed; return whether all of it is stored now. What failed is tried again next time."""
+        async with self._locks[job]:
+            try:
+                await asyncio.to_thread(self._upload, job, folder)
+            except (ResileError, OSError) as error:
+                logger.warning("the output of job %s is not stored yet: %s", job, error)
+                return False
+            return True
+
+    def forget(self, job: str) -> None:
+        """Remember nothing of a job whose output folder is gone."""
+        self._uploaded.pop(job, None)
+
+    def _upload(self, job: str, folder: Path) -> None:
+        uploaded = self._uploaded[job]
+        for path, version in _files(folder):
+            name = path.relative_to(folder).as_posix()
+            if uploaded.get(name) != version:
+                self._open().upload(f"jobs/{job}/output/{name}", path)
+                uploaded[name] = version
+
+    def _open(self) -> "ObjectStorage":
+        if self._storage is None:
+            from resile_shared.storage import ObjectStorage  # loads the clients of all clouds
+
+            self._storage = ObjectStorage(self._url)
+        return self._storage
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, Version]]:
+    """Find the regular files. Links are left out: they could lead to what is not the job's own."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = Path(root, name)
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield path, (status.st_mtime_ns, status.st_size)

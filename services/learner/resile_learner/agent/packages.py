@@ -1,0 +1,104 @@
+"""Packed folders of code, fetched from storage once, checked, and unpacked for all workers of this host."""
+
+import asyncio
+import hashlib
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from collections import defaultdict
+from collections.abc import Set
+from pathlib import Path
+
+from resile_shared.errors import ResileError
+
+MAX_UNPACKED_BYTES = 8 << 30
+KEEP_PACKAGES = 20
+_NAME = re.compile(r"[0-9a-f]{64}")
+_KEY = re.compile(rf"packages/({_NAME.pattern})\.tar\.gz")
+_READ_BYTES = 1 << 20
+
+
+class BrokenPackage(ResileError):
+    """A package cannot be used."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"the job's package {key} cannot be used: {reason}")
+
+
+class Packages:
+    """The packages unpacked in ``folder``, each in a folder named by its content. One at a time may use ``folder``."""
+
+    def __init__(self, storage: str, folder: Path) -> None:
+        for left in folder.glob(".*"):  # by a fetch that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        self._storage = storage
+        self._folder = folder
+        self._fetching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def fetch(self, key: str) -> Path:
+        """Return the folder of a package, which is fetched if it is not here yet. Raises BrokenPackage."""
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise BrokenPackage(key, "its key is not packages/<sha256>.tar.gz")
+        sha256 = match[1]
+        async with self._fetching[sha256]:
+            path = self._folder / sha256
+            if path.is_dir():
+                os.utime(path)
+            else:
+                await asyncio.to_thread(self._fetch, key, sha256, path)
+            return path
+
+    def prune(self, in_use: Set[Path]) -> list[Path]:
+        """Take the packages used longest ago, beyond the number kept, out of the way; return where they are."""
+        unpacked = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name) and path not in in_use]
+        unused = sorted(unpacked, key=lambda path: path.stat().st_mtime)[:-KEEP_PACKAGES]
+        return [path.rename(path.with_name(f".{path.name}")) for path in unused]
+
+    def _fetch(self, key: str, sha256: str, path: Path) -> None:
+        from resile_shared.storage import MissingObjectError, ObjectStorage  # loads the clients of all clouds
+
+        with tempfile.TemporaryDirectory(prefix=".", dir=self._folder) as staging:
+            packed, unpacked = Path(staging, "package.tar.gz"), Path(staging, "unpacked")
+            try:
+                ObjectStorage(self._storage).download(key, packed)
+                _check(packed, sha256)
+                _unpack(packed, unpacked)
+                unpacked.rename(path)
+            except MissingObjectError as error:
+                raise BrokenPackage(key, f"it is not in the storage {self._storage}") from error
+            except (tarfile.TarError, EOFError, ValueError) as error:
+                raise BrokenPackage(key, " ".join(str(error).split())) from error
+            except OSError as error:
+                raise BrokenPackage(key, error.strerror or str(error)) from error
+
+
+def _check(packed: Path, sha256: str) -> None:
+    digest = hashlib.sha256()
+    with packed.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    if digest.hexdigest() != sha256:
+        raise ValueError("its content is not what its name says")
+
+
+def _unpack(packed: Path, folder: Path) -> None:
+    """Unpack files, folders and inner links; whatever would reach out of ``folder`` is refused."""
+    with tarfile.open(packed, "r:gz") as archive:
+        total = 0
+        for member in archive:
+            total += member.size
+            if total > MAX_UNPACKED_BYTES:
+                raise ValueError(f"unpacked it is larger than {MAX_UNPACKED_BYTES >> 30} GiB")
+        archive.extractall(folder, filter="data")
+    folder.mkdir(exist_ok=True)
+
+
+def find_script(package: Path, script: str) -> Path:
+    """Return the path of a script inside a package. Raises ResileError."""
+    path = package / script
+    if not (path.is_file() and path.resolve().is_relative_to(package.resolve())):
+        raise ResileError(f"the job's package has no script {script}")
+    return path

@@ -1,0 +1,133 @@
+"""The agent as a service: one incarnation after the other, until it is told to end."""
+
+import asyncio
+import logging
+import os
+
+from resile_shared import subjects
+from resile_shared.errors import ResileError
+from resile_shared.messages.hosts import HostGoodbye, HostHello
+from resile_shared.service import Frame
+from resile_shared.subjects import HOSTS, JOBS
+
+from .folder import AgentFolder
+from .life import Life
+from .machine import Machine, inheritable, look_around
+from .outputs import Outputs
+from .packages import Packages
+from .processes import Place
+from .seam import End
+from .settings import LearnerSettings, parse_labels
+from .workers import Zygote, ZygoteSettings
+
+logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 20.0
+GOODBYE_SECONDS = 2.0
+
+
+async def run(frame: Frame[LearnerSettings]) -> None:
+    """Run the agent of this host until it is cancelled. Raises ResileError."""
+    settings = frame.settings
+    folder = await AgentFolder.open(settings.folder)
+    try:
+        machine = await look_around(slots=settings.slots, slots_per_gpu=settings.slots_per_gpu)
+        await Agent(frame, folder, machine).run()
+    finally:
+        folder.close()
+
+
+class Agent:
+    """The agent of one host, in its locked ``folder``."""
+
+    def __init__(
+        self,
+        frame: Frame[LearnerSettings],
+        folder: AgentFolder,
+        machine: Machine,
+        *,
+        zygote: ZygoteSettings | None = None,
+    ) -> None:
+        self._frame = frame
+        self._folder = folder
+        self._machine = machine
+        settings = zygote or ZygoteSettings()
+        self._zygote_settings = ZygoteSettings(
+            entry=settings.entry,
+            preload=settings.preload,
+            inherit=(*settings.inherit, folder.lock),
+            environment=inheritable(os.environ),
+        )
+        storage = frame.settings.storage
+        self._place = Place(
+            folder=folder,
+            storage=storage,
+            address=frame.settings.address,
+            slots=machine.slots,
+            packages=Packages(storage, folder.packages),
+            outputs=Outputs(storage),
+            jobs=frame.bus.bucket(JOBS),
+        )
+
+    async def run(self) -> None:
+        """Live one incarnation after the other. Raises ResileError when another agent has taken the host over."""
+        while True:
+            end = await self._live(await self._next_incarnation())
+            if end.is_superseded:
+                raise ResileError(end.reason)
+            logger.warning("beginning anew: %s", end.reason)
+
+    async def _next_incarnation(self) -> int:
+        """Take a number that no agent of this host had before, also where its folder is a new one."""
+        stored = await self._frame.bus.bucket(HOSTS).get(self._frame.settings.host)
+        incarnation = max(self._folder.incarnation, stored.value.incarnation if stored else 0) + 1
+        self._folder.note_incarnation(incarnation)
+        return incarnation
+
+    async def _live(self, incarnation: int) -> End:
+        zygote = await Zygote.start(log=self._folder.path / "zygote.log", settings=self._zygote_settings)
+        try:
+            await zygote.loaded()
+            hello = self._hello(incarnation)
+            logger.info("host %s, incarnation %s, has %s slots", hello.host, incarnation, len(hello.slots))
+            life = Life(self._frame.bus, hello, self._place, zygote)
+            self._frame.is_ready = True
+            try:
+                return await life.run()
+            except asyncio.CancelledError:
+                await zygote.close()
+                await self._say_goodbye(incarnation)
+                raise
+            finally:
+                self._frame.is_ready = False
+                await zygote.close()
+                await self._close(life)
+        finally:
+            await zygote.close()
+
+    def _hello(self, incarnation: int) -> HostHello:
+        settings = self._frame.settings
+        return HostHello(
+            host=settings.host,
+            incarnation=incarnation,
+            address=settings.address,
+            slots=self._machine.slots,
+            labels=parse_labels(settings.labels),
+            device_class=self._machine.device_class,
+        )
+
+    async def _say_goodbye(self, incarnation: int) -> None:
+        host = self._frame.settings.host
+        goodbye = HostGoodbye(host=host, incarnation=incarnation, reason="its agent was told to end")
+        try:
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await self._frame.bus.publish(subjects.host_event(host, "goodbye"), goodbye)
+        except (TimeoutError, ResileError) as error:
+            logger.warning("the pool could not be told goodbye: %s", str(error) or "the bus is away")
+
+    async def _close(self, life: Life) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await life.close()
+        except TimeoutError:
+            logger.warning("some output of workers is not stored: it took over %g seconds", CLOSE_SECONDS)

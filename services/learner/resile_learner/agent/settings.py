@@ -1,0 +1,44 @@
+"""What an agent is told."""
+
+import re
+import socket
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from resile_shared.messages.message import Id
+from resile_shared.settings import ServiceSettings
+
+
+def _own_name() -> str:
+    """Return this machine's name as a host's id."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "host"
+
+
+def _check_labels(text: str) -> str:
+    parse_labels(text)
+    return text
+
+
+def parse_labels(text: str) -> dict[str, str]:
+    """Read ``gpu=h200,zone=a``. Raises ValueError."""
+    labels = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if not (name and equals and value):
+            raise ValueError(f"{part!r} is no label: write name=value, with commas between labels")
+        labels[name.strip()] = value.strip()
+    return labels
+
+
+class LearnerSettings(ServiceSettings):
+    """Settings of an agent."""
+
+    folder: Path = Field(description="the agent's own folder: its incarnation, unpacked packages, output on its way")
+    storage: str = Field(min_length=1, description="URL of the pool's object storage")
+    host: Id = Field(default_factory=_own_name, description="id of this host in its pool")
+    slots: int | None = Field(default=None, ge=1, le=9999, description="without it: as many as torch sees devices")
+    slots_per_gpu: int = Field(default=1, ge=1, le=64, description="how many workers share an accelerator")
+    labels: Annotated[str, AfterValidator(_check_labels)] = Field(default="", description="as in 'gpu=h200,zone=a'")
+    address: str = Field(default="127.0.0.1", description="where workers of other hosts reach those of this one")

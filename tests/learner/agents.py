@@ -1,0 +1,169 @@
+"""A scheduler played by hand, and agents as processes of their own, for tests of the agent's service."""
+
+import asyncio
+import hashlib
+import io
+import os
+import signal
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from resile_shared import subjects
+from resile_shared.bus import Bus
+from resile_shared.envelope import Received
+from resile_shared.messages.allocations import Allocation, Placement
+from resile_shared.messages.hosts import Heartbeat, HostHello, WorkerReport
+from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
+from resile_shared.messages.logs import LogLines
+from resile_shared.messages.message import at
+from resile_shared.messages.reports import Report
+from resile_shared.subjects import ALLOCATIONS, EVENTS, JOBS, LOGS, REPORTS
+from resile_shared.testing.fixtures import Pool
+
+HOST = "host-1"
+
+
+async def until(condition: Callable[[], object], *, seconds: float = 40.0) -> None:
+    """Wait for something that another process brings about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        await asyncio.sleep(0.02)
+
+
+class Stage:
+    """The bus with all that an agent says on it, the pool's storage, and a pen to write allocations with."""
+
+    def __init__(self, pool: Pool, scheduler: Bus, monitor: Bus, folder: Path) -> None:
+        self.pool = pool
+        self.bus = scheduler
+        self.folder = folder
+        self.storage = folder / "storage"
+        self.beats: list[Heartbeat] = []
+        self.reports: list[Report] = []
+        self.hellos: list[HostHello] = []
+        self.lines: list[tuple[int, str]] = []
+        self.revisions: dict[str, int] = {}
+        self.agents: list[asyncio.subprocess.Process] = []
+        self._monitor = monitor
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def open(cls, pool: Pool, folder: Path) -> "Stage":
+        stage = cls(pool, await pool.bus("scheduler"), await pool.bus("monitor"), folder)
+        await stage.bus.subscribe(subjects.HEARTBEATS, Heartbeat, stage._beat)
+        for stream, model, handler in (
+            (REPORTS, Report, stage._report),
+            (LOGS, LogLines, stage._log),
+        ):
+            stage._tasks.append(asyncio.create_task(stage._monitor.follow(stream, model, handler)))
+        hellos = stage._monitor.follow(EVENTS, HostHello, stage._hello, subjects=(subjects.HELLOS,))
+        stage._tasks.append(asyncio.create_task(hellos))
+        return stage
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for agent in self.agents:
+            if agent.returncode is None:
+                agent.kill()
+                await agent.wait()
+
+    async def _beat(self, received: Received[Heartbeat]) -> None:
+        self.beats.append(received.message)
+
+    async def _report(self, received: Received[Report]) -> None:
+        self.reports.append(received.message)
+
+    async def _hello(self, received: Received[HostHello]) -> None:
+        self.hellos.append(received.message)
+
+    async def _log(self, received: Received[LogLines]) -> None:
+        self.lines += ((received.message.worker, line.text) for line in received.message.lines)
+
+    # agents
+
+    async def start_agent(self, *flags: str, **environment: str) -> asyncio.subprocess.Process:
+        command = [
+            sys.executable,
+            "-m",
+            "resile_learner",
+            "--credentials",
+            str(self.pool.server.credentials("learner")),
+        ]
+        command += ["--folder", str(self.folder / "agent"), "--storage", self.storage.as_uri()]
+        command += ["--host", HOST, "--slots", "4", *flags]
+        agent = await asyncio.create_subprocess_exec(*command, env={**os.environ, **environment})
+        self.agents.append(agent)
+        return agent
+
+    async def end_agent(self, agent: asyncio.subprocess.Process, number: signal.Signals) -> int:
+        agent.send_signal(number)
+        return await agent.wait()
+
+    # what a scheduler does
+
+    def store_package(self, files: dict[str, str]) -> str:
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            for name, text in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(text.encode())
+                archive.addfile(member, io.BytesIO(text.encode()))
+        key = f"packages/{hashlib.sha256(packed.getvalue()).hexdigest()}.tar.gz"
+        path = self.storage / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(packed.getvalue())
+        return key
+
+    async def submit(self, job: str, script: str = "", *, package: str = "", **spec: Any) -> None:
+        package = package or self.store_package({"train.py": script})
+        record = JobRecord(
+            job=job,
+            spec=JobSpec(name=job, package=package, script="train.py", **spec),
+            state=JobState.STARTING,
+            priority=5000,
+            submitted=at(time.time()),
+        )
+        await self.bus.bucket(JOBS).create(job, record)
+
+    async def allocate(self, job: str, generation: int, workers: tuple[int, ...], *, founding: bool = False) -> None:
+        """Write an allocation; and again as an order, once all its workers can be reached."""
+        incarnation = self.hellos[-1].incarnation
+        placements = tuple(
+            Placement(worker=worker, host=HOST, incarnation=incarnation, slot=worker) for worker in workers
+        )
+        allocation = Allocation(
+            job=job, epoch=1, generation=generation, placements=placements, secret="secret", founding=founding
+        )
+        await self._write(allocation)
+        if workers:
+            await until(lambda: all(self.worker(job, worker).address for worker in workers))
+            named = tuple(p.model_copy(update={"address": self.worker(job, p.worker).address}) for p in placements)
+            await self._write(allocation.model_copy(update={"placements": named}))
+
+    async def _write(self, allocation: Allocation) -> None:
+        bucket = self.bus.bucket(ALLOCATIONS)
+        job = allocation.job
+        if revision := self.revisions.get(job):
+            self.revisions[job] = await bucket.update(job, allocation, revision=revision)
+        else:
+            self.revisions[job] = await bucket.create(job, allocation)
+
+    # what it knows
+
+    def worker(self, job: str, number: int) -> WorkerReport:
+        """One worker in the newest heartbeat that lists it."""
+        for beat in reversed(self.beats):
+            for worker in beat.workers:
+                if (worker.job, worker.worker) == (job, number):
+                    return worker
+        return WorkerReport(job=job, worker=number, slot=0, state="starting")
+
+    def said(self, job: str, kind: str) -> list[Report]:
+        return [report for report in self.reports if report.job == job and report.content.kind == kind]
