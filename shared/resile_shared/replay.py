@@ -56,7 +56,7 @@ class Replay(Generic[M]):
         newest: deque[Msg] | None = deque() if num == 0 else None
         width = num
         while newest is None:
-            after = max(last - width, first - 1, 0)
+            after = max(last - width, first - 1)
             newest = await self._present(after, num=num, at_least=num if after >= first else 0)
             width *= _WIDER
         messages = (self._read(message) for message in newest)
@@ -71,8 +71,9 @@ class Replay(Generic[M]):
                     yield message
 
     async def _ends(self) -> tuple[int, int]:
+        """Return the sequences of the oldest and the newest message; without any, those of the next and the last."""
         answer = await self._connection.request_store(f"$JS.API.STREAM.INFO.{self._stream}", b"")
-        return answer["state"]["first_seq"], answer["state"]["last_seq"]
+        return max(1, answer["state"]["first_seq"]), answer["state"]["last_seq"]
 
     async def _present(self, after: int, *, num: int, at_least: int) -> deque[Msg] | None:
         """Return the newest ``num`` of the messages above ``after``, None if there are fewer than ``at_least``."""

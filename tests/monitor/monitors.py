@@ -36,10 +36,10 @@ class Event:
 class Monitor:
     """One monitor process, and a client of it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, url: str, *, token: str = TOKEN) -> None:
         self.process = process
         self.url = url
-        self.http = aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {TOKEN}"})
+        self.http = aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {token}"} if token else {})
 
     async def get(self, path: str, model: type[M]) -> M:
         async with self.http.get(path) as answer:
@@ -70,6 +70,15 @@ class Monitor:
                 elif field == "data":
                     yield Event(name, orjson.loads(value))
 
+    async def answers(self, path: str, status: int) -> None:
+        """Wait until it does."""
+        async with asyncio.timeout(30):
+            while True:
+                async with self.http.get(path) as answer:
+                    if answer.status == status:
+                        return
+                await asyncio.sleep(0.02)
+
     async def kill(self) -> None:
         await self.http.close()
         if self.process.returncode is None:
@@ -87,29 +96,24 @@ class Monitors:
         self._stack = stack
         self._num = 0
 
-    async def start(self, *flags: str, port: int = 0, waits: bool = True) -> Monitor:
+    async def start(self, *flags: str, port: int = 0, waits: bool = True, token: str = TOKEN) -> Monitor:
         self._num += 1
         file = self.folder / f"url-{self._num}"
-        process = await self.process("--api-port", str(port), "--url-file", str(file), "--token", TOKEN, *flags)
+        guard = ("--token", token) if token else ()
+        process = await self.process("--api-port", str(port), "--url-file", str(file), *guard, *flags)
         async with asyncio.timeout(30):
             while not file.exists():
                 assert process.returncode is None
                 await asyncio.sleep(0.02)
-        monitor = Monitor(process, file.read_text())
+        monitor = Monitor(process, file.read_text(), token=token)
         self._stack.push_async_callback(monitor.kill)
         if waits:
-            async with asyncio.timeout(30):
-                while await self._status(monitor) != 200:  # noqa: ASYNC110 - another process makes it so
-                    await asyncio.sleep(0.02)
+            await monitor.answers("/readyz", 200)
         return monitor
 
     async def process(self, *flags: str, **options: Any) -> asyncio.subprocess.Process:
         common = ("--credentials", str(self.pool.server.credentials("monitor")), "--storage", self.storage.url)
         return await asyncio.create_subprocess_exec(sys.executable, "-m", "resile_monitor", *common, *flags, **options)
-
-    async def _status(self, monitor: Monitor) -> int:
-        async with monitor.http.get("/readyz") as answer:
-            return answer.status
 
 
 @pytest_asyncio.fixture

@@ -64,10 +64,17 @@ class _Frames:
     def __init__(self, reached: dict[str, str]) -> None:
         self._reached = reached
 
+    def start(self) -> bytes:
+        """No event yet, only its id: a reader that loses the connection before the first one can come back too."""
+        return f"id: {self._id}\n\n".encode()
+
     def of(self, entry: Entry[V]) -> bytes:
         self._reached[entry.stream] = entry.place
-        name = ",".join(f"{stream}:{place}" for stream, place in self._reached.items())
-        return f"id: {name}\ndata: {entry.view.model_dump_json()}\n\n".encode()
+        return f"id: {self._id}\ndata: {entry.view.model_dump_json()}\n\n".encode()
+
+    @property
+    def _id(self) -> str:
+        return ",".join(f"{stream}:{place}" for stream, place in self._reached.items())
 
 
 async def _send(
@@ -81,6 +88,7 @@ async def _send(
     tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
     tasks.append(asyncio.create_task(_end(closing, queue)))
     try:
+        await _write(response, frames.start())
         for entry in present:
             await _write(response, frames.of(entry))
         while not closing.is_set():

@@ -1,0 +1,145 @@
+"""What is shown of jobs and hosts follows from what is stored and said, in whatever order it comes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resile_monitor.projection import Projection
+from resile_shared.api import JobView
+from resile_shared.messages.hosts import HostState, WorkerExit
+from resile_shared.messages.jobs import JobRecord, JobState
+from resile_shared.messages.message import at
+from resile_shared.messages.reports import CheckpointSaved, Failed, Report, Warned
+
+from .examples import COMPLETED, beat, host, item, job, progress, report, worker
+
+
+def shown(record: JobRecord, *reports: Report) -> JobView:
+    projection = Projection()
+    for told in reports:
+        projection.report(told)
+    projection.store_job(record.job, record, revision=1)
+    view = projection.job(record.job)
+    assert view is not None
+    return view
+
+
+def test_a_running_job_is_shown_as_its_newest_progress_has_it() -> None:
+    view = shown(job(), report(progress(1)), report(progress(400, loss=0.25, metrics={"accuracy": 0.9})))
+    assert (view.iteration, view.iterations_total, view.loss, view.metrics) == (400, 1000, 0.25, {"accuracy": 0.9})
+    assert (view.workers, view.slots, view.generation) == (2, ("host-1/0", "host-1/1"), 1)
+    assert (view.iteration_seconds, view.seconds_left) == (0.5, 300.0)
+    assert (view.name, view.args, view.max_workers, view.epochs, view.bits) == (
+        "digits",
+        ("--fast",),
+        8,
+        5,
+        "same bits",
+    )
+    assert (view.reason, view.params_sha256, view.ledger) == ("fair share with job-2", None, ())
+
+
+@given(st.permutations([report(progress(n), generation=g) for g in (1, 2) for n in (1, 50, 90)]))
+def test_late_progress_moves_nothing_back(reports: list[Report]) -> None:
+    assert shown(job(generation=2), *reports).iteration == 90
+
+
+def test_a_job_that_resumes_from_a_checkpoint_goes_back() -> None:
+    resumed = job(generation=2, history=(item(1, generation=1, iteration=0), item(2, generation=2, iteration=60)))
+    assert shown(resumed, report(progress(90))).iteration == 60
+    assert shown(resumed, report(progress(61), generation=2), report(progress(90))).iteration == 61
+
+
+def test_a_job_without_reports_is_shown_as_its_history_has_it() -> None:
+    view = shown(job(history=(item(1, generation=1, iteration=0), item(2, generation=1, iteration=7))))
+    assert (view.iteration, view.loss, view.iteration_seconds, view.seconds_left) == (7, None, None, None)
+    accepted = shown(job(state=JobState.ACCEPTED, history=(), generation=0, ready=None))
+    assert (accepted.workers, accepted.iteration, accepted.iterations_total, accepted.bits) == (0, 0, None, None)
+
+
+def test_a_job_that_does_not_train_has_no_workers() -> None:
+    for state in (JobState.QUEUED, JobState.PAUSED, JobState.FAILED, JobState.STOPPED):
+        view = shown(job(state=state), report(progress(10)))
+        assert (view.workers, view.slots, view.seconds_left, view.iteration) == (0, (), None, 10)
+
+
+def test_a_completed_job_is_shown_as_it_ended() -> None:
+    view = shown(job(state=JobState.COMPLETED, completed=COMPLETED), report(progress(999)))
+    assert (view.iteration, view.samples_seen, view.loss, view.epoch) == (1000, 8985, 0.1, 4)
+    assert (view.validation, view.params_sha256, view.ledger) == ({"accuracy": 0.97}, "ab" * 32, COMPLETED.ledger)
+    assert view.seconds_left is None
+
+
+def test_a_failed_job_shows_the_newest_traceback_and_others_none() -> None:
+    old, new = Failed(message="a", details="old"), Failed(message="b", details="new")
+    failures = (report(new, generation=3), report(old, generation=2))
+    assert shown(job(state=JobState.FAILED), *failures).details == "new"
+    assert shown(job(), *failures).details == ""
+
+
+def test_the_traceback_of_a_worker_that_could_not_report_comes_from_its_agent() -> None:
+    projection = Projection()
+    projection.store_job("job-1", job(state=JobState.FAILED), revision=1)
+    projection.beat(beat(worker(state="gone", exit=WorkerExit(kind="exited", status=1, details="Traceback"))))
+    view = projection.job("job-1")
+    assert view is not None
+    assert view.details == "Traceback"
+
+
+def test_warnings_and_the_checkpoint_are_shown_once() -> None:
+    warning = report(Warned(message="careful"))
+    view = shown(job(checkpoint=CheckpointSaved(iteration=50, num_bytes=9)), warning, warning)
+    assert (view.warnings, view.checkpoint) == (("careful",), 50)
+
+
+def test_jobs_are_listed_in_the_order_of_their_submission() -> None:
+    projection = Projection()
+    for name, seconds in (("c", 1.0), ("b", 3.0), ("a", 2.0)):
+        projection.store_job(name, job(name, submitted=at(seconds)), revision=1)
+    assert [view.id for view in projection.jobs().jobs] == ["c", "a", "b"]
+
+
+def test_a_record_of_an_older_revision_changes_nothing() -> None:
+    projection = Projection()
+    projection.store_job("job-1", job(priority=7000), revision=5)
+    projection.store_job("job-1", job(), revision=4)
+    record = projection.record("job-1")
+    assert record is not None
+    assert record.priority == 7000
+    projection.store_job("job-1", None, revision=6)
+    assert projection.job("job-1") is None
+    assert projection.jobs().jobs == ()
+
+
+def slots(projection: Projection) -> list[tuple[str | None, int | None, str | None]]:
+    view = projection.host("host-1")
+    assert view is not None
+    return [(slot.job, slot.worker, slot.worker_state) for slot in view.slots]
+
+
+def test_a_host_shows_what_runs_on_each_slot() -> None:
+    projection = Projection()
+    projection.store_host("host-1", host(), revision=1)
+    assert slots(projection) == [(None, None, None), (None, None, None)]
+    projection.store_job("job-1", job(), revision=1)
+    assert slots(projection) == [("job-1", None, None), ("job-1", None, None)]  # not heard yet
+    projection.beat(beat(worker(0), worker(1, state="gone"), number=2))
+    assert slots(projection) == [("job-1", 0, "member"), (None, None, None)]
+    projection.beat(beat(number=1))
+    assert slots(projection) == [("job-1", 0, "member"), (None, None, None)]  # that beat was late
+
+
+def test_what_another_incarnation_says_is_not_shown() -> None:
+    projection = Projection()
+    projection.beat(beat(worker(0)))
+    projection.store_host("host-1", host(incarnation=2), revision=1)
+    assert slots(projection) == [(None, None, None), (None, None, None)]
+    projection.beat(beat(worker(1), incarnation=2))
+    assert slots(projection) == [(None, None, None), ("job-1", 1, "member")]
+
+
+def test_nothing_runs_on_a_host_that_is_lost() -> None:
+    projection = Projection()
+    projection.store_job("job-1", job(), revision=1)
+    projection.beat(beat(worker(0)))
+    projection.store_host("host-1", host(state=HostState.LOST, reason="silent"), revision=1)
+    assert slots(projection) == [(None, None, None), (None, None, None)]
