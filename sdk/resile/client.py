@@ -229,7 +229,8 @@ class Client:
                     heard = time.monotonic()
                     async for event in read_events(answer.content):
                         last = event.id or last
-                        yield self._read(model, event.data)
+                        if event.data:
+                            yield self._read(model, event.data)
                         heard = time.monotonic()
                     why = "it closed the connection"
             except (aiohttp.ClientError, TimeoutError) as error:

@@ -9,7 +9,7 @@ import typer.core
 
 from resile_shared.errors import ResileError
 
-from . import hosts, jobs, results, watch
+from . import hosts, jobs, results, up, watch
 from .options import DEFAULT_HOME, variable
 
 app = typer.Typer(
@@ -146,7 +146,7 @@ def demo(
     return show(home=home, output=output, as_json=as_json)
 
 
-for group in (jobs, watch, results, hosts):
+for group in (up, jobs, watch, results, hosts):
     app.add_typer(group.app)
 
 command = typer.main.get_command(app)

@@ -7,7 +7,9 @@ from one `up` to the next. `pool.json` has the address and the token of the API 
 import fcntl
 import os
 import secrets
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -69,6 +71,19 @@ class PoolHome:
         """Return the file in which a service says where its health is told."""
         return self.path / "health" / service
 
+    @property
+    def api_file(self) -> Path:
+        """File in which the monitor says where the API is."""
+        return self.path / "health" / "api"
+
+    def last_free_port(self, host: str) -> int:
+        """Return the port that the API had last time, 0 when that is not known or not free."""
+        try:
+            port = urlsplit(self.api_file.read_text()).port or 0
+        except (OSError, ValueError):
+            return 0
+        return port if is_free(host, port) else 0
+
     def announce(self, url: str) -> None:
         """Let clients on this machine find the pool."""
         pool = RunningPool(url=url, token=self.token, pid=os.getpid())
@@ -95,6 +110,15 @@ class PoolHome:
         pool = read_pool(self.path)
         where = f" at {pool.url}" if pool and str(pool.pid) == pid else ""
         return f"a pool is running in {self.path} already{where} (process {pid}): stop it, or choose another --home"
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there."""
+    try:
+        with socket.create_server((host, port)):
+            return True
+    except OSError:
+        return False
 
 
 def read_pool(home: Path) -> RunningPool | None:

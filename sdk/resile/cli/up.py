@@ -1,0 +1,137 @@
+"""`resile up`: a pool on this machine, for as long as the command runs."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resile_shared.errors import UsageError
+
+from .options import DEFAULT_HOME, print_json
+
+if TYPE_CHECKING:
+    from ..pool.home import PoolHome
+    from ..pool.services import PoolOptions
+    from ..pool.supervisor import Supervisor
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+class Policy(StrEnum):
+    """How slots are shared."""
+
+    FAIRSHARE = "fairshare"
+    PRIORITY = "priority"
+
+
+@app.command(
+    short_help="Run a pool on this machine, until Ctrl-C.",
+    epilog="Exit status: 0 drained, 1 failed, 2 asked for what cannot be, 130 ended at once.",
+)
+def up(
+    *,
+    hosts: Annotated[int, typer.Option(metavar="H", min=1, max=64, help="How many hosts to act as.")] = 1,
+    slots: Annotated[
+        int | None,
+        typer.Option(metavar="S", min=1, max=256, help="Slots of each host. Default: what this machine has."),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(metavar="P", min=0, max=65535, help="Port of the API. Default: that of last time, or any.")
+    ] = 0,
+    home: Annotated[
+        Path, typer.Option(metavar="DIR", envvar="RESILE_HOME", help="Folder that keeps all the pool has.")
+    ] = DEFAULT_HOME,
+    listen: Annotated[
+        str, typer.Option(metavar="ADDR", help="Address of the API; 0.0.0.0 lets other machines in, with the token.")
+    ] = "127.0.0.1",
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Keep packages, checkpoints and models there: file://, s3://, gs://, az://"),
+    ] = None,
+    policy: Annotated[
+        Policy, typer.Option(help="fairshare: slots follow priorities; priority: the highest first.")
+    ] = Policy.FAIRSHARE,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object when ready; everything else goes to stderr.")
+    ] = False,
+) -> int:
+    r"""Run a pool on this machine: bus, registry, scheduler, monitor, and H hosts of S slots.
+
+    \b
+    resile up                           one host
+    resile up --hosts 2 --slots 4       two hosts of four slots
+    resile up --storage s3://bucket/p   checkpoints and models outlive this machine
+
+    What dies is started again. Ctrl-C drains the pool; a second one ends it at once. The next `resile up` in the same
+    home carries on with the jobs.
+    """
+    from ..pool.services import PoolOptions
+
+    if sys.platform != "linux":
+        raise UsageError(f"`resile up` needs Linux, and this is {sys.platform}")
+    options = PoolOptions(hosts=hosts, slots=slots, port=port, listen=listen, storage=storage, policy=policy.value)
+    return asyncio.run(_serve(options, home, as_json=as_json))
+
+
+async def _serve(options: "PoolOptions", folder: Path, *, as_json: bool) -> int:
+    from ..pool.home import PoolHome, is_free
+    from ..pool.supervisor import Supervisor
+
+    home = PoolHome(folder)
+    try:
+        if options.port and not is_free(options.listen, options.port):
+            raise UsageError(f"port {options.port} of {options.listen} is in use: choose another with --port")
+
+        def tell(text: str) -> None:
+            print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+        def greet(url: str) -> None:
+            if as_json:
+                print_json({"url": url, "home": str(home.path), "pid": os.getpid()})
+            else:
+                _greet(home, options, url, tell)
+
+        return await _until_stopped(Supervisor(home, options, tell=tell), greet, tell)
+    finally:
+        home.close()
+
+
+async def _until_stopped(supervisor: "Supervisor", greet: Callable[[str], None], tell: Callable[[str], None]) -> int:
+    """Run the pool until a signal; a second one cuts the draining short."""
+    work = asyncio.ensure_future(supervisor.run(greet))
+    signals: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        signals.append(number)
+        tell("draining; once more ends it at once" if len(signals) == 1 else "ending at once")
+        work.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+            loop.add_signal_handler(number, stop, number)
+    await asyncio.wait({work})
+    if not signals:
+        work.result()
+    if len(signals) > 1:
+        return 128 + signals[-1]
+    tell("the pool has ended")
+    return 0
+
+
+def _greet(home: "PoolHome", options: "PoolOptions", url: str, tell: Callable[[str], None]) -> None:
+    where = "" if home.path == DEFAULT_HOME.expanduser() else f" --home {home.path}"
+    slots = f" of {options.slots_per_host} slot{'' if options.slots_per_host == 1 else 's'}"
+    tell(f"the pool is up at {url}")
+    tell(f"  hosts     {options.hosts}{slots if options.slots_per_host else ''}")
+    tell(f"  home      {home.path}  (logs/ has a log of each service, pool.json the token)")
+    tell(f"  submit    resile submit train.py{where}")
+    tell(f"  look      resile top{where}")
+    tell("  tenants   are not separated here: everyone on this pool trusts each other")
+    tell("Ctrl-C drains it; the next `resile up` here carries on with its jobs")

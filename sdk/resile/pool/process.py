@@ -1,0 +1,110 @@
+"""One service as a process: started, asked whether it is ready, told to end."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+
+from resile_shared.errors import ResileError
+from resile_shared.parent_death import dying_with_parent
+
+from .services import ServiceSpec
+
+STOP_SECONDS = 20.0
+_POLL_SECONDS = 0.05
+
+
+class ServiceFailed(ResileError):
+    """A service ended before it was ready."""
+
+    def __init__(self, spec: ServiceSpec, status: int) -> None:
+        last = last_line(spec.log)
+        super().__init__(
+            f"{spec.name} {ending(status)} at its start{': ' + last if last else ''} (its log: {spec.log})"
+        )
+
+
+class ServiceProcess:
+    """A service that can be started again. It dies with this process, or rather: with the thread that starts it."""
+
+    def __init__(self, spec: ServiceSpec) -> None:
+        self.spec = spec
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return self.spec.name
+
+    async def start(self) -> None:
+        """Return when it is ready. Raises ServiceFailed when it ends before that."""
+        self.spec.health.unlink(missing_ok=True)
+        with self.spec.log.open("ab") as log:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", self.spec.module, *self.spec.arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(),
+                start_new_session=True,
+                preexec_fn=dying_with_parent(),
+            )
+        async with aiohttp.ClientSession() as http:
+            while not await self._is_ready(http):
+                if process.returncode is not None:
+                    raise ServiceFailed(self.spec, process.returncode)
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def wait(self) -> int:
+        """Wait until it has ended, for whatever reason; return its exit status."""
+        assert self._process is not None, "it was started"
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """Tell it to end, and kill it if it takes too long; return when it is gone."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+    async def _is_ready(self, http: aiohttp.ClientSession) -> bool:
+        if not self.spec.health.exists():
+            return False
+        try:
+            async with http.get(f"{self.spec.health.read_text()}/readyz") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+
+def ending(status: int) -> str:
+    """Tell how a process ended."""
+    if status >= 0:
+        return f"ended with status {status}"
+    return f"was killed by {signal.Signals(-status).name}"
+
+
+def last_line(log: Path) -> str:
+    """Return the newest line of a log, empty where there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def _environment() -> dict[str, str]:
+    """The environment of a service: its settings are flags, and those of the command are not for it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RESILE_")}
