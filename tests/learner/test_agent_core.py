@@ -1,0 +1,362 @@
+"""What an agent decides: allocations are the truth, every worker is told of, and no fact is lost on the way."""
+
+from typing import Any
+
+import pytest
+
+from resile_learner.agent.core import HELLO_SECONDS, LISTED_SECONDS, PROGRESS_SECONDS, AgentCore
+from resile_learner.agent.seam import (
+    AllocationGone,
+    Command,
+    End,
+    Event,
+    Exited,
+    Garbled,
+    Kill,
+    Said,
+    SayHello,
+    Send,
+    Start,
+    Tick,
+)
+from resile_learner.messages import (
+    CheckpointSaved,
+    Completed,
+    Failed,
+    Finished,
+    FromWorker,
+    Hello,
+    Left,
+    Order,
+    Pause,
+    Progress,
+    Ready,
+    Switched,
+)
+from resile_shared.messages.allocations import Allocation, Placement
+from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
+from resile_shared.messages.instructions import PauseWorkers, StopWorkers
+from resile_shared.messages.message import at
+from resile_shared.messages.reports import Report
+
+HOST, INCARNATION, JOB = "host-1", 3, "job-1"
+READY = Ready(worker=0, iterations_total=30, num_shards=4, batch_size=48, epochs=3, samples=480, bits="same bits")
+COMPLETED = Completed(
+    worker=0,
+    generation=1,
+    iteration=30,
+    epoch=3,
+    samples_seen=1440,
+    loss=0.5,
+    metrics={},
+    validation={},
+    params_sha256="0",
+    model=None,
+    ledger=(),
+    bits="same bits",
+)
+
+
+class Agent:
+    """A core, the time, and what it did."""
+
+    def __init__(self) -> None:
+        self.core = AgentCore(HOST, INCARNATION)
+        self.now = 1000.0
+        self.handle(Tick(is_bus_up=True))
+
+    def handle(self, event: Event, *, after: float = 0.0) -> list[Command]:
+        self.now += after
+        return self.core.handle(event, now=self.now)
+
+    def says(self, message: FromWorker, *, job: str = JOB, after: float = 0.0) -> list[Command]:
+        return self.handle(Said(job, message), after=after)
+
+    def says_hello(self, *workers: int) -> list[Command]:
+        return [c for worker in workers for c in self.says(Hello(worker=worker, host=HOST, port=1 + worker))]
+
+    def exits(self, worker: int, kind: Any = "finished") -> list[Command]:
+        return self.handle(Exited(JOB, worker, WorkerExit(kind=kind)))
+
+    def listed(self) -> dict[int, WorkerReport]:
+        beat = of_type(Heartbeat, self.handle(Tick(is_bus_up=True), after=1.0))[0]
+        return {worker.worker: worker for worker in beat.workers}
+
+
+def of_type(kind: type[Any], commands: list[Command]) -> list[Any]:
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def allocation(
+    generation: int, *workers: int, epoch: int = 1, addresses: bool = False, host: str = HOST, **fields: Any
+) -> Allocation:
+    placements = tuple(
+        Placement(
+            worker=worker,
+            host=host,
+            incarnation=INCARNATION,
+            slot=worker,
+            address=Address(host=HOST, port=1 + worker) if addresses else None,
+        )
+        for worker in workers
+    )
+    return Allocation(job=JOB, epoch=epoch, generation=generation, placements=placements, secret="s", **fields)
+
+
+def record(incarnation: int = INCARNATION, state: HostState = HostState.UP, host: str = HOST) -> HostRecord:
+    return HostRecord(
+        host=host, incarnation=incarnation, state=state, address="a", slots=(), device_class="c", since=at(0.0)
+    )
+
+
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
+
+
+@pytest.fixture
+def training(agent: Agent) -> Agent:
+    """Workers 0 and 1 train in generation 1."""
+    agent.handle(allocation(1, 0, 1, founding=True))
+    agent.says_hello(0, 1)
+    agent.handle(allocation(1, 0, 1, founding=True, addresses=True))
+    agent.says(Switched(worker=0, generation=1, workers=(0, 1), iteration=0))
+    return agent
+
+
+# allocations
+
+
+def test_a_worker_that_is_placed_here_is_started_once(agent: Agent) -> None:
+    commands = agent.handle(allocation(1, 0, 1, resume=True))
+    assert of_type(Start, commands) == [Start(JOB, 0, 0, resume=True), Start(JOB, 1, 1, resume=True)]
+    assert agent.handle(allocation(1, 0, 1)) == []
+    agent.exits(0, "failed")
+    assert agent.handle(allocation(1, 0, 1)) == []
+
+
+def test_workers_of_other_hosts_and_of_other_incarnations_are_not_started(agent: Agent) -> None:
+    assert agent.handle(allocation(1, 0, host="host-2")) == []
+    older = Placement(worker=5, host=HOST, incarnation=INCARNATION - 1, slot=0)
+    assert agent.handle(allocation(2).model_copy(update={"placements": (older,)})) == []
+
+
+def test_an_older_allocation_has_no_effect(agent: Agent) -> None:
+    agent.handle(allocation(2, 0, epoch=2))
+    assert agent.handle(allocation(2, 1, epoch=1)) == []
+    assert agent.handle(allocation(1, 1, epoch=2)) == []
+    assert of_type(Start, agent.handle(allocation(1, 1, epoch=3))) == [Start(JOB, 1, 1, resume=False)]
+
+
+def test_the_address_of_a_worker_is_told_at_once(agent: Agent) -> None:
+    agent.handle(allocation(1, 0))
+    beat = of_type(Heartbeat, agent.says_hello(0))[0]
+    assert beat.workers[0].address == Address(host=HOST, port=1)
+
+
+def test_an_allocation_with_all_addresses_is_an_order_to_members_joiners_and_leavers(training: Agent) -> None:
+    training.handle(allocation(2, 0, 2))
+    training.says_hello(2)
+    orders = of_type(Send, training.handle(allocation(2, 0, 2, addresses=True)))
+    assert [send.worker for send in orders] == [0, 1, 2]
+    assert isinstance(orders[0].message, Order)
+    assert orders[0].message.workers == (0, 2)
+    assert (orders[0].message.generation, orders[0].message.founding) == (2, False)
+
+
+def test_a_worker_that_says_hello_after_the_order_hears_it_then(agent: Agent) -> None:
+    agent.handle(allocation(1, 0))
+    assert of_type(Send, agent.handle(allocation(1, 0, addresses=True))) == []
+    assert [send.message.generation for send in of_type(Send, agent.says_hello(0))] == [1]
+
+
+def test_without_placements_all_workers_of_the_job_end_and_those_of_others_stay(training: Agent) -> None:
+    other = allocation(1, 0).model_copy(update={"job": "job-2"})
+    training.handle(other)
+    assert training.handle(allocation(2)) == [Kill(JOB, 0), Kill(JOB, 1)]
+    assert training.handle(allocation(2)) == [], "once is enough"
+    assert training.core.needs("job-2")
+
+
+def test_the_workers_of_a_job_whose_allocation_is_gone_end(training: Agent) -> None:
+    assert training.handle(AllocationGone(JOB)) == [Kill(JOB, 0), Kill(JOB, 1)]
+
+
+def test_a_job_is_needed_here_until_its_last_worker_is_gone(training: Agent) -> None:
+    training.handle(allocation(2, 7, host="host-2"))
+    training.exits(0, "left")
+    assert training.core.needs(JOB)
+    training.exits(1, "left")
+    assert not training.core.needs(JOB)
+
+
+# heartbeats
+
+
+def test_a_heartbeat_shows_each_worker_as_it_is(agent: Agent) -> None:
+    agent.handle(allocation(1, 0, 1, 2, 3))
+    agent.says_hello(0, 1, 2)
+    for worker in (0, 1, 2):
+        agent.says(READY.model_copy(update={"worker": worker}))
+    agent.says(Switched(worker=0, generation=1, workers=(0, 1), iteration=0))
+    agent.says(Left(worker=1, generation=1, iteration=4))
+    agent.says(Progress(worker=0, generation=1, iteration=6, epoch=0))
+    seen = agent.listed()
+    assert {number: worker.state for number, worker in seen.items()} == {
+        0: "member",
+        1: "left",
+        2: "ready",
+        3: "starting",
+    }
+    assert [(seen[number].generation, seen[number].iteration) for number in (0, 1, 2)] == [(1, 6), (1, 4), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Said(JOB, READY),
+        Said(JOB, Switched(worker=0, generation=2, workers=(0, 1), iteration=9)),
+        Said(JOB, Left(worker=0, generation=1, iteration=9)),
+        Exited(JOB, 0, WorkerExit(kind="killed", status=-9)),
+    ],
+)
+def test_a_change_of_a_worker_is_told_at_once(agent: Agent, event: Event) -> None:
+    agent.handle(allocation(1, 0))
+    assert len(of_type(Heartbeat, agent.handle(event))) == 1
+
+
+def test_the_numbers_of_heartbeats_rise(training: Agent) -> None:
+    beats = [of_type(Heartbeat, training.handle(Tick(True), after=1.0))[0].number for _ in range(3)]
+    assert beats == sorted(set(beats))
+
+
+def test_a_worker_that_is_gone_stays_listed_while_the_newest_allocation_names_it(training: Agent) -> None:
+    training.exits(1, "killed")
+    training.now += 2 * LISTED_SECONDS
+    assert training.listed()[1].exit == WorkerExit(kind="killed")
+    training.handle(allocation(2, 0))
+    assert 1 not in training.listed()
+
+
+def test_a_worker_that_nobody_names_is_still_listed_for_a_while_after_its_end(training: Agent) -> None:
+    training.handle(allocation(2, 0, addresses=True))
+    training.exits(1, "left")
+    assert training.listed()[1].state == "gone"
+    training.now += LISTED_SECONDS
+    assert 1 not in training.listed()
+
+
+def test_while_the_bus_is_away_nothing_is_sent_and_the_next_heartbeat_tells_of_the_gap(training: Agent) -> None:
+    assert training.handle(Tick(is_bus_up=False), after=1.0) == []
+    assert training.exits(1, "killed") == []
+    training.handle(Tick(is_bus_up=False), after=3.0)
+    beat = of_type(Heartbeat, training.handle(Tick(is_bus_up=True), after=1.0))[0]
+    assert beat.gap_seconds == pytest.approx(4.0)
+    assert beat.workers[1].state == "gone"
+    assert of_type(Heartbeat, training.handle(Tick(is_bus_up=True), after=1.0))[0].gap_seconds == 0.0
+
+
+# instructions
+
+
+def test_workers_are_stopped_once_and_unknown_ones_are_told_to_be_gone(training: Agent) -> None:
+    stop = StopWorkers(job=JOB, incarnation=INCARNATION, workers=(1, 9))
+    commands = training.handle(stop)
+    assert of_type(Kill, commands) == [Kill(JOB, 1)]
+    assert of_type(Heartbeat, commands)[0].workers[-1].exit.kind == "not started"
+    assert training.handle(stop) == [], "a stop that is repeated leads to no flood of heartbeats"
+
+
+def test_a_stop_for_another_incarnation_has_no_effect(training: Agent) -> None:
+    assert training.handle(StopWorkers(job=JOB, incarnation=INCARNATION - 1, workers=(0, 1))) == []
+
+
+def test_a_worker_that_was_stopped_before_it_started_is_never_started(agent: Agent) -> None:
+    agent.handle(StopWorkers(job=JOB, incarnation=INCARNATION, workers=(0,)))
+    assert of_type(Start, agent.handle(allocation(1, 0, 1))) == [Start(JOB, 1, 1, resume=False)]
+
+
+def test_a_pause_is_told_to_all_workers_of_the_job(training: Agent) -> None:
+    pause = Pause(generation=1)
+    assert training.handle(PauseWorkers(job=JOB, generation=1)) == [Send(JOB, 0, pause), Send(JOB, 1, pause)]
+
+
+# reports
+
+
+def test_what_a_worker_reports_is_told_with_who_it_was(training: Agent) -> None:
+    (report,) = of_type(Report, training.says(CheckpointSaved(worker=1, generation=1, iteration=8, num_bytes=9)))
+    assert (report.job, report.host, report.incarnation) == (JOB, HOST, INCARNATION)
+    assert (report.worker, report.slot, report.generation) == (1, 1, 1)
+    assert (report.content.kind, report.content.iteration) == ("checkpoint", 8)
+
+
+def test_of_progress_a_few_a_second_are_told_and_the_newest_before_each_fact(training: Agent) -> None:
+    def told(commands: list[Command]) -> list[Any]:
+        return [(r.content.kind, r.content.iteration) for r in of_type(Report, commands)]
+
+    def progress(iteration: int, **fields: Any) -> Progress:
+        return Progress(worker=0, generation=1, iteration=iteration, epoch=0, **fields)
+
+    assert told(training.says(progress(1))) == [("progress", 1)]
+    assert told(training.says(progress(2))) == []
+    assert told(training.says(progress(3))) == []
+    assert told(training.says(progress(4), after=PROGRESS_SECONDS)) == [("progress", 4)]
+    assert told(training.says(progress(5))) == []
+    assert told(training.says(progress(6, ends_epoch=True))) == [("progress", 6)]
+    assert told(training.says(progress(30))) == []
+    assert told(training.says(COMPLETED)) == [("progress", 30), ("completed", 30)]
+
+
+def test_progress_that_nothing_follows_is_told_at_the_next_tick(training: Agent) -> None:
+    for iteration in (1, 2):
+        training.says(Progress(worker=0, generation=1, iteration=iteration, epoch=0))
+    (report,) = of_type(Report, training.handle(Tick(is_bus_up=False), after=1.0))
+    assert report.content.iteration == 2
+
+
+def test_the_end_of_a_script_is_no_report(training: Agent) -> None:
+    assert training.says(Finished(worker=0)) == []
+
+
+def test_a_worker_that_cannot_be_understood_is_ended_and_has_failed(training: Agent) -> None:
+    assert training.handle(Garbled(JOB, 1, "worker 1 sent nonsense")) == [Kill(JOB, 1)]
+    training.exits(1, "killed")
+    exit_ = training.listed()[1].exit
+    assert exit_ is not None
+    assert (exit_.kind, exit_.message) == ("failed", "worker 1 sent nonsense")
+
+
+def test_what_a_worker_says_of_its_failure_is_told(training: Agent) -> None:
+    (report,) = of_type(Report, training.says(Failed(worker=1, message="no", details="where")))
+    assert (report.content.message, report.content.details) == ("no", "where")
+
+
+# the host
+
+
+def test_hello_is_repeated_until_the_registry_has_stored_it() -> None:
+    core = AgentCore(HOST, INCARNATION)
+    said = [SayHello() in core.handle(Tick(is_bus_up=True), now=1000.0 + second) for second in range(12)]
+    assert [second for second, hello in enumerate(said) if hello] == [0, HELLO_SECONDS, 2 * HELLO_SECONDS]
+    core.handle(record(), now=1012.0)
+    assert SayHello() not in core.handle(Tick(is_bus_up=True), now=1020.0)
+
+
+@pytest.mark.parametrize("state", [HostState.LOST, HostState.LEFT])
+def test_an_incarnation_that_the_registry_gave_up_is_over(agent: Agent, state: HostState) -> None:
+    (end,) = agent.handle(record(state=state))
+    assert isinstance(end, End)
+    assert not end.is_superseded
+
+
+def test_what_the_registry_says_of_others_changes_nothing(agent: Agent) -> None:
+    assert agent.handle(record(INCARNATION - 1, HostState.LOST)) == []
+    assert agent.handle(record(state=HostState.LOST, host="host-2")) == []
+    assert agent.handle(record(state=HostState.DRAINING)) == []
+
+
+def test_a_higher_incarnation_is_another_agent(agent: Agent) -> None:
+    (end,) = agent.handle(record(INCARNATION + 1))
+    assert isinstance(end, End)
+    assert end.is_superseded
