@@ -36,6 +36,7 @@ from resile_learner.messages import (
     Hello,
     Left,
     Order,
+    Pause,
     Progress,
     Ready,
     Stop,
@@ -403,17 +404,23 @@ def test_a_member_may_leave_before_the_word_of_its_generation_arrives() -> None:
 def test_a_stop_waits_for_the_workers_but_not_for_ever() -> None:
     cluster = Cluster("0:2")
     cluster.settle()
-    assert cluster.tell(StopAsked()) == [Send(0, Stop()), Send(1, Stop()), StopBy(3.0)]
+    pause = Pause(generation=1)
+    assert cluster.tell(StopAsked()) == [Send(0, pause), Send(1, pause), StopBy(5.0)]
     cluster.exit(0, "exited")
     assert cluster.outcome is None
     cluster.tell(DeadlinePassed())
     assert cluster.outcome == Outcome("stopped")
 
 
-def test_a_stop_ends_when_the_last_worker_has() -> None:
+def test_a_stop_waits_for_its_own_checkpoint_and_ends_when_the_last_worker_has() -> None:
     cluster = Cluster("0:2")
     cluster.settle()
     cluster.tell(StopAsked())
+    saved = CheckpointSaved(worker=0, iteration=5, generation=1, num_bytes=10)
+    cluster.tell(Said(saved))
+    assert cluster.stopped == set()
+    cluster.tell(Said(saved.model_copy(update={"iteration": 7, "pausing": True})))
+    assert cluster.stopped == {0, 1}
     cluster.exit(0, "exited")
     cluster.exit(1, "killed", -9)
     assert cluster.outcome == Outcome("stopped")

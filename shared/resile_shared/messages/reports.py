@@ -51,6 +51,7 @@ class CheckpointSaved(Message):
     kind: Literal["checkpoint"] = "checkpoint"
     iteration: int
     num_bytes: int
+    pausing: bool = Field(default=False, description="training stands still at it, as asked, until all workers end")
 
 
 class Warned(Message):

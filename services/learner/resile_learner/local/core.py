@@ -9,6 +9,7 @@ Events go in through `Director.handle`, commands come out; the launcher carries 
   first members; for a growth the joiners are started at once, and the order follows when all of them said hello.
 - A resize is prepared at once and supersedes all that is pending: the newest wish wins. Before the founding it waits.
 - A joiner that never became a member is stopped when a generation without it takes effect or training is complete.
+- A stop pauses the run: its workers store a checkpoint where they are, and are stopped once it is there, or is late.
 - An end of a worker that nobody expected ends the run.
 """
 
@@ -31,6 +32,7 @@ from ..messages import (
     Left,
     Member,
     Order,
+    Pause,
     Progress,
     Ready,
     Stop,
@@ -58,7 +60,7 @@ from .seam import (
     StopBy,
 )
 
-STOP_SECONDS = 3.0
+STOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,8 @@ class Director:
                 return [Show(Progressed(message, len(self.in_force.workers) if self.in_force else 0))]
             case CheckpointSaved():
                 self.checkpoint = message
-                return [Show(Saved(message))]
+                stops = self._stop_all() if message.pausing and self._is_stopping else []
+                return [Show(Saved(message)), *stops]
             case Warned(message=text):
                 return [Show(Noted(text))]
             case Completed():
@@ -354,7 +357,13 @@ class Director:
         if self._is_stopping or self.in_force is None:
             return self._end(Outcome("stopped"), now)
         self._is_stopping = True
-        return [*(Send(number, Stop()) for number in self._workers), StopBy(STOP_SECONDS)]
+        if self.completed:
+            return [*self._stop_all(), StopBy(STOP_SECONDS)]
+        pause = Pause(generation=self.in_force.generation)
+        return [*(Send(number, pause) for number in self._workers), StopBy(STOP_SECONDS)]
+
+    def _stop_all(self) -> list[Command]:
+        return [Send(number, Stop()) for number in self._workers]
 
     def _exited(self, exit_: Exit, now: float) -> list[Command]:
         worker = self._workers.pop(exit_.worker)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..agent.exits import Exit
-from ..messages import FromWorker, Order, Stop
+from ..messages import FromWorker, Order, Pause, Stop
 from .events import RunEvent
 
 
@@ -76,7 +76,7 @@ class Send:
     """Tell a worker."""
 
     worker: int
-    message: Order | Stop
+    message: Order | Pause | Stop
 
 
 @dataclass(frozen=True)

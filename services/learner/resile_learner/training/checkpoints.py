@@ -63,7 +63,7 @@ class Checkpointer:
     def __init__(self, session: Session, *, every: int | str | None) -> None:
         self._session = session
         self._every = Every(every)
-        self._enabled = session.storage is not None and every is not None
+        self._enabled = session.storage is not None
         self._store_made: CheckpointStore | None = None
         self._uploads: Uploads | None = None
         self._snapshot: Snapshot | None = None
@@ -71,6 +71,7 @@ class Checkpointer:
         self._holders: dict[str, tuple[int, ...]] = {}
         self._sizes: dict[str, int] = {}
         self._committing: str | None = None
+        self._pause: str | None = None
 
     @property
     def under_way(self) -> bool:
@@ -100,13 +101,15 @@ class Checkpointer:
         """Whether to ask for a checkpoint after ``iteration``; the lowest rank's word counts."""
         return self._enabled and self._every.due(iteration)
 
-    def begin(self, iteration: int, flat: Flat) -> None:
-        """Copy the state and begin to store it."""
+    def begin(self, iteration: int, flat: Flat, *, pauses: bool = False) -> None:
+        """Copy the state and begin to store it. ``pauses``: training stands still at it."""
         self._every.begin()
         if not self._enabled:
             return
         view = self._session.view
         checkpoint = CheckpointId(iteration, view.generation)
+        if pauses:
+            self._pause = checkpoint.name
         if checkpoint.name in self._trackers:
             return
         if self._uploads is None:
@@ -201,6 +204,7 @@ class Checkpointer:
                 iteration=checkpoint.iteration,
                 generation=checkpoint.generation,
                 num_bytes=self._sizes[name],
+                pausing=name == self._pause,
             )
             self._session.report(saved)
         self._uploads.finish(checkpoint)

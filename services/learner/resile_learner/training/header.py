@@ -47,6 +47,8 @@ class Header:
     """In the first round: what must be equal on all members."""
     busy: bool = False
     """In the rounds at the end: whether this member waits for a checkpoint."""
+    pause: bool = False
+    """Whether this member was told to pause; one is enough."""
     checkpoint: bool = False
     """Whether this member's clock says that a checkpoint is due; the lowest rank's word counts."""
 
@@ -65,6 +67,7 @@ class Header:
             "saved": self.saved,
             "facts": dict(self.facts),
             "busy": self.busy,
+            "pause": self.pause,
             "checkpoint": self.checkpoint,
         }
         head = orjson.dumps(meta)
@@ -100,6 +103,7 @@ class Header:
             saved=meta["saved"],
             facts=meta["facts"],
             busy=meta["busy"],
+            pause=meta["pause"],
             checkpoint=meta["checkpoint"],
         )
 

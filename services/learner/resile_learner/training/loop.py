@@ -40,6 +40,7 @@ from .validation import Validation, Validator
 
 Mode = Literal["same-bits", "fast"]
 CLOSING_SECONDS = 0.02
+HOLDING_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,9 @@ class ElasticLoop:
             stack.callback(self._checkpoints.close)
             self._enter()
             while True:
-                if self._validator and self._validator.under_way:
+                if self._state.standing.pausing:
+                    self._hold()
+                elif self._validator and self._validator.under_way:
                     self._validate(self._validator)
                 elif self.iteration < self.iterations_total:
                     yield from self._iterate()
@@ -265,6 +268,7 @@ class ElasticLoop:
             "stored": self._checkpoints.stored(),
             "saved": self._checkpoints.saved(),
             "checkpoint": self._checkpoints.due(self.iteration + 1),
+            "pause": self._session.pause_asked,
         }
         yield iteration
         if iteration.outcome is None:
@@ -328,8 +332,13 @@ class ElasticLoop:
     def _settle(self, outcome: RoundResult) -> None:
         """What follows from the headers of a committed round: checkpoints, and changes of membership."""
         self._checkpoints.heard(outcome.headers)
-        if outcome.headers[0].checkpoint:
-            self._checkpoints.begin(self.iteration, self._state.flatten())
+        pauses = any(header.pause for header in outcome.headers)
+        if pauses or outcome.headers[0].checkpoint:
+            self._checkpoints.begin(self.iteration, self._state.flatten(), pauses=pauses)
+        if pauses:
+            if self.is_lowest_rank:
+                self._session.report(self._progress())
+            self._state.standing.pausing = True  # a joiner pauses too, but whoever resumes from the checkpoint does not
         change = self._session.agreed(outcome.named)
         if change:
             self._switch(change, outcome)
@@ -343,6 +352,10 @@ class ElasticLoop:
         self._session.switch(change, outcome.tag, self._state.flatten)
         self._checkpoints.redivide()
         self._report_switch(time.perf_counter() - begun)
+
+    def _hold(self) -> None:
+        """Store the checkpoint of a pause, and wait for the end that follows once it is known to be stored."""
+        time.sleep(CLOSING_SECONDS if self._close() else HOLDING_SECONDS)
 
     def _finish(self) -> None:
         """Wait for checkpoints under way, store the final model, and say that training is complete."""

@@ -77,6 +77,7 @@ class Round:
         saved: Sequence[str] = (),
         facts: Mapping[str, str] | None = None,
         busy: bool = False,
+        pause: bool = False,
         checkpoint: bool = False,
     ) -> RoundResult:
         """Send this member's header, wait for all, and compare what must be equal."""
@@ -89,6 +90,7 @@ class Round:
             saved=saved,
             facts=facts or {},
             busy=busy,
+            pause=pause,
             checkpoint=checkpoint,
         )
         if indices is not None:

@@ -28,6 +28,8 @@ class Standing:
     round: int = 0
     """The next round."""
     iterations_total: int = 0
+    pausing: bool = False
+    """Whether the last iteration was the last for now."""
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     validation: dict[str, float] = field(default_factory=dict)

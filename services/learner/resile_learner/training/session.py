@@ -83,6 +83,10 @@ class Session(Protocol):
     def expected(self) -> View | None:
         """Before `join`: the generation that this worker is going to join. None for a founder, or while not known."""
 
+    @property
+    def pause_asked(self) -> bool:
+        """Whether this worker was told that the job shall save a checkpoint and go no further."""
+
     def join(self, ready: Ready, allocate: Callable[[bytes], Sequence[Tensor]]) -> bool:
         """Become a member. True for a founder.
 
@@ -116,6 +120,7 @@ class SoloSession:
 
     view = View(generation=1, workers=(0,), me=0)
     expected = None
+    pause_asked = False
     storage = None
     resume = False
     job = "local"

@@ -84,6 +84,11 @@ class Control:
         return self._thread.wait_for(question)
 
     @property
+    def pause_asked(self) -> bool:
+        """Whether the agent wants a checkpoint now, and no further iteration."""
+        return self._thread.pause_asked
+
+    @property
     def started(self) -> bool:
         """Whether the founding generation was formed here."""
         return self._thread.started
@@ -112,6 +117,7 @@ class _ControlThread(threading.Thread):
         self._fault: Exception | None = None
         self.listening = False
         self.started = False
+        self.pause_asked = False
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
         self._agent: asyncio.StreamWriter
@@ -206,10 +212,17 @@ class _ControlThread(threading.Thread):
                     os._exit(0)
                 case Order() as order:
                     self._order_seen(order)
-                case Pause():
-                    pass  # nobody here can pause yet; whoever asks asks again
+                case Pause(generation=generation):
+                    self._pause(generation)
         if not self._ended.is_set():
             os._exit(1)  # the agent is gone, and with it everyone who could give orders
+
+    def _pause(self, generation: int) -> None:
+        """Ignore what was meant for the job's life before this one."""
+        with self._changed:
+            first = self._membership.first_order
+        if not (first and first.founding and generation < first.generation):
+            self.pause_asked = True
 
     # the peers
 

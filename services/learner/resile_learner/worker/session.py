@@ -40,6 +40,11 @@ class WorkerSession:
         (order,) = self._control.wait_for(lambda membership: (membership.first_order,))
         return self._view_of(order) if order and not order.founding else None
 
+    @property
+    def pause_asked(self) -> bool:
+        """Whether the agent said so."""
+        return self._control.pause_asked
+
     def _view_of(self, order: Order) -> View:
         return View(order.generation, order.workers, self._config.worker)
 

@@ -194,7 +194,7 @@ class Workers:
             return
         if job.record.checkpoint is None or checkpoint.iteration > job.record.checkpoint.iteration:
             job.update(checkpoint=checkpoint)
-        if job.intent is not Intent.TRAIN and job.is_founded:
+        if checkpoint.pausing and job.intent is not Intent.TRAIN and job.is_founded:
             job.iteration = checkpoint.iteration
             self._people.give_up_slots(job, now=now)
 
