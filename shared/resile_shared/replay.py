@@ -15,12 +15,13 @@ from pydantic import BaseModel
 
 from .connection import Connection
 from .envelope import Malformed, Received, decode
-from .pull import Begin, Reader
+from .pull import BATCH, Begin, Reader
 
 logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 _WIDER = 8
+_FEW = 16
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class Replay(Generic[M]):
         return Tail(tuple(message for message in messages if message is not None), last)
 
     async def follow(self, *, after: int) -> AsyncGenerator[Received[M], None]:
-        """Yield each message with a sequence above ``after``, for ever."""
-        async with aclosing(self._reader(after).read()) as items:
+        """Yield each message with a sequence above ``after``, for ever. Who takes them slowly makes few wait here."""
+        async with aclosing(self._reader(after, batch=_FEW).read()) as items:
             async for item in items:
                 if not isinstance(item, Begin) and (message := self._read(item)) is not None:
                     yield message
@@ -89,8 +90,8 @@ class Replay(Generic[M]):
                     break
         return newest
 
-    def _reader(self, after: int) -> Reader:
-        return Reader(self._connection, self._stream, self._subjects, after=after)
+    def _reader(self, after: int, *, batch: int = BATCH) -> Reader:
+        return Reader(self._connection, self._stream, self._subjects, after=after, batch=batch)
 
     def _read(self, message: Msg) -> Received[M] | None:
         try:

@@ -22,7 +22,7 @@ from .reading import Entry, Reading, V, merged
 
 logger = logging.getLogger(__name__)
 
-QUEUE_LENGTH = 64
+QUEUE_LENGTH = 16
 KEEP_ALIVE_SECONDS = 10.0
 WRITE_SECONDS = 60.0
 NO_ANSWER = "the bus does not answer: try again"

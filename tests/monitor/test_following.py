@@ -1,0 +1,180 @@
+"""Event streams: no gap and nothing twice, through restarts of the monitor and with slow readers."""
+
+import asyncio
+from contextlib import aclosing
+
+from resile_shared import subjects
+from resile_shared.api import EventList, EventView, LogEntry, LogList
+from resile_shared.messages.hosts import HostLost
+from resile_shared.messages.jobs import JobEvent, JobRecord
+from resile_shared.messages.logs import LogLine, LogLines
+from resile_shared.messages.message import at
+from resile_shared.testing.fixtures import Pool
+
+from .examples import item, job, progress, report
+from .monitors import Event, Monitor, Monitors, Scene
+
+
+async def announce(scene: Scene, number: int, *, name: str = "job-1") -> None:
+    record: JobRecord = job(name)
+    event = JobEvent(
+        job=name,
+        name=record.spec.name,
+        tenant="default",
+        state=record.state,
+        priority=5000,
+        item=item(number, generation=number, iteration=number),
+    )
+    await scene.scheduler.publish(subjects.job_event(name, "allocation"), event)
+
+
+async def tell(scene: Scene, iteration: int, *, name: str = "job-1") -> None:
+    await scene.learner.publish(subjects.report(name, "progress"), report(progress(iteration), name=name))
+
+
+async def say(scene: Scene, *texts: str, dropped: int = 0, name: str = "job-1") -> None:
+    lines = tuple(LogLine(time=at(1.0), stream="stdout", text=text) for text in texts)
+    said = LogLines(job=name, host="host-1", incarnation=1, worker=0, lines=lines, dropped=dropped)
+    await scene.learner.publish(subjects.log(name), said)
+
+
+async def take(monitor: Monitor, path: str, num: int, *, last: str | None = None) -> list[Event]:
+    taken: list[Event] = []
+    async with asyncio.timeout(30), aclosing(monitor.events(path, last=last)) as events:
+        async for event in events:
+            taken.append(event)
+            if len(taken) == num:
+                break
+    return taken
+
+
+def numbers(events: list[Event]) -> list[int]:
+    return [event.data["data"]["item"]["number"] for event in events]
+
+
+async def test_a_follower_sees_the_newest_events_and_all_that_come(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    for number in range(1, 6):
+        await announce(scene, number)
+    taking = asyncio.create_task(take(monitor, "/v1/events?follow=1&tail=2", 4))
+    for number in range(6, 200):
+        await announce(scene, number)
+        if taking.done():
+            break
+        await asyncio.sleep(0.01)
+    first, *rest = numbers(await taking)
+    assert rest == [first + 1, first + 2, first + 3]
+    for event in taking.result():
+        EventView.model_validate(event.data)
+
+
+async def test_a_follower_that_comes_back_misses_nothing_and_sees_nothing_twice(
+    monitors: Monitors, scene: Scene, pool: Pool
+) -> None:
+    monitor = await monitors.start()
+    for number in range(1, 11):
+        await announce(scene, number)
+    seen = await take(monitor, "/v1/events?follow=1&tail=10", 4)
+    await monitor.kill()
+    for number in range(11, 16):
+        await announce(scene, number)
+    await pool.crash()
+    again = await monitors.start()
+    seen += await take(again, "/v1/events?follow=1&tail=10", 11, last=seen[-1].id)
+    assert numbers(seen) == list(range(1, 16))
+    assert seen[-1].id == "events:15"
+
+
+async def test_a_job_is_followed_in_two_streams_at_once(monitors: Monitors, scene: Scene) -> None:
+    await scene.store_job(job())
+    monitor = await monitors.start()
+    for number in (1, 2, 3):
+        await announce(scene, number)
+        await announce(scene, number, name="job-2")
+        await tell(scene, number)
+        await tell(scene, number, name="job-2")
+    path = "/v1/events?job=job-1"
+    listed = (await monitor.get(path, EventList)).events
+    assert [(event.stream, event.sequence) for event in listed] == [
+        (stream, sequence) for sequence in (1, 3, 5) for stream in ("events", "reports")
+    ]
+    assert (await monitor.get(f"{path}&tail=3", EventList)).events == listed[3:]
+    for num in range(1, 6):  # whenever it comes back, it sees the rest
+        head = await take(monitor, f"{path}&follow=1&tail=6", num)
+        rest = await take(monitor, f"{path}&follow=1", 6 - num, last=head[-1].id)
+        assert sorted((e.data["stream"], e.data["sequence"]) for e in head + rest) == sorted(
+            (event.stream, event.sequence) for event in listed
+        )
+    cut = await take(monitor, f"{path}&follow=1&tail=1", 1)
+    await tell(scene, 4)
+    late = await take(monitor, f"{path}&follow=1", 1, last=cut[-1].id)
+    assert (late[0].data["stream"], late[0].data["sequence"]) == ("reports", 7)
+
+
+async def test_events_of_hosts_and_jobs_are_listed_from_the_newest_back(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    assert (await monitor.get("/v1/events", EventList)).events == ()
+    for number in range(1, 300):
+        await announce(scene, number, name="job-9")
+    lost = HostLost(host="host-1", incarnation=1, time=at(5.0), reason="silent")
+    await scene.registry.publish(subjects.host_event("host-1", "lost"), lost)
+    await announce(scene, 1)
+    newest = (await monitor.get("/v1/events?tail=2", EventList)).events
+    assert [event.subject for event in newest] == ["resile.host.host-1.lost", "resile.job.job-1.allocation"]
+    assert newest[0].data == lost.model_dump(mode="json")
+    assert len((await monitor.get("/v1/events?tail=1000", EventList)).events) == 301
+    assert len((await monitor.get("/v1/events", EventList)).events) == 100
+    assert (await monitor.get("/v1/events?tail=0", EventList)).events == ()
+
+
+async def test_logs_are_lines_whatever_batches_they_came_in(monitors: Monitors, scene: Scene) -> None:
+    await scene.store_job(job())
+    monitor = await monitors.start()
+    path = "/v1/jobs/job-1/logs"
+    assert (await monitor.get(path, LogList)).lines == ()
+    await say(scene, "a", "b", "c")
+    await say(scene, "other", name="job-2")
+    await say(scene, "d", "e", dropped=7)
+    lines = (await monitor.get(path, LogList)).lines
+    note = "7 lines were dropped here, for want of room"
+    assert [line.text for line in lines] == ["a", "b", "c", note, "d", "e"]
+    assert (lines[0].host, lines[0].stream, lines[3].stream) == ("host-1", "stdout", "note")
+    assert (await monitor.get(f"{path}?tail=2", LogList)).lines == lines[-2:]
+    for num in range(1, 6):
+        head = await take(monitor, f"{path}?follow=1&tail=6", num)
+        rest = await take(monitor, f"{path}?follow=1", 6 - num, last=head[-1].id)
+        assert [LogEntry.model_validate(event.data) for event in head + rest] == list(lines)
+    assert [event.id for event in rest] == ["logs:3"]
+
+
+async def test_an_open_stream_ends_at_once_with_the_monitor(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    await announce(scene, 1)
+    async with monitor.http.get("/v1/events?follow=1") as answer:
+        await answer.content.readuntil(b"data: ")
+        monitor.process.terminate()
+        await answer.content.read()  # to its proper end: one that was cut off raises
+    assert await monitor.process.wait() == 0
+
+
+async def test_a_reader_that_stands_still_costs_little_and_others_nothing(monitors: Monitors, scene: Scene) -> None:
+    await scene.store_job(job())
+    monitor = await monitors.start()
+    await say(scene, "first")
+    async with monitor.http.get("/v1/jobs/job-1/logs?follow=1", read_bufsize=1 << 20) as slow:
+        await slow.content.readuntil(b"data: ")
+        before = _resident_bytes(monitor.process.pid)
+        for _ in range(100):
+            await say(scene, "x" * 1_000_000)
+        await say(scene, "last")
+        quick = await take(monitor, "/v1/jobs/job-1/logs?follow=1&tail=1", 1)
+        assert quick[0].data["text"] == "last"
+        assert _resident_bytes(monitor.process.pid) - before < 75_000_000
+        rest = b""
+        while b'"last"' not in rest:
+            rest = rest[-10:] + await slow.content.readany()
+
+
+def _resident_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * 4096
