@@ -1,0 +1,86 @@
+"""Looking at a stream: its newest messages, and what follows a place."""
+
+import asyncio
+
+import pytest
+
+from resile_shared import subjects
+from resile_shared.bus import Bus
+from resile_shared.envelope import Received
+from resile_shared.messages.hosts import HostHello
+from resile_shared.replay import Replay
+from resile_shared.subjects import EVENTS
+from resile_shared.testing.fixtures import Pool
+
+from .examples import hello
+
+
+async def publish(bus: Bus, host: str, incarnation: int) -> None:
+    await bus.publish(subjects.host_event(host, "hello"), hello(incarnation, host))
+
+
+def of(bus: Bus, host: str) -> Replay[HostHello]:
+    return bus.replay(EVENTS, HostHello, subjects=(subjects.host_event(host, "hello"),))
+
+
+@pytest.mark.parametrize("num", [0, 1, 3, 100])
+async def test_the_newest_messages_are_found_however_far_back_they_are(pool: Pool, num: int) -> None:
+    registry, learner = await pool.bus("registry"), await pool.bus("learner")
+    for incarnation in range(1, 6):
+        await publish(learner, "rare", incarnation)
+    for incarnation in range(1, 200):
+        await publish(learner, "busy", incarnation)
+    tail = await of(registry, "rare").tail(num)
+    assert [received.message.incarnation for received in tail.messages] == list(range(1, 6))[5 - min(num, 5) :]
+    assert tail.last == 204
+    assert [m.sequence for m in (await of(registry, "busy").tail(num)).messages] == list(
+        range(205 - min(num, 199), 205)
+    )
+
+
+async def test_a_stream_without_messages_has_no_newest(pool: Pool) -> None:
+    registry = await pool.bus("registry")
+    tail = await of(registry, "none").tail(10)
+    assert (tail.messages, tail.last, await of(registry, "none").last()) == ((), 0, 0)
+
+
+async def test_what_follows_the_tail_has_no_gap_and_what_cannot_be_read_is_left_out(pool: Pool) -> None:
+    registry, learner = await pool.bus("registry"), await pool.bus("learner")
+    await publish(learner, "a", 1)
+    tail = await of(registry, "a").tail(10)
+    await learner.connection.send(subjects.host_event("a", "hello"), b"garbage", headers={})
+    await publish(learner, "a", 2)
+    await pool.crash()
+    await publish(learner, "a", 3)
+    seen: list[Received[HostHello]] = list(tail.messages)
+    async with asyncio.timeout(30):
+        async for received in of(registry, "a").follow(after=tail.last):
+            seen.append(received)
+            if len(seen) == 3:
+                break
+    assert [received.message.incarnation for received in seen] == [1, 2, 3]
+    assert [received.sequence for received in seen] == [1, 3, 4]
+    assert all(received.stored is not None for received in seen)
+
+
+async def test_a_follower_knows_when_it_has_what_was_stored_before(pool: Pool) -> None:
+    registry, learner = await pool.bus("registry"), await pool.bus("learner")
+    for host in ("a", "a", "b"):
+        await publish(learner, host, 1)
+    seen: list[str] = []
+
+    async def read(received: Received[HostHello]) -> None:
+        seen.append(received.message.host)
+
+    for start, wanted in (("all", ["a", "a", "b"]), ("last_per_subject", ["a", "b"]), ("new", [])):
+        seen.clear()
+        caught_up = asyncio.Event()
+        following = asyncio.create_task(
+            registry.follow(
+                EVENTS, HostHello, read, subjects=("resile.host.*.hello",), start=start, caught_up=caught_up
+            )
+        )
+        await asyncio.wait_for(caught_up.wait(), 30)
+        assert seen == wanted
+        following.cancel()
+        await asyncio.wait({following})
