@@ -16,12 +16,20 @@ from resile_shared import subjects
 from resile_shared.bus import Bus
 from resile_shared.envelope import Received
 from resile_shared.messages.allocations import Allocation, Placement
-from resile_shared.messages.hosts import Heartbeat, HostHello, WorkerReport
+from resile_shared.messages.hosts import (
+    Heartbeat,
+    HostGoodbye,
+    HostHello,
+    HostRecord,
+    HostState,
+    WorkerExit,
+    WorkerReport,
+)
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
 from resile_shared.messages.logs import LogLines
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Report
-from resile_shared.subjects import ALLOCATIONS, EVENTS, JOBS, LOGS, REPORTS
+from resile_shared.subjects import ALLOCATIONS, EVENTS, HOSTS, JOBS, LOGS, REPORTS
 from resile_shared.testing.fixtures import Pool
 
 HOST = "host-1"
@@ -38,31 +46,35 @@ async def until(condition: Callable[[], object], *, seconds: float = 40.0) -> No
 class Stage:
     """The bus with all that an agent says on it, the pool's storage, and a pen to write allocations with."""
 
-    def __init__(self, pool: Pool, scheduler: Bus, monitor: Bus, folder: Path) -> None:
+    def __init__(self, pool: Pool, folder: Path, *, scheduler: Bus, monitor: Bus, registry: Bus) -> None:
         self.pool = pool
         self.bus = scheduler
         self.folder = folder
         self.storage = folder / "storage"
         self.beats: list[Heartbeat] = []
         self.reports: list[Report] = []
+        self.goodbyes: list[int] = []
+        self.hurry = folder / "hurry"
         self.hellos: list[HostHello] = []
         self.lines: list[tuple[int, str]] = []
         self.revisions: dict[str, int] = {}
         self.agents: list[asyncio.subprocess.Process] = []
         self._monitor = monitor
+        self._registry = registry
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     async def open(cls, pool: Pool, folder: Path) -> "Stage":
-        stage = cls(pool, await pool.bus("scheduler"), await pool.bus("monitor"), folder)
+        stage = cls(pool, folder, **{role: await pool.bus(role) for role in ("scheduler", "monitor", "registry")})
         await stage.bus.subscribe(subjects.HEARTBEATS, Heartbeat, stage._beat)
-        for stream, model, handler in (
-            (REPORTS, Report, stage._report),
-            (LOGS, LogLines, stage._log),
+        follow = stage._monitor.follow
+        for reading in (
+            follow(REPORTS, Report, stage._report),
+            follow(LOGS, LogLines, stage._log),
+            follow(EVENTS, HostHello, stage._hello, subjects=(subjects.HELLOS,)),
+            follow(EVENTS, HostGoodbye, stage._goodbye, subjects=(subjects.GOODBYES,)),
         ):
-            stage._tasks.append(asyncio.create_task(stage._monitor.follow(stream, model, handler)))
-        hellos = stage._monitor.follow(EVENTS, HostHello, stage._hello, subjects=(subjects.HELLOS,))
-        stage._tasks.append(asyncio.create_task(hellos))
+            stage._tasks.append(asyncio.create_task(reading))
         return stage
 
     async def close(self) -> None:
@@ -82,6 +94,9 @@ class Stage:
 
     async def _hello(self, received: Received[HostHello]) -> None:
         self.hellos.append(received.message)
+
+    async def _goodbye(self, received: Received[HostGoodbye]) -> None:
+        self.goodbyes.append(received.message.incarnation)
 
     async def _log(self, received: Received[LogLines]) -> None:
         self.lines += ((received.message.worker, line.text) for line in received.message.lines)
@@ -132,20 +147,35 @@ class Stage:
         )
         await self.bus.bucket(JOBS).create(job, record)
 
-    async def allocate(self, job: str, generation: int, workers: tuple[int, ...], *, founding: bool = False) -> None:
-        """Write an allocation; and again as an order, once all its workers can be reached."""
-        incarnation = self.hellos[-1].incarnation
+    async def place(self, job: str, generation: int, workers: tuple[int, ...], **fields: Any) -> Allocation:
+        """Write an allocation; a worker's slot is its number, if no ``slot`` is given."""
+        await until(lambda: self.hellos)
+        slot, incarnation = fields.pop("slot", None), self.hellos[-1].incarnation
         placements = tuple(
-            Placement(worker=worker, host=HOST, incarnation=incarnation, slot=worker) for worker in workers
+            Placement(worker=worker, host=HOST, incarnation=incarnation, slot=worker if slot is None else slot)
+            for worker in workers
         )
         allocation = Allocation(
-            job=job, epoch=1, generation=generation, placements=placements, secret="secret", founding=founding
+            job=job, epoch=1, generation=generation, placements=placements, secret="secret", **fields
         )
         await self._write(allocation)
+        return allocation
+
+    async def allocate(self, job: str, generation: int, workers: tuple[int, ...], **fields: Any) -> None:
+        """Write an allocation, and write it again as an order once all its workers can be reached."""
+        allocation = await self.place(job, generation, workers, **fields)
         if workers:
             await until(lambda: all(self.worker(job, worker).address for worker in workers))
-            named = tuple(p.model_copy(update={"address": self.worker(job, p.worker).address}) for p in placements)
+            named = tuple(
+                placement.model_copy(update={"address": self.worker(job, placement.worker).address})
+                for placement in allocation.placements
+            )
             await self._write(allocation.model_copy(update={"placements": named}))
+
+    async def store_host(self, state: HostState) -> None:
+        """Write what the registry would make of the newest hello."""
+        hello = self.hellos[-1]
+        await self._registry.bucket(HOSTS).create(HOST, HostRecord(**hello.model_dump(), state=state, since=at(0.0)))
 
     async def _write(self, allocation: Allocation) -> None:
         bucket = self.bus.bucket(ALLOCATIONS)
@@ -164,6 +194,20 @@ class Stage:
                 if (worker.job, worker.worker) == (job, number):
                     return worker
         return WorkerReport(job=job, worker=number, slot=0, state="starting")
+
+    def exit(self, job: str, number: int) -> WorkerExit:
+        """How a worker ended."""
+        exit_ = self.worker(job, number).exit
+        assert exit_ is not None
+        return exit_
+
+    def pids(self) -> list[int]:
+        """Process ids that workers have printed."""
+        return [int(line.split()[1]) for _, line in self.lines if line.startswith("pid ")]
+
+    def variables(self) -> dict[str, str]:
+        """Environment of a job that trains slowly until `hurry` is there."""
+        return {"COLOR": "blue", "HURRY": str(self.hurry)}
 
     def said(self, job: str, kind: str) -> list[Report]:
         return [report for report in self.reports if report.job == job and report.content.kind == kind]

@@ -4,8 +4,13 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
+import pytest
 import pytest_asyncio
 
+from resile_learner.agent import folder
+from resile_shared.errors import UsageError
+from resile_shared.messages.hosts import HostState
 from resile_shared.testing.fixtures import Pool
 
 from .agents import Stage, until
@@ -17,18 +22,19 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from resile.training import Callback, ElasticModel
 
-ours = sorted(name for name in os.environ if name.startswith("RESILE_"))
-print("script", ours, os.environ["COLOR"], sys.argv[1:])
-output = os.environ["RESILE_OUTPUT_DIR"]
+ours = {name: value for name, value in os.environ.items() if name.startswith("RESILE_")}
+descriptors = [f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")]
+files = [os.readlink(name) for name in descriptors if os.path.exists(name)]
+print("pid", os.getpid(), flush=True)
+print("variables", sorted(ours), os.environ["COLOR"], sys.argv[1:])
+print("files", [name for name in files if name.startswith("/") and not name.startswith("/dev/")])
+with open(os.path.join(ours["RESILE_OUTPUT_DIR"], "notes.txt"), "w") as file:
+    file.write("noted")
 
-class Watch(Callback):
+class Pace(Callback):
     def on_iteration(self, loop, iteration):
-        with open(os.path.join(output, "iterations.txt"), "a") as file:
-            file.write(f"{iteration.number}\\n")
-        while not os.path.exists(os.environ["GO_ON"]):
-            time.sleep(0.01)
-            if iteration.number < 20:
-                break
+        if not os.path.exists(os.environ["HURRY"]):
+            time.sleep(0.04)
 
 inputs = torch.randn(480, 4, generator=torch.Generator().manual_seed(0))
 torch.manual_seed(0)
@@ -38,8 +44,8 @@ ElasticModel(
     lambda: (TensorDataset(inputs, inputs.sum(1, keepdim=True)), None),
     nn.MSELoss(),
     torch.optim.SGD(model.parameters(), lr=0.01),
-    callbacks=[Watch()],
-).train(epochs=3, batch_size=48, num_shards=4)
+    callbacks=[Pace()],
+).train(epochs=100, batch_size=48, num_shards=4)
 print("through")
 """
 
@@ -54,19 +60,114 @@ async def stage(pool: Pool, tmp_path: Path) -> AsyncIterator[Stage]:
 
 
 async def test_a_job_is_founded_grown_shrunk_and_completed_as_its_allocations_say(stage: Stage) -> None:
-    agent = await stage.start_agent()
-    go_on = stage.folder / "go-on"
-    await stage.submit("job-1", TRAIN, args=("--deep",), env={"COLOR": "blue", "GO_ON": str(go_on)})
-    await until(lambda: stage.hellos)
+    agent = await stage.start_agent(RESILE_LOG_LEVEL="warning")
+    await stage.submit("job-1", TRAIN, args=("--deep",), env=stage.variables())
     await stage.allocate("job-1", 1, (0, 1), founding=True)
     await until(lambda: stage.said("job-1", "switched"))
     await stage.allocate("job-1", 2, (0, 1, 2))
     await until(lambda: stage.said("job-1", "switched")[-1].generation == 2)
     await stage.allocate("job-1", 3, (0,))
-    await until(lambda: stage.worker("job-1", 1).state == stage.worker("job-1", 2).state == "gone")
-    assert stage.worker("job-1", 1).exit.kind == "left"
-    go_on.touch()
-    await until(lambda: stage.said("job-1", "completed"))
+    await until(lambda: [stage.worker("job-1", number).state for number in (1, 2)] == ["gone", "gone"])
+    assert [stage.exit("job-1", number).kind for number in (1, 2)] == ["left", "left"]
+    stage.hurry.touch()
     await until(lambda: stage.worker("job-1", 0).state == "gone")
-    assert stage.worker("job-1", 0).exit.kind == "finished"
+    assert stage.exit("job-1", 0).kind == "finished"
+    facts = [report.content.kind for report in stage.reports if report.content.kind != "progress"]
+    assert [kind for kind in facts if kind not in ("ready", "left")] == ["switched"] * 3 + ["completed"]
+    assert stage.reports[-1].content.kind == "completed"
+    progress = stage.said("job-1", "progress")[-1].content
+    assert getattr(progress, "iteration", None) == 1000
+
+    printed = [line for worker, line in stage.lines if worker == 0]
+    assert "variables ['RESILE_OUTPUT_DIR'] blue ['--deep']" in printed
+    assert "files []" in printed, "no file of the agent is open in a worker"
+    await until(lambda: (0, "through") in stage.lines)
+    log = stage.folder / "agent/jobs/job-1/worker-0.log"
+    assert log.read_text().splitlines() == [line for worker, line in stage.lines if worker == 0]
+    assert (stage.storage / "jobs/job-1/output/notes.txt").read_text() == "noted"
+
+    await stage.allocate("job-1", 4, ())
+    await until(lambda: not (stage.folder / "agent/jobs/job-1/output").exists())
+    assert log.exists()
     assert await stage.end_agent(agent, signal.SIGTERM) == 0
+    await until(lambda: stage.goodbyes == [1])
+
+
+async def test_workers_die_with_their_agent_and_the_next_one_has_a_higher_incarnation(stage: Stage) -> None:
+    agent = await stage.start_agent()
+    await stage.submit("job-1", TRAIN, env=stage.variables())
+    await stage.allocate("job-1", 1, (0, 1), founding=True)
+    await until(lambda: len(stage.pids()) == 2)
+    await stage.end_agent(agent, signal.SIGKILL)
+    await until(lambda: not any(map(psutil.pid_exists, stage.pids())))
+    await stage.start_agent()
+    await until(lambda: len(stage.hellos) == 2)
+    assert [hello.incarnation for hello in stage.hellos] == [1, 2]
+    await until(lambda: stage.beats[-1].incarnation == 2)
+    assert stage.beats[-1].workers == ()
+
+
+async def test_training_outlives_an_outage_of_the_bus_and_no_fact_is_lost(stage: Stage) -> None:
+    await stage.start_agent()
+    await stage.submit("job-1", TRAIN, env=stage.variables())
+    await stage.allocate("job-1", 1, (0, 1), founding=True)
+    await until(lambda: stage.said("job-1", "progress"))
+    await stage.pool.kill()
+    stage.hurry.touch()
+    await until(lambda: not any(map(psutil.pid_exists, stage.pids())))
+    await stage.pool.server.start()
+    await until(lambda: stage.said("job-1", "completed"))
+    await until(lambda: [stage.worker("job-1", number).state for number in (0, 1)] == ["gone", "gone"])
+    assert [stage.exit("job-1", number).kind for number in (0, 1)] == ["finished", "finished"]
+    assert max(beat.gap_seconds for beat in stage.beats) > 0
+
+
+async def test_what_cannot_be_started_is_gone_and_says_why_in_one_line(stage: Stage) -> None:
+    await stage.start_agent()
+    missing = f"packages/{'0' * 64}.tar.gz"
+    broken = stage.store_package({"train.py": ""})
+    (stage.storage / broken).write_bytes(b"something else")
+    packages = {"missing": missing, "broken": broken, "empty": stage.store_package({"other.py": ""})}
+    for job, package in packages.items():
+        await stage.submit(job, package=package)
+    for job in (*packages, "unknown"):
+        await stage.place(job, 1, (0,))
+        await until(lambda job=job: stage.worker(job, 0).state == "gone")
+    why = {job: stage.exit(job, 0) for job in (*packages, "unknown")}
+    assert {exit_.kind for exit_ in why.values()} == {"not started"}
+    assert "is not in the storage" in why["missing"].message
+    assert "its content is not what its name says" in why["broken"].message
+    assert why["empty"].message == "the job's package has no script train.py"
+    assert why["unknown"].message == "nothing is stored of job unknown"
+
+
+async def test_workers_of_two_jobs_with_the_same_number_are_told_apart(stage: Stage) -> None:
+    await stage.start_agent()
+    for slot, job in enumerate(("job-1", "job-2")):
+        await stage.submit(job, "import time; print('here'); time.sleep(600)")
+        await stage.place(job, 1, (0,), slot=slot)
+    await until(lambda: all(stage.worker(job, 0).address for job in ("job-1", "job-2")))
+    await stage.place("job-1", 2, ())
+    await until(lambda: stage.worker("job-1", 0).state == "gone")
+    await until(lambda: all(worker.job != "job-1" or worker.state == "gone" for worker in stage.beats[-1].workers))
+    assert stage.worker("job-2", 0).state == "starting"
+
+
+async def test_an_agent_whose_host_was_given_up_ends_its_workers_and_comes_back(stage: Stage) -> None:
+    await stage.start_agent()
+    await stage.submit("job-1", TRAIN, env=stage.variables())
+    await stage.allocate("job-1", 1, (0,), founding=True)
+    await until(lambda: stage.pids())
+    await stage.store_host(HostState.LOST)
+    await until(lambda: not any(map(psutil.pid_exists, stage.pids())))
+    await until(lambda: stage.hellos[-1].incarnation == 2)
+    await until(lambda: stage.beats[-1].incarnation == 2)
+    assert stage.beats[-1].workers == ()
+
+
+async def test_a_second_agent_in_the_same_folder_is_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    await stage.start_agent()
+    await until(lambda: stage.hellos)
+    monkeypatch.setattr(folder, "LOCK_SECONDS", 0.0)
+    with pytest.raises(UsageError, match="another agent"):
+        await folder.AgentFolder.open(stage.folder / "agent")
