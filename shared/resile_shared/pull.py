@@ -91,7 +91,8 @@ class Reader:
                 reply = f"{address}.{secrets.token_hex(8)}"
                 await self._ask_for_more(name, reply)
             try:
-                message = await asyncio.wait_for(inbox.get(), 2.5 * HEARTBEAT_SECONDS)
+                async with asyncio.timeout(2.5 * HEARTBEAT_SECONDS):
+                    message = await inbox.get()
             except TimeoutError:
                 return
             if message is None:  # reconnected: what was asked for is forgotten

@@ -284,3 +284,15 @@ async def test_what_is_only_sent_is_dropped_and_counted_while_the_bus_is_away(po
             await registry.publish(subjects.host_event("host-1", "joined"), hello())
     await pool.server.start()
     await until(lambda: registry.is_up)
+
+
+async def test_a_request_that_is_cancelled_as_its_answer_comes_is_cancelled(pool: Pool) -> None:
+    bus = await pool.bus("scheduler")
+    under_way = bus.connection._client._resp_map
+    asking = asyncio.create_task(bus.round_trip())
+    while not under_way:  # noqa: ASYNC110 - before the answer can come
+        await asyncio.sleep(0)
+    (answer,) = under_way.values()
+    answer.add_done_callback(lambda _: asking.cancel())
+    await asyncio.wait({asking})
+    assert asking.cancelled()
