@@ -31,7 +31,7 @@ from .server_sent import read_events
 DEFAULT_HOME = Path("~/.resile")
 PATIENCE_SECONDS = 60.0  # longer than one silent read
 _PAUSE_SECONDS = 0.5
-_NUM_ATTEMPTS = 3
+_RETRY_SECONDS = 15.0  # longer than a monitor takes to start again
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
 
 V = TypeVar("V", bound=api.View)
@@ -45,6 +45,8 @@ class Server:
     token: str
     advice: str = "check that it is up, and its address"
     """What to do when it does not answer."""
+    is_supervised: bool = False
+    """Whether it runs on this machine, so that what does not answer now is being started again."""
 
 
 class Unreachable(ResileError):
@@ -74,7 +76,9 @@ def find_server(url: str | None = None, *, home: Path | None = None) -> Server:
     if url is None:
         if pool is None:
             raise ResileError(f"no pool is running in {home}: start one with `{start}`")
-        return Server(pool.url, pool.token, f"it seems to have been killed: start it again with `{start}`")
+        if Path(f"/proc/{pool.pid}").exists():
+            return Server(pool.url, pool.token, f"its logs are in {home / 'logs'}", is_supervised=True)
+        return Server(pool.url, pool.token, f"it was killed, start it again with `{start}`")
     token = os.environ.get("RESILE_TOKEN") or (pool.token if pool and pool.url == url.rstrip("/") else "")
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--server {url!r} is not a URL: it starts with http:// or https://")
@@ -190,18 +194,20 @@ class Client:
     ) -> bytes:
         """Send until there is an answer; the key makes sure that a request has its effect once."""
         keyed = {"Idempotency-Key": secrets.token_hex(16), **(headers or {})}
-        for attempt in range(_NUM_ATTEMPTS):
+        give_up = time.monotonic() + _RETRY_SECONDS
+        while True:
             try:
                 async with self._http.request(method, self._url(path), headers=keyed, **options) as answer:
                     await _check(answer, self.server)
                     return await answer.read()
-            except aiohttp.ClientConnectorError as error:
-                raise Unreachable(self.server, _reason(error)) from error
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
-                if attempt == _NUM_ATTEMPTS - 1:
+                is_nobody_there = isinstance(error, aiohttp.ClientConnectorError) and not self.server.is_supervised
+                if is_nobody_there or time.monotonic() > give_up:
                     raise Unreachable(self.server, _reason(error)) from error
+            except Refused as error:
+                if error.status != 503 or time.monotonic() > give_up:
+                    raise
             await asyncio.sleep(_PAUSE_SECONDS)
-        raise AssertionError("the last attempt returns or raises")
 
     async def _download(self, path: str, file: Path) -> None:
         draft = file.with_name(f".{file.name}.partial")

@@ -2,13 +2,14 @@
 
 import io
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from resile.cli import main
-from resile.pool.home import PoolHome
 from resile_shared.messages.jobs import JobState
 
 from .api_server import ApiServer, job_view
@@ -201,10 +202,12 @@ def test_without_a_pool_the_way_to_one_is_told(tmp_path: Path, capsys: pytest.Ca
 def test_a_pool_that_was_killed_is_told_from_one_that_never_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    PoolHome(tmp_path).announce("http://127.0.0.1:1")
+    code = "import sys; from pathlib import Path; from resile.pool.home import PoolHome"
+    code += "; PoolHome(Path(sys.argv[1])).announce('http://127.0.0.1:1')"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
     line = failure(["jobs", "--home", str(tmp_path)], capsys)
     assert "does not answer (Connection refused)" in line
-    assert f"start it again with `resile up --home {tmp_path}`" in line
+    assert f"it was killed, start it again with `resile up --home {tmp_path}`" in line
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..pool.supervisor import Supervisor
 
 app = typer.Typer(rich_markup_mode=None)
+ONE_SIGNAL_SECONDS = 0.3  # some senders tell the process and its group: that is one signal, not two
 
 
 class Policy(StrEnum):
@@ -104,23 +105,28 @@ async def _serve(options: "PoolOptions", folder: Path, *, as_json: bool) -> int:
 
 async def _until_stopped(supervisor: "Supervisor", greet: Callable[[str], None], tell: Callable[[str], None]) -> int:
     """Run the pool until a signal; a second one cuts the draining short."""
+    loop = asyncio.get_running_loop()
     work = asyncio.ensure_future(supervisor.run(greet))
-    signals: list[signal.Signals] = []
+    signals: list[tuple[signal.Signals, float]] = []
 
     def stop(number: signal.Signals) -> None:
-        signals.append(number)
+        if signals and loop.time() - signals[0][1] < ONE_SIGNAL_SECONDS:
+            return
+        signals.append((number, loop.time()))
         tell("draining; once more ends it at once" if len(signals) == 1 else "ending at once")
         work.cancel()
 
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
             loop.add_signal_handler(number, stop, number)
-    await asyncio.wait({work})
-    if not signals:
+    try:
+        await asyncio.wait({work})
+    finally:
+        await supervisor.kill()
+    if not work.cancelled():
         work.result()
     if len(signals) > 1:
-        return 128 + signals[-1]
+        return 128 + signals[-1][0]
     tell("the pool has ended")
     return 0
 

@@ -74,8 +74,13 @@ class ServiceProcess:
         try:
             await asyncio.wait_for(process.wait(), STOP_SECONDS)
         except TimeoutError:
-            os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End it at once, with all that it started and that is of its session; return when it is gone."""
+        if self._process is not None and self._process.returncode is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
 
     async def _is_ready(self, http: aiohttp.ClientSession) -> bool:
         if not self.spec.health.exists():

@@ -59,7 +59,7 @@ class Supervisor:
         self._agents: list[ServiceProcess] = []
 
     async def run(self, on_ready: Callable[[str], None]) -> None:
-        """Run until cancelled, then drain; a second cancellation leaves the rest to the kernel.
+        """Run until cancelled, then drain; a second cancellation leaves the rest to `kill`.
 
         ``on_ready`` is called with the URL of the API. Raises ResileError when the pool cannot start.
         """
@@ -70,6 +70,13 @@ class Supervisor:
             await self._keep()
         finally:
             await self._drain()
+
+    async def kill(self) -> None:
+        """End at once what is left."""
+        await asyncio.gather(*(process.kill() for process in (*self._agents, *self._services)))
+        if self._bus.process is not None and self._bus.process.returncode is None:
+            self._bus.process.kill()
+            await self._bus.process.wait()
 
     async def _start(self) -> str:
         await self._bus.start()
@@ -118,7 +125,7 @@ async def keep(process: Startable, name: str, tell: Tell) -> None:
         try:
             await process.start()
             tell(f"{name} is back")
-        except ResileError as error:
+        except (ResileError, OSError) as error:
             tell(str(error))
 
 

@@ -1,0 +1,117 @@
+"""A real `resile up`, and the real command that talks to it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .conftest import Ended
+from .test_leftovers import marked
+
+
+class UpPool:
+    """A pool that is up in ``home``."""
+
+    def __init__(self, home: Path, process: "subprocess.Popen[str]", mark: str) -> None:
+        self.home = home
+        self.process = process
+        self._mark = mark
+        ready = process.stdout.readline() if process.stdout else ""
+        assert ready, f"it ended with {process.wait()}: {process.stderr.read() if process.stderr else ''}"
+        self.ready: dict[str, Any] = json.loads(ready)
+
+    def run(self, *arguments: object) -> Ended:
+        """Run a command to its end."""
+        done = subprocess.run(
+            [sys.executable, "-m", "resile", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={**os.environ, "RESILE_HOME": str(self.home)},
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def ask(self, *arguments: object) -> Any:
+        """Run a command that succeeds; return its JSON."""
+        ended = self.run(*arguments, "--json")
+        assert ended.status == 0, ended.err
+        return ended.json
+
+    def submit(self, *arguments: object) -> str:
+        """Submit a job; return its id."""
+        ended = self.run("submit", *arguments)
+        assert ended.status == 0, ended.err
+        return ended.out.strip()
+
+    def workers(self, job: str) -> int:
+        """How many workers the job has now."""
+        workers: int = self.ask("job", job)["workers"]
+        return workers
+
+    def becomes(self, job: str, fits: Callable[[dict[str, Any]], object], *, seconds: float = 60.0) -> dict[str, Any]:
+        """Wait until the job is as ``fits`` wants it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            view: dict[str, Any] = self.ask("job", job)
+            if fits(view):
+                return view
+            assert time.monotonic() < deadline, view
+            time.sleep(0.1)
+
+    def completed(self, job: str) -> dict[str, Any]:
+        """Wait until the job has completed."""
+        ended = self.run("wait", job)
+        assert ended.status == 0, ended.err + self.run("logs", job).out
+        view: dict[str, Any] = self.ask("job", job)
+        return view
+
+    def service(self, module: str) -> psutil.Process:
+        """The process of one service."""
+        (found,) = (
+            child
+            for child in psutil.Process(self.process.pid).children()
+            if any(module in word for word in child.cmdline())
+        )
+        return found
+
+    def left(self) -> dict[int, str]:
+        """All processes of the pool that are there."""
+        return marked(self._mark)
+
+    def end(self, number: signal.Signals) -> Ended:
+        """Send a signal; return how it ended."""
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=60)
+        return Ended(self.process.returncode, out, err)
+
+
+@contextmanager
+def pool_up(home: Path, *options: object) -> Iterator[UpPool]:
+    """Run a pool while the block runs; it is given its Ctrl-C at the end."""
+    mark = f"POOL_MARK={uuid.uuid4().hex}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "resile", "up", "--home", str(home), "--json", *map(str, options)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "POOL_MARK": mark.partition("=")[2]},
+    )
+    try:
+        pool = UpPool(home, process, mark)
+        yield pool
+        if process.poll() is None:
+            assert pool.end(signal.SIGINT).status == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

@@ -1,0 +1,148 @@
+"""A pool on this machine, with everything real: `resile up`, and the commands that people use."""
+
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import TRAIN, Resile
+from .pools import UpPool, pool_up
+from .running import SCRIPTS, run
+
+EVERYTHING = ("--epochs", "2")
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpPool]:
+    """Two hosts of four slots, for all tests that leave them as they were."""
+    with pool_up(tmp_path_factory.mktemp("pool") / "home", "--hosts", 2, "--slots", 4) as pool:
+        yield pool
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    """A script that takes its time."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    return folder / "train.py"
+
+
+def test_a_job_on_the_pool_ends_with_the_bits_of_a_run_without_one(pool: UpPool, tmp_path: Path) -> None:
+    alone = run("everything.py", "--workers", "1", home=tmp_path / "alone", args=EVERYTHING)
+    job = pool.submit(SCRIPTS / "everything.py", "--max-workers", 3, "--", *EVERYTHING)
+    view = pool.completed(job)
+    assert view["params_sha256"] == alone.sha
+    assert pool.ask("ledger", job) == alone.result["ledger"]
+    assert pool.run("model", job, "-o", tmp_path / "model.safetensors").status == 0
+    assert (tmp_path / "model.safetensors").stat().st_size > 0
+
+
+def test_two_jobs_share_by_priority_and_take_what_the_other_leaves(pool: UpPool, train: Path, undisturbed: str) -> None:
+    first = pool.submit(train, "--name", "first", "--", "--pause", 0.1, "--epochs", 100, "--shards", 24)
+    pool.becomes(first, lambda job: job["workers"] == 8)
+    second = pool.submit(train, "--name", "second", "--", "--pause", 0.1, "--epochs", 100, "--shards", 24)
+    for job in (first, second):
+        pool.becomes(job, lambda job: job["workers"] == 4)
+    assert pool.run("priority", "second", 10000).status == 0
+    pool.becomes(first, lambda job: job["workers"] == 3)
+    pool.becomes(second, lambda job: job["workers"] == 5)
+    assert pool.run("stop", "first").status == 0
+    waited = pool.run("wait", first)
+    assert waited.status == 1
+    assert f"{first} stopped" in waited.last_error
+    pool.becomes(second, lambda job: job["workers"] == 8)
+    assert pool.run("stop", second).status == 0
+    slots = [item["workers"] for item in pool.ask("job", first)["history"] if item["kind"] == "allocation"]
+    assert slots[:3] == [8, 4, 3]
+
+
+def test_a_paused_job_goes_on_where_it_was(pool: UpPool, train: Path, undisturbed: str) -> None:
+    job = pool.submit(train, "--max-workers", 2, "--", "--pause", 0.1, "--every", 5)
+    pool.becomes(job, lambda job: job["iteration"] >= 3)
+    assert pool.run("pause", job).status == 0
+    pool.becomes(job, lambda job: job["state"] == "paused" and not job["workers"])
+    assert pool.run("resume", job).status == 0
+    assert pool.completed(job)["params_sha256"] == undisturbed
+
+
+def test_what_workers_print_can_be_followed_to_the_end(pool: UpPool, train: Path, undisturbed: str) -> None:
+    job = pool.submit(train, "--max-workers", 1, "--", "--pause", 0.05)
+    followed = pool.run("logs", job, "-f")
+    assert followed.status == 0
+    assert "script starts" in followed.out
+    assert f"sha {undisturbed}" in followed.out
+    assert followed.out.count("first iteration") == 1
+    assert f"job.{job}.completed" in pool.run("events", job).out
+
+
+def test_a_failed_job_says_why(pool: UpPool, tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("raise ValueError('no data')\n")
+    job = pool.submit(script)
+    waited = pool.run("wait", job)
+    assert waited.status == 1
+    assert "ValueError: no data" in waited.last_error
+    assert "ValueError: no data" in pool.run("job", job).out
+
+
+@pytest.mark.parametrize("module", ["resile_scheduler", "resile_monitor", "nats-server"])
+def test_what_dies_is_started_again_and_the_job_goes_on(
+    module: str, pool: UpPool, train: Path, undisturbed: str, until: Callable[..., None]
+) -> None:
+    job = pool.submit(train, "--max-workers", 2, "--", "--pause", 0.1)
+    pool.becomes(job, lambda job: job["iteration"] >= 1)
+    victim = pool.service(module)
+    victim.kill()
+    assert pool.completed(job)["params_sha256"] == undisturbed
+    until(lambda: pool.service(module).pid != victim.pid)
+
+
+def test_a_second_pool_in_a_home_is_refused(pool: UpPool, resile: Resile) -> None:
+    refused = resile.run("up", "--home", pool.home)
+    assert refused.status == 2
+    assert f"a pool is running in {pool.home} already at {pool.ready['url']}" in refused.last_error
+
+
+def test_a_port_in_use_is_named(resile: Resile) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = resile.run("up", "--port", port)
+    assert refused.status == 2
+    assert refused.last_error == (f"resile: port {port} of 127.0.0.1 is in use: choose another with --port")
+
+
+def test_storage_that_cannot_be_used_is_said_at_once(resile: Resile) -> None:
+    refused = resile.run("up", "--storage", "nonsense")
+    assert refused.status == 1
+    assert "use file:///folder, s3://bucket/folder" in refused.last_error
+
+
+def test_ctrl_c_drains_and_leaves_nothing(tmp_path: Path, train: Path) -> None:
+    with pool_up(tmp_path / "home", "--slots", 2) as pool:
+        job = pool.submit(train, "--", "--pause", 0.1, "--epochs", 100)
+        pool.becomes(job, lambda job: job["iteration"] >= 1)
+        ended = pool.end(signal.SIGINT)
+    assert ended.status == 0
+    assert "draining" in ended.err
+    assert not pool.left()
+    assert "no pool is running" in pool.run("jobs").last_error
+
+
+def test_after_kill_9_nothing_is_left_and_the_next_pool_carries_on(
+    tmp_path: Path, train: Path, undisturbed: str, until: Callable[..., None]
+) -> None:
+    home = tmp_path / "home"
+    with pool_up(home, "--slots", 2) as pool:
+        running = pool.submit(train, "--max-workers", 1, "--", "--pause", 0.2, "--every", 5)
+        pool.becomes(running, lambda job: job["iteration"] >= 7)
+        waiting = pool.submit(train, "--min-workers", 2)
+        pool.end(signal.SIGKILL)
+    until(lambda: not pool.left(), seconds=10)
+    with pool_up(home, "--slots", 2) as following:
+        assert following.ready["url"] == pool.ready["url"]
+        view = following.completed(running)
+        assert view["params_sha256"] == undisturbed
+        assert following.completed(waiting)["params_sha256"] == undisturbed
