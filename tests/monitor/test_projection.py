@@ -70,8 +70,7 @@ def test_a_completed_job_is_shown_as_it_ended() -> None:
 
 
 def test_a_failed_job_shows_the_newest_traceback_and_others_none() -> None:
-    old, new = Failed(message="a", details="old"), Failed(message="b", details="new")
-    failures = (report(new, generation=3), report(old, generation=2))
+    failures = [report(Failed(message="a", details=details)) for details in ("old", "new")]
     assert shown(job(state=JobState.FAILED), *failures).details == "new"
     assert shown(job(), *failures).details == ""
 

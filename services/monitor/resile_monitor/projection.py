@@ -1,8 +1,8 @@
 """What is known of jobs and hosts: put together from what others store and say, and forgotten with the process.
 
 - A record replaces what was known of its job or host, unless it is of an older revision.
-- Of two reports the one of the higher generation counts, and within a generation that of the higher iteration: a late
-  one moves nothing back, and a job that resumes from a checkpoint goes back all the same.
+- Of two reports of progress the one of the higher generation counts, and within a generation that of the higher
+  iteration: a late one moves nothing back, and a job that resumes from a checkpoint goes back all the same.
 - A heartbeat counts for the incarnation of its host that the registry knows.
 """
 
@@ -60,8 +60,7 @@ class Projection:
                 if (report.generation, iteration) >= (told.generation, told.progress.iteration if told.progress else 0):
                     told.generation, told.progress = report.generation, progress
             case Failed() as failed:
-                if report.generation >= told.failed_generation:
-                    told.failed_generation, told.failed = report.generation, failed
+                told.failed = failed
             case Warned(message=message):
                 if len(told.warnings) < MAX_WARNINGS:
                     told.warnings[message] = None

@@ -19,7 +19,6 @@ class Told:
     generation: int = 0
     """Of ``progress``."""
     progress: Progress | None = None
-    failed_generation: int = 0
     failed: Failed | None = None
     exit_details: str = ""
     """The traceback that an agent found where a worker could not report one."""
@@ -122,10 +121,10 @@ def _iteration(record: JobRecord, told: Told) -> int:
     """Return how many iterations are committed, by the newest generation that said so."""
     if record.completed:
         return record.completed.iteration
-    places = [(item.generation, item.iteration) for item in record.history if item.kind == "allocation"]
-    if told.progress:
-        places.append((told.generation, told.progress.iteration))
-    return max(places, default=(0, 0))[1]
+    last = next((item for item in reversed(record.history) if item.kind == "allocation"), None)
+    settled = (last.generation, last.iteration) if last else (0, 0)
+    told_last = (told.generation, told.progress.iteration) if told.progress else (0, 0)
+    return max(settled, told_last)[1]
 
 
 def _bits(record: JobRecord) -> str | None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from resile_shared.errors import UsageError
+from resile_shared.telemetry import continued
 
 from .access import guarded
 from .downloads import Downloads
@@ -33,6 +34,14 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
             raise ProblemError("unavailable", "the monitor has just started and reads what is stored: try again")
         return await handler(request)
 
+    @web.middleware
+    async def traced(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method != "POST":
+            return await handler(request)
+        resource = request.match_info.route.resource
+        with continued(f"POST {resource.canonical if resource else 'nothing'}", request.headers):
+            return await handler(request)
+
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"status": "alive"})
 
@@ -46,7 +55,7 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
     async def close(_: web.Application) -> None:
         pool.closing.set()
 
-    made = web.Application(middlewares=[problems, guarded(token), informed], client_max_size=MAX_BODY_BYTES)
+    made = web.Application(middlewares=[problems, guarded(token), informed, traced], client_max_size=MAX_BODY_BYTES)
     made.add_routes([web.get("/", root), web.get("/healthz", healthz), web.get("/readyz", readyz)])
     for part in (Jobs, Hosts, Packages, Downloads, Events, Logs):
         made.add_routes(part(pool).routes())

@@ -18,6 +18,8 @@ from resile_shared.replay import Replay
 
 M = TypeVar("M", bound=BaseModel)
 V = TypeVar("V", bound=View)
+_FEW = 32
+_WIDER = 8
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,13 @@ class Reading(Generic[M, V]):
 
     async def tail(self, num: int) -> tuple[list[Entry[V]], str]:
         """Return the newest ``num`` entries, and the place after all that is stored."""
-        tail = await self._replay.tail(num)
-        entries = [entry for message in tail.messages for entry in self._entries(message)]
-        return entries[max(0, len(entries) - num) :], f"{tail.last}"
+        width = min(num, _FEW)
+        while True:
+            tail = await self._replay.tail(width)
+            entries = [entry for message in tail.messages for entry in self._entries(message)]
+            if len(entries) >= num or width == num:
+                return entries[max(0, len(entries) - num) :], f"{tail.last}"
+            width = min(num, _WIDER * width)
 
     async def follow(self, place: str) -> AsyncGenerator[Entry[V], None]:
         """Yield each entry after ``place``, for ever."""
