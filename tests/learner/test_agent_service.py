@@ -5,11 +5,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
-import pytest
 import pytest_asyncio
 
-from resile_learner.agent import folder
-from resile_shared.errors import UsageError
 from resile_shared.messages.hosts import HostState
 from resile_shared.testing.fixtures import Pool
 
@@ -163,11 +160,3 @@ async def test_an_agent_whose_host_was_given_up_ends_its_workers_and_comes_back(
     await until(lambda: stage.hellos[-1].incarnation == 2)
     await until(lambda: stage.beats[-1].incarnation == 2)
     assert stage.beats[-1].workers == ()
-
-
-async def test_a_second_agent_in_the_same_folder_is_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    await stage.start_agent()
-    await until(lambda: stage.hellos)
-    monkeypatch.setattr(folder, "LOCK_SECONDS", 0.0)
-    with pytest.raises(UsageError, match="another agent"):
-        await folder.AgentFolder.open(stage.folder / "agent")

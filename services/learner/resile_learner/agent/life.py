@@ -75,6 +75,8 @@ class Life:
         """See to what workers leave, when all are gone."""
         await self._processes.ended()
         await self._send_waiting_lines()
+        if self._bus.is_up:
+            await self._outgoing.flush()
         for job in self._place.folder.jobs_with_output():
             await self._processes.upload_output(job)
 

@@ -28,11 +28,9 @@ GOODBYE_SECONDS = 2.0
 
 async def run(frame: Frame[LearnerSettings]) -> None:
     """Run the agent of this host until it is cancelled. Raises ResileError."""
-    settings = frame.settings
-    folder = await AgentFolder.open(settings.folder)
+    folder = await AgentFolder.open(frame.settings.folder)
     try:
-        machine = await look_around(slots=settings.slots, slots_per_gpu=settings.slots_per_gpu)
-        await Agent(frame, folder, machine).run()
+        await Agent(frame, folder).run()
     finally:
         folder.close()
 
@@ -40,34 +38,13 @@ async def run(frame: Frame[LearnerSettings]) -> None:
 class Agent:
     """The agent of one host, in its locked ``folder``."""
 
-    def __init__(
-        self,
-        frame: Frame[LearnerSettings],
-        folder: AgentFolder,
-        machine: Machine,
-        *,
-        zygote: ZygoteSettings | None = None,
-    ) -> None:
+    def __init__(self, frame: Frame[LearnerSettings], folder: AgentFolder) -> None:
         self._frame = frame
+        self._settings = frame.settings
         self._folder = folder
-        self._machine = machine
-        settings = zygote or ZygoteSettings()
-        self._zygote_settings = ZygoteSettings(
-            entry=settings.entry,
-            preload=settings.preload,
-            inherit=(*settings.inherit, folder.lock),
-            environment=inheritable(os.environ),
-        )
-        storage = frame.settings.storage
-        self._place = Place(
-            folder=folder,
-            storage=storage,
-            address=frame.settings.address,
-            slots=machine.slots,
-            packages=Packages(storage, folder.packages),
-            outputs=Outputs(storage),
-            jobs=frame.bus.bucket(JOBS),
-        )
+        self._packages = Packages(self._settings.storage, folder.packages)
+        self._outputs = Outputs(self._settings.storage)
+        self._machine: Machine | None = None
 
     async def run(self) -> None:
         """Live one incarnation after the other. Raises ResileError when another agent has taken the host over."""
@@ -79,18 +56,20 @@ class Agent:
 
     async def _next_incarnation(self) -> int:
         """Take a number that no agent of this host had before, also where its folder is a new one."""
-        stored = await self._frame.bus.bucket(HOSTS).get(self._frame.settings.host)
+        stored = await self._frame.bus.bucket(HOSTS).get(self._settings.host)
         incarnation = max(self._folder.incarnation, stored.value.incarnation if stored else 0) + 1
         self._folder.note_incarnation(incarnation)
         return incarnation
 
     async def _live(self, incarnation: int) -> End:
-        zygote = await Zygote.start(log=self._folder.path / "zygote.log", settings=self._zygote_settings)
+        settings = ZygoteSettings(inherit=(self._folder.lock,), environment=inheritable(os.environ))
+        zygote = await Zygote.start(log=self._folder.path / "zygote.log", settings=settings)
         try:
+            machine = self._machine = self._machine or await self._look_around()
             await zygote.loaded()
-            hello = self._hello(incarnation)
+            hello = self._hello(incarnation, machine)
             logger.info("host %s, incarnation %s, has %s slots", hello.host, incarnation, len(hello.slots))
-            life = Life(self._frame.bus, hello, self._place, zygote)
+            life = Life(self._frame.bus, hello, self._place(machine), zygote)
             self._frame.is_ready = True
             try:
                 return await life.run()
@@ -105,19 +84,32 @@ class Agent:
         finally:
             await zygote.close()
 
-    def _hello(self, incarnation: int) -> HostHello:
-        settings = self._frame.settings
+    async def _look_around(self) -> Machine:
+        return await look_around(slots=self._settings.slots, slots_per_gpu=self._settings.slots_per_gpu)
+
+    def _place(self, machine: Machine) -> Place:
+        return Place(
+            folder=self._folder,
+            storage=self._settings.storage,
+            address=self._settings.address,
+            slots=machine.slots,
+            packages=self._packages,
+            outputs=self._outputs,
+            jobs=self._frame.bus.bucket(JOBS),
+        )
+
+    def _hello(self, incarnation: int, machine: Machine) -> HostHello:
         return HostHello(
-            host=settings.host,
+            host=self._settings.host,
             incarnation=incarnation,
-            address=settings.address,
-            slots=self._machine.slots,
-            labels=parse_labels(settings.labels),
-            device_class=self._machine.device_class,
+            address=self._settings.address,
+            slots=machine.slots,
+            labels=parse_labels(self._settings.labels),
+            device_class=machine.device_class,
         )
 
     async def _say_goodbye(self, incarnation: int) -> None:
-        host = self._frame.settings.host
+        host = self._settings.host
         goodbye = HostGoodbye(host=host, incarnation=incarnation, reason="its agent was told to end")
         try:
             async with asyncio.timeout(GOODBYE_SECONDS):

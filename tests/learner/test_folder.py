@@ -1,0 +1,67 @@
+"""An agent's own folder: one agent at a time, an incarnation that only rises, and no more old logs than are kept."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from resile_learner.agent import folder as module
+from resile_learner.agent.folder import AgentFolder
+from resile_shared.errors import UsageError
+
+
+@pytest_asyncio.fixture
+async def folder(tmp_path: Path) -> AsyncIterator[AgentFolder]:
+    folder = await AgentFolder.open(tmp_path / "agent")
+    yield folder
+    folder.close()
+
+
+async def test_a_second_agent_is_refused_while_a_copy_of_the_lock_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOCK_SECONDS", 0.0)
+    first = await AgentFolder.open(tmp_path / "agent")
+    in_zygote = os.dup(first.lock)
+    first.close()
+    with pytest.raises(UsageError, match="another agent"):
+        await AgentFolder.open(tmp_path / "agent")
+    os.close(in_zygote)
+    (await AgentFolder.open(tmp_path / "agent")).close()
+
+
+async def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"^--folder: .* cannot be used: Not a directory$"):
+        await AgentFolder.open(tmp_path / "file" / "agent")
+
+
+async def test_an_incarnation_is_kept(folder: AgentFolder) -> None:
+    assert folder.incarnation == 0
+    folder.note_incarnation(7)
+    assert folder.incarnation == 7
+
+
+async def test_a_broken_incarnation_is_not_taken_for_none(folder: AgentFolder) -> None:
+    (folder.path / "incarnation").write_text("")
+    with pytest.raises(UsageError, match="holds no number"):
+        folder.incarnation  # noqa: B018
+
+
+async def test_only_the_oldest_jobs_without_output_are_too_many(
+    folder: AgentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEEP_JOBS", 2)
+    for age, job in enumerate(("new", "old", "older", "oldest", "in-use")):
+        os.utime(folder.job(job), (1e9 - age, 1e9 - age))
+    folder.output("in-use")
+    assert [path.name for path in folder.old_jobs()] == ["oldest", "older"]
+
+
+async def test_output_that_is_dropped_makes_room_at_once(folder: AgentFolder) -> None:
+    (folder.output("job-1") / "notes.txt").write_text("noted")
+    gone = folder.drop_output("job-1")
+    assert (gone / "notes.txt").exists()
+    assert list(folder.output("job-1").iterdir()) == []
