@@ -1,10 +1,12 @@
 """The scheduler as a service, on a real bus, with the real registry and agents that only act."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 import pytest
+from opentelemetry import trace
 
 import resile_registry.service
 import resile_scheduler.service
@@ -14,11 +16,13 @@ from resile_shared import subjects
 from resile_shared.bus import Bus
 from resile_shared.envelope import Received
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, JobSubmit, Refused
+from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.jobs import JobEvent, JobRecord, JobSpec
-from resile_shared.subjects import EVENTS, JOB_EVENTS, JOBS
+from resile_shared.subjects import ALLOCATIONS, DEAD_LETTERS, EVENTS, JOB_EVENTS, JOBS
+from resile_shared.telemetry import set_up_tracing, traced
 from resile_shared.testing.acting_agent import ActingAgent
 from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.services import in_process
+from resile_shared.testing.services import as_process, in_process
 from resile_shared.testing.waiting import until
 
 
@@ -30,19 +34,19 @@ class Watcher:
     """What became of jobs, as everyone can read it."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+        self.bus = bus
         self.records: dict[str, JobRecord] = {}
         self.events: list[JobEvent] = []
 
     async def records_change(self) -> None:
-        async for changes in self._bus.bucket(JOBS).watch():
+        async for changes in self.bus.bucket(JOBS).watch():
             self.records |= {change.key: change.value for change in changes if change.value is not None}
 
     async def events_come(self) -> None:
         async def note(received: Received[JobEvent]) -> None:
             self.events.append(received.message)
 
-        await self._bus.follow(EVENTS, JobEvent, note, subjects=(JOB_EVENTS,))
+        await self.bus.follow(EVENTS, JobEvent, note, subjects=(JOB_EVENTS,))
 
     def state(self, job: str = "job-1") -> str:
         return self.records[job].state.value if job in self.records else "unknown"
@@ -116,3 +120,205 @@ async def test_a_job_goes_from_its_submission_to_its_completion(house: House) ->
         assert numbers == list(range(1, len(numbers) + 1))
         kinds = [kind for kind in house.watcher.kinds() if kind != "queued"]
         assert kinds == ["accepted", "allocation", "completed"]
+
+
+async def test_the_same_submission_makes_one_job_which_is_stored_before_the_answer(house: House) -> None:
+    async with scheduler(house.pool):
+        assert await house.submit(message_id="the same") == "job-1"
+        entry = await house.watcher.bus.bucket(JOBS).get("job-1")
+        assert entry is not None
+        assert entry.value.handled == ("the same",)
+    async with scheduler(house.pool):  # one that remembers nothing itself
+        assert await house.submit(message_id="the same") == "job-1"
+        assert await house.submit(message_id="another") == "job-2"
+
+
+async def test_two_jobs_share_and_follow_their_priorities(house: House) -> None:
+    watcher = house.watcher
+    async with scheduler(house.pool):
+        agents = [await house.agent("host-1"), await house.agent("host-2")]
+        await house.submit()
+        await until(lambda: watcher.workers("job-1") == 8)
+        await house.submit()
+        await until(lambda: (watcher.workers("job-1"), watcher.workers("job-2")) == (4, 4))
+        await house.ask(JobPriority(job_id="job-2", priority=10_000))
+        await until(lambda: (watcher.workers("job-1"), watcher.workers("job-2")) == (3, 5))
+        for agent in agents:
+            await agent.complete("job-1")
+        await until(lambda: watcher.workers("job-2") == 8)
+        assert watcher.state("job-1") == "completed"
+        for agent in agents:
+            assert {job for job, _ in agent.workers} == {"job-2"}
+
+
+async def test_with_the_policy_priority_the_higher_job_preempts(house: House) -> None:
+    async with scheduler(house.pool, policy="priority"):
+        await house.agent("host-1")
+        await house.submit(min_workers=2)
+        await until(lambda: house.watcher.workers("job-1") == 4)
+        await house.submit(min_workers=4, priority=9000)
+        await until(lambda: house.watcher.state("job-1") == "queued" and house.watcher.workers("job-2") == 4)
+        assert "suspending" in house.watcher.kinds("job-1")
+
+
+async def test_jobs_are_paused_resumed_and_stopped(house: House) -> None:
+    watcher = house.watcher
+    async with scheduler(house.pool):
+        agent = await house.agent("host-1")
+        await house.submit()
+        await until(lambda: watcher.workers() == 4)
+        agent.iteration = 7
+        assert await house.ask(JobPause(job_id="job-1")) == Accepted(job_id="job-1")
+        await until(lambda: watcher.state() == "paused" and not agent.workers)
+        assert await house.ask(JobResume(job_id="job-1")) == Accepted(job_id="job-1")
+        await until(lambda: watcher.state() == "running" and len(agent.workers) == 4)
+        assert agent.allocations["job-1"].resume
+        assert await house.ask(JobStop(job_id="job-1", reason="enough")) == Accepted(job_id="job-1")
+        await until(lambda: watcher.state() == "stopped" and not agent.workers)
+        assert watcher.records["job-1"].reason == "enough"
+        refused = await house.ask(JobPause(job_id="job-1"))
+        assert isinstance(refused, Refused)
+        assert refused.code == "conflict"
+
+
+async def test_a_scheduler_that_ends_hands_its_lease_over_at_once(house: House) -> None:
+    async with scheduler(house.pool, lease_seconds=60.0):
+        await house.submit()
+    async with scheduler(house.pool, lease_seconds=60.0):
+        await house.submit()
+        await until(lambda: len(house.watcher.records) == 2)
+
+
+async def test_a_killed_scheduler_is_followed_by_the_next_epoch_and_nothing_is_doubled(house: House) -> None:
+    watcher = house.watcher
+    agent = await house.agent("host-1", slots=2)
+    for number in range(1, 4):
+        async with as_process(house.pool, "scheduler", "--lease-seconds", "0.5") as process:
+            job = await house.submit()
+            assert job == f"job-{number}"
+            await until(lambda: watcher.state("job-1") == "running" and agent.allocations["job-1"].epoch == number)  # noqa: B023
+            process.kill()
+    async with scheduler(house.pool, lease_seconds=0.5):
+        await until(lambda: agent.allocations["job-1"].epoch == 4)
+        await until(lambda: watcher.workers("job-1") == watcher.workers("job-2") == 1)
+        await agent.complete("job-1")
+        await agent.complete("job-2")
+        await until(lambda: watcher.workers("job-3") == 2)
+        await agent.complete("job-3")
+        await until(lambda: {watcher.state(job) for job in watcher.records} == {"completed"})
+        for job in ("job-1", "job-2", "job-3"):
+            numbers = await watcher.all_events_of(job)
+            assert numbers == list(range(1, len(numbers) + 1))
+            assert watcher.kinds(job)[0] == "accepted"
+            assert watcher.kinds(job).count("completed") == 1
+    orders = [(a.job, a.epoch, a.generation) for a in agent.seen]
+    assert all(orders.count(order) <= 2 for order in orders), "allocated, and ordered"
+
+
+async def test_of_two_schedulers_one_decides(house: House) -> None:
+    leading = asyncio.Event()
+
+    async def lead() -> None:
+        async with scheduler(house.pool, lease_seconds=0.5):
+            leading.set()
+            await asyncio.Event().wait()
+
+    async with scheduler(house.pool, lease_seconds=0.5):
+        second = asyncio.create_task(lead())
+        agent = await house.agent("host-1")
+        await house.submit()
+        await until(lambda: house.watcher.workers() == 4)
+        assert not leading.is_set()
+        assert {allocation.epoch for allocation in agent.seen} == {1}
+    await until(leading.is_set)
+    await house.submit()
+    await until(lambda: house.watcher.workers("job-1") == house.watcher.workers("job-2") == 2)
+    assert agent.allocations["job-2"].epoch == 2
+    second.cancel()
+    await asyncio.wait({second})
+
+
+async def test_a_scheduler_that_stood_still_and_was_replaced_ends_and_changes_nothing(house: House) -> None:
+    async with as_process(house.pool, "scheduler", "--lease-seconds", "0.5") as frozen:
+        agent = await house.agent("host-1")
+        await house.submit()
+        await until(lambda: house.watcher.workers() == 4)
+        frozen.send_signal(signal.SIGSTOP)
+        async with scheduler(house.pool, lease_seconds=0.5):
+            await until(lambda: agent.allocations["job-1"].epoch == 2)
+            frozen.send_signal(signal.SIGCONT)
+            assert await frozen.wait() == 1
+            await house.submit()
+            await until(lambda: house.watcher.workers("job-2") == 2)
+            assert {allocation.epoch for allocation in agent.allocations.values()} == {2}
+
+
+async def test_jobs_go_on_after_an_outage_of_the_bus(house: House) -> None:
+    async with scheduler(house.pool):
+        agent = await house.agent("host-1")
+        await house.submit()
+        await until(lambda: house.watcher.workers() == 4)
+        await house.pool.crash()
+        await house.submit()
+        await until(lambda: house.watcher.workers("job-1") == house.watcher.workers("job-2") == 2)
+        await agent.complete("job-2")
+        await until(lambda: house.watcher.workers("job-1") == 4 and house.watcher.state("job-2") == "completed")
+        numbers = await house.watcher.all_events_of()
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_a_lost_host_takes_its_workers_with_it(house: House) -> None:
+    async with scheduler(house.pool):
+        await house.agent("host-1")
+        other = await house.agent("host-2")
+        await house.submit(max_workers=4)
+        await house.submit(max_workers=4)
+        await until(lambda: house.watcher.workers("job-1") == house.watcher.workers("job-2") == 4)
+        (lost,) = {job for job, _ in other.workers}
+        await other.vanish()
+        await until(lambda: house.watcher.state(lost) == "failed")
+        assert "host-2 lost" in house.watcher.records[lost].reason
+
+
+async def test_garbage_is_answered_or_laid_aside_and_the_service_lives(house: House) -> None:
+    letters: list[DeadLetter] = []
+
+    async def note(received: Received[DeadLetter]) -> None:
+        letters.append(received.message)
+
+    following = asyncio.create_task(house.watcher.bus.follow(DEAD_LETTERS, DeadLetter, note))
+    learner = await house.pool.bus("learner", service="garbage")
+    async with scheduler(house.pool):
+        raw = house.publisher.connection
+        for verb in ("submit", "priority", "stop", "pause", "resume", "unheard-of"):
+            reply = await raw.request(subjects.command("job", verb), b"\xff{", headers={"ce-specversion": "1.0"})
+            assert b"refused" in reply.data
+        assert isinstance(await house.ask(JobStop(job_id="job-9")), Refused)
+        for subject in (subjects.heartbeat("host-1"), subjects.report("job-1", "ready")):
+            await learner.connection.send(subject, b"[1, 2", headers={})
+        await until(lambda: {letter.subject for letter in letters} >= GARBAGE)
+        assert await house.submit() == "job-1"
+    following.cancel()
+
+
+GARBAGE = {
+    "resile.command.job.unheard-of",
+    "resile.command.job.submit",
+    "resile.heartbeat.host-1",
+    "resile.report.job-1.ready",
+}
+
+
+async def test_a_trace_goes_from_the_submission_to_the_allocation(house: House) -> None:
+    set_up_tracing("test")
+    async with scheduler(house.pool):
+        agent = await house.agent("host-1")
+        await house.submit(max_workers=1)
+        await until(lambda: house.watcher.workers("job-1") == 1)
+        async with aclosing(agent.bus.bucket(ALLOCATIONS).watch()) as changes:
+            assert len(await anext(changes)) == 1
+            with traced("submit") as span:
+                await house.submit()
+            (change,) = await anext(changes)
+    assert change.key == "job-2"
+    assert change.headers["traceparent"].split("-")[1] == trace.format_trace_id(span.get_span_context().trace_id)

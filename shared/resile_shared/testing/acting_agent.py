@@ -185,7 +185,7 @@ class ActingAgent:
             case PauseWorkers(job=job, generation=generation):
                 first = self._lowest_rank(job)
                 if first is not None and self.workers[job, first].generation == generation:
-                    await self.report(job, first, CheckpointSaved(iteration=self.iteration, num_bytes=1))
+                    await self.report(job, first, CheckpointSaved(iteration=self.iteration, num_bytes=1, pausing=True))
             case _:
                 pass
 
