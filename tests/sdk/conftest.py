@@ -1,11 +1,15 @@
-"""A pool to talk to."""
+"""A pool to talk to, and the real bus."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from resile_shared.testing.fixtures import pool
+
 from .api_server import TOKEN, ApiServer, serving
+
+__all__ = ["api_server", "pool"]
 
 
 @pytest.fixture

@@ -2,10 +2,13 @@
 
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from resile.cli.up import ONE_SIGNAL_SECONDS
 
 from .conftest import TRAIN, Resile
 from .pools import UpPool, pool_up
@@ -120,15 +123,32 @@ def test_storage_that_cannot_be_used_is_said_at_once(resile: Resile) -> None:
     assert "use file:///folder, s3://bucket/folder" in refused.last_error
 
 
-def test_ctrl_c_drains_and_leaves_nothing(tmp_path: Path, train: Path) -> None:
-    with pool_up(tmp_path / "home", "--slots", 2) as pool:
-        job = pool.submit(train, "--", "--pause", 0.1, "--epochs", 100)
-        pool.becomes(job, lambda job: job["iteration"] >= 1)
+def test_ctrl_c_suspends_jobs_and_leaves_nothing_and_the_next_pool_carries_on(
+    tmp_path: Path, train: Path, undisturbed: str
+) -> None:
+    home = tmp_path / "home"
+    with pool_up(home, "--slots", 2) as pool:
+        job = pool.submit(train, "--", "--pause", 0.2)
+        pool.becomes(job, lambda job: job["iteration"] >= 2)
         ended = pool.end(signal.SIGINT)
-    assert ended.status == 0
-    assert "draining" in ended.err
+    assert (ended.status, ended.err.splitlines()) == (0, ["draining; once more ends it at once", "the pool has ended"])
     assert not pool.left()
     assert "no pool is running" in pool.run("jobs").last_error
+    with pool_up(home, "--slots", 2) as following:
+        view = following.completed(job)
+    assert view["params_sha256"] == undisturbed
+    assert "suspending" in [item["kind"] for item in view["history"]]
+
+
+def test_a_second_ctrl_c_ends_it_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    with pool_up(tmp_path / "home", "--slots", 1) as pool:
+        pool.service("resile_learner").suspend()  # it cannot hear that it is told to end
+        pool.process.send_signal(signal.SIGINT)
+        assert pool.process.stderr is not None
+        assert "draining" in pool.process.stderr.readline()
+        time.sleep(2 * ONE_SIGNAL_SECONDS)
+        assert pool.end(signal.SIGINT).status == 130
+    assert not pool.left()
 
 
 def test_after_kill_9_nothing_is_left_and_the_next_pool_carries_on(
@@ -143,6 +163,5 @@ def test_after_kill_9_nothing_is_left_and_the_next_pool_carries_on(
     until(lambda: not pool.left(), seconds=10)
     with pool_up(home, "--slots", 2) as following:
         assert following.ready["url"] == pool.ready["url"]
-        view = following.completed(running)
-        assert view["params_sha256"] == undisturbed
         assert following.completed(waiting)["params_sha256"] == undisturbed
+        assert following.ask("job", running)["iteration"] >= 7

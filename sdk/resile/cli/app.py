@@ -122,24 +122,25 @@ def run(
         raise
 
 
-@app.command(short_help="Train an example twice, with a changing number of workers and undisturbed, and compare.")
+@app.command(short_help="Two jobs share a pool, and end with the same bits as alone.")
 def demo(
     *,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to draw the picture.")] = Path(
         "demo-out/demo.png"
     ),
     home: Annotated[
-        Path,
-        typer.Option(metavar="DIR", envvar="RESILE_HOME", help="Where runs, their logs and checkpoints are kept."),
-    ] = DEFAULT_HOME,
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the demo's pool there. Default: a temporary folder that goes again."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end; everything else goes to stderr.")
     ] = False,
 ) -> int:
-    """Train a small network on handwritten digits twice, and compare.
+    """Tell the story of two jobs on a pool of two hosts of four slots, and draw it.
 
-    The first run visits 1, 4, 2, 8 and 3 workers, the second has one worker all the time. The demo succeeds if both end
-    with the same parameters, bit for bit, and every sample was used exactly once in every epoch of both.
+    Job 1 takes all eight slots; job 2 comes, and they have four each; its priority is raised, and they have three and
+    five; job 1 completes, and job 2 takes all eight. The demo succeeds if all this happened, every sample was used
+    exactly once in every epoch, and both jobs end with the parameters of an undisturbed run on one worker, bit for bit.
     """
     from .demo import show
 

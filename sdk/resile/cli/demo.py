@@ -1,52 +1,152 @@
-"""`resile demo`: shows the two runs, compares them, and turns the verdict into an exit status."""
+"""`resile demo`: tells the story to a pool of its own, compares, and turns the verdict into an exit status."""
 
+import asyncio
+import importlib.util
 import os
-from collections.abc import Callable
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 import orjson
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
-from resile_learner.local.plan import Step
-from resile_shared.errors import UsageError
+from resile_shared.api import HostView, JobSummary, JobView
+from resile_shared.errors import ResileError, UsageError
 
-from ..demo.story import ELASTIC, UNDISTURBED, Run, check_needs, train
-from ..demo.verdict import faults, used_once
-from .display import open_display
-from .pace import clock
+from ..client import Client, find_server
+from ..demo.story import FIRST, NUM_HOSTS, NUM_SLOTS, SCRIPT, SECOND, SLOTS_PER_HOST, Look, Story
+from ..demo.verdict import Ending, endings, faults, used_once
+from .top import view
 
+NEEDS = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
 SHORT_SHA = 16
 
 
-def show(*, home: Path, output: Path, as_json: bool) -> int:
+def show(*, home: Path | None, output: Path, as_json: bool) -> int:
     """Run the demo; return the exit status."""
-    check_needs()
+    _check_needs()
     _check_output(output)
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
-    sizes = ", ".join(str(step.workers) for step in ELASTIC)
-    cores = len(os.sched_getaffinity(0))
-    console.print("A small network learns handwritten digits, twice.")
-    console.print(f"This machine has {cores} core(s); workers beyond that share them, and make nothing faster.")
-    console.print(f"\n1. elastic: {sizes} workers", style="bold")
-    elastic = _train("elastic", ELASTIC, home=home, as_json=as_json)
-    console.print("\n2. undisturbed: one worker", style="bold")
-    undisturbed = _train("undisturbed", UNDISTURBED, home=home, as_json=as_json)
+    with ExitStack() as stack:
+        if home is None:
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resile-demo-")))
+        return asyncio.run(_show(home, output, console, as_json=as_json))
 
-    found = faults(elastic, undisturbed)
-    _draw(elastic, undisturbed, same=not found, output=output)
+
+async def _show(home: Path, output: Path, console: Console, *, as_json: bool) -> int:
+    from ..demo.undisturbed import train
+
+    cores = len(os.sched_getaffinity(0))
+    console.print(f"Two jobs learn handwritten digits on a pool of {NUM_HOSTS} hosts of {SLOTS_PER_HOST} slots.")
+    console.print(f"This machine has {cores} core(s); workers beyond that share them, and make nothing faster.\n")
+    story, jobs = await _tell(home, console)
+    console.print("\nThe same two trainings, each alone on one worker ...")
+    alone = await train((FIRST, SECOND), home=home / "undisturbed")
+    shas = [result.completed.params_sha256 for result in alone if result.completed]
+    ended = endings((FIRST, SECOND), jobs, story.recording, shas)
+    found = [fault for ending in ended for fault in faults(ending)]
+
+    from ..demo.chart import draw  # only now: matplotlib takes a second to import
+
+    title = f"Two jobs share a pool, and both ended {'as if alone, bit for bit' if not found else 'NOT as promised'}"
+    draw(ended, story.recording, slots=NUM_SLOTS, title=title, file=output)
+    _conclude(console, ended, found, output)
+    if as_json:
+        document = {"faults": found, "picture": str(output), "jobs": [job.model_dump(mode="json") for job in jobs]}
+        print(orjson.dumps(document).decode(), flush=True)
+    return 1 if found else 0
+
+
+async def _tell(home: Path, console: Console) -> tuple[Story, Sequence[JobView]]:
+    """Start a pool, tell the story to it, and end it."""
+    from ..pool.home import PoolHome
+    from ..pool.services import PoolOptions
+    from ..pool.supervisor import Supervisor
+
+    console.print("the pool starts: bus, registry, scheduler, monitor, two hosts")
+    pool = PoolHome(home)
+    ready = asyncio.Event()
+    supervisor = Supervisor(pool, PoolOptions(hosts=NUM_HOSTS, slots=SLOTS_PER_HOST), tell=console.print)
+    running = asyncio.create_task(supervisor.run(lambda url: ready.set()))
+    try:
+        await asyncio.wait({running, waiting := asyncio.create_task(ready.wait())}, return_when="FIRST_COMPLETED")
+        waiting.cancel()
+        if running.done():
+            running.result()
+            raise ResileError("the pool ended before the story began")
+        async with Client(find_server(home=home)) as client:
+            board, on_look = _board(console, client.server.url)
+            story = Story(client, tell=console.print, on_look=on_look)
+            with board:
+                return story, await story.run()
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+        await supervisor.kill()
+        pool.close()
+
+
+def _board(console: Console, url: str) -> tuple[AbstractContextManager[object], Look]:
+    """On a terminal all that happens in the pool, live; elsewhere a line for each change of a job's workers."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        live = Live(console=console, auto_refresh=False, transient=True)
+        return live, lambda jobs, hosts: live.update(view((jobs, hosts), url=url), refresh=True)
+    return nullcontext(), _lines(console.print)
+
+
+def _lines(tell: Callable[[str], None]) -> Look:
+    shown: dict[str, tuple[int, str]] = {}
+
+    def on_look(jobs: Sequence[JobSummary], hosts: Sequence[HostView]) -> None:
+        for job in jobs:
+            shape = (job.workers, job.state.value if job.state.is_final else "")
+            if shown.setdefault(job.id, (0, "")) != shape:
+                shown[job.id] = shape
+                tell(f"  {job.name}: {shape[1] or f'{job.workers} workers'}, iteration {job.iteration}")
+
+    return on_look
+
+
+def _conclude(console: Console, ended: Sequence[Ending], found: Sequence[str], output: Path) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="none")
+    rows: dict[str, Callable[[Ending], str]] = {
+        "workers": lambda ending: ", ".join(str(stretch.workers) for stretch in ending.stretches),
+        "iterations": lambda ending: str(ending.job.iteration),
+        "validation accuracy": lambda ending: f"{ending.job.validation['accuracy']:.1%}",
+        "every sample once": _ledger,
+        "params sha256": lambda ending: f"{str(ending.job.params_sha256)[:SHORT_SHA]}...",
+        "alone, one worker": lambda ending: f"{ending.alone_sha256[:SHORT_SHA]}...",
+    }
+    for heading in ("", *(ending.part.name for ending in ended)):
+        table.add_column(heading, no_wrap=True)
+    for label, tell in rows.items():
+        table.add_row(label, *map(tell, ended))
     console.print()
-    console.print(_comparison(elastic, undisturbed))
+    console.print(table)
     console.print()
     for fault in found:
         console.print(f"WRONG: {fault}", style="bold red")
     if not found:
-        console.print("SAME BITS: the parameters of both runs are equal, bit for bit.", style="bold green")
+        console.print("SAME BITS: both jobs have the parameters of undisturbed runs, bit for bit.", style="bold green")
     console.print(f"picture: {output}")
-    if as_json:
-        runs = {run.name: run.result.as_json() for run in (elastic, undisturbed)}
-        print(orjson.dumps({"faults": found, "picture": str(output), **runs}).decode(), flush=True)
-    return 1 if found else 0
+
+
+def _ledger(ending: Ending) -> str:
+    return f"in {sum(map(used_once, ending.job.ledger))} of {len(ending.job.ledger)} epochs"
+
+
+def _check_needs() -> None:
+    """Raise UsageError if this is not Linux, or if a package is missing that only the demo needs."""
+    if sys.platform != "linux":
+        raise UsageError(f"the demo needs Linux, and this is {sys.platform}: `python {SCRIPT}` trains in one process")
+    missing = [package for module, package in NEEDS.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        packages = " ".join(missing)
+        raise UsageError(f"the demo needs {packages}: install with `{sys.executable} -m pip install {packages}`")
 
 
 def _check_output(output: Path) -> None:
@@ -58,37 +158,3 @@ def _check_output(output: Path) -> None:
         raise UsageError(f"-o {output}: the folder {output.parent} cannot be made: {error.strerror}") from error
     if output.is_dir() or not os.access(output if output.exists() else output.parent, os.W_OK):
         raise UsageError(f"-o {output} cannot be written: name another file")
-
-
-def _train(name: str, plan: tuple[Step, ...], *, home: Path, as_json: bool) -> Run:
-    with open_display(as_json=as_json, quiet=False) as display:
-        return train(name, plan, home=home, on_event=display)
-
-
-def _draw(elastic: Run, undisturbed: Run, *, same: bool, output: Path) -> None:
-    from ..demo.chart import draw  # only now: matplotlib takes a second to import
-
-    title = f"One training, twice: both ended {'with the same bits' if same else 'NOT alike'}"
-    draw(elastic.recording, undisturbed.recording, title=title, file=output)
-
-
-def _comparison(*runs: Run) -> Table:
-    rows: dict[str, Callable[[Run], str]] = {
-        "workers": lambda run: ", ".join(str(step.workers) for step in run.visited),
-        "time": lambda run: clock(run.result.seconds),
-        "iterations": lambda run: str(run.completed.iteration),
-        "validation accuracy": lambda run: f"{run.completed.validation['accuracy']:.1%}",
-        "every sample once": _ledger,
-        "params sha256": lambda run: f"{run.completed.params_sha256[:SHORT_SHA]}...",
-    }
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="none")
-    for heading in ("", *(run.name for run in runs)):
-        table.add_column(heading, no_wrap=True)
-    for label, tell in rows.items():
-        table.add_row(label, *map(tell, runs))
-    return table
-
-
-def _ledger(run: Run) -> str:
-    epochs = run.completed.ledger
-    return f"in {sum(map(used_once, epochs))} of {len(epochs)} epochs"

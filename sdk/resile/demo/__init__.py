@@ -1,4 +1,10 @@
-"""`resile demo`: one training twice, with a changing number of workers and undisturbed, and whether they end alike.
+"""`resile demo`: two jobs share a pool of two hosts, and end with the bits of undisturbed runs.
 
-`digits.py`, what it trains, is a link to the example of that name, so that an installed wheel has it too.
+story        what happens, when, and what makes it happen
+recording    what was seen of the jobs meanwhile
+undisturbed  the same two trainings, each alone on one worker
+verdict      whether everything went as promised
+chart        the picture
+
+`digits.py`, what both jobs train, is a link to the example of that name, so that an installed wheel has it too.
 """

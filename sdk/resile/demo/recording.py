@@ -1,74 +1,56 @@
-"""What the demo keeps of a run while it watches it."""
+"""What was seen of the jobs while the story was told."""
 
-from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import pairwise
 
-from resile_learner.local.events import Progressed, Rescaled, RunEvent
-
-WINDOW = 8  # iterations: the epoch of the example, so that each window holds one validation
+from resile_shared.api import JobSummary, JobView
 
 
 @dataclass(frozen=True)
 class Point:
-    """A run was seen to have committed ``iteration`` iterations, at the moment ``seconds``."""
+    """A job was seen to have committed ``iteration`` iterations, ``seconds`` after the story began."""
 
-    iteration: int
     seconds: float
-    loss: float
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Iterations a second over the `WINDOW` iterations, or a few more, that end with ``iteration``."""
-
     iteration: int
-    per_second: float
+    loss: float | None
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """``workers`` trained iterations ``first`` to ``last`` - 1."""
+    """``workers`` trained iterations ``first`` to ``last`` - 1; times are in seconds since the story began."""
 
+    begin: float
+    end: float
     first: int
     last: int
     workers: int
 
 
+@dataclass
 class Recording:
-    """The losses and the sizes of one run."""
+    """Progress of jobs by their ids. ``began`` is when the story did, in seconds since the epoch."""
 
-    def __init__(self) -> None:
-        self.points: list[Point] = []
-        self._sizes: list[tuple[int, int]] = []
+    began: float
+    points: dict[str, list[Point]] = field(default_factory=dict)
 
-    def add(self, event: RunEvent, *, seconds: float) -> None:
-        """Take in what a run tells at the moment ``seconds``."""
-        match event:
-            case Rescaled(after=workers, iteration=iteration):
-                self._sizes.append((iteration, workers))
-            case Progressed(progress=progress) if progress.loss is not None:
-                if not self.points or progress.iteration > self.points[-1].iteration:
-                    self.points.append(Point(progress.iteration, seconds, progress.loss))
-            case _:
-                pass
+    def add(self, jobs: Iterable[JobSummary], *, now: float) -> None:
+        """Take in what a look at the pool has shown."""
+        for job in jobs:
+            points = self.points.setdefault(job.id, [])
+            if not points or job.iteration > points[-1].iteration:
+                points.append(Point(now - self.began, job.iteration, job.loss))
 
-    @property
-    def losses(self) -> dict[int, float]:
-        """The loss by the number of iterations committed, wherever it was told."""
-        return {point.iteration: point.loss for point in self.points}
-
-    def stretches(self) -> list[Stretch]:
-        """The parts between two changes of size."""
-        end = self.points[-1].iteration if self.points else 0
-        return [Stretch(first, last, workers) for (first, workers), (last, _) in pairwise([*self._sizes, (end, 0)])]
-
-    def speeds(self, stretch: Stretch) -> Iterator[Speed]:
-        """Measure the speed within ``stretch``, wherever there were enough iterations."""
-        points = [point for point in self.points if stretch.first <= point.iteration <= stretch.last]
-        for end in points:
-            enough = bisect_right(points, end.iteration - WINDOW, key=lambda point: point.iteration)
-            if enough:
-                begin = points[enough - 1]
-                yield Speed(end.iteration, (end.iteration - begin.iteration) / (end.seconds - begin.seconds))
+    def stretches(self, job: JobView) -> list[Stretch]:
+        """Return the parts of a job's life between two changes of its membership, by its history."""
+        changes = [item for item in job.history if item.kind == "allocation" or item.kind == job.state.value]
+        return [
+            Stretch(
+                begin=begun.time.timestamp() - self.began,
+                end=ended.time.timestamp() - self.began,
+                first=begun.iteration,
+                last=ended.iteration,
+                workers=begun.workers,
+            )
+            for begun, ended in pairwise(changes)
+        ]

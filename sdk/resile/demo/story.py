@@ -1,80 +1,111 @@
-"""What the demo trains, in which two ways."""
+"""The two-job story: what happens on a pool of two hosts of four slots, and what makes it happen.
+
+Job 1 takes all eight slots; job 2 comes, and they have four each; job 2 becomes twice as important, and they have three
+and five; job 1 completes, and job 2 takes all eight. Each step waits until the one before can be seen to have worked.
+"""
 
 import asyncio
-import importlib.util
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resile_learner.local.events import RunEvent
-from resile_learner.local.plan import Step, parse_plan
-from resile_learner.local.result import Result
-from resile_learner.local.settings import RunSettings
-from resile_learner.messages import Completed
-from resile_shared.errors import ResileError, UsageError
+from resile_shared.api import HostView, JobSummary, JobView
+from resile_shared.errors import ResileError
+from resile_shared.messages.jobs import DEFAULT_PRIORITY, JobSpec, JobState
 
+from ..client import Client
+from ..package import pack
 from .recording import Recording
 
 SCRIPT = Path(__file__).with_name("digits.py")
-ARGUMENTS = ("--epochs", "20")
-ELASTIC = parse_plan("0:1,25:4,60:2,90:8,130:3")
-UNDISTURBED = parse_plan("0:1")
-NEEDS = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
-
-
-class Incomplete(ResileError):
-    """A run of the demo did not come to its end."""
-
-    def __init__(self, name: str, result: Result) -> None:
-        self.result = result
-        super().__init__(f"the {name} run {result.outcome.state}: {result.outcome.error}; logs are in {result.logs}")
+NUM_HOSTS, SLOTS_PER_HOST = 2, 4
+NUM_SLOTS = NUM_HOSTS * SLOTS_PER_HOST
+HIGH_PRIORITY = 2 * DEFAULT_PRIORITY
+STAY = 24  # iterations at each shape before the story goes on
+LOOK_SECONDS = 0.25
+PATIENCE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class Run:
-    """One of the two trainings, completed."""
+class Part:
+    """One of the two trainings, and how many workers it should have one after the other."""
 
     name: str
-    plan: tuple[Step, ...]
-    result: Result
-    recording: Recording
-
-    @property
-    def completed(self) -> Completed:
-        """What the run said at its end."""
-        assert self.result.completed is not None
-        return self.result.completed
-
-    @property
-    def visited(self) -> tuple[Step, ...]:
-        """The plan that the run's history amounts to."""
-        return tuple(Step(item.iteration, item.workers) for item in self.result.history if item.kind == "allocation")
+    args: tuple[str, ...]
+    workers: tuple[int, ...]
 
 
-def check_needs() -> None:
-    """Raise UsageError if this is not Linux, or if a package is missing that only the demo needs."""
-    if sys.platform != "linux":
-        raise UsageError(f"the demo needs Linux, and this is {sys.platform}: `python {SCRIPT}` trains in one process")
-    missing = [package for module, package in NEEDS.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        packages = " ".join(missing)
-        raise UsageError(f"the demo needs {packages}: install with `{sys.executable} -m pip install {packages}`")
+FIRST = Part("job 1", ("--epochs", "26"), (8, 4, 3))
+SECOND = Part("job 2", ("--epochs", "36", "--seed", "1", "--lr", "0.003"), (4, 5, 8))
 
 
-def train(name: str, plan: tuple[Step, ...], *, home: Path, on_event: Callable[[RunEvent], None]) -> Run:
-    """Train the example as ``plan`` says, telling ``on_event`` all that happens. Raises Incomplete."""
-    from resile_learner.local.launcher import LocalRun  # only now: it can be loaded on Linux alone
+class StoryFailed(ResileError):
+    """The pool did not do what the story needs next."""
 
-    recording = Recording()
 
-    def note(event: RunEvent) -> None:
-        recording.add(event, seconds=time.monotonic())
-        on_event(event)
+Look = Callable[[Sequence[JobSummary], Sequence[HostView]], None]
 
-    settings = RunSettings(script=SCRIPT, args=ARGUMENTS, plan=plan, home=home, name=f"demo-{name}")
-    result = asyncio.run(LocalRun(settings).run(note))
-    if result.outcome.state != "completed":
-        raise Incomplete(name, result)
-    return Run(name, plan, result, recording)
+
+class Story:
+    """Tells the story to a pool. ``tell`` is given a line for each step, ``on_look`` what each look has shown."""
+
+    def __init__(self, client: Client, *, tell: Callable[[str], None], on_look: Look) -> None:
+        self._client = client
+        self._tell = tell
+        self._on_look = on_look
+        self.recording = Recording(time.time())
+
+    async def run(self) -> tuple[JobView, JobView]:
+        """Return both jobs, completed. Raises StoryFailed."""
+        self._tell(f"job 1 comes, and may have all {NUM_SLOTS} slots")
+        one = await self._submit(FIRST)
+        await self._until(f"job 1 trains on {NUM_SLOTS} slots", {one: NUM_SLOTS}, stay={one: STAY})
+
+        self._tell("job 2 comes: they share")
+        two = await self._submit(SECOND)
+        await self._until("both train on 4 slots", {one: 4, two: 4}, stay={one: STAY, two: STAY})
+
+        self._tell(f"job 2's priority goes from {DEFAULT_PRIORITY} to {HIGH_PRIORITY}")
+        await self._client.set_priority(two, HIGH_PRIORITY)
+        await self._until("they train on 3 and 5 slots", {one: 3, two: 5}, stay={one: STAY, two: STAY})
+
+        self._tell("job 1 completes, and leaves its slots to job 2")
+        await self._until(f"job 2 trains on {NUM_SLOTS} slots", {two: NUM_SLOTS}, over=(one,))
+        await self._until("job 2 completes", {}, over=(one, two))
+        return await self._client.job(one), await self._client.job(two)
+
+    async def _submit(self, part: Part) -> str:
+        package = await asyncio.to_thread(pack, SCRIPT)
+        key = await self._client.upload(package.content)
+        spec = JobSpec(name=part.name, package=key, script=package.script, args=part.args, max_workers=NUM_SLOTS)
+        return await self._client.submit(spec)
+
+    async def _until(
+        self, what: str, workers: dict[str, int], *, stay: dict[str, int] | None = None, over: Sequence[str] = ()
+    ) -> None:
+        """Look until the jobs have so many workers, have trained so long with them, and others are over."""
+        reached: dict[str, int] = {}
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            jobs = {job.id: job for job in await self._look()}
+            for job in over:
+                if jobs[job].state is JobState.COMPLETED:
+                    workers = {name: number for name, number in workers.items() if name != job}
+            if all(jobs[job].workers == number for job, number in workers.items()):
+                for job in workers:
+                    reached.setdefault(job, jobs[job].iteration)
+                stayed = all(jobs[job].iteration - reached[job] >= least for job, least in (stay or {}).items())
+                if stayed and all(jobs[job].state is JobState.COMPLETED for job in over):
+                    return
+            await asyncio.sleep(LOOK_SECONDS)
+        raise StoryFailed(f"after {PATIENCE_SECONDS:.0f} s it is still not so that {what}")
+
+    async def _look(self) -> Sequence[JobSummary]:
+        jobs, hosts = await asyncio.gather(self._client.jobs(), self._client.hosts())
+        self.recording.add(jobs, now=time.time())
+        self._on_look(jobs, hosts)
+        for job in jobs:
+            if job.state in (JobState.FAILED, JobState.STOPPED):
+                raise StoryFailed(f"{job.name} {job.state.value}: {job.reason}")
+        return jobs

@@ -1,15 +1,47 @@
-"""Whether the two runs of the demo ended alike, and did what they were to do."""
+"""Whether the story went as it was told, and both jobs ended as if nothing had happened."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
-from resile_learner.messages import EpochCount
+from resile_shared.api import JobView
+from resile_shared.messages.reports import EpochCount
 
-from .story import Run
+from .recording import Recording, Stretch
+from .story import Part
+
+LEAST = 10  # committed iterations at each number of workers
 
 
-def faults(elastic: Run, undisturbed: Run) -> list[str]:
-    """Say all that is not as it has to be; nothing, if the demo has shown what it promises."""
-    return [*_faults_of(elastic), *_faults_of(undisturbed), *_differences(elastic, undisturbed)]
+@dataclass(frozen=True)
+class Ending:
+    """How one job of the story ended, and how the same training ends alone."""
+
+    part: Part
+    job: JobView
+    stretches: Sequence[Stretch]
+    alone_sha256: str
+
+
+def endings(parts: Sequence[Part], jobs: Sequence[JobView], recording: Recording, alone: Sequence[str]) -> list[Ending]:
+    """Put together what belongs to each job."""
+    return [Ending(part, job, recording.stretches(job), sha) for part, job, sha in zip(parts, jobs, alone, strict=True)]
+
+
+def faults(ending: Ending) -> Iterator[str]:
+    """Say all that is not as it has to be; nothing, if the job has shown what the demo promises."""
+    part, job = ending.part, ending.job
+    settled = [stretch.workers for stretch in ending.stretches if stretch.last - stretch.first >= LEAST]
+    if tuple(settled) != part.workers:
+        yield f"{part.name} was to train with {_list(part.workers)} workers, {LEAST} iterations each; it had {settled}"
+    if any(late.first != early.last for early, late in pairwise(ending.stretches)):
+        yield f"the history of {part.name} has a gap"
+    if job.bits != "same bits":
+        yield f"{part.name} says of its bits: {job.bits}"
+    if not job.ledger or not all(map(used_once, job.ledger)):
+        yield f"the ledger of {part.name} is not exact: `every sample once` does not hold"
+    if job.params_sha256 != ending.alone_sha256:
+        yield f"the parameters of {part.name} are not those of an undisturbed run"
 
 
 def used_once(epoch: EpochCount) -> bool:
@@ -17,26 +49,5 @@ def used_once(epoch: EpochCount) -> bool:
     return (epoch.once, epoch.more, epoch.never) == (epoch.samples, 0, 0)
 
 
-def _faults_of(run: Run) -> Iterator[str]:
-    if run.visited != run.plan:
-        planned, visited = (",".join(map(str, steps)) for steps in (run.plan, run.visited))
-        yield f"the {run.name} run was to follow the plan {planned}, and did {visited}"
-    if run.completed.bits != "same bits":
-        yield f"the {run.name} run says of its bits: {run.completed.bits}"
-    if not run.completed.ledger:
-        yield f"the {run.name} run has no ledger"
-    for epoch in run.completed.ledger:
-        if not used_once(epoch):
-            yield (
-                f"epoch {epoch.epoch} of the {run.name} run: of {epoch.samples} samples {epoch.once} were used once, "
-                f"{epoch.more} more often, {epoch.never} never"
-            )
-
-
-def _differences(elastic: Run, undisturbed: Run) -> Iterator[str]:
-    one, other = elastic.recording.losses, undisturbed.recording.losses
-    unequal = [number for number in sorted(one.keys() & other.keys()) if one[number] != other[number]]
-    if unequal:
-        yield f"the losses differ, first at iteration {unequal[0]}"
-    if elastic.completed.params_sha256 != undisturbed.completed.params_sha256:
-        yield "the parameters differ"
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

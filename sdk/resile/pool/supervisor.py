@@ -15,21 +15,25 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from resile_shared.api import HostView
 from resile_shared.errors import ResileError
 from resile_shared.nats_server import NatsServer
 from resile_shared.storage import MissingObjectError, ObjectStorage
 
+from ..client import Client, Server
 from . import services
 from .home import PoolHome
 from .process import ServiceProcess, ending
 from .services import PoolOptions
 
 START_SECONDS = 120.0
+SUSPEND_SECONDS = 30.0
 LONG_LIFE_SECONDS = 30.0
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 10.0
 MAX_LOG_BYTES = 10 << 20
 _LOG_CHECK_SECONDS = 10.0
+_SUSPEND_POLL_SECONDS = 0.2
 
 Tell = Callable[[str], None]
 
@@ -57,6 +61,7 @@ class Supervisor:
         self._bus = NatsServer(home.bus)
         self._services: list[ServiceProcess] = []
         self._agents: list[ServiceProcess] = []
+        self._url = ""
 
     async def run(self, on_ready: Callable[[str], None]) -> None:
         """Run until cancelled, then drain; a second cancellation leaves the rest to `kill`.
@@ -64,9 +69,9 @@ class Supervisor:
         ``on_ready`` is called with the URL of the API. Raises ResileError when the pool cannot start.
         """
         try:
-            url = await self._start()
-            self._home.announce(url)
-            on_ready(url)
+            self._url = await self._start()
+            self._home.announce(self._url)
+            on_ready(self._url)
             await self._keep()
         finally:
             await self._drain()
@@ -108,8 +113,26 @@ class Supervisor:
 
     async def _drain(self) -> None:
         """End agents, then services, then the bus: each can say its last words to the next."""
+        if self._url:
+            await self._suspend_jobs(Server(self._url, self._home.token))
         for stage in (self._agents, self._services, [self._bus]):
             await asyncio.gather(*(process.stop() for process in stage))
+
+    async def _suspend_jobs(self, server: Server) -> None:
+        """Have running jobs save a checkpoint and go back to the queue: their hosts take no workers any more."""
+        try:
+            async with asyncio.timeout(SUSPEND_SECONDS), Client(server) as client:
+                if _is_busy(await client.hosts()):
+                    for agent in self._agents:
+                        await client.drain(agent.name)
+                while _is_busy(await client.hosts()):  # noqa: ASYNC110 - what other processes do sets no event
+                    await asyncio.sleep(_SUSPEND_POLL_SECONDS)
+        except (ResileError, TimeoutError) as error:
+            self._tell(f"not every job could save a checkpoint: {str(error) or 'it took too long'}")
+
+
+def _is_busy(hosts: Iterable[HostView]) -> bool:
+    return any(slot.job for host in hosts for slot in host.slots)
 
 
 async def keep(process: Startable, name: str, tell: Tell) -> None:

@@ -1,0 +1,70 @@
+"""What keeps a pool's processes alive, and their logs small."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from resile.pool import supervisor
+from resile.pool.process import ServiceFailed, ServiceProcess, ending, last_line
+from resile.pool.services import ServiceSpec
+from resile.pool.supervisor import keep, limit_logs
+from resile_shared.testing.fixtures import Pool
+
+
+def spec(folder: Path, pool: Pool, *arguments: str) -> ServiceSpec:
+    """The registry, as a service to try."""
+    health = folder / "health"
+    credentials = ("--credentials", str(pool.server.credentials("registry")))
+    flags = (*credentials, "--health-port", "0", "--health-file", str(health), *arguments)
+    return ServiceSpec("registry", "resile_registry", flags, folder / "registry.log", health)
+
+
+async def test_a_service_is_started_until_it_is_ready_and_ends_when_told(tmp_path: Path, pool: Pool) -> None:
+    process = ServiceProcess(spec(tmp_path, pool))
+    await process.start()
+    await process.stop()
+    assert await process.wait() == 0
+    await process.stop()
+
+
+async def test_a_service_that_cannot_start_says_why(tmp_path: Path, pool: Pool) -> None:
+    process = ServiceProcess(spec(tmp_path, pool, "--detection-seconds", "0"))
+    with pytest.raises(ServiceFailed, match=r"registry ended with status 2 at its start: .*detection-seconds.*its log"):
+        await process.start()
+
+
+async def test_what_dies_is_started_again_and_said_to_be_back(tmp_path: Path, pool: Pool) -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+    process = ServiceProcess(spec(tmp_path, pool))
+    await process.start()
+    keeping = asyncio.create_task(keep(process, "registry", told.put_nowait))
+    try:
+        for pause in ("0.2", "0.4"):
+            await process.kill()
+            assert await told.get() == f"registry was killed by SIGKILL; it is started again in {pause} s"
+            assert await told.get() == "registry is back"
+    finally:
+        keeping.cancel()
+        await process.stop()
+
+
+def test_a_large_log_is_moved_aside_while_its_service_goes_on_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "MAX_LOG_BYTES", 100)
+    log = tmp_path / "registry.log"
+    writer = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(writer, b"x" * 101)
+    limit_logs(tmp_path)
+    os.write(writer, b"next\n")
+    os.close(writer)
+    assert log.read_text() == "next\n"
+    assert (tmp_path / "registry.log.old").read_bytes() == b"x" * 101
+
+
+def test_the_end_of_a_process_is_told_in_words(tmp_path: Path) -> None:
+    assert ending(2) == "ended with status 2"
+    assert ending(-9) == "was killed by SIGKILL"
+    assert last_line(tmp_path / "none") == ""
