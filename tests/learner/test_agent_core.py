@@ -1,10 +1,17 @@
 """What an agent decides: allocations are the truth, every worker is told of, and no fact is lost on the way."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from resile_learner.agent.core import HELLO_SECONDS, LISTED_SECONDS, PROGRESS_SECONDS, AgentCore
+from resile_learner.agent.core import (
+    HELLO_SECONDS,
+    LISTED_SECONDS,
+    MAX_DETAILS,
+    MAX_MESSAGE,
+    PROGRESS_SECONDS,
+    AgentCore,
+)
 from resile_learner.agent.seam import (
     AllocationGone,
     Command,
@@ -32,6 +39,8 @@ from resile_learner.messages import (
     Progress,
     Ready,
     Switched,
+    encode,
+    from_worker,
 )
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
@@ -330,6 +339,24 @@ def test_a_worker_that_cannot_be_understood_is_ended_and_has_failed(training: Ag
 def test_what_a_worker_says_of_its_failure_is_told(training: Agent) -> None:
     (report,) = of_type(Report, training.says(Failed(worker=1, message="no", details="where")))
     assert (report.content.message, report.content.details) == ("no", "where")
+
+
+def test_what_a_worker_says_of_its_end_is_cut_to_what_a_message_has_room_for(training: Agent) -> None:
+    failed = Failed(worker=1, message="m" * 10**6, details="d" * 10**6 + "end")
+    (report,) = of_type(Report, training.says(failed))
+    training.handle(Exited(JOB, 1, WorkerExit(kind="failed", message=failed.message, details=failed.details)))
+    for told in (report.content, training.listed()[1].exit):
+        assert told.message == "m" * MAX_MESSAGE
+        assert len(told.details) == MAX_DETAILS
+        assert told.details.endswith("end")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_metric_that_is_no_number_harms_nothing(training: Agent, number: float) -> None:
+    said = Progress(worker=0, generation=1, iteration=1, epoch=0, loss=number, metrics={"a": number, "b": 1.0})
+    (report,) = of_type(Report, training.says(cast(Progress, from_worker.validate_json(encode(said)))))
+    assert Report.model_validate_json(report.model_dump_json()).content == report.content
+    assert (report.content.loss, report.content.metrics) == (None, {"b": 1.0})
 
 
 # the host

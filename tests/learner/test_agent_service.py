@@ -150,13 +150,15 @@ async def test_workers_of_two_jobs_with_the_same_number_are_told_apart(stage: St
     assert stage.worker("job-2", 0).state == "starting"
 
 
-async def test_an_agent_whose_host_was_given_up_ends_its_workers_and_comes_back(stage: Stage) -> None:
-    await stage.start_agent()
+async def test_an_agent_comes_back_when_its_host_was_given_up_and_when_its_zygote_was_killed(stage: Stage) -> None:
+    agent = await stage.start_agent()
     await stage.submit("job-1", TRAIN, env=stage.variables())
     await stage.allocate("job-1", 1, (0,), founding=True)
     await until(lambda: stage.pids())
     await stage.store_host(HostState.LOST)
     await until(lambda: not any(map(psutil.pid_exists, stage.pids())))
-    await until(lambda: stage.hellos[-1].incarnation == 2)
     await until(lambda: stage.beats[-1].incarnation == 2)
     assert stage.beats[-1].workers == ()
+    (zygote,) = psutil.Process(agent.pid).children()
+    zygote.kill()
+    await until(lambda: stage.beats[-1].incarnation == 3)

@@ -75,7 +75,7 @@ class Hello(Signed):
     """A worker's first words: where its peers reach it. Sent before the user's script runs."""
 
     kind: Literal["hello"] = "hello"
-    host: str
+    host: str = Field(max_length=255)
     port: int = Field(gt=0, lt=65536)
 
 

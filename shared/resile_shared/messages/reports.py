@@ -3,11 +3,20 @@
 The contents mirror what a worker says over its local socket; the envelope says who it was.
 """
 
+import math
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from .message import Id, Message, Time
+
+
+def _finite(numbers: dict[str, float]) -> dict[str, float]:
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
+
+
+Numbers = Annotated[dict[str, float], AfterValidator(_finite)]
+"""Named numbers. JSON has no form for infinite ones and for what is none, so they are left out."""
 
 
 class Ready(Message):
@@ -38,8 +47,8 @@ class Progress(Message):
     iteration: int
     epoch: int
     loss: float | None = None
-    metrics: dict[str, float] = Field(default_factory=dict)
-    validation: dict[str, float] = Field(default_factory=dict)
+    metrics: Numbers = Field(default_factory=dict)
+    validation: Numbers = Field(default_factory=dict)
     iteration_seconds: float = 0.0
     samples_seen: int = 0
     ends_epoch: bool = False
@@ -79,8 +88,8 @@ class Completed(Message):
     epoch: int
     samples_seen: int
     loss: float | None
-    metrics: dict[str, float]
-    validation: dict[str, float]
+    metrics: Numbers
+    validation: Numbers
     params_sha256: str
     model: str | None = Field(description="key of the final safetensors file in the job's storage")
     ledger: tuple[EpochCount, ...]

@@ -14,7 +14,7 @@ Events go in through `AgentCore.handle`, commands come out; the shell carries th
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
@@ -28,6 +28,7 @@ from ..messages import (
     Hello,
     Left,
     Member,
+    Message,
     Order,
     Pause,
     Progress,
@@ -43,8 +44,12 @@ BEAT_SECONDS = 1.0
 HELLO_SECONDS = 5.0
 PROGRESS_SECONDS = 0.25
 LISTED_SECONDS = 10.0
+MAX_MESSAGE = 2000
+MAX_DETAILS = 20_000
 _LATE_SECONDS = 0.25
 _GONE = (HostState.LOST, HostState.LEFT)
+
+T = TypeVar("T", bound=Message)
 
 
 @dataclass
@@ -194,7 +199,7 @@ class AgentCore:
             slot=worker.slot,
             generation=message.generation if isinstance(message, SignedByMember) else worker.generation,
             time=at(now),
-            content=content_of(message),
+            content=_bounded(content_of(message)),
         )
         if not isinstance(message, Progress):
             return [*self._held_progress(job), report]
@@ -213,7 +218,7 @@ class AgentCore:
         worker = self.workers[job, number]
         if worker.fault:
             exit_ = WorkerExit(kind="failed", status=exit_.status, message=worker.fault)
-        worker.state, worker.exit, worker.ended = "gone", exit_, now
+        worker.state, worker.exit, worker.ended = "gone", _bounded(exit_), now
         return [*self._held_progress(job), *self._beat(now)]
 
     # time
@@ -276,6 +281,13 @@ class AgentCore:
                 worker.is_unneeded = True
                 commands.append(Kill(job, number))
         return commands
+
+
+def _bounded(said: T) -> T:
+    """Cut what a worker said of its end, which may be anything, to what a message has room for."""
+    limits = {"message": slice(MAX_MESSAGE), "details": slice(-MAX_DETAILS, None)}
+    texts = {name: getattr(said, name)[limit] for name, limit in limits.items() if hasattr(said, name)}
+    return said.model_copy(update=texts)
 
 
 def _order(allocation: Allocation | None) -> Order | None:

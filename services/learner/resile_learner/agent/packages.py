@@ -7,7 +7,6 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections import defaultdict
 from collections.abc import Set
 from pathlib import Path
 
@@ -35,7 +34,7 @@ class Packages:
             shutil.rmtree(left, ignore_errors=True)
         self._storage = storage
         self._folder = folder
-        self._fetching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._fetching: dict[str, asyncio.Task[None]] = {}
 
     async def fetch(self, key: str) -> Path:
         """Return the folder of a package, which is fetched if it is not here yet. Raises BrokenPackage."""
@@ -43,13 +42,16 @@ class Packages:
         if match is None:
             raise BrokenPackage(key, "its key is not packages/<sha256>.tar.gz")
         sha256 = match[1]
-        async with self._fetching[sha256]:
-            path = self._folder / sha256
-            if path.is_dir():
-                os.utime(path)
-            else:
-                await asyncio.to_thread(self._fetch, key, sha256, path)
+        path = self._folder / sha256
+        if path.is_dir():
+            os.utime(path)
             return path
+        if sha256 not in self._fetching:
+            fetching = asyncio.create_task(asyncio.to_thread(self._fetch, key, sha256, path))
+            fetching.add_done_callback(lambda _: self._fetching.pop(sha256))
+            self._fetching[sha256] = fetching
+        await asyncio.shield(self._fetching[sha256])  # who waits may give up; the others still need it
+        return path
 
     def prune(self, in_use: Set[Path]) -> list[Path]:
         """Take the packages used longest ago, beyond the number kept, out of the way; return where they are."""

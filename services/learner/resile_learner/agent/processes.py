@@ -55,6 +55,7 @@ class Processes:
         self._preparing: dict[Key, asyncio.Task[WorkerConfig]] = {}
         self._running: dict[Key, WorkerProcess] = {}
         self._packages: dict[Key, Path] = {}
+        self._unneeded: set[Key] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Raises what should never happen."""
@@ -81,6 +82,7 @@ class Processes:
     def kill(self, job: str, worker: int) -> None:
         """End a worker at once, or its start."""
         key = (job, worker)
+        self._unneeded.add(key)
         if key in self._preparing:
             self._preparing[key].cancel()
         elif key in self._running:
@@ -102,6 +104,7 @@ class Processes:
     async def _live(self, start: Start) -> None:
         job, worker = start.job, start.worker
         exit_ = await self._train(start)
+        self._unneeded.discard((job, worker))
         if exit_.kind == "not started":
             logger.warning("%s of job %s", Exit(worker, exit_.kind, message=exit_.message).describe(), job)
         if exit_.kind in ("finished", "left"):
@@ -130,6 +133,8 @@ class Processes:
             with worker_log(self._place.folder.job(start.job), start.worker) as log:
                 process = await self._zygote.fork(config, lambda stream, line: self._printed(key, log, stream, line))
                 self._running[key], self._packages[key] = process, Path(config.directory)
+                if key in self._unneeded:  # since it was prepared
+                    process.kill()
                 exit_ = await self._hear(start.job, process)
                 del self._running[key], self._packages[key]
         except (ResileError, OSError) as error:
