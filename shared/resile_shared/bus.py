@@ -82,10 +82,10 @@ class Bus:
         return Bucket(self.connection, keys)
 
     def replay(
-        self, stream: Stream, model: type[M] | Callable[[str], type[M]], *, subjects: tuple[str, ...] = ()
+        self, stream: Stream, model: type[M] | Callable[[str], type[M]], *, subject: str | None = None
     ) -> Replay[M]:
-        """Return a reader of what ``stream`` holds on ``subjects``, by default all; ``model`` as in `follow`."""
-        return Replay(self.connection, stream.name, model, subjects or stream.subjects)
+        """Return a reader of what ``stream`` holds on ``subject``, by default on all; ``model`` as in `follow`."""
+        return Replay(self.connection, stream.name, model, subject)
 
     async def send(self, subject: str, message: BaseModel) -> bool:
         """Send at most once, now or never: returns False, and drops it, while the bus is away."""

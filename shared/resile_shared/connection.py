@@ -157,6 +157,36 @@ class Connection:
             raise asyncio.CancelledError
         return reply
 
+    async def request_many(self, subject: str, body: bytes, *, is_last: Callable[[Msg], bool]) -> list[Msg]:
+        """Request what several messages answer, the last of which is known by ``is_last``; return all in order.
+
+        Sent again, from the start, when no more come.
+        """
+        while True:
+            await self._wait_until_up()
+            try:
+                return await self._request_many_once(subject, body, is_last)
+            except (ConnectionClosedError, ConnectionDrainingError):
+                raise BusClosed from None
+            except TimeoutError:
+                if subject.lower() in self.denied:
+                    raise BusRefused(f"{self._credentials.user!r} is not allowed to publish {subject}") from None
+
+    async def _request_many_once(self, subject: str, body: bytes, is_last: Callable[[Msg], bool]) -> list[Msg]:
+        inbox: asyncio.Queue[Msg] = asyncio.Queue()
+        address = self.new_inbox()
+        subscription = await self.subscribe(address, inbox.put)
+        answers: list[Msg] = []
+        try:
+            await self.send(subject, body, headers={}, reply=address)
+            while not answers or not is_last(answers[-1]):
+                async with asyncio.timeout(RESEND_SECONDS):
+                    answers.append(await inbox.get())
+        finally:
+            if not self.closed.is_set():
+                await subscription.unsubscribe()
+        return answers
+
     async def request_store(
         self, subject: str, body: bytes, *, headers: dict[str, str] | None = None
     ) -> dict[str, Any]:

@@ -47,8 +47,6 @@ class Reader:
     """Where a new consumer starts: ``all``, ``new`` or ``last_per_subject``."""
     after: int = 0
     """The sequence of the last message yielded, or after which to start."""
-    batch: int = BATCH
-    """How many messages it asks for at a time, and so holds at most of those that nobody has taken yet."""
     num_waiting: int = 0
     """Messages not yielded yet of those that were stored when the consumer was made."""
 
@@ -87,7 +85,7 @@ class Reader:
         reply = ""
         while True:
             if wanted <= 0:
-                wanted = self.batch
+                wanted = BATCH
                 reply = f"{address}.{secrets.token_hex(8)}"
                 await self._ask_for_more(name, reply)
             try:
@@ -115,7 +113,7 @@ class Reader:
 
     async def _ask_for_more(self, name: str, reply: str) -> None:
         wish = {
-            "batch": self.batch,
+            "batch": BATCH,
             "expires": int(EXPIRES_SECONDS * _NANOSECONDS),
             "idle_heartbeat": int(HEARTBEAT_SECONDS * _NANOSECONDS),
         }
@@ -129,7 +127,7 @@ class Reader:
                 "durable_name": name,
                 "ack_policy": "explicit",
                 "ack_wait": int(ACK_SECONDS * _NANOSECONDS),
-                "max_ack_pending": 2 * self.batch,
+                "max_ack_pending": 2 * BATCH,
                 "deliver_policy": self.start,
             }
         else:

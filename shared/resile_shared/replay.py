@@ -1,27 +1,30 @@
 """What a stream holds, for whoever only looks at it: its last messages, and all that follow a place.
 
-A message that cannot be read is left out: to tell of it is up to whoever acts on the stream.
+Reads page by page and leaves nothing behind on the server: the consumers of a stream, of which there can be a thousand,
+are for whoever acts on it. A message that cannot be read is left out: to tell of it is up to them, too.
 """
 
+import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Generic, TypeVar
 
+import orjson
 from nats.aio.msg import Msg
 from pydantic import BaseModel
 
-from .connection import Connection
+from .connection import RESEND_SECONDS, Connection, StoreFailed
 from .envelope import Malformed, Received, decode
-from .pull import BATCH, Begin, Reader
 
 logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
-_WIDER = 8
-_FEW = 16
+PAGE_MESSAGES = 256
+PAGE_BYTES = 1 << 20
+SHORTEST_PAUSE_SECONDS = 0.02
+LONGEST_PAUSE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -32,20 +35,24 @@ class Tail(Generic[M]):
     last: int
 
 
+@dataclass(frozen=True)
+class _Page:
+    """Some messages, and how many of the same kind are stored behind them."""
+
+    messages: tuple[Msg, ...]
+    num_behind: int
+
+
 class Replay(Generic[M]):
-    """Reads the messages of one stream that are on one of ``subjects``. Every call waits for a bus that is away."""
+    """Reads the messages of one stream, or of one ``subject`` in it. Every call waits for a bus that is away."""
 
     def __init__(
-        self,
-        connection: Connection,
-        stream: str,
-        model: type[M] | Callable[[str], type[M]],
-        subjects: tuple[str, ...],
+        self, connection: Connection, stream: str, model: type[M] | Callable[[str], type[M]], subject: str | None
     ) -> None:
         self._connection = connection
         self._stream = stream
         self._model = model
-        self._subjects = subjects
+        self._subject = subject
 
     async def last(self) -> int:
         """Return the sequence of the newest message of the stream, whatever its subject; 0 for none."""
@@ -54,55 +61,93 @@ class Replay(Generic[M]):
     async def tail(self, num: int) -> Tail[M]:
         """Return the newest ``num`` messages, or as many as there are."""
         first, last = await self._ends()
-        newest: deque[Msg] | None = deque() if num == 0 else None
-        width = num
-        while newest is None:
-            after = max(last - width, first - 1)
-            newest = await self._present(after, num=num, at_least=num if after >= first else 0)
-            width *= _WIDER
-        messages = (self._read(message) for message in newest)
-        last = max((last, *(message.metadata.sequence.stream for message in newest)))
-        return Tail(tuple(message for message in messages if message is not None), last)
+        found: list[Msg] = []
+        after = await self._before_newest(num, first, last) if num else last
+        while after < last:
+            page = await self._page(after)
+            found += page.messages
+            after = _sequence(page.messages[-1]) if page.messages else last
+            if not page.num_behind:
+                break
+        newest = found[max(0, len(found) - num) :]
+        return Tail(tuple(received for message in newest if (received := self._read(message))), max(after, last))
 
     async def follow(self, *, after: int) -> AsyncGenerator[Received[M], None]:
-        """Yield each message with a sequence above ``after``, for ever. Who takes them slowly makes few wait here."""
-        async with aclosing(self._reader(after, batch=_FEW).read()) as items:
-            async for item in items:
-                if not isinstance(item, Begin) and (message := self._read(item)) is not None:
-                    yield message
+        """Yield each message with a sequence above ``after``, for ever."""
+        pause = SHORTEST_PAUSE_SECONDS
+        while True:
+            page = await self._page(after)
+            for message in page.messages:
+                after = _sequence(message)
+                if received := self._read(message):
+                    yield received
+            if not page.num_behind:
+                pause = SHORTEST_PAUSE_SECONDS if page.messages else min(2 * pause, LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(pause)
 
     async def _ends(self) -> tuple[int, int]:
         """Return the sequences of the oldest and the newest message; without any, those of the next and the last."""
         answer = await self._connection.request_store(f"$JS.API.STREAM.INFO.{self._stream}", b"")
         return max(1, answer["state"]["first_seq"]), answer["state"]["last_seq"]
 
-    async def _present(self, after: int, *, num: int, at_least: int) -> deque[Msg] | None:
-        """Return the newest ``num`` of the messages above ``after``, None if there are fewer than ``at_least``."""
-        reader = self._reader(after)
-        newest: deque[Msg] = deque(maxlen=num)
-        async with aclosing(reader.read()) as items:
-            async for item in items:
-                if not isinstance(item, Begin):
-                    newest.append(item)
-                elif item.num_pending < at_least:
-                    return None
-                if reader.num_waiting <= 0:
-                    break
-        return newest
+    async def _before_newest(self, num: int, first: int, last: int) -> int:
+        """Return a sequence behind which there are ``num`` messages, or all if there are fewer."""
+        low, high = first - 1, max(first - 1, last - num)
+        middle = high
+        while low < high:
+            if await self._count(middle) >= num:
+                low = middle
+            else:
+                high = middle - 1
+            middle = (low + high + 1) // 2
+        return low
 
-    def _reader(self, after: int, *, batch: int = BATCH) -> Reader:
-        return Reader(self._connection, self._stream, self._subjects, after=after, batch=batch)
+    async def _count(self, after: int) -> int:
+        page = await self._page(after, num=1)
+        return len(page.messages) + page.num_behind
+
+    async def _page(self, after: int, *, num: int = PAGE_MESSAGES) -> _Page:
+        """Return the messages that come next behind ``after``."""
+        wish: dict[str, int | str] = {"seq": after + 1, "batch": num, "max_bytes": PAGE_BYTES}
+        if self._subject:
+            wish["next_by_subj"] = self._subject
+        while True:
+            answers = await self._connection.request_many(
+                f"$JS.API.DIRECT.GET.{self._stream}", orjson.dumps(wish), is_last=_is_end
+            )
+            *messages, end = answers
+            headers = end.headers or {}
+            match headers.get("Status"):
+                case "204":
+                    return _Page(tuple(messages), int(headers["Nats-Num-Pending"]))
+                case "404":
+                    return _Page((), 0)
+                case "503" | "429":
+                    await asyncio.sleep(RESEND_SECONDS)
+                case _:
+                    raise StoreFailed(f"$JS.API.DIRECT.GET.{self._stream}", {"description": headers.get("Description")})
 
     def _read(self, message: Msg) -> Received[M] | None:
+        headers = message.headers or {}
+        subject = headers["Nats-Subject"]
         try:
             return decode(
-                self._model if isinstance(self._model, type) else self._model(message.subject),
-                subject=message.subject,
-                headers=message.headers,
+                self._model if isinstance(self._model, type) else self._model(subject),
+                subject=subject,
+                headers=headers,
                 body=message.data,
-                sequence=message.metadata.sequence.stream,
-                stored=message.metadata.timestamp,
+                sequence=_sequence(message),
+                stored=datetime.fromisoformat(headers["Nats-Time-Stamp"]),
             )
         except Malformed as error:
-            logger.debug("a message on %s is left out: %s", message.subject, error)
+            logger.debug("a message on %s is left out: %s", subject, error)
             return None
+
+
+def _is_end(message: Msg) -> bool:
+    return "Nats-Sequence" not in (message.headers or {})
+
+
+def _sequence(message: Msg) -> int:
+    assert message.headers is not None
+    return int(message.headers["Nats-Sequence"])

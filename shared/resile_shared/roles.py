@@ -121,6 +121,7 @@ def _reading(stream: str) -> list[str]:
     return [
         f"{_API}.STREAM.INFO.{stream}",
         f"{_API}.STREAM.MSG.GET.{stream}",
+        f"{_API}.DIRECT.GET.{stream}",
         f"{_API}.DIRECT.GET.{stream}.>",
         f"{_API}.CONSUMER.CREATE.{stream}.>",
         f"{_API}.CONSUMER.MSG.NEXT.{stream}.*",

@@ -66,6 +66,7 @@ def _of_stream(stream: Stream) -> dict[str, Any]:
         "max_bytes": stream.max_bytes,
         "max_age": _nanoseconds(stream.max_age) if stream.max_age else 0,
         "max_msgs_per_subject": stream.max_per_subject,
+        "allow_direct": True,
         "duplicate_window": _nanoseconds(DUPLICATES),
         "num_replicas": 1,
     }

@@ -38,6 +38,7 @@ SUBJECTS = {
     "$JS.API.DIRECT.GET.KV_allocations.$KV.allocations.j": {"scheduler", "learner"},
     "$JS.API.DIRECT.GET.KV_jobs.$KV.jobs.j": {"scheduler", "learner", "monitor"},
     "$JS.API.CONSUMER.CREATE.logs.x": {"monitor"},
+    "$JS.API.DIRECT.GET.logs": {"monitor"},
     "$JS.API.STREAM.CREATE.other": set(),
     "_INBOX_scheduler.x": set(),
 }

@@ -20,7 +20,7 @@ async def publish(bus: Bus, host: str, incarnation: int) -> None:
 
 
 def of(bus: Bus, host: str) -> Replay[HostHello]:
-    return bus.replay(EVENTS, HostHello, subjects=(subjects.host_event(host, "hello"),))
+    return bus.replay(EVENTS, HostHello, subject=subjects.host_event(host, "hello"))
 
 
 @pytest.mark.parametrize("num", [0, 1, 3, 100])

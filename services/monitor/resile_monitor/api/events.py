@@ -48,8 +48,8 @@ class Events:
         bus = self._pool.bus
         if job is None:
             return [Reading("events", bus.replay(EVENTS, model_of), _event)]
-        of_job = bus.replay(EVENTS, model_of, subjects=(job_events(job),))
-        told = bus.replay(REPORTS, Report, subjects=(reports_of(job),))
+        of_job = bus.replay(EVENTS, model_of, subject=job_events(job))
+        told = bus.replay(REPORTS, Report, subject=reports_of(job))
         return [Reading("events", of_job, _event), Reading("reports", told, _report)]
 
 

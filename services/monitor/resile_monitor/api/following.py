@@ -93,7 +93,8 @@ async def _send(
             await _write(response, frames.of(entry))
         while not closing.is_set():
             try:
-                entry_or_end = await asyncio.wait_for(queue.get(), KEEP_ALIVE_SECONDS)
+                async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                    entry_or_end = await queue.get()
             except TimeoutError:
                 await _write(response, b": still here\n\n")
                 continue

@@ -38,7 +38,7 @@ class Logs:
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         query = read_query(request, LogQuery)
         job = (await self._pool.record(request.match_info["job"])).job
-        readings = [Reading("logs", self._pool.bus.replay(LOGS, LogLines, subjects=(log(job),)), _entries)]
+        readings = [Reading("logs", self._pool.bus.replay(LOGS, LogLines, subject=log(job)), _entries)]
         if query.follow:
             return await follow(request, readings, num=query.tail, closing=self._pool.closing)
         entries, _ = await newest(readings, query.tail)
