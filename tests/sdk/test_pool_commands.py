@@ -102,7 +102,7 @@ def test_a_job_as_json_has_the_fields_that_programs_count_on(capsys: pytest.Capt
         (["hosts"], ["host-1", "up", "zone=a"]),
         (["ledger", "digits-1"], ["EPOCH", "96"]),
         (["logs", "digits-1", "--tail", "2"], ["[worker 0] line 5\n[worker 0] line 6\n"]),
-        (["top"], ["1 hosts, 2 slots, 1 busy", "digits-1", "running"]),
+        (["top"], ["1 host, 2 slots, 1 busy", "digits-1", "running"]),
         (["priority", "digits-1", "7000"], ["digits-1 has priority 7000"]),
         (["stop", "digits-1"], ["digits-1 stops"]),
         (["pause", "digits-1"], ["digits-1 pauses"]),

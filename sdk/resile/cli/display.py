@@ -23,6 +23,7 @@ from resile_learner.local.events import (
 from resile_learner.messages import Ready
 
 from .pace import Pace, clock
+from .tables import count
 
 PLAIN_SECONDS = 5.0
 
@@ -100,7 +101,7 @@ class Display:
     def _progressed(self, event: Progressed) -> None:
         progress = event.progress
         self._pace.add(progress.iteration, time.monotonic())
-        parts = [f"epoch {progress.epoch}", _count(event.workers, "worker")]
+        parts = [f"epoch {progress.epoch}", count(event.workers, "worker")]
         if progress.loss is not None:
             parts.append(f"loss {progress.loss:.4g}")
         if speed := self._pace.per_second:
@@ -112,20 +113,16 @@ class Display:
 
 def _known(ready: Ready) -> str:
     return (
-        f"{_count(ready.iterations_total, 'iteration')}: {_count(ready.epochs, 'epoch')} of {ready.samples} samples, "
-        f"batches of {ready.batch_size} in {_count(ready.num_shards, 'shard')}"
+        f"{count(ready.iterations_total, 'iteration')}: {count(ready.epochs, 'epoch')} of {ready.samples} samples, "
+        f"batches of {ready.batch_size} in {count(ready.num_shards, 'shard')}"
     )
 
 
 def _rescaled(event: Rescaled) -> str:
     before = f"{event.before} -> " if event.before else ""
     pause = f", pause {event.pause_seconds * 1000:.0f} ms" if event.before else ""
-    workers = _count(event.after, "worker")
+    workers = count(event.after, "worker")
     return f"iteration {event.iteration}: {before}{workers} (generation {event.generation}{pause})"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 class LiveScreen:

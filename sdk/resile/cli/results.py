@@ -91,7 +91,9 @@ def output(
     if as_json:
         print_json({"output": str(folder), "files": num_files})
     else:
-        typer.echo(f"{num_files} file{'' if num_files == 1 else 's'} in {folder}")
+        from .tables import count
+
+        typer.echo(f"{count(num_files, 'file')} in {folder}")
 
 
 def _check_writable(path: Path) -> None:

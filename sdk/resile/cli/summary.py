@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 from resile_learner.local.result import Result
-from resile_learner.messages import Completed, EpochCount
+from resile_learner.messages import Completed
 
 from .pace import clock
+from .tables import ledger_lines
 
 
 def summary(result: Result) -> Iterator[str]:
@@ -27,7 +28,7 @@ def _rows(result: Result, completed: Completed) -> Iterator[tuple[str, str]]:
         yield "metrics", _numbers(completed.metrics)
     if completed.validation:
         yield "validation", _numbers(completed.validation)
-    yield from (("ledger", line) for line in _ledger(completed.ledger))
+    yield from (("ledger", line) for line in ledger_lines(completed.ledger))
     yield "bits", completed.bits
     yield "params sha256", completed.params_sha256
     if result.model:
@@ -36,14 +37,3 @@ def _rows(result: Result, completed: Completed) -> Iterator[tuple[str, str]]:
 
 def _numbers(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.6g}" for name, value in values.items())
-
-
-def _ledger(epochs: tuple[EpochCount, ...]) -> Iterator[str]:
-    wrong = [count for count in epochs if count.more or count.never]
-    if not wrong:
-        yield "every sample exactly once in every epoch"
-    for count in wrong:
-        yield (
-            f"epoch {count.epoch}: of {count.samples} samples {count.once} were used once, {count.more} more often, "
-            f"{count.never} never"
-        )

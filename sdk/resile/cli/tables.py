@@ -165,6 +165,11 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
+def count(number: int, thing: str) -> str:
+    """For example ``1 host`` or ``2 hosts``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def moment(time: datetime) -> str:
     """A time on this machine's clock."""
     return time.astimezone().strftime("%Y-%m-%d %H:%M:%S")

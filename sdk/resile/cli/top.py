@@ -14,7 +14,7 @@ from resile_shared.messages.hosts import HostState
 from ..client import Client
 from .pace import clock
 from .polling import looks
-from .tables import iterations, number
+from .tables import count, iterations, number
 
 Seen = tuple[Sequence[JobSummary], Sequence[HostView]]
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -44,7 +44,7 @@ def view(seen: Seen, *, url: str) -> Group:
     slots = [slot for host in here for slot in host.slots]
     busy = sum(slot.job is not None for slot in slots)
     colours = {job.id: _COLOURS[number % len(_COLOURS)] for number, job in enumerate(jobs)}
-    title = Text(f"{url}   {len(here)} hosts, {len(slots)} slots, {busy} busy", style="bold")
+    title = Text(f"{url}   {count(len(here), 'host')}, {count(len(slots), 'slot')}, {busy} busy", style="bold")
     return Group(title, Text(), _jobs(jobs, colours), Text(), _hosts(hosts, colours))
 
 

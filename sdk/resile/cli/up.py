@@ -132,10 +132,12 @@ async def _until_stopped(supervisor: "Supervisor", greet: Callable[[str], None],
 
 
 def _greet(home: "PoolHome", options: "PoolOptions", url: str, tell: Callable[[str], None]) -> None:
+    from .tables import count
+
     where = "" if home.path == DEFAULT_HOME.expanduser() else f" --home {home.path}"
-    slots = f" of {options.slots_per_host} slot{'' if options.slots_per_host == 1 else 's'}"
     tell(f"the pool is up at {url}")
-    tell(f"  hosts     {options.hosts}{slots if options.slots_per_host else ''}")
+    slots = f" of {count(options.slots_per_host, 'slot')}" if options.slots_per_host else ""
+    tell(f"  hosts     {options.hosts}{slots}")
     tell(f"  home      {home.path}  (logs/ has a log of each service, pool.json the token)")
     tell(f"  submit    resile submit train.py{where}")
     tell(f"  look      resile top{where}")

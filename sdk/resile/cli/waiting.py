@@ -13,7 +13,7 @@ from resile_shared.api import JobSummary
 from ..client import Client
 from .pace import clock
 from .polling import looks
-from .tables import iterations, number
+from .tables import count, iterations, number
 
 PLAIN_SECONDS = 5.0
 
@@ -53,7 +53,7 @@ def _open_board(*, quiet: bool) -> Board:
 def _text(job: JobSummary) -> str:
     parts = [job.state.value]
     if job.workers:
-        parts.append(f"{job.workers} worker{'' if job.workers == 1 else 's'}")
+        parts.append(count(job.workers, "worker"))
     if job.loss is not None:
         parts.append(f"loss {number(job.loss)}")
     if job.seconds_left is not None and not job.state.is_final:
