@@ -24,6 +24,8 @@ from .roles import ROLES, permissions
 
 MAX_PAYLOAD_BYTES = 8 << 20
 MAX_STORE_BYTES = 16 << 30
+MAX_CONSUMERS = 20_000
+"""Of one stream: every agent reads the buckets, and a pool may have 10,000 hosts. By itself the server allows 1000."""
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 LOCK_SECONDS = 5.0
@@ -153,6 +155,7 @@ class NatsServer:
                 "store_dir": str(self.folder),
                 "sync_interval": "always",
                 "max_file_store": MAX_STORE_BYTES,
+                "limits": {"default_max_consumers": MAX_CONSUMERS},
             },
             "accounts": {"RESILE": {"jetstream": "enabled", "users": users}, "SYS": {"users": []}},
             "system_account": "SYS",
