@@ -20,6 +20,8 @@ from obstore.store import LocalStore, ObjectStore, from_url
 
 from .errors import ResileError
 
+PROBE = "probe"
+"""Key of an object that `up` writes: whoever cannot read it does not share the pool's storage."""
 _WAITS_SECONDS = (0.2, 1.0, 3.0)  # before the second, third and fourth attempt
 _DOWNLOAD_BYTES = 8 * 2**20
 _CLOUD: dict[str, Any] = {

@@ -66,6 +66,8 @@ class Stage:
     @classmethod
     async def open(cls, pool: Pool, folder: Path) -> "Stage":
         stage = cls(pool, folder, **{role: await pool.bus(role) for role in ("scheduler", "monitor", "registry")})
+        stage.storage.mkdir()
+        (stage.storage / "probe").write_text("this pool's")
         await stage.bus.subscribe(subjects.HEARTBEATS, Heartbeat, stage._beat)
         follow = stage._monitor.follow
         for reading in (
@@ -103,7 +105,7 @@ class Stage:
 
     # agents
 
-    async def start_agent(self, *flags: str, **environment: str) -> asyncio.subprocess.Process:
+    async def start_agent(self, *flags: str, stderr: int | None = None) -> asyncio.subprocess.Process:
         command = [
             sys.executable,
             "-m",
@@ -113,7 +115,8 @@ class Stage:
         ]
         command += ["--folder", str(self.folder / "agent"), "--storage", self.storage.as_uri()]
         command += ["--host", HOST, "--slots", "4", *flags]
-        agent = await asyncio.create_subprocess_exec(*command, env={**os.environ, **environment})
+        environment = {**os.environ, "RESILE_LOG_LEVEL": "warning"}
+        agent = await asyncio.create_subprocess_exec(*command, env=environment, stderr=stderr)
         self.agents.append(agent)
         return agent
 

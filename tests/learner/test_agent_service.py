@@ -1,12 +1,14 @@
 """A real agent on a real bus, with real workers: it does what allocations say, and tells all that happens."""
 
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest_asyncio
 
+from resile_shared.errors import UsageError
 from resile_shared.messages.hosts import HostState
 from resile_shared.testing.fixtures import Pool
 
@@ -57,7 +59,7 @@ async def stage(pool: Pool, tmp_path: Path) -> AsyncIterator[Stage]:
 
 
 async def test_a_job_is_founded_grown_shrunk_and_completed_as_its_allocations_say(stage: Stage) -> None:
-    agent = await stage.start_agent(RESILE_LOG_LEVEL="warning")
+    agent = await stage.start_agent()
     await stage.submit("job-1", TRAIN, args=("--deep",), env=stage.variables())
     await stage.allocate("job-1", 1, (0, 1), founding=True)
     await until(lambda: stage.said("job-1", "switched"))
@@ -162,3 +164,12 @@ async def test_an_agent_comes_back_when_its_host_was_given_up_and_when_its_zygot
     (zygote,) = psutil.Process(agent.pid).children()
     zygote.kill()
     await until(lambda: stage.beats[-1].incarnation == 3)
+
+
+async def test_an_agent_that_does_not_share_the_pools_storage_is_refused(stage: Stage) -> None:
+    elsewhere = (stage.folder / "elsewhere").as_uri()
+    agent = await stage.start_agent("--storage", elsewhere, stderr=subprocess.PIPE)
+    _, err = await agent.communicate()
+    assert agent.returncode == UsageError.exit_status
+    last = err.decode().splitlines()[-1]
+    assert last.endswith(f"--storage: {elsewhere} is not this pool's storage: give the URL that the pool uses")

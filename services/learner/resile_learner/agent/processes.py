@@ -103,10 +103,10 @@ class Processes:
 
     async def _live(self, start: Start) -> None:
         job, worker = start.job, start.worker
+        logger.info("job %s: starting worker %s on slot %s", job, worker, start.slot)
         exit_ = await self._train(start)
         self._unneeded.discard((job, worker))
-        if exit_.kind == "not started":
-            logger.warning("%s of job %s", Exit(worker, exit_.kind, message=exit_.message).describe(), job)
+        logger.info("job %s: %s", job, Exit(worker, exit_.kind, exit_.status, exit_.message).describe())
         if exit_.kind in ("finished", "left"):
             await self.upload_output(job)
         self._post(Exited(job, worker, exit_))

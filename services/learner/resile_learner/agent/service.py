@@ -5,7 +5,7 @@ import logging
 import os
 
 from resile_shared import subjects
-from resile_shared.errors import ResileError
+from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.hosts import HostGoodbye, HostHello
 from resile_shared.service import Frame
 from resile_shared.subjects import HOSTS, JOBS
@@ -30,9 +30,29 @@ async def run(frame: Frame[LearnerSettings]) -> None:
     """Run the agent of this host until it is cancelled. Raises ResileError."""
     folder = await AgentFolder.open(frame.settings.folder)
     try:
+        await asyncio.to_thread(_check_storage, frame.settings.storage)
         await Agent(frame, folder).run()
     finally:
         folder.close()
+
+
+def _check_storage(url: str) -> None:
+    """Make sure that the storage is the pool's, and not, say, a folder of the same name on another machine."""
+    from resile_shared.storage import (  # loads all clouds' clients
+        PROBE,
+        MissingObjectError,
+        ObjectStorage,
+        StorageError,
+    )
+
+    try:
+        ObjectStorage(url).read(PROBE)
+    except MissingObjectError as error:
+        raise UsageError(
+            f"--storage: {url} is not the storage of this pool: give the URL that the pool uses"
+        ) from error
+    except StorageError as error:
+        raise UsageError(f"--storage: {error}") from error
 
 
 class Agent:
