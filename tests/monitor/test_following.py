@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from pathlib import Path
 
 from resile_shared import subjects
 from resile_shared.api import EventList, EventView, LogEntry, LogList
@@ -10,6 +11,7 @@ from resile_shared.messages.jobs import JobEvent, JobRecord
 from resile_shared.messages.logs import LogLine, LogLines
 from resile_shared.messages.message import at
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import until
 
 from .examples import item, job, progress, report
 from .monitors import Event, Monitor, Monitors, Scene
@@ -173,6 +175,16 @@ async def test_a_reader_that_stands_still_costs_little_and_others_nothing(monito
         rest = b""
         while b'"last"' not in rest:
             rest = rest[-10:] + await slow.content.readany()
+
+
+async def test_a_reader_that_goes_leaves_nothing_behind(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    await announce(scene, 1)
+    files = Path(f"/proc/{monitor.process.pid}/fd")
+    before = len(list(files.iterdir()))
+    for _ in range(20):
+        await take(monitor, "/v1/events?follow=1", 1)
+    await until(lambda: len(list(files.iterdir())) <= before)
 
 
 def _resident_bytes(pid: int) -> int:
