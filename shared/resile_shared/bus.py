@@ -108,12 +108,19 @@ class Bus:
             reply = await self.connection.request(subject, encode(request), headers=headers)
             return decode(Answer, subject=subject, headers=reply.headers, body=reply.data).message.root
 
-    async def subscribe(self, subject: str, model: type[M], handler: Handler[M]) -> Subscription:
-        """Have ``handler`` called for each message as it comes, one after the other."""
+    async def subscribe(
+        self, subject: str, model: type[M], handler: Handler[M], *, shortcut: Callable[[Msg], bool] | None = None
+    ) -> Subscription:
+        """Have ``handler`` called for each message as it comes, one after the other.
+
+        For floods of repeated state: ``shortcut`` may deal with a message itself, and returns whether it has. What it
+        has not goes the usual way, so it need not recognise what is wrong.
+        """
         delivery = Delivery(model, self.connection, self.service)
 
         async def receive(message: Msg) -> None:
-            await delivery.deliver(message, handler)
+            if shortcut is None or not shortcut(message):
+                await delivery.deliver(message, handler)
 
         return await self.connection.subscribe(subject, receive)
 

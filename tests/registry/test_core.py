@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from resile_registry.core import Command, DrainAsked, Event, Publish, Registry, Reply, Restored, StoreHost, Tick
+from resile_registry.core import Beat, Command, DrainAsked, Event, Publish, Registry, Reply, Restored, StoreHost, Tick
 from resile_shared.messages.commands import Accepted, HostDrain, Refused
-from resile_shared.messages.hosts import Heartbeat, HostGoodbye, HostHello, HostRecord, HostState, Slot
+from resile_shared.messages.hosts import HostGoodbye, HostHello, HostRecord, HostState, Slot
 
 DETECTION = 3.0
 TICK = 0.25
@@ -24,8 +24,8 @@ def hello(host: str, incarnation: int = 1, slots: int = 4) -> HostHello:
     )
 
 
-def beat(host: str, incarnation: int = 1, number: int = 0) -> Heartbeat:
-    return Heartbeat(host=host, incarnation=incarnation, number=number)
+def beat(host: str, incarnation: int = 1) -> Beat:
+    return Beat(host, incarnation)
 
 
 @dataclass

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from resile_shared.messages.commands import Accepted, HostDrain, Refused
 from resile_shared.messages.hosts import (
-    Heartbeat,
     HostDraining,
     HostGoodbye,
     HostHello,
@@ -41,6 +40,14 @@ class Restored:
 
 
 @dataclass(frozen=True)
+class Beat:
+    """A heartbeat, as far as it matters here."""
+
+    host: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
 class DrainAsked:
     """Somebody asks for a drain; ``command`` is the id of the request."""
 
@@ -53,7 +60,7 @@ class Tick:
     """Time passes, and the link to the bus is up. Due every ``tick_seconds``."""
 
 
-Event = Restored | HostHello | Heartbeat | HostGoodbye | DrainAsked | Tick
+Event = Restored | HostHello | Beat | HostGoodbye | DrainAsked | Tick
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class Registry:
                 return []
             case HostHello():
                 return self._hello(event, now)
-            case Heartbeat(host=host, incarnation=incarnation):
+            case Beat(host, incarnation):
                 if self._is_current(host, incarnation):
                     self._hear(host, now)
                 return []
