@@ -362,12 +362,17 @@ def test_a_metric_that_is_no_number_harms_nothing(training: Agent, number: float
 # the host
 
 
-def test_hello_is_repeated_until_the_registry_has_stored_it() -> None:
+def test_hello_is_repeated_ever_more_rarely_until_the_registry_has_stored_it() -> None:
     core = AgentCore(HOST, INCARNATION)
-    said = [SayHello() in core.handle(Tick(is_bus_up=True), now=1000.0 + second) for second in range(12)]
-    assert [second for second, hello in enumerate(said) if hello] == [0, HELLO_SECONDS, 2 * HELLO_SECONDS]
-    core.handle(record(), now=1012.0)
-    assert SayHello() not in core.handle(Tick(is_bus_up=True), now=1020.0)
+    said = [SayHello() in core.handle(Tick(is_bus_up=True), now=1000.0 + second) for second in range(40)]
+    assert [second for second, hello in enumerate(said) if hello] == [
+        0,
+        HELLO_SECONDS,
+        3 * HELLO_SECONDS,
+        7 * HELLO_SECONDS,
+    ]
+    core.handle(record(), now=1040.0)
+    assert SayHello() not in core.handle(Tick(is_bus_up=True), now=2000.0)
 
 
 @pytest.mark.parametrize("state", [HostState.LOST, HostState.LEFT])

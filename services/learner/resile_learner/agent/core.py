@@ -9,7 +9,8 @@ Events go in through `AgentCore.handle`, commands come out; the shell carries th
   allocation names it, and for a while in any case. While the bus is away none is sent; the next one tells of the gap.
 - What workers report is told on. Of progress the newest word counts and is told a few times a second; all else is a
   fact, told in order and after the progress that preceded it.
-- Until the host's record shows this incarnation, its hello is repeated. One that is lost or has left is over.
+- Until the host's record shows this incarnation, its hello is repeated, ever more rarely, as each one is stored. One
+  that is lost or has left is over.
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,6 +43,7 @@ from .seam import AllocationGone, Command, End, Event, Exited, Garbled, Kill, Sa
 
 BEAT_SECONDS = 1.0
 HELLO_SECONDS = 5.0
+MAX_HELLO_SECONDS = 300.0
 PROGRESS_SECONDS = 0.25
 LISTED_SECONDS = 10.0
 MAX_MESSAGE = 2000
@@ -81,7 +83,8 @@ class AgentCore:
         self._is_bus_up = False
         self._num_beats = 0
         self._beat_at: float | None = None
-        self._hello_at: float | None = None
+        self._hello_due = 0.0
+        self._hello_pause = HELLO_SECONDS
         self._progress: dict[str, Report] = {}  # not told yet
         self._progress_at: dict[str, float] = {}
 
@@ -229,8 +232,8 @@ class AgentCore:
         commands = [command for job in list(self._progress) for command in self._held_progress(job)]
         if not is_bus_up:
             return commands
-        if not self.is_known and (self._hello_at is None or now - self._hello_at >= HELLO_SECONDS):
-            self._hello_at = now
+        if not self.is_known and now >= self._hello_due:
+            self._hello_due, self._hello_pause = now + self._hello_pause, min(2 * self._hello_pause, MAX_HELLO_SECONDS)
             commands.append(SayHello())
         return [*commands, *self._beat(now)]
 

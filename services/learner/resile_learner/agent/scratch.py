@@ -7,7 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
-_PREFIX = "resile-"
+_PREFIX = "resile-scratch-"
+_MARK = ".resile-scratch"
 _STALE_SECONDS = 60.0
 # multiprocessing binds sockets in TMPDIR, at pymp-12345678/listener-12345678, and no socket has a path over 107 bytes.
 _MAX_PARENT = 107 - len(f"/{_PREFIX}12345678/pymp-12345678/listener-12345678")
@@ -16,7 +17,8 @@ _MAX_PARENT = 107 - len(f"/{_PREFIX}12345678/pymp-12345678/listener-12345678")
 class Scratch:
     """Makes TMPDIR of this process, and of all that it starts, a new folder, until `remove`.
 
-    The folder is locked while its maker lives. One whose maker was killed is removed by the next.
+    The folder is locked while its maker lives. One whose maker was killed is removed by the next, which knows it by a
+    mark inside: whatever else has such a name is not ours.
     """
 
     def __init__(self) -> None:
@@ -25,6 +27,7 @@ class Scratch:
             parent = Path("/tmp")
         _remove_stale(parent)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        (self.path / _MARK).touch()
         self.lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
         os.environ["TMPDIR"] = str(self.path)
@@ -38,8 +41,8 @@ class Scratch:
 def _remove_stale(parent: Path) -> None:
     for path in parent.glob(f"{_PREFIX}*"):
         try:
-            if time.time() - path.stat().st_mtime < _STALE_SECONDS:
-                continue  # its maker may be about to lock it
+            if time.time() - path.stat().st_mtime < _STALE_SECONDS or not (path / _MARK).exists():
+                continue  # its maker may be about to lock it; or it is somebody else's
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
             continue  # gone, or somebody else's
