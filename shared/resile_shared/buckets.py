@@ -169,16 +169,19 @@ class Bucket(Generic[M]):
 
     async def _send(self, key: str, body: bytes, *, revision: int, headers: dict[str, str]) -> int:
         inject(headers)
-        headers |= {
-            "Nats-Expected-Last-Subject-Sequence": str(revision),
-            "Nats-Msg-Id": secrets.token_hex(16),  # a second arrival is answered like the first
-        }
+        message_id = secrets.token_hex(16)
+        headers |= {"Nats-Expected-Last-Subject-Sequence": str(revision), "Nats-Msg-Id": message_id}
         try:
             answer = await self._connection.request_store(self._keys.subject(key), body, headers=headers)
         except StoreFailed as error:
-            if error.code == _WRONG_LAST_SEQUENCE:
+            if error.code != _WRONG_LAST_SEQUENCE:
+                raise
+            # The server looks at the revision before it looks whether it knows the message: if the first answer came
+            # late, or was lost, this is what became of the second arrival.
+            found = await self._last(key)
+            if found is None or (found[0].headers or {}).get("Nats-Msg-Id") != message_id:
                 raise ConflictError(self._keys.name, key, revision) from None
-            raise
+            return found[1]
         return int(answer["seq"])
 
 

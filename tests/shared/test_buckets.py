@@ -1,7 +1,9 @@
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 
 from resile_shared.buckets import Change, ConflictError, Entry, UnreadableError
 from resile_shared.messages.lease import Lease
@@ -25,6 +27,26 @@ async def test_only_who_has_seen_the_newest_value_changes_it(pool: Pool) -> None
     with pytest.raises(ConflictError, match="lease/scheduler is no longer at revision 1"):
         await leases.update("scheduler", lease(2), revision=first)
     assert await leases.get("scheduler") == Entry("scheduler", lease(1), second)
+
+
+async def test_a_write_that_arrives_twice_is_no_conflict_with_itself(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await pool.bus("scheduler")
+    request = bus.connection.request
+
+    async def lose_the_first_answer(subject: str, body: bytes, **options: Any) -> Msg:
+        await request(subject, body, **options)
+        return await request(subject, body, **options)
+
+    monkeypatch.setattr(bus.connection, "request", lose_the_first_answer)
+    leases = bus.bucket(LEASE)
+    first = await leases.create("scheduler", lease(0))
+    second = await leases.update("scheduler", lease(1), revision=first)
+    with pytest.raises(ConflictError):
+        await leases.update("scheduler", lease(2), revision=first)
+    await leases.delete("scheduler", revision=second)
+    assert await leases.get("scheduler") is None
 
 
 async def test_a_deleted_key_can_be_created_again(pool: Pool) -> None:
