@@ -1,0 +1,159 @@
+"""Whatever happens in whatever order: no worker starts twice, every fact is told once, and everyone is listed."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from resile_learner.agent.core import BEAT_SECONDS, AgentCore
+from resile_learner.agent.seam import AllocationGone, Event, Exited, Kill, Said, Send, Start, Tick
+from resile_learner.messages import CheckpointSaved, FromWorker, Hello, Order, Progress
+from resile_shared.messages.allocations import Allocation, Placement
+from resile_shared.messages.hosts import Address, Heartbeat, WorkerExit
+from resile_shared.messages.instructions import PauseWorkers, StopWorkers
+from resile_shared.messages.reports import Progress as ToldProgress
+from resile_shared.messages.reports import Report
+
+HOST, INCARNATION = "host-1", 2
+JOBS = st.sampled_from(["job-1", "job-2"])
+NUMBERS = st.integers(0, 3)
+Key = tuple[str, int]
+
+
+class AgentMachine(RuleBasedStateMachine):
+    """A core, and the processes that its commands would have started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = AgentCore(HOST, INCARNATION)
+        self.now = 1000.0
+        self.started: set[Key] = set()
+        self.alive: dict[Key, bool] = {}  # whether it listens
+        self.newest: dict[str, Allocation] = {}
+        self.dropped: set[Key] = set()
+        self.facts_said: list[tuple[str, int]] = []
+        self.facts_told: list[tuple[str, int]] = []
+        self.progress_said: dict[str, int] = {}
+        self.progress_told: dict[str, int] = {}
+        self.beats: list[Heartbeat] = []
+
+    def handle(self, event: Event) -> None:
+        for command in self.core.handle(event, now=self.now):
+            match command:
+                case Start(job, worker):
+                    assert (job, worker) not in self.started
+                    assert any(p.worker == worker and p.host == HOST for p in self.newest[job].placements)
+                    self.started.add((job, worker))
+                    self.alive[job, worker] = False
+                case Send(job, worker, message):
+                    assert self.alive[job, worker], "only those who listen are told"
+                    if isinstance(message, Order):
+                        assert message.generation == self.newest[job].generation
+                case Kill(job, worker):
+                    assert (job, worker) in self.alive
+                case Heartbeat():
+                    self.beats.append(command)
+                case Report(content=ToldProgress(iteration=iteration), job=job):
+                    assert iteration > self.progress_told.get(job, 0)
+                    self.progress_told[job] = iteration
+                case Report(job=job, content=content):
+                    assert self.progress_told.get(job, 0) == self.progress_said.get(job, 0), "progress comes first"
+                    self.facts_told.append((job, getattr(content, "iteration", 0)))
+                case _:
+                    pass
+
+    def say(self, job: str, message: FromWorker) -> None:
+        self.handle(Said(job, message))
+
+    @rule(job=JOBS, epoch=st.integers(1, 2), generation=st.integers(1, 5), here=st.sets(NUMBERS), named=st.booleans())
+    def allocate(self, job: str, epoch: int, generation: int, here: set[int], named: bool) -> None:
+        address = Address(host=HOST, port=1) if named else None
+        known = self.newest.get(job)
+        is_newest = known is None or (known.epoch, known.generation) <= (epoch, generation)
+        if is_newest:
+            here -= {worker for other, worker in self.dropped if other == job}
+            self.drop(job, keep=here)
+        allocation = Allocation(
+            job=job,
+            epoch=epoch,
+            generation=generation,
+            placements=tuple(
+                Placement(worker=worker, host=HOST, incarnation=INCARNATION, slot=worker, address=address)
+                for worker in sorted(here)
+            ),
+            secret="s",
+        )
+        if is_newest:
+            self.newest[job] = allocation
+        self.handle(allocation)
+
+    def drop(self, job: str, *, keep: set[int]) -> None:
+        """Schedulers never name a worker again that they have dropped."""
+        named = {placement.worker for placement in self.newest[job].placements} if job in self.newest else set()
+        self.dropped |= {(job, worker) for worker in named - keep}
+
+    @rule(job=JOBS)
+    def forget(self, job: str) -> None:
+        self.drop(job, keep=set())
+        self.newest.pop(job, None)
+        self.handle(AllocationGone(job))
+
+    @rule(job=JOBS, workers=st.sets(NUMBERS, min_size=1))
+    def stop(self, job: str, workers: set[int]) -> None:
+        self.handle(StopWorkers(job=job, incarnation=INCARNATION, workers=tuple(workers)))
+
+    @rule(job=JOBS)
+    def pause(self, job: str) -> None:
+        self.handle(PauseWorkers(job=job, generation=1))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def listen(self, data: st.DataObject) -> None:
+        job, worker = data.draw(st.sampled_from(sorted(self.alive)))
+        self.alive[job, worker] = True
+        self.say(job, Hello(worker=worker, host=HOST, port=1))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def progress(self, data: st.DataObject) -> None:
+        job, worker = data.draw(st.sampled_from(sorted(self.alive)))
+        iteration = self.progress_said[job] = self.progress_said.get(job, 0) + 1
+        self.say(job, Progress(worker=worker, generation=1, iteration=iteration, epoch=0))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def state_a_fact(self, data: st.DataObject) -> None:
+        job, worker = data.draw(st.sampled_from(sorted(self.alive)))
+        self.facts_said.append((job, len(self.facts_said)))
+        self.say(job, CheckpointSaved(worker=worker, generation=1, iteration=len(self.facts_said) - 1, num_bytes=1))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def exit(self, data: st.DataObject) -> None:
+        job, worker = data.draw(st.sampled_from(sorted(self.alive)))
+        del self.alive[job, worker]
+        self.handle(Exited(job, worker, WorkerExit(kind="exited")))
+        assert self.progress_told.get(job, 0) == self.progress_said.get(job, 0)
+
+    @rule(is_bus_up=st.booleans(), seconds=st.floats(0.01, 20.0))
+    def tick(self, is_bus_up: bool, seconds: float) -> None:
+        self.now += seconds
+        self.handle(Tick(is_bus_up))
+
+    @invariant()
+    def every_fact_is_told_once_and_in_order(self) -> None:
+        assert self.facts_told == self.facts_said
+
+    @invariant()
+    def beats_are_numbered_and_list_all_who_live(self) -> None:
+        numbers = [beat.number for beat in self.beats]
+        assert numbers == sorted(set(numbers))
+        self.now += BEAT_SECONDS
+        self.handle(Tick(is_bus_up=True))
+        states = {(worker.job, worker.worker): worker.state for worker in self.beats[-1].workers}
+        assert {key for key, state in states.items() if state != "gone"} == set(self.alive)
+        for job, allocation in self.newest.items():
+            assert all((job, placement.worker) in states for placement in allocation.placements)
+
+
+AgentMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+test_the_core = AgentMachine.TestCase
