@@ -41,8 +41,10 @@ class JobSummary(View):
     loss: float | None
     metrics: dict[str, float]
     validation: dict[str, float]
-    iteration_seconds: float | None = Field(description="of the newest iterations; None before the first")
-    seconds_left: float | None = Field(description="at the present pace; None while it does not train")
+    iteration_seconds: float | None = Field(description="of the newest iteration; None before the first")
+    seconds_left: float | None = Field(
+        description="at the average pace of the present generation; None while it does not train"
+    )
     submitted: Time
     bits: str | None = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
     params_sha256: str | None = Field(description="None before the end")

@@ -7,10 +7,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from resile_monitor.api.application import application, serving
+from resile_monitor.api.pool import Pool as MonitoredPool
+from resile_monitor.projection import Projection
 from resile_monitor.settings import MonitorSettings
 from resile_shared.api import JobList
 from resile_shared.errors import UsageError
 from resile_shared.settings import load
+from resile_shared.storage import ObjectStorage
 from resile_shared.testing.fixtures import Pool
 
 from .examples import SPEC, job
@@ -118,6 +122,22 @@ async def test_a_monitor_without_its_bus_is_alive_and_not_ready(monitors: Monito
     await pool.kill()
     await monitor.answers("/readyz", 503)
     await monitor.answers("/healthz", 200)
+
+
+async def test_a_monitor_that_has_not_read_everything_shows_nothing(scene: Scene, pool: Pool, tmp_path: Path) -> None:
+    bus = await pool.bus("monitor")
+    young = MonitoredPool(bus, ObjectStorage(tmp_path.as_uri()), Projection(), max_package_bytes=1)
+    async with (
+        serving(application(young, token=None), host="127.0.0.1", port=0) as url,
+        aiohttp.ClientSession(url) as http,
+    ):
+        for path, status in (("/v1/jobs", 503), ("/readyz", 503), ("/healthz", 200)):
+            async with http.get(path) as answer:
+                assert answer.status == status
+        young.has_caught_up = True
+        for path in ("/v1/jobs", "/readyz"):
+            async with http.get(path) as answer:
+                assert answer.status == 200
 
 
 async def test_a_monitor_that_cannot_start_says_why_in_one_line(monitors: Monitors, scene: Scene) -> None:

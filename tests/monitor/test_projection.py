@@ -38,6 +38,12 @@ def test_a_running_job_is_shown_as_its_newest_progress_has_it() -> None:
     assert (view.reason, view.params_sha256, view.ledger) == ("fair share with job-2", None, ())
 
 
+def test_the_time_that_is_left_follows_the_average_of_the_generation() -> None:
+    told = report(progress(100, iteration_seconds=9.0)).model_copy(update={"time": at(51.0)})
+    view = shown(job(history=(item(1, generation=1, iteration=0),)), told)  # 100 iterations in 50 seconds
+    assert (view.iteration_seconds, view.seconds_left) == (9.0, 450.0)
+
+
 @given(st.permutations([report(progress(n), generation=g) for g in (1, 2) for n in (1, 50, 90)]))
 def test_late_progress_moves_nothing_back(reports: list[Report]) -> None:
     assert shown(job(generation=2), *reports).iteration == 90

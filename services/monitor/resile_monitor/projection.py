@@ -58,7 +58,7 @@ class Projection:
         match report.content:
             case Progress(iteration=iteration) as progress:
                 if (report.generation, iteration) >= (told.generation, told.progress.iteration if told.progress else 0):
-                    told.generation, told.progress = report.generation, progress
+                    told.generation, told.progress, told.time = report.generation, progress, report.time
             case Failed() as failed:
                 told.failed = failed
             case Warned(message=message):

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from resile_shared.api import HostView, JobSummary, JobView, SlotView
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot, WorkerReport
-from resile_shared.messages.jobs import JobRecord, JobState
+from resile_shared.messages.jobs import HistoryItem, JobRecord, JobState
 from resile_shared.messages.reports import Failed, Progress
 
+ENOUGH_ITERATIONS = 5
 _TRAINING = (JobState.RUNNING, JobState.RESCALING, JobState.RECOVERING)
 _ALIVE = (HostState.UP, HostState.DRAINING)
 
@@ -19,6 +21,8 @@ class Told:
     generation: int = 0
     """Of ``progress``."""
     progress: Progress | None = None
+    time: datetime | None = None
+    """Of ``progress``."""
     failed: Failed | None = None
     exit_details: str = ""
     """The traceback that an agent found where a worker could not report one."""
@@ -32,7 +36,7 @@ def job_summary(record: JobRecord, told: Told) -> JobSummary:
     slots = slots_in_force(record)
     iteration = _iteration(record, told)
     total = ready.iterations_total if ready else None
-    pace = told.progress.iteration_seconds or None if told.progress else None
+    pace = _pace(record, told)
     return JobSummary(
         id=record.job,
         name=spec.name,
@@ -53,7 +57,7 @@ def job_summary(record: JobRecord, told: Told) -> JobSummary:
         loss=newest.loss if newest else None,
         metrics=newest.metrics if newest else {},
         validation=newest.validation if newest else {},
-        iteration_seconds=pace,
+        iteration_seconds=told.progress.iteration_seconds or None if told.progress else None,
         seconds_left=max(0, total - iteration) * pace if slots and pace and total is not None else None,
         submitted=record.submitted,
         bits=_bits(record),
@@ -117,11 +121,27 @@ def _slot_view(host: str, slot: Slot, worker: WorkerReport | None, holders: Mapp
     )
 
 
+def _last_allocation(record: JobRecord) -> HistoryItem | None:
+    return next((item for item in reversed(record.history) if item.kind == "allocation"), None)
+
+
+def _pace(record: JobRecord, told: Told) -> float | None:
+    """Return the seconds of an iteration: single ones vary, so on average over the generation in force."""
+    last, progress = _last_allocation(record), told.progress
+    if progress is None:
+        return None
+    if last and told.time and told.generation == last.generation:
+        num, seconds = progress.iteration - last.iteration, (told.time - last.time).total_seconds()
+        if num >= ENOUGH_ITERATIONS and seconds > 0:
+            return seconds / num
+    return progress.iteration_seconds or None
+
+
 def _iteration(record: JobRecord, told: Told) -> int:
     """Return how many iterations are committed, by the newest generation that said so."""
     if record.completed:
         return record.completed.iteration
-    last = next((item for item in reversed(record.history) if item.kind == "allocation"), None)
+    last = _last_allocation(record)
     settled = (last.generation, last.iteration) if last else (0, 0)
     told_last = (told.generation, told.progress.iteration) if told.progress else (0, 0)
     return max(settled, told_last)[1]

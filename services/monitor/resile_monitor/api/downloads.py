@@ -2,6 +2,7 @@
 
 import asyncio
 import tarfile
+import time
 from collections.abc import AsyncIterator
 
 from aiohttp import web
@@ -79,6 +80,7 @@ async def _tar(storage: ObjectStorage, folder: str, keys: list[str]) -> AsyncIte
     """Pack objects one after the other; what an object grows by meanwhile is left out."""
     for key in keys:
         entry = tarfile.TarInfo(key.removeprefix(folder))
+        entry.mtime = int(time.time())
         entry.size = await asyncio.to_thread(storage.size, key)
         yield entry.tobuf(tarfile.PAX_FORMAT)
         num_sent = 0
