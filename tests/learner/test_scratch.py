@@ -2,7 +2,11 @@
 
 import fcntl
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from resile_learner.agent.scratch import Scratch
 
@@ -17,17 +21,24 @@ def old(folder: Path, *names: str) -> Path:
     return folder
 
 
-def test_only_folders_that_a_killed_process_made_are_removed(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    users = [old(tmp_path / name, "precious") for name in ("resile-home", "resile-scratch-of-mine")]
-    orphan = old(tmp_path / "resile-scratch-12345678", ".resile-scratch", "left-behind")
-    lived_in = old(tmp_path / "resile-scratch-87654321", ".resile-scratch")
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose path is short enough to be used."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def test_only_folders_that_a_killed_process_made_are_removed(temporary: Path) -> None:
+    users = [old(temporary / name, "precious") for name in ("resile-home", "resile-scratch-of-mine")]
+    orphan = old(temporary / "resile-scratch-12345678", ".resile-scratch", "left-behind")
+    lived_in = old(temporary / "resile-scratch-87654321", ".resile-scratch")
     lock = os.open(lived_in, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     scratch = Scratch()
     try:
-        assert scratch.path.parent == tmp_path
+        assert scratch.path.parent == temporary
         assert not orphan.exists()
         assert lived_in.exists()
         assert all((user / "precious").exists() for user in users)
