@@ -9,12 +9,15 @@ Events go in through `Registry.handle`, commands come out; the service carries t
   still, or its link was down: the service sends a tick only while it has one) extends every deadline by as much.
 - A registry that starts anew knows no deadlines. Each host's was at most ``detection_seconds`` after the last moment of
   its earlier life, and so is at most that far off again.
+- What was stored just before a registry ended may not have been published: the next one publishes it again, and the
+  bus drops what it knows.
 - A heartbeat costs the same however many hosts there are: all have the same patience, so the order in which they
   were heard is the order of their deadlines.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from resile_shared.messages.commands import Accepted, HostDrain, Refused
 from resile_shared.messages.hosts import (
@@ -30,6 +33,7 @@ from resile_shared.messages.hosts import (
 from resile_shared.messages.message import at
 
 REMEMBERED_COMMANDS = 1000
+ANNOUNCE_AGAIN_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,9 @@ class Tick:
 Event = Restored | HostHello | Beat | HostGoodbye | DrainAsked | Tick
 
 
+Announcement = HostJoined | HostDraining | HostLost | HostLeft
+
+
 @dataclass(frozen=True)
 class StoreHost:
     """Store the record; it is the truth, and what is published only makes it known fast."""
@@ -74,7 +81,7 @@ class StoreHost:
 class Publish:
     """Tell everyone."""
 
-    event: HostJoined | HostDraining | HostLost | HostLeft
+    event: Announcement
 
 
 @dataclass(frozen=True)
@@ -104,8 +111,7 @@ class Registry:
         """Take ``event`` in at ``now`` (seconds since the epoch); return what is to be done about it, in order."""
         match event:
             case Restored(hosts):
-                self._restore(hosts, now)
-                return []
+                return self._restore(hosts, now)
             case HostHello():
                 return self._hello(event, now)
             case Beat(host, incarnation):
@@ -144,11 +150,13 @@ class Registry:
         self._heard.pop(host, None)
         self._heard[host] = self._clock(now)
 
-    def _restore(self, hosts: Iterable[HostRecord], now: float) -> None:
+    def _restore(self, hosts: Iterable[HostRecord], now: float) -> list[Command]:
         for record in hosts:
             self.hosts[record.host] = record
             if record.state in (HostState.UP, HostState.DRAINING):
                 self._hear(record.host, now)
+        recent = at(now - ANNOUNCE_AGAIN_SECONDS)
+        return [Publish(_announcement(record)) for record in self.hosts.values() if record.since >= recent]
 
     # hosts
 
@@ -166,7 +174,7 @@ class Registry:
         if hello.host in self._heard:
             ended = self._gone(hello.host, HostState.LOST, "its agent started anew", now)
         record = HostRecord(**hello.model_dump(), state=HostState.UP, since=at(now), reason="said hello")
-        return [*ended, *self._join(record, now)]
+        return [*ended, *self._change(record, now)]
 
     def _hello_again(self, hello: HostHello, known: HostRecord, now: float) -> list[Command]:
         if hello.host not in self._heard:
@@ -175,28 +183,20 @@ class Registry:
         if record == known:
             self._hear(hello.host, now)
             return []
-        return self._join(record.model_copy(update={"reason": "its slots or labels changed"}), now)
+        changed = record.model_copy(update={"since": at(now), "reason": "its slots or labels changed"})
+        return self._change(changed, now)
 
-    def _join(self, record: HostRecord, now: float) -> list[Command]:
+    def _change(self, record: HostRecord, now: float) -> list[Command]:
+        """Take in a record of a host that is here."""
         self._hear(record.host, now)
         self.hosts[record.host] = record
-        joined = HostJoined(
-            host=record.host,
-            incarnation=record.incarnation,
-            time=at(now),
-            reason=record.reason,
-            slots=record.slots,
-            labels=record.labels,
-        )
-        return [StoreHost(record), Publish(joined)]
+        return [StoreHost(record), Publish(_announcement(record))]
 
     def _gone(self, host: str, state: HostState, reason: str, now: float) -> list[Command]:
         del self._heard[host]
         record = self.hosts[host].model_copy(update={"state": state, "since": at(now), "reason": reason})
         self.hosts[host] = record
-        event = HostLost if state is HostState.LOST else HostLeft
-        told = event(host=host, incarnation=record.incarnation, time=at(now), reason=reason)
-        return [StoreHost(record), Publish(told)]
+        return [StoreHost(record), Publish(_announcement(record))]
 
     # drain
 
@@ -226,7 +226,19 @@ class Registry:
             update={"state": HostState.DRAINING, "since": at(now), "reason": "asked for", "drain_deadline": deadline}
         )
         self.hosts[record.host] = record
-        told = HostDraining(
-            host=record.host, incarnation=record.incarnation, time=at(now), reason=record.reason, deadline=deadline
-        )
-        return [StoreHost(record), Publish(told)]
+        return [StoreHost(record), Publish(_announcement(record))]
+
+
+def _announcement(record: HostRecord) -> Announcement:
+    """Return what is told of a host: always the same for the same record."""
+    what: dict[str, Any] = {"host": record.host, "incarnation": record.incarnation}
+    what |= {"time": record.since, "reason": record.reason}
+    match record.state:
+        case HostState.UP:
+            return HostJoined(**what, slots=record.slots, labels=record.labels)
+        case HostState.DRAINING:
+            return HostDraining(**what, deadline=record.drain_deadline)
+        case HostState.LOST:
+            return HostLost(**what)
+        case HostState.LEFT:
+            return HostLeft(**what)

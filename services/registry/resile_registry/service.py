@@ -32,10 +32,11 @@ from resile_shared.messages.hosts import (
     HostLost,
     HostRecord,
 )
+from resile_shared.messages.message import timestamp
 from resile_shared.service import Frame
 from resile_shared.subjects import EVENTS, GOODBYES, HELLOS, HOSTS
 
-from .core import Beat, Command, DrainAsked, Event, Publish, Registry, Reply, Restored, StoreHost, Tick
+from .core import Announcement, Beat, Command, DrainAsked, Event, Publish, Registry, Reply, Restored, StoreHost, Tick
 from .settings import RegistrySettings
 
 logger = logging.getLogger(__name__)
@@ -153,10 +154,15 @@ class _Service:
             case StoreHost(record):
                 await self._store(record)
             case Publish(event):
-                logger.info("%s %s: %s", event.host, _WHAT[type(event)], event.reason)
-                await self._bus.publish(subjects.host_event(event.host, _WHAT[type(event)]), event)
+                await self._announce(event)
             case Reply(asked, answer):
                 self._answers[asked].set_result(answer)
+
+    async def _announce(self, event: Announcement) -> None:
+        what = _WHAT[type(event)]
+        logger.info("%s %s: %s", event.host, what, event.reason)
+        message_id = f"{event.host}/{event.incarnation}/{what}/{timestamp(event.time)}"
+        await self._bus.publish(subjects.host_event(event.host, what), event, message_id=message_id)
 
     async def _store(self, record: HostRecord) -> None:
         known = self._revisions.get(record.host)
