@@ -66,6 +66,7 @@ class Connection:
         self._credentials = credentials
         self._client = Client()
         self._up = asyncio.Event()
+        self._is_leaving = False
         self.denied: set[str] = set()
         """Subjects that this role may not use, and tried to; in lower case, as the client library reports them."""
         self.num_dropped = 0
@@ -114,6 +115,7 @@ class Connection:
 
     async def close(self) -> None:
         """Send what is under way, and go."""
+        self._is_leaving = True
         if self._up.is_set():
             await self._client.drain()
         else:
@@ -240,7 +242,7 @@ class Connection:
             logger.debug("bus: %s", text)
 
     async def _on_lost(self) -> None:
-        if self._up.is_set():
+        if self._up.is_set() and not self._is_leaving:
             logger.warning("the bus is away")
         self._up.clear()
 
