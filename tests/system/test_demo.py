@@ -1,0 +1,22 @@
+"""The demo, as a user runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.timeout(600)
+def test_the_demo_tells_its_story_and_finds_the_same_bits(tmp_path: Path) -> None:
+    picture = tmp_path / "demo.png"
+    done = subprocess.run(
+        [sys.executable, "-m", "resile", "demo", "--json", "-o", str(picture)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SAME BITS" in done.stderr
+    document = json.loads(done.stdout)
+    assert document["faults"] == []
+    assert [job["state"] for job in document["jobs"]] == ["completed", "completed"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
