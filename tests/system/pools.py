@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from resile_shared.messages.jobs import JobState
 
 from .conftest import Ended
 from .test_leftovers import marked
@@ -53,27 +56,30 @@ class UpPool:
         assert ended.status == 0, ended.err
         return ended.out.strip()
 
-    def workers(self, job: str) -> int:
-        """How many workers the job has now."""
-        workers: int = self.ask("job", job)["workers"]
-        return workers
+    def view(self, job: str) -> dict[str, Any]:
+        """A job as the API shows it: many looks, without a process for each."""
+        pool = json.loads((self.home / "pool.json").read_bytes())
+        request = urllib.request.Request(
+            f"{pool['url']}/v1/jobs/{job}", headers={"Authorization": f"Bearer {pool['token']}"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            view: dict[str, Any] = json.load(answer)
+        return view
 
     def becomes(self, job: str, fits: Callable[[dict[str, Any]], object], *, seconds: float = 60.0) -> dict[str, Any]:
         """Wait until the job is as ``fits`` wants it."""
         deadline = time.monotonic() + seconds
-        while True:
-            view: dict[str, Any] = self.ask("job", job)
-            if fits(view):
-                return view
+        while not fits(view := self.view(job)):
+            assert not JobState(view["state"]).is_final, view
             assert time.monotonic() < deadline, view
             time.sleep(0.1)
+        return view
 
     def completed(self, job: str) -> dict[str, Any]:
         """Wait until the job has completed."""
         ended = self.run("wait", job)
         assert ended.status == 0, ended.err + self.run("logs", job).out
-        view: dict[str, Any] = self.ask("job", job)
-        return view
+        return self.view(job)
 
     def service(self, module: str) -> psutil.Process:
         """The process of one service."""
