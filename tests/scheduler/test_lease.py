@@ -1,0 +1,81 @@
+"""The scheduler's lease, on a real bus."""
+
+import asyncio
+
+import pytest
+
+from resile_scheduler.lease import Deposed, Lease
+from resile_shared.buckets import Bucket
+from resile_shared.messages.lease import Lease as Record
+from resile_shared.subjects import LEASE, LEASE_KEY
+from resile_shared.testing.fixtures import Pool
+
+
+async def leases(pool: Pool) -> Bucket[Record]:
+    return (await pool.bus("scheduler")).bucket(LEASE)
+
+
+def lease(bucket: Bucket[Record], holder: str, *, seconds: float = 0.5) -> Lease:
+    return Lease(bucket, holder=holder, seconds=seconds)
+
+
+async def test_each_holder_has_a_higher_epoch_and_the_one_before_is_deposed(pool: Pool) -> None:
+    bucket = await leases(pool)
+    first, second = lease(bucket, "first"), lease(bucket, "second")
+    await first.take()
+    await second.take()
+    assert (first.epoch, second.epoch) == (1, 2)
+    await second.confirm()
+    with pytest.raises(Deposed, match="epoch 1"):
+        await first.hold()
+
+
+async def test_a_lease_that_is_held_is_not_taken(pool: Pool) -> None:
+    bucket = await leases(pool)
+    first, second = lease(bucket, "first"), lease(bucket, "second")
+    await first.take()
+    holding = asyncio.create_task(first.hold())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(second.take(), 1.5)
+    assert not holding.done()
+    holding.cancel()
+
+
+async def test_a_released_lease_is_taken_at_once_and_its_epoch_rises(pool: Pool) -> None:
+    bucket = await leases(pool)
+    first, second = lease(bucket, "first", seconds=600.0), lease(bucket, "second", seconds=600.0)
+    await first.take()
+    await first.release()
+    await second.take()
+    assert second.epoch == 2
+    await first.release()  # too late to have an effect
+    entry = await bucket.get(LEASE_KEY)
+    assert entry is not None
+    assert (entry.value.holder, entry.value.is_released) == ("second", False)
+
+
+async def test_who_did_not_renew_in_time_looks_before_it_acts(pool: Pool) -> None:
+    bucket = await leases(pool)
+    first, second = lease(bucket, "first"), lease(bucket, "second")
+    await first.take()
+    before = await bucket.get(LEASE_KEY)
+    await first.confirm()
+    assert await bucket.get(LEASE_KEY) == before
+    await second.take()
+    with pytest.raises(Deposed):
+        await first.confirm()
+
+
+async def test_an_outage_of_the_bus_is_nobodys_silence(pool: Pool) -> None:
+    bucket = await leases(pool)
+    first, second = lease(bucket, "first", seconds=2.0), lease(bucket, "second", seconds=2.0)
+    await first.take()
+    taking = asyncio.create_task(second.take())
+    holding = asyncio.create_task(first.hold())
+    await pool.kill()
+    await asyncio.sleep(2.5)  # longer than a standby waits
+    await pool.server.start()
+    done, _ = await asyncio.wait({taking, holding}, timeout=1.0)
+    assert not done
+    taking.cancel()
+    holding.cancel()
