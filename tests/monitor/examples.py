@@ -7,7 +7,8 @@ from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobStat
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Completed, Content, EpochCount, Progress, Ready, Report
 
-SPEC = JobSpec(name="digits", package="packages/1", script="train.py", args=("--fast",), max_workers=8)
+PACKAGE = f"packages/{'ab' * 32}.tar.gz"
+SPEC = JobSpec(name="digits", package=PACKAGE, script="train.py", args=("--fast",), max_workers=8)
 READY = Ready(iterations_total=1000, num_shards=24, batch_size=192, epochs=5, samples=1797, bits="same bits")
 COMPLETED = Completed(
     iteration=1000,

@@ -8,7 +8,7 @@ from resile_shared.envelope import Received
 from resile_shared.messages.commands import Accepted, JobSubmit, Refused
 from resile_shared.subjects import HOST_COMMANDS, JOB_COMMANDS
 
-from .examples import SPEC, host, job
+from .examples import PACKAGE, SPEC, host, job
 from .monitors import Monitors, Scene
 
 BODY = SPEC.model_dump(mode="json")
@@ -40,6 +40,7 @@ class Answering:
 async def test_a_submitted_job_is_seen_at_once_and_the_same_key_submits_once(monitors: Monitors, scene: Scene) -> None:
     answering = Answering(scene)
     await answering.listen()
+    monitors.storage.put(PACKAGE, [b""])
     monitor = await monitors.start()
     status, answer = await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"})
     assert (status, Submission.model_validate(answer)) == (201, Submission(job_id="job-1"))
@@ -51,6 +52,7 @@ async def test_a_submitted_job_is_seen_at_once_and_the_same_key_submits_once(mon
 async def test_a_key_counts_for_one_request_alone(monitors: Monitors, scene: Scene) -> None:
     answering = Answering(scene)
     await answering.listen()
+    monitors.storage.put(PACKAGE, [b""])
     monitor = await monitors.start()
     key = {"headers": {"Idempotency-Key": "the key of a script"}}
     assert (await monitor.post("/v1/jobs", BODY, **key))[0] == 422
@@ -107,7 +109,17 @@ async def test_what_is_refused_says_why(monitors: Monitors, scene: Scene) -> Non
         assert (problem.status, problem.code, problem.detail) == (status, code, f"it is {code}")
 
 
+async def test_a_job_without_its_package_is_refused_before_anybody_is_asked(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    monitors.storage.put("secret", [b""])
+    for package in (PACKAGE, "secret", "packages/../secret", "/etc/passwd"):
+        problem = await monitor.problem("POST", "/v1/jobs", json=BODY | {"package": package})
+        assert (problem.status, problem.code) == (422, "invalid")
+        assert f"there is no package {package}" in problem.detail
+
+
 async def test_a_scheduler_that_is_away_is_told_as_such(monitors: Monitors, scene: Scene) -> None:
+    monitors.storage.put(PACKAGE, [b""])
     monitor = await monitors.start()
     problem = await monitor.problem("POST", "/v1/jobs", json=BODY, headers={"Idempotency-Key": "one"})
     assert (problem.status, problem.code) == (503, "unavailable")

@@ -43,6 +43,7 @@ async def test_jobs_are_shown_as_they_change(monitors: Monitors, scene: Scene) -
     await scene.store_job(job(priority=9000))
     await scene.store_job(job("job-2", state=JobState.ACCEPTED, submitted=at(9.0)))
     await shows(monitor, "job-1", priority=9000, warnings=("careful",))
+    await shows(monitor, "job-2", state=JobState.ACCEPTED)
     assert [summary.id for summary in (await monitor.get("/v1/jobs", JobList)).jobs] == ["job-1", "job-2"]
     assert (await monitor.get("/v1/jobs/job-1/ledger", LedgerView)).epochs == ()
     await scene.store_job(job(state=JobState.COMPLETED, completed=COMPLETED))

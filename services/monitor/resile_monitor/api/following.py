@@ -44,16 +44,15 @@ async def follow(
 
     Ends when the client goes or ``closing`` is set. Raises ProblemError.
     """
-    reached = _places(request, readings)
+    places = _places(request, readings)
     present: list[Entry[V]] = []
-    starts = reached
-    if reached is None or starts is None:
-        present, starts = await newest(readings, num)
-        reached = starts | {entry.stream: entry.place_before for entry in reversed(present)}
+    if places is None:
+        present, places = await newest(readings, num)
+    sources = [reading.follow(places[reading.name]) for reading in readings]
+    reached = places | {entry.stream: entry.place_before for entry in reversed(present)}
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
-    sources = [reading.follow(starts[reading.name]) for reading in readings]
     await _send(response, _Frames(reached), present, sources, closing)
     return response
 
@@ -123,6 +122,8 @@ async def _pump(source: AsyncGenerator[Entry[V], None], queue: asyncio.Queue[Ent
                 await queue.put(entry)
     except ResileError as error:
         logger.warning("an event stream ends: %s", error)
+    except Exception:
+        logger.exception("an event stream ends")
     await queue.put(None)
 
 

@@ -1,5 +1,7 @@
 """Jobs: looking at them, submitting, changing."""
 
+import asyncio
+
 from aiohttp import web
 
 from resile_shared.api import Empty, LedgerView, NewPriority, StopJob, Submission
@@ -7,6 +9,7 @@ from resile_shared.messages.commands import JobPause, JobPriority, JobResume, Jo
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.messages.message import Message
 
+from .packages import check_is_stored
 from .pool import Pool
 from .requests import answer, read_body, read_key
 
@@ -42,6 +45,7 @@ class Jobs:
 
     async def _submit(self, request: web.Request) -> web.Response:
         spec = await read_body(request, JobSpec)
+        await asyncio.to_thread(check_is_stored, self._pool.storage, spec.package)
         job = await self._pool.ask("job", "submit", JobSubmit(spec=spec), key=read_key(request))
         return answer(Submission(job_id=job), status=201)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 import tarfile
 import zlib
 from pathlib import Path
@@ -17,6 +18,7 @@ from .problems import ProblemError
 from .requests import answer
 
 PIECE_BYTES = 1 << 20
+_KEY = re.compile(r"packages/[0-9a-f]{64}\.tar\.gz")
 MAX_EXPANSION = 20
 """How many times larger than the largest package its content may be."""
 
@@ -79,6 +81,17 @@ def check(file: Path, *, max_bytes: int) -> None:
         raise ProblemError("invalid", f"the package must be a folder packed as tar.gz: {error}") from error
     if not num_files:
         raise ProblemError("invalid", "the package holds no file: pack the folder of the script")
+
+
+def check_is_stored(storage: ObjectStorage, package: str) -> None:
+    """Raise ProblemError unless ``package`` is what an upload was answered with."""
+    try:
+        if _KEY.fullmatch(package):
+            storage.size(package)
+            return
+    except MissingObjectError:
+        pass
+    raise ProblemError("invalid", f"there is no package {package}: POST /v1/packages stores one, and answers its name")
 
 
 def _store(storage: ObjectStorage, key: str, file: Path) -> None:
