@@ -166,8 +166,9 @@ async def measure(server: NatsServer, num_hosts: int, seconds: float) -> Measure
         sys.executable, "-m", "resile_registry", *flags, "--log-level", "warning"
     )
     view = View()
+    bus = await Bus.open(_credentials(server, "monitor"), service="monitor")
+    watching = asyncio.create_task(view.watch(bus))
     try:
-        watching = asyncio.create_task(view.watch(await Bus.open(_credentials(server, "monitor"), service="monitor")))
         begun = time.monotonic()
         with acting(_credentials(server, "learner"), num_hosts) as pipes:
             await until(lambda: len(view.up) + len(view.lost) == num_hosts, seconds=600.0)
@@ -197,6 +198,8 @@ async def measure(server: NatsServer, num_hosts: int, seconds: float) -> Measure
             )
     finally:
         watching.cancel()
+        await asyncio.wait({watching})
+        await bus.close()
         registry.kill()
         await registry.wait()
 

@@ -1,7 +1,8 @@
 """Who gets which slots: jobs, their states, and the workers each shall have.
 
 In: commands on jobs, host records, heartbeats, reports of workers. Stores a `JobRecord` and an `Allocation` for each
-job; agents obey allocations, and events are published from the records' history. ``python -m resile_scheduler`` runs it.
+job; agents obey allocations, and events are published from the records' history. ``python -m resile_scheduler`` runs
+it.
 
 core/         the decisions; start reading at `core/core.py`
 service.py    what arrives goes to the core
