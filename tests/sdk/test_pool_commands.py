@@ -203,7 +203,7 @@ def test_a_pool_that_was_killed_is_told_from_one_that_never_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = "import sys; from pathlib import Path; from resile.pool.home import PoolHome"
-    code += "; PoolHome(Path(sys.argv[1])).announce('http://127.0.0.1:1')"
+    code += "; PoolHome(Path(sys.argv[1])).announce('http://127.0.0.1:1', storage='')"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
     line = failure(["jobs", "--home", str(tmp_path)], capsys)
     assert "does not answer (Connection refused)" in line
@@ -219,3 +219,18 @@ def test_a_wrong_address_is_told(
     monkeypatch.setenv("RESILE_TOKEN", "x")
     assert main(["jobs", "--server", server]) != 0
     assert answer in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        (["--hosts", "0"], "--hosts"),
+        (["--policy", "chaos"], "--policy"),
+        (["--listen", "192.0.2.1"], "--listen 192.0.2.1 --port 0: nothing can listen there"),
+        (["--home", "/proc/home"], "the home folder /proc/home cannot be used"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused_at_once(
+    options: list[str], answer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer in failure(["up", "--home", str(tmp_path), *options], capsys, status=2)

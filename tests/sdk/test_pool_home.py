@@ -1,6 +1,7 @@
 """The home of a pool: who may use it, and what it tells."""
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from resile_shared.errors import ResileError, UsageError
 
 def test_a_home_is_for_its_owner_alone(tmp_path: Path) -> None:
     home = PoolHome(tmp_path / "home")
-    home.announce("http://127.0.0.1:1234")
+    home.announce("http://127.0.0.1:1234", storage="file:///s")
     for name in ("pool.json", "token"):
         assert stat.S_IMODE((home.path / name).stat().st_mode) == 0o600
     assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
@@ -23,7 +24,7 @@ def test_a_home_is_for_its_owner_alone(tmp_path: Path) -> None:
 def test_a_pool_is_announced_while_it_is_there(tmp_path: Path) -> None:
     assert read_pool(tmp_path) is None
     home = PoolHome(tmp_path)
-    home.announce("http://127.0.0.1:1234")
+    home.announce("http://127.0.0.1:1234", storage="file:///s")
     pool = read_pool(tmp_path)
     assert pool is not None
     assert (pool.url, pool.token, pool.pid) == ("http://127.0.0.1:1234", home.token, os.getpid())
@@ -33,7 +34,7 @@ def test_a_pool_is_announced_while_it_is_there(tmp_path: Path) -> None:
 
 def test_a_second_pool_in_a_home_is_refused_and_the_first_one_named(tmp_path: Path) -> None:
     first = PoolHome(tmp_path)
-    first.announce("http://127.0.0.1:1234")
+    first.announce("http://127.0.0.1:1234", storage="file:///s")
     with pytest.raises(UsageError, match=rf"already at http://127.0.0.1:1234 \(process {os.getpid()}\)"):
         PoolHome(tmp_path)
     first.close()
@@ -47,6 +48,28 @@ def test_a_killed_pool_leaves_no_lock_and_the_token_stays(tmp_path: Path) -> Non
     home = PoolHome(tmp_path)
     assert done.stdout.strip() == home.token
     home.close()
+
+
+def test_a_pool_keeps_to_its_storage(tmp_path: Path) -> None:
+    home = PoolHome(tmp_path)
+    assert home.storage(None) == (tmp_path / "storage").as_uri()
+    assert home.storage("s3://bucket/pool") == "s3://bucket/pool"
+    home.announce("http://127.0.0.1:1234", storage="s3://bucket/pool")
+    assert home.storage(None) == "s3://bucket/pool"
+    with pytest.raises(UsageError, match="keeps its packages and checkpoints in s3://bucket/pool: leave out --storage"):
+        home.storage("s3://bucket/other")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_port_of_last_time_is_taken_again_if_it_is_free(host: str, tmp_path: Path) -> None:
+    home = PoolHome(tmp_path)
+    assert home.last_free_port(host) == 0
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        port = server.getsockname()[1]
+        home.api_file.write_text(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        assert home.last_free_port(host) == 0
+    assert home.last_free_port(host) == port
 
 
 def test_a_home_of_a_newer_version_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """`resile up`: a pool on this machine, for as long as the command runs."""
 
 import asyncio
+import errno
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -72,35 +74,50 @@ def up(
     What dies is started again. Ctrl-C drains the pool; a second one ends it at once. The next `resile up` in the same
     home carries on with the jobs.
     """
+    from ..pool.home import PoolHome
     from ..pool.services import PoolOptions
 
     if sys.platform != "linux":
         raise UsageError(f"`resile up` needs Linux, and this is {sys.platform}")
-    options = PoolOptions(hosts=hosts, slots=slots, port=port, listen=listen, storage=storage, policy=policy.value)
-    return asyncio.run(_serve(options, home, as_json=as_json))
+    pool_home = PoolHome(home)
+    try:
+        _check_address(listen, port)
+        options = PoolOptions(
+            hosts=hosts,
+            slots=slots,
+            port=port,
+            listen=listen,
+            storage=storage,
+            policy=policy.value,
+        )
+        return asyncio.run(_serve(options, pool_home, as_json=as_json))
+    finally:
+        pool_home.close()
 
 
-async def _serve(options: "PoolOptions", folder: Path, *, as_json: bool) -> int:
-    from ..pool.home import PoolHome, is_free
+def _check_address(host: str, port: int) -> None:
+    from ..pool.home import listening_fault
+
+    fault = listening_fault(host, port)
+    if fault is not None and fault.errno == errno.EADDRINUSE:
+        raise UsageError(f"port {port} of {host} is in use: choose another with --port")
+    if fault is not None:
+        raise UsageError(f"--listen {host} --port {port}: nothing can listen there: {fault.strerror}")
+
+
+async def _serve(options: "PoolOptions", home: "PoolHome", *, as_json: bool) -> int:
     from ..pool.supervisor import Supervisor
 
-    home = PoolHome(folder)
-    try:
-        if options.port and not is_free(options.listen, options.port):
-            raise UsageError(f"port {options.port} of {options.listen} is in use: choose another with --port")
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
 
-        def tell(text: str) -> None:
-            print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+    def greet(url: str) -> None:
+        if as_json:
+            print_json({"url": url, "home": str(home.path), "pid": os.getpid()})
+        else:
+            _greet(home, options, url, tell)
 
-        def greet(url: str) -> None:
-            if as_json:
-                print_json({"url": url, "home": str(home.path), "pid": os.getpid()})
-            else:
-                _greet(home, options, url, tell)
-
-        return await _until_stopped(Supervisor(home, options, tell=tell), greet, tell)
-    finally:
-        home.close()
+    return await _until_stopped(Supervisor(home, options, tell=tell), greet, tell)
 
 
 async def _until_stopped(supervisor: "Supervisor", greet: Callable[[str], None], tell: Callable[[str], None]) -> int:
@@ -139,6 +156,10 @@ def _greet(home: "PoolHome", options: "PoolOptions", url: str, tell: Callable[[s
     slots = f" of {count(options.slots_per_host, 'slot')}" if options.slots_per_host else ""
     tell(f"  hosts     {options.hosts}{slots}")
     tell(f"  home      {home.path}  (logs/ has a log of each service, pool.json the token)")
+    if options.listen in ("0.0.0.0", "::"):
+        tell(
+            f"  from elsewhere: RESILE_SERVER=http://{socket.getfqdn()}:{url.rpartition(':')[2]}, and its RESILE_TOKEN"
+        )
     tell(f"  submit    resile submit train.py{where}")
     tell(f"  look      resile top{where}")
     tell("  tenants   are not separated here: everyone on this pool trusts each other")

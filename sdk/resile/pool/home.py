@@ -49,10 +49,16 @@ class PoolHome:
         """Folder of nats-server."""
         return self.path / "bus"
 
-    @property
-    def storage(self) -> str:
-        """URL of the object storage, where no other is asked for."""
-        return (self.path / "storage").as_uri()
+    def storage(self, asked: str | None) -> str:
+        """Return the URL of the pool's object storage. Raises UsageError if it is not the one that was used before."""
+        file = self.path / "storage-url"
+        used = file.read_text() if file.exists() else None
+        if used and asked and asked != used:
+            raise UsageError(
+                f"the pool in {self.path} keeps its packages and checkpoints in {used}: leave out --storage, "
+                "or choose another --home"
+            )
+        return asked or used or (self.path / "storage").as_uri()
 
     @property
     def token_file(self) -> Path:
@@ -82,10 +88,11 @@ class PoolHome:
             port = urlsplit(self.api_file.read_text()).port or 0
         except (OSError, ValueError):
             return 0
-        return port if is_free(host, port) else 0
+        return 0 if listening_fault(host, port) else port
 
-    def announce(self, url: str) -> None:
-        """Let clients on this machine find the pool."""
+    def announce(self, url: str, *, storage: str) -> None:
+        """Let clients on this machine find the pool, which keeps to its storage from now on."""
+        write_private(self.path / "storage-url", storage.encode())
         pool = RunningPool(url=url, token=self.token, pid=os.getpid())
         write_private(self.path / "pool.json", pool.model_dump_json().encode())
 
@@ -112,13 +119,13 @@ class PoolHome:
         return f"a pool is running in {self.path} already{where} (process {pid}): stop it, or choose another --home"
 
 
-def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there."""
+def listening_fault(host: str, port: int) -> OSError | None:
+    """Return what would keep a server from listening there."""
     try:
-        with socket.create_server((host, port)):
-            return True
-    except OSError:
-        return False
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return None
+    except OSError as error:
+        return error
 
 
 def read_pool(home: Path) -> RunningPool | None:

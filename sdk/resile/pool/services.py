@@ -22,7 +22,7 @@ class PoolOptions:
     port: int = 0
     listen: str = ADDRESS
     storage: str | None = None
-    """URL of the object storage; None: a folder of the home."""
+    """URL of the object storage; None: that of last time, at first a folder of the home."""
     policy: Literal["fairshare", "priority"] = "fairshare"
 
     @property
@@ -57,14 +57,14 @@ def scheduler(home: PoolHome, bus: NatsServer, options: PoolOptions) -> ServiceS
 def monitor(home: PoolHome, bus: NatsServer, options: PoolOptions, *, port: int) -> ServiceSpec:
     """Return the monitor; its API listens on ``port``, 0 for any."""
     api = ("--api-host", options.listen, "--api-port", str(port), "--url-file", str(home.api_file))
-    guarded = ("--token-file", str(home.token_file), "--storage", options.storage or home.storage)
+    guarded = ("--token-file", str(home.token_file), "--storage", home.storage(options.storage))
     return _spec("monitor", "resile_monitor", "monitor", home, bus, *api, *guarded)
 
 
 def agents(home: PoolHome, bus: NatsServer, options: PoolOptions) -> list[ServiceSpec]:
     """Return the agent of each host: host-1, host-2, ..."""
     slots = ("--slots", str(options.slots_per_host)) if options.slots_per_host else ()
-    shared = ("--address", ADDRESS, "--storage", options.storage or home.storage, *slots)
+    shared = ("--address", ADDRESS, "--storage", home.storage(options.storage), *slots)
     return [
         _spec(name, "resile_learner", "learner", home, bus, "--host", name, "--folder", str(home.host(name)), *shared)
         for name in (f"host-{number}" for number in range(1, options.hosts + 1))

@@ -70,7 +70,7 @@ class Supervisor:
         """
         try:
             self._url = await self._start()
-            self._home.announce(self._url)
+            self._home.announce(self._url, storage=self._home.storage(self._options.storage))
             on_ready(self._url)
             await self._keep()
         finally:
@@ -84,8 +84,9 @@ class Supervisor:
             await self._bus.process.wait()
 
     async def _start(self) -> str:
+        storage = self._home.storage(self._options.storage)
         await self._bus.start()
-        await asyncio.to_thread(_mark_storage, self._options.storage or self._home.storage)
+        await asyncio.to_thread(_mark_storage, storage)
         monitor = ServiceProcess(services.monitor(self._home, self._bus, self._options, port=self._first_port()))
         self._services = [
             ServiceProcess(services.registry(self._home, self._bus)),
