@@ -33,6 +33,7 @@ from resile_learner.messages import (
     Finished,
     FromWorker,
     Hello,
+    Joined,
     Left,
     Order,
     Pause,
@@ -263,6 +264,13 @@ def test_while_the_bus_is_away_nothing_is_sent_and_the_next_heartbeat_tells_of_t
     assert beat.gap_seconds == pytest.approx(4.0)
     assert beat.workers[1].state == "gone"
     assert of_type(Heartbeat, training.handle(Tick(is_bus_up=True), after=1.0))[0].gap_seconds == 0.0
+
+
+def test_a_member_is_listed_as_one_also_where_the_lowest_rank_is_elsewhere(agent: Agent) -> None:
+    agent.handle(allocation(1, 1))
+    (beat,) = agent.says(Joined(worker=1, generation=1, iteration=8))
+    assert isinstance(beat, Heartbeat)
+    assert (beat.workers[0].state, beat.workers[0].generation, beat.workers[0].iteration) == ("member", 1, 8)
 
 
 # instructions

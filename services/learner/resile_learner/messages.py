@@ -87,6 +87,13 @@ class Switched(SignedByMember, reports.Switched):
     """A generation took effect. Sent by its lowest rank; ``iteration`` is the first that it trains."""
 
 
+class Joined(SignedByMember):
+    """The same from every other rank: this worker is a member of ``generation``."""
+
+    kind: Literal["joined"] = "joined"
+    iteration: int
+
+
 class Progress(SignedByMember, reports.Progress):
     """What the lowest rank has committed; sent a few times a second at most, and at each change."""
 
@@ -119,9 +126,9 @@ class Failed(Signed, reports.Failed):
 
 ToWorker = Annotated[Order | Stop | Pause, Field(discriminator="kind")]
 ReportedByWorker = Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | Failed
-FromWorker = Annotated[Hello | Finished | ReportedByWorker, Field(discriminator="kind")]
+FromWorker = Annotated[Hello | Joined | Finished | ReportedByWorker, Field(discriminator="kind")]
 to_worker: TypeAdapter[Order | Stop | Pause] = TypeAdapter(ToWorker)
-from_worker: TypeAdapter[Hello | Finished | ReportedByWorker] = TypeAdapter(FromWorker)
+from_worker: TypeAdapter[Hello | Joined | Finished | ReportedByWorker] = TypeAdapter(FromWorker)
 _content: TypeAdapter[reports.Content] = TypeAdapter(reports.Content)
 
 

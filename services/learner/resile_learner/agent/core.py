@@ -27,6 +27,7 @@ from ..messages import (
     Finished,
     FromWorker,
     Hello,
+    Joined,
     Left,
     Member,
     Message,
@@ -174,6 +175,9 @@ class AgentCore:
                 worker.address = Address(host=host, port=port)
                 order = _order(self._allocations.get(job))
                 return [*self._beat(now), *([Send(job, message.worker, order)] if order else [])]
+            case Joined(generation=generation, iteration=iteration):
+                self._joined(job, message.worker, generation, iteration)
+                return self._beat(now)
             case Switched(workers=members, generation=generation, iteration=iteration):
                 for number in members:
                     self._joined(job, number, generation, iteration)

@@ -48,9 +48,7 @@ def _check_storage(url: str) -> None:
     try:
         ObjectStorage(url).read(PROBE)
     except MissingObjectError as error:
-        raise UsageError(
-            f"--storage: {url} is not the storage of this pool: give the URL that the pool uses"
-        ) from error
+        raise UsageError(f"--storage: {url} is not this pool's storage: give the URL that the pool uses") from error
     except StorageError as error:
         raise UsageError(f"--storage: {error}") from error
 

@@ -29,6 +29,7 @@ from ..messages import (
     Finished,
     FromWorker,
     Hello,
+    Joined,
     Left,
     Member,
     Order,
@@ -180,7 +181,7 @@ class Director:
                 return self._noted(message, worker)
 
     def _noted(
-        self, message: Progress | CheckpointSaved | Warned | Completed | Left | Finished, worker: _Worker
+        self, message: Progress | CheckpointSaved | Warned | Completed | Left | Finished | Joined, worker: _Worker
     ) -> list[Command]:
         match message:
             case Progress():
@@ -199,7 +200,7 @@ class Director:
             case Left():
                 worker.has_left = True
                 return []
-            case Finished():
+            case Finished() | Joined():
                 return []
 
     def _is_ready(self, ready: Ready, now: float) -> list[Command]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from resile_shared.errors import UsageError
 
 from ..collectives.tree import ranges
-from ..messages import Completed, Progress, Ready, Switched
+from ..messages import Completed, Joined, Progress, Ready, Switched
 from .batches import Batch, BatchPlan, default_num_shards
 from .buffers import Buffers
 from .checkpoints import Checkpointer
@@ -407,15 +407,17 @@ class ElasticLoop:
 
     def _report_switch(self, pause_seconds: float) -> None:
         view = self._session.view
-        if view.rank == 0:
-            message = Switched(
-                worker=view.me,
-                generation=view.generation,
-                workers=view.workers,
-                iteration=self.iteration,
-                pause_seconds=pause_seconds,
-            )
-            self._session.report(message)
+        if view.rank != 0:
+            self._session.report(Joined(worker=view.me, generation=view.generation, iteration=self.iteration))
+            return
+        message = Switched(
+            worker=view.me,
+            generation=view.generation,
+            workers=view.workers,
+            iteration=self.iteration,
+            pause_seconds=pause_seconds,
+        )
+        self._session.report(message)
 
     def _progress(self, *, ends_epoch: bool = False) -> Progress:
         standing = self._state.standing
