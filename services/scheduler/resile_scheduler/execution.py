@@ -11,9 +11,9 @@ read or wrote last, so nothing that it decided can overwrite what a newer one di
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from opentelemetry.context import Context, get_current
 from pydantic import BaseModel
@@ -93,12 +93,12 @@ class Execution:
                 await self._outbox.flush(record)
 
     async def _carry_out(self, batch: Batch) -> None:
-        await _side_by_side(self._jobs.write(record.job, record) for record in batch.records)
+        await self._jobs.write({record.job: record for record in batch.records})
         for record in batch.records:
             self._stored.put_nowait((record, get_current()))
         for command, answer in batch.answers:
             self._answers.pop(command).set_result(answer)
-        await _side_by_side(self._allocations.write(a.job, a) for a in batch.allocations)
+        await self._allocations.write({allocation.job: allocation for allocation in batch.allocations})
         for host, instruction in batch.instructions:
             await self._bus.send(subjects.instruction(host), instruction)
 
@@ -115,20 +115,15 @@ class _Owned(Generic[M]):
         self._revisions = {key: entry.revision for key, entry in entries.items()}
         return tuple(entry.value for entry in entries.values())
 
-    async def write(self, key: str, value: M) -> None:
-        if key in self._revisions:
-            self._revisions[key] = await self._bucket.update(key, value, revision=self._revisions[key])
-        else:
-            self._revisions[key] = await self._bucket.create(key, value)
+    async def write(self, values: Mapping[str, M]) -> None:
+        room = asyncio.Semaphore(MAX_UNDER_WAY)
+        async with asyncio.TaskGroup() as group:
+            for key, value in values.items():
+                group.create_task(self._write(key, value, room))
 
-
-async def _side_by_side(writes: Iterable[Coroutine[Any, Any, None]]) -> None:
-    room = asyncio.Semaphore(MAX_UNDER_WAY)
-
-    async def write(one: Coroutine[Any, Any, None]) -> None:
+    async def _write(self, key: str, value: M, room: asyncio.Semaphore) -> None:
         async with room:
-            await one
-
-    async with asyncio.TaskGroup() as group:
-        for one in writes:
-            group.create_task(write(one))
+            if key in self._revisions:
+                self._revisions[key] = await self._bucket.update(key, value, revision=self._revisions[key])
+            else:
+                self._revisions[key] = await self._bucket.create(key, value)

@@ -122,9 +122,8 @@ class _Service:
                 event = Asked(received.id, request)
             case other:
                 raise AssertionError(f"no command on jobs: {other}")
-        answer = self._execution.answer_to(received.id)
         self._tell(event)
-        return await answer
+        return await self._execution.answer_to(received.id)
 
     async def _tick(self) -> None:
         num_steady = 0

@@ -264,7 +264,9 @@ class Simulator:
             self._complete(training)
         elif training.shall_pause:
             training.checkpoint = training.iteration
-            self._report(training, training.members[0], CheckpointSaved(iteration=training.iteration, num_bytes=1, pausing=True))
+            self._report(
+                training, training.members[0], CheckpointSaved(iteration=training.iteration, num_bytes=1, pausing=True)
+            )
         else:
             if order := self._newest_formed(training):
                 self._switch(training, order)
