@@ -2,7 +2,9 @@
 
 from typing import Any, cast
 
+import orjson
 import pytest
+from pydantic import ValidationError
 
 from resile_learner.agent.core import (
     HELLO_SECONDS,
@@ -365,6 +367,13 @@ def test_a_metric_that_is_no_number_harms_nothing(training: Agent, number: float
     (report,) = of_type(Report, training.says(cast(Progress, from_worker.validate_json(encode(said)))))
     assert Report.model_validate_json(report.model_dump_json()).content == report.content
     assert (report.content.loss, report.content.metrics) == (None, {"b": 1.0})
+
+
+@pytest.mark.parametrize("number", ["iteration", "generation", "worker"])
+def test_a_number_that_cannot_be_is_no_message(number: str) -> None:
+    fields = {"kind": "progress", "worker": 0, "generation": 1, "iteration": 1, "epoch": 0, number: -1}
+    with pytest.raises(ValidationError):
+        from_worker.validate_json(orjson.dumps(fields))
 
 
 # the host

@@ -8,11 +8,13 @@ from pathlib import Path
 import psutil
 import pytest_asyncio
 
+from resile_shared import subjects
 from resile_shared.errors import UsageError
 from resile_shared.messages.hosts import HostState
+from resile_shared.messages.instructions import Instruction, StopWorkers
 from resile_shared.testing.fixtures import Pool
 
-from .agents import Stage, until
+from .agents import HOST, Stage, until
 
 TRAIN = """
 import os, sys, time
@@ -150,6 +152,10 @@ async def test_workers_of_two_jobs_with_the_same_number_are_told_apart(stage: St
     await until(lambda: stage.worker("job-1", 0).state == "gone")
     await until(lambda: all(worker.job != "job-1" or worker.state == "gone" for worker in stage.beats[-1].workers))
     assert stage.worker("job-2", 0).state == "starting"
+    stop = StopWorkers(job="job-2", incarnation=1, workers=(0,))
+    await stage.bus.send(subjects.instruction(HOST), Instruction(stop))
+    await until(lambda: stage.worker("job-2", 0).state == "gone")
+    assert stage.exit("job-2", 0).kind == "killed"
 
 
 async def test_an_agent_comes_back_when_its_host_was_given_up_and_when_its_zygote_was_killed(stage: Stage) -> None:

@@ -1,6 +1,7 @@
 """Packages: fetched once, checked, unpacked whole or not at all, and never beyond their folder."""
 
 import asyncio
+import gzip
 import hashlib
 import io
 import os
@@ -87,10 +88,13 @@ async def test_what_reaches_out_of_the_folder_is_refused_or_kept_inside(
     assert not Path("/tmp/outside-of-packages.txt").exists()
 
 
-@pytest.mark.parametrize("content", [b"no archive", b""])
+@pytest.mark.parametrize(
+    "content", [b"no archive", b"", gzip.compress(b"x" * 1000)[:-20], b"\x1f\x8b\x08\0" + b"\xff" * 99]
+)
 async def test_what_is_no_archive_is_refused(shop: Shop, content: bytes) -> None:
-    with pytest.raises(BrokenPackage):
+    with pytest.raises(BrokenPackage) as error:
         await shop.packages.fetch(shop.store_bytes(content))
+    assert "\n" not in str(error.value)
     assert list(shop.unpacked.iterdir()) == []
 
 

@@ -91,7 +91,7 @@ class Joined(SignedByMember):
     """The same from every other rank: this worker is a member of ``generation``."""
 
     kind: Literal["joined"] = "joined"
-    iteration: int
+    iteration: int = Field(ge=0)
 
 
 class Progress(SignedByMember, reports.Progress):

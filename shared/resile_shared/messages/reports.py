@@ -36,7 +36,7 @@ class Switched(Message):
 
     kind: Literal["switched"] = "switched"
     workers: tuple[int, ...]
-    iteration: int
+    iteration: int = Field(ge=0)
     pause_seconds: float = 0.0
 
 
@@ -44,13 +44,13 @@ class Progress(Message):
     """What the lowest rank has committed; a few times a second at most, and at each change."""
 
     kind: Literal["progress"] = "progress"
-    iteration: int
-    epoch: int
+    iteration: int = Field(ge=0)
+    epoch: int = Field(ge=0)
     loss: float | None = None
     metrics: Numbers = Field(default_factory=dict)
     validation: Numbers = Field(default_factory=dict)
     iteration_seconds: float = 0.0
-    samples_seen: int = 0
+    samples_seen: int = Field(default=0, ge=0)
     ends_epoch: bool = False
 
 
@@ -58,7 +58,7 @@ class CheckpointSaved(Message):
     """A checkpoint's manifest is stored: from now on the job can resume from it."""
 
     kind: Literal["checkpoint"] = "checkpoint"
-    iteration: int
+    iteration: int = Field(ge=0)
     num_bytes: int
     pausing: bool = Field(default=False, description="training stands still at it, as asked, until all workers end")
 
@@ -84,9 +84,9 @@ class Completed(Message):
     """Training ended as asked. From the lowest rank once the final model is stored."""
 
     kind: Literal["completed"] = "completed"
-    iteration: int
-    epoch: int
-    samples_seen: int
+    iteration: int = Field(ge=0)
+    epoch: int = Field(ge=0)
+    samples_seen: int = Field(ge=0)
     loss: float | None
     metrics: Numbers
     validation: Numbers
@@ -100,7 +100,7 @@ class Left(Message):
     """A leaver has let go: every peer confirmed its last iteration. Its slot is free once the process is gone."""
 
     kind: Literal["left"] = "left"
-    iteration: int
+    iteration: int = Field(ge=0)
 
 
 class Failed(Message):

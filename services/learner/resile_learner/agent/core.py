@@ -167,30 +167,36 @@ class AgentCore:
         worker = self.workers[job, message.worker]
         if worker.state == "gone":
             return []
-        before = worker.state
+        before = (worker.state, worker.address, worker.generation)
+        self._take_in(job, message, worker)
+        changed = before != (worker.state, worker.address, worker.generation) or isinstance(message, Switched)
+        beat = self._beat(now) if changed else []
         match message:
-            case Finished():
-                return []
-            case Hello(host=host, port=port):
-                worker.address = Address(host=host, port=port)
+            case Hello():
                 order = _order(self._allocations.get(job))
-                return [*self._beat(now), *([Send(job, message.worker, order)] if order else [])]
+                return [*beat, *([Send(job, message.worker, order)] if order else [])]
+            case Joined() | Finished():
+                return beat
+            case _:
+                return [*beat, *self._report(job, message, worker, now)]
+
+    def _take_in(self, job: str, message: FromWorker, worker: Worker) -> None:
+        match message:
+            case Hello(host=host, port=port):
+                worker.address = worker.address or Address(host=host, port=port)
+            case Ready() if worker.state == "starting":
+                worker.state = "ready"
             case Joined(generation=generation, iteration=iteration):
                 self._joined(job, message.worker, generation, iteration)
-                return self._beat(now)
             case Switched(workers=members, generation=generation, iteration=iteration):
                 for number in members:
                     self._joined(job, number, generation, iteration)
-            case Ready() if worker.state == "starting":
-                worker.state = "ready"
-            case Left(iteration=iteration):
-                worker.state, worker.iteration = "left", iteration
             case Progress(iteration=iteration):
                 worker.iteration = iteration
+            case Left(iteration=iteration):
+                worker.state, worker.iteration = "left", iteration
             case _:
                 pass
-        changed = worker.state != before or isinstance(message, Switched)
-        return [*(self._beat(now) if changed else []), *self._report(job, message, worker, now)]
 
     def _joined(self, job: str, number: int, generation: int, iteration: int) -> None:
         worker = self.workers.get((job, number))

@@ -17,6 +17,7 @@ from resile_shared.messages.reports import Report
 from resile_shared.subjects import ALLOCATIONS, HOSTS
 
 from .core import BEAT_SECONDS, AgentCore
+from .logs import MAX_WAITING_LINES
 from .processes import Place, Processes
 from .reporting import Outgoing
 from .seam import AllocationGone, Command, End, Event, Kill, SayHello, Send, Start, Tick
@@ -25,6 +26,7 @@ from .workers import Zygote
 logger = logging.getLogger(__name__)
 
 LOG_SECONDS = 0.1
+MAX_BATCHES = 5
 OUTPUT_SECONDS = 5.0
 
 
@@ -74,7 +76,7 @@ class Life:
     async def close(self) -> None:
         """See to what workers leave, when all are gone."""
         await self._processes.ended()
-        await self._send_waiting_lines()
+        await self._send_waiting_lines(MAX_WAITING_LINES)
         if self._bus.is_up:
             await self._outgoing.flush()
         for job in self._place.folder.jobs_with_output():
@@ -146,12 +148,15 @@ class Life:
         while True:
             await self._processes.has_lines.wait()
             self._processes.has_lines.clear()
-            await self._send_waiting_lines()
+            await self._send_waiting_lines(MAX_BATCHES)
             await asyncio.sleep(LOG_SECONDS)
 
-    async def _send_waiting_lines(self) -> None:
+    async def _send_waiting_lines(self, max_batches: int) -> None:
+        """Send up to so many batches of each worker; whoever prints more loses its oldest lines in the end."""
         for (job, worker), waiting in list(self._processes.lines.items()):
-            while waiting:
+            for _ in range(max_batches):
+                if not waiting:
+                    break
                 lines, dropped = waiting.take()
                 message = LogLines(
                     job=job,
@@ -165,7 +170,9 @@ class Life:
                     waiting.put_back(lines, dropped)
                     self._processes.has_lines.set()
                     return
-            if not waiting:
+            if waiting:
+                self._processes.has_lines.set()
+            else:
                 self._processes.lines.pop((job, worker), None)
 
     async def _upload_outputs(self) -> None:

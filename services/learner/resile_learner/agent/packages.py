@@ -71,10 +71,10 @@ class Packages:
                 unpacked.rename(path)
             except MissingObjectError as error:
                 raise BrokenPackage(key, f"it is not in the storage {self._storage}") from error
-            except (tarfile.TarError, EOFError, ValueError) as error:
-                raise BrokenPackage(key, " ".join(str(error).split())) from error
-            except OSError as error:
-                raise BrokenPackage(key, error.strerror or str(error)) from error
+            except ResileError:
+                raise
+            except Exception as error:  # a stranger's archive has tarfile and zlib raise whatever they like
+                raise BrokenPackage(key, " ".join(str(error).split()) or type(error).__name__) from error
 
 
 def _check(packed: Path, sha256: str) -> None:
