@@ -91,6 +91,24 @@ def test_a_failed_job_says_why(pool: UpPool, tmp_path: Path) -> None:
     assert "ValueError: no data" in pool.run("job", job).out
 
 
+def test_a_drained_host_hands_its_job_over_and_takes_others_when_it_is_back(
+    pool: UpPool, train: Path, undisturbed: str, until: Callable[..., None]
+) -> None:
+    def state(host: str) -> str:
+        (found,) = (known["state"] for known in pool.ask("hosts")["hosts"] if known["id"] == host)
+        return str(found)
+
+    job = pool.submit(train, "--max-workers", 1, "--", "--pause", 0.3)
+    (slot,) = pool.becomes(job, lambda job: job["iteration"] >= 1)["slots"]
+    host = slot.partition("/")[0]
+    assert pool.run("drain", host).status == 0
+    pool.becomes(job, lambda job: job["state"] == "running" and job["slots"] and not job["slots"][0].startswith(host))
+    assert state(host) == "draining"
+    assert pool.completed(job)["params_sha256"] == undisturbed
+    pool.service(f"hosts/{host}").kill()
+    until(lambda: state(host) == "up")
+
+
 @pytest.mark.parametrize("module", ["resile_scheduler", "resile_monitor", "nats-server"])
 def test_what_dies_is_started_again_and_the_job_goes_on(
     module: str, pool: UpPool, train: Path, undisturbed: str, until: Callable[..., None]

@@ -204,6 +204,7 @@ class ElasticLoop:
 
         if not self._session.join(ready, make_room):
             self._load(*handed[-1])
+            self._report_switch(0.0)
             return
         if self._session.resume:
             stored = self._checkpoints.newest(self._state.make_room)
