@@ -31,7 +31,7 @@ OUTPUT_SECONDS = 5.0
 
 
 class Life:
-    """One incarnation. `run` it once, and close the zygote before `close`."""
+    """One incarnation. `run` it once, and `close` it when its zygote is gone."""
 
     def __init__(self, bus: Bus, hello: HostHello, place: Place, zygote: Zygote) -> None:
         self._bus = bus

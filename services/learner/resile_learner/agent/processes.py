@@ -89,7 +89,7 @@ class Processes:
             self._running[key].kill()
 
     async def ended(self) -> None:
-        """Wait until all is told of workers that have ended; to be called when the zygote is closed."""
+        """Wait until all is told of workers that have ended; to be called when the zygote is gone."""
         for preparing in self._preparing.values():
             preparing.cancel()
         if self._tasks:

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from resile_shared import subjects
 from resile_shared.errors import ResileError, UsageError
@@ -80,25 +82,32 @@ class Agent:
         return incarnation
 
     async def _live(self, incarnation: int) -> End:
+        life: Life | None = None
+        try:
+            async with self._warm() as zygote:
+                machine = self._machine = self._machine or await self._look_around()
+                await zygote.loaded()
+                hello = self._hello(incarnation, machine)
+                logger.info("host %s, incarnation %s, has %s slots", hello.host, incarnation, len(hello.slots))
+                life = Life(self._frame.bus, hello, self._place(machine), zygote)
+                self._frame.is_ready = True
+                return await life.run()
+        except asyncio.CancelledError:
+            if life is not None:
+                await self._say_goodbye(incarnation)
+            raise
+        finally:
+            self._frame.is_ready = False
+            if life is not None:
+                await self._close(life)
+
+    @asynccontextmanager
+    async def _warm(self) -> AsyncIterator[Zygote]:
+        """Have a zygote; behind the block it is gone, and all workers with it."""
         settings = ZygoteSettings(inherit=(self._folder.lock,), environment=inheritable(os.environ))
         zygote = await Zygote.start(log=self._folder.path / "zygote.log", settings=settings)
         try:
-            machine = self._machine = self._machine or await self._look_around()
-            await zygote.loaded()
-            hello = self._hello(incarnation, machine)
-            logger.info("host %s, incarnation %s, has %s slots", hello.host, incarnation, len(hello.slots))
-            life = Life(self._frame.bus, hello, self._place(machine), zygote)
-            self._frame.is_ready = True
-            try:
-                return await life.run()
-            except asyncio.CancelledError:
-                await zygote.close()
-                await self._say_goodbye(incarnation)
-                raise
-            finally:
-                self._frame.is_ready = False
-                await zygote.close()
-                await self._close(life)
+            yield zygote
         finally:
             await zygote.close()
 
