@@ -53,6 +53,8 @@ class Scheduler:
         self.pool = Pool()
         self.policy = policy
         self._epoch = epoch
+        self._groups: dict[tuple[str, str], frozenset[SlotId]] = {}
+        """The usable slots of a class of device that fit a job's group, as of one decision."""
         self._generations = Generations(self.pool, epoch=epoch, secret=secret)
         self._people = People(self.pool, self._generations)
         self._workers = Workers(self.pool, self._generations, self._people)
@@ -92,6 +94,7 @@ class Scheduler:
     def _decide(self, now: float) -> None:
         cause, causer = self.pool.cause, self.pool.causer
         self.pool.cause, self.pool.causer, self.pool.has_changed = "", "", False
+        self._groups.clear()
         for job in self.pool.jobs.values():
             self.pool.release(job)
             if job.record.state is JobState.ACCEPTED:
@@ -133,13 +136,20 @@ class Scheduler:
 
     def _eligible(self, job: Job, device_class: str, *, now: float) -> frozenset[SlotId]:
         """Return the slots on which the job may start workers, or will when they are free."""
-        return frozenset(
-            slot
-            for name, host in self.pool.hosts.items()
-            if host.is_usable and host.record.device_class == device_class and host.fits(job.record.spec.group)
-            if not (name in job.shunned and job.shunned[name].until > now)
-            for slot in host.slots
+        group = (device_class, job.record.spec.group)
+        if group not in self._groups:
+            self._groups[group] = frozenset(self._slots_of(*group))
+        shunned = {name for name, shun in job.shunned.items() if shun.until > now}
+        return (
+            frozenset(slot for slot in self._groups[group] if slot.host not in shunned)
+            if shunned
+            else self._groups[group]
         )
+
+    def _slots_of(self, device_class: str, group: str) -> Iterable[SlotId]:
+        for host in self.pool.hosts.values():
+            if host.is_usable and host.record.device_class == device_class and host.fits(group):
+                yield from host.slots
 
     def _share(self, device_class: str, jobs: list[Job], now: float, causes: Mapping[str, str]) -> None:
         usable = {

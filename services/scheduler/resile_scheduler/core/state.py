@@ -8,6 +8,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from functools import cached_property
 
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, HostRecord, HostState
@@ -234,10 +235,10 @@ class Host:
         """Whether it can run workers, be it only until they have left."""
         return self.record.state in (HostState.UP, HostState.DRAINING)
 
-    @property
-    def slots(self) -> list[SlotId]:
+    @cached_property
+    def slots(self) -> tuple[SlotId, ...]:
         """Its slots, whether or not they are held."""
-        return [SlotId(self.record.host, slot.index) for slot in self.record.slots]
+        return tuple(SlotId(self.record.host, slot.index) for slot in self.record.slots)
 
     def fits(self, group: str) -> bool:
         """Whether it has the labels that ``group`` names, as in ``gpu=h200,zone=a``."""
