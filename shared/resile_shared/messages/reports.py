@@ -103,6 +103,18 @@ class Left(Message):
     iteration: int = Field(ge=0)
 
 
+class Lost(Message):
+    """A round was abandoned because ``suspect`` did not take part in it to the end.
+
+    An accusation, not a death. This worker waits for a generation without it.
+    """
+
+    kind: Literal["lost"] = "lost"
+    suspect: int = Field(ge=0)
+    reason: str
+    iteration: int = Field(ge=0)
+
+
 class Failed(Message):
     """A worker cannot go on. ``message`` is one line for the user, ``details`` the traceback where there is one."""
 
@@ -112,7 +124,8 @@ class Failed(Message):
 
 
 Content = Annotated[
-    Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | Failed, Field(discriminator="kind")
+    Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | Lost | Failed,
+    Field(discriminator="kind"),
 ]
 
 
