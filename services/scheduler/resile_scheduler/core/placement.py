@@ -67,6 +67,8 @@ def _keep(want: Want, usable: frozenset[SlotId]) -> tuple[SlotId, ...]:
 def _choose(num: int, kept: Sequence[SlotId], offered: frozenset[SlotId], free: frozenset[SlotId]) -> list[SlotId]:
     chosen: list[SlotId] = []
     for candidates in (offered & free, offered - free):
+        if len(chosen) >= num:
+            break
         by_host: dict[str, list[SlotId]] = {}
         for slot in sorted(candidates):
             by_host.setdefault(slot.host, []).append(slot)

@@ -288,7 +288,7 @@ class Pool:
         host = self.hosts[slot.host]
         if not (host.is_usable and host.is_heard) or slot in self.holders:
             return False
-        return not any(slot.name in job.lingering for job in self.jobs.values())
+        return not any(job.lingering and slot.name in job.lingering for job in self.jobs.values())
 
     def held_on(self, host: str) -> list[tuple[Job, Worker]]:
         """Who holds the slots of one host."""
