@@ -83,12 +83,19 @@ class UpPool:
 
     def service(self, module: str) -> psutil.Process:
         """The process of one service."""
-        (found,) = (
-            child
-            for child in psutil.Process(self.process.pid).children()
-            if any(module in word for word in child.cmdline())
-        )
+        (found,) = (child for child in self.children() if any(module in word for word in child.cmdline()))
         return found
+
+    def children(self) -> list[psutil.Process]:
+        """The processes that it started or adopted, but for those that have ended."""
+        return [child for child in self._all_children() if child.status() != psutil.STATUS_ZOMBIE]
+
+    def zombies(self) -> list[psutil.Process]:
+        """Processes that have ended, and that nobody has asked how."""
+        return [child for child in self._all_children() if child.status() == psutil.STATUS_ZOMBIE]
+
+    def _all_children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
 
     def left(self) -> dict[int, str]:
         """All processes of the pool that are there."""

@@ -122,7 +122,10 @@ async def _serve(options: "PoolOptions", home: "PoolHome", *, as_json: bool) -> 
 
 async def _until_stopped(supervisor: "Supervisor", greet: Callable[[str], None], tell: Callable[[str], None]) -> int:
     """Run the pool until a signal; a second one cuts the draining short."""
+    from ..pool.strays import end_strays
+
     loop = asyncio.get_running_loop()
+    strays = asyncio.ensure_future(end_strays(supervisor.pids))
     work = asyncio.ensure_future(supervisor.run(greet))
     signals: list[tuple[signal.Signals, float]] = []
 
@@ -139,6 +142,7 @@ async def _until_stopped(supervisor: "Supervisor", greet: Callable[[str], None],
     try:
         await asyncio.wait({work})
     finally:
+        strays.cancel()
         await supervisor.kill()
     if not work.cancelled():
         work.result()

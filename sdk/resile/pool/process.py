@@ -33,7 +33,7 @@ class ServiceProcess:
 
     def __init__(self, spec: ServiceSpec) -> None:
         self.spec = spec
-        self._process: asyncio.subprocess.Process | None = None
+        self.process: asyncio.subprocess.Process | None = None
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class ServiceProcess:
         """Return when it is ready. Raises ServiceFailed when it ends before that."""
         self.spec.health.unlink(missing_ok=True)
         with self.spec.log.open("ab") as log:
-            self._process = process = await asyncio.create_subprocess_exec(
+            self.process = process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", self.spec.module, *self.spec.arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -61,12 +61,12 @@ class ServiceProcess:
 
     async def wait(self) -> int:
         """Wait until it has ended, for whatever reason; return its exit status."""
-        assert self._process is not None, "it was started"
-        return await self._process.wait()
+        assert self.process is not None, "it was started"
+        return await self.process.wait()
 
     async def stop(self) -> None:
         """Tell it to end, and kill it if it takes too long; return when it is gone."""
-        process = self._process
+        process = self.process
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -78,9 +78,9 @@ class ServiceProcess:
 
     async def kill(self) -> None:
         """End it at once, with all that it started and that is of its session; return when it is gone."""
-        if self._process is not None and self._process.returncode is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
+        if self.process is not None and self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            await self.process.wait()
 
     async def _is_ready(self, http: aiohttp.ClientSession) -> bool:
         if not self.spec.health.exists():

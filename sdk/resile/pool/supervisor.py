@@ -76,6 +76,11 @@ class Supervisor:
         finally:
             await self._drain()
 
+    def pids(self) -> set[int]:
+        """Return the ids of the pool's processes, of those that have just ended too."""
+        started = (self._bus.process, *(process.process for process in (*self._agents, *self._services)))
+        return {process.pid for process in started if process is not None}
+
     async def kill(self) -> None:
         """End at once what is left."""
         await asyncio.gather(*(process.kill() for process in (*self._agents, *self._services)))
