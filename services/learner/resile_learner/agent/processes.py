@@ -15,6 +15,7 @@ from resile_shared.messages.hosts import Slot, WorkerExit
 from resile_shared.messages.jobs import JobRecord
 from resile_shared.messages.logs import LogLine
 from resile_shared.messages.message import at
+from resile_shared.telemetry import traced
 
 from ..messages import Order, Pause, WorkerConfig
 from .exits import Exit
@@ -152,6 +153,10 @@ class Processes:
         return await process.wait()
 
     async def _prepare(self, start: Start) -> WorkerConfig:
+        with traced("prepare worker", job=start.job, worker=start.worker, slot=start.slot):
+            return await self._configure(start)
+
+    async def _configure(self, start: Start) -> WorkerConfig:
         place = self._place
         entry = await place.jobs.get(start.job)
         if entry is None:
