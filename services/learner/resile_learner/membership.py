@@ -14,9 +14,13 @@ Events go in through `Membership.handle`, commands come out; the worker's contro
   until its joiner has the state).
 - The header of each round names the highest generation its sender has formed. When all headers of one round name the
   same newer generation, and only then, all members switch to it.
+- An order that *recovers* names members alone, and has no part in this. Whoever sees it leaves the round under way, if
+  that did not break down by itself. Those it names tell each other which round they have come to; once a member has
+  heard it of all others, they become level (who is behind takes the state of one that is ahead), and it is the current
+  generation. Those it drops exit: nothing can be committed without the others.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .messages import Member, Order
@@ -71,13 +75,55 @@ class RoundDone:
 
 
 @dataclass(frozen=True)
+class RoundLost:
+    """This member's round was abandoned. All rounds before ``round`` are committed here; -1: its state is torn."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class StandingTold:
+    """``peer``, a member too, has come to ``round``, as ``generation`` begins with a recovery."""
+
+    peer: int
+    generation: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Levelling:
+    """This member begins to become level with the others: what it told them of itself may be true no more."""
+
+
+@dataclass(frozen=True)
+class Levelled:
+    """This member has the state with which ``generation``, which recovers, begins: that before ``round``."""
+
+    generation: int
+    round: int
+
+
+@dataclass(frozen=True)
 class StateReceived:
     """This joiner holds the full state and so is a member of ``generation``."""
 
     generation: int
 
 
-Event = OrderSeen | LinkUp | LinkDown | ScriptReady | Announced | ToldInForce | RoundDone | StateReceived
+Event = (
+    OrderSeen
+    | LinkUp
+    | LinkDown
+    | ScriptReady
+    | Announced
+    | ToldInForce
+    | RoundDone
+    | RoundLost
+    | StandingTold
+    | Levelling
+    | Levelled
+    | StateReceived
+)
 
 
 @dataclass(frozen=True)
@@ -110,6 +156,47 @@ class TellInForce:
 
     peer: int
     generation: int
+
+
+@dataclass(frozen=True)
+class TellStanding:
+    """Tell ``peer`` to which round this member has come, as ``generation`` begins with a recovery."""
+
+    peer: int
+    generation: int
+    round: int
+
+
+@dataclass(frozen=True)
+class LeaveRound:
+    """Abandon the round of ``generation`` that is under way, or else the next: ``lost`` has no part in it any more."""
+
+    lost: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How the generation of ``order`` begins: ``standings`` has the round that each of its members has come to."""
+
+    order: Order
+    standings: Mapping[int, int]
+
+    @property
+    def donors(self) -> tuple[int, ...]:
+        """The members that have come furthest, in rank order."""
+        furthest = max(self.standings.values())
+        return tuple(worker for worker in self.order.workers if self.standings[worker] == furthest)
+
+    def donor_of(self, receiver: int) -> int | None:
+        """Who gives ``receiver`` its state; None for one that has it."""
+        donors = self.donors
+        behind = [worker for worker in self.order.workers if worker not in donors]
+        return donors[behind.index(receiver) % len(donors)] if receiver in behind else None
+
+    def receivers_of(self, donor: int) -> tuple[int, ...]:
+        """The members that get the state of ``donor``."""
+        return tuple(worker for worker in self.order.workers if self.donor_of(worker) == donor)
 
 
 @dataclass(frozen=True)
@@ -152,7 +239,7 @@ class Withdraw:
     """This joiner is not needed any more and can never become a member: exit."""
 
 
-Command = Connect | TellOrder | Announce | TellInForce | Start | Switch | Withdraw
+Command = Connect | TellOrder | Announce | TellInForce | TellStanding | LeaveRound | Start | Switch | Withdraw
 
 
 class Membership:
@@ -172,6 +259,9 @@ class Membership:
         self._over = False
         self._announcements: set[tuple[int, int]] = set()
         self._announced: set[tuple[int, int]] = set()
+        self._round: int | None = None  # come to, while this member waits for a generation that recovers
+        self._standings: dict[tuple[int, int], int] = {}
+        self._told: set[tuple[int, int]] = set()
 
     @property
     def first_order(self) -> Order | None:
@@ -201,7 +291,34 @@ class Membership:
         """Whether the round before ``next_iteration`` has to wait until a newer generation is formed."""
         assert self.current is not None
         until = self.current.until
-        return until is not None and next_iteration >= until and self.named(next_iteration) == self.current.generation
+        return (
+            self._recovering is None
+            and until is not None
+            and next_iteration >= until
+            and self.named(next_iteration) == self.current.generation
+        )
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """How the newest generation that recovers begins, once its members are linked and all have told."""
+        order = self._recovering
+        if order is None or self._round is None:
+            return None
+        told = {peer: self._standings.get((peer, order.generation)) for peer in order.workers if peer != self.worker}
+        standings = {peer: number for peer, number in told.items() if number is not None}
+        if len(standings) < len(told) or not self._linked_to(order.workers):
+            return None
+        return Recovery(order, standings | {self.worker: self._round})
+
+    def is_superseded(self, generation: int) -> bool:
+        """Whether a newer generation than ``generation`` recovers."""
+        return self._recovering is not None and self._recovering.generation > generation
+
+    @property
+    def _recovering(self) -> Order | None:
+        """The newest order that recovers and is not in force."""
+        newest = self._orders[max(self._orders)] if self._orders else None
+        return newest if newest and newest.recovers and self.current is not None else None
 
     def handle(self, event: Event) -> list[Command]:
         """Take ``event`` in; return what is to be done about it, in order."""
@@ -224,6 +341,17 @@ class Membership:
                 return self._told_in_force(generation)
             case RoundDone(named):
                 return self._round_done(named)
+            case RoundLost(number):
+                self._round = number
+                return self._tell_standing()
+            case StandingTold(peer, generation, number):
+                self._standings[peer, generation] = number
+                return []
+            case Levelling():
+                self._round = None
+                return []
+            case Levelled(generation, number):
+                return self._levelled(generation, number)
             case StateReceived(generation):
                 return self._become(self._orders[generation])
 
@@ -234,20 +362,48 @@ class Membership:
         if order.generation in self._orders or (order.generation <= newest and not founds):
             return self._progress()
         self._orders[order.generation] = order
+        if order.recovers and self.current is not None:
+            return self._recovery_seen(order, self.current)
         told: list[Command] = [TellOrder(peer, order) for peer in sorted(self._links)]
         return [*told, *self._dials(order), *self._progress()]
+
+    def _recovery_seen(self, order: Order, current: Order) -> list[Command]:
+        told: list[Command] = [TellOrder(peer, order) for peer in sorted(self._links)]
+        if self.worker not in order.workers:
+            return [*told, *self._withdraw()]
+        lost = [worker for worker in current.workers if worker not in order.workers]
+        leaves = LeaveRound(lost[0] if lost else self.worker, current.generation)
+        return [*told, *self._dials(order), leaves, *self._tell_standing()]
+
+    def _levelled(self, generation: int, number: int) -> list[Command]:
+        if self.is_superseded(generation):
+            self._round = number
+            return self._tell_standing()
+        self._standings.clear()
+        return self._become(self._orders[generation])
+
+    def _tell_standing(self) -> list[Command]:
+        """Tell the other members of a generation that recovers, each once."""
+        order, number = self._recovering, self._round
+        if order is None or number is None:
+            return []
+        generation = order.generation
+        waiting = [p for p in order.workers if p in self._links and (p, generation) not in self._told]
+        self._told.update((peer, generation) for peer in waiting)
+        return [TellStanding(peer, generation, number) for peer in waiting]
 
     def _link_up(self, peer: int) -> list[Command]:
         self._links.add(peer)
         told: list[Command] = [TellOrder(peer, self._orders[max(self._orders)])] if self._orders else []
         if self.current and not any(peer in order.workers for order in (self.current, *self._orders.values())):
             told.append(TellInForce(peer, self.current.generation))
-        return [*told, *self._progress()]
+        return [*told, *self._tell_standing(), *self._progress()]
 
     def _link_down(self, peer: int) -> list[Command]:
         self._links.discard(peer)
         self._announcements = {item for item in self._announcements if item[0] != peer}
         self._announced = {item for item in self._announced if item[0] != peer}
+        self._told = {item for item in self._told if item[0] != peer}
         if not self._orders:
             return []
         return [*self._dials(self._orders[max(self._orders)]), *self._progress()]
@@ -328,7 +484,7 @@ class Membership:
         return [TellInForce(peer, order.generation) for peer in sorted(outside)]
 
     def _has_formed(self, order: Order) -> bool:
-        if self.current is None:
+        if self.current is None or order.recovers:
             return False
         members = set(self.current.workers)
         joiners = [worker for worker in order.workers if worker not in members]

@@ -37,6 +37,9 @@ class Order(Message):
     founding: bool = Field(
         default=False, description="the first generation of a run: its members start without a hand-over"
     )
+    recovers: bool = Field(
+        default=False, description="its members leave the round under way, become level, and go on without the others"
+    )
     not_before: int = Field(default=0, ge=0, description="the first iteration this generation may train")
     until: int | None = Field(default=None, description="the iteration at which members wait for the next generation")
 
@@ -120,12 +123,16 @@ class Left(SignedByMember, reports.Left):
     """A leaver has let go: every peer confirmed its last iteration. Its slot is free once the process is gone."""
 
 
+class Lost(SignedByMember, reports.Lost):
+    """A round was abandoned; this worker waits for a generation that recovers."""
+
+
 class Failed(Signed, reports.Failed):
     """The worker cannot go on. ``message`` is one line for the user, ``details`` the traceback where there is one."""
 
 
 ToWorker = Annotated[Order | Stop | Pause, Field(discriminator="kind")]
-ReportedByWorker = Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | Failed
+ReportedByWorker = Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | Lost | Failed
 FromWorker = Annotated[Hello | Joined | Finished | ReportedByWorker, Field(discriminator="kind")]
 to_worker: TypeAdapter[Order | Stop | Pause] = TypeAdapter(ToWorker)
 from_worker: TypeAdapter[Hello | Joined | Finished | ReportedByWorker] = TypeAdapter(FromWorker)
@@ -170,6 +177,14 @@ class InForce(Message):
     generation: int
 
 
-from_peer: TypeAdapter[Order | Announcement | InForce] = TypeAdapter(
-    Annotated[Order | Announcement | InForce, Field(discriminator="kind")]
+class Standing(Message):
+    """Worker to worker: what the sender's state is, as ``generation`` begins with a recovery."""
+
+    kind: Literal["standing"] = "standing"
+    generation: int
+    round: int = Field(ge=-1, description="all rounds before it are committed; -1: it has no whole state")
+
+
+from_peer: TypeAdapter[Order | Announcement | InForce | Standing] = TypeAdapter(
+    Annotated[Order | Announcement | InForce | Standing, Field(discriminator="kind")]
 )

@@ -62,13 +62,14 @@ class Mesh:
             self._open.fail(self.worker, "it left the round open")
             self._open = None
 
-    def abandon(self, suspect: int, reason: str) -> None:
+    def abandon(self, suspect: int, reason: str, *, generation: int | None = None) -> None:
         """See ``Exchange.abandon``.
 
-        When no round is open, the next one is abandoned if it is of the same generation and ``suspect`` is a member.
-        From any thread.
+        It concerns rounds of ``generation`` alone, by default that of the newest round. When none is open, the next one
+        is abandoned if it is of that generation and ``suspect`` is a member. From any thread.
         """
-        self._switchboard.suspect(Suspicion(suspect, reason, self._newest.generation if self._newest else None))
+        newest = self._newest.generation if self._newest else None
+        self._switchboard.suspect(Suspicion(suspect, reason, newest if generation is None else generation))
 
     def interrupt(self, error: BaseException) -> None:
         """Make the blocking call that is under way, or else the next one, raise ``error``. From any thread."""
@@ -82,10 +83,19 @@ class Mesh:
         """Make ``wait_until`` look again. From any thread."""
         self._switchboard.wake()
 
-    def send_state(self, peer: int, generation: int, skeleton: bytes, tensors: Sequence[Tensor]) -> None:
+    def send_state(
+        self,
+        peer: int,
+        generation: int,
+        skeleton: bytes,
+        tensors: Sequence[Tensor],
+        *,
+        obsolete: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Hand the state of ``generation`` to ``peer``: a description, and the bytes of ``tensors`` in their order.
 
-        Raises Abandoned if the link is missing, breaks or is removed.
+        Raises Abandoned if the link is missing, breaks or is removed, or when ``obsolete()``, which is asked again
+        after each ``wake``.
         """
         link = self._switchboard.links.get(peer)
         if link is None:
@@ -94,33 +104,52 @@ class Mesh:
             for frame in outgoing(generation, skeleton, tensors):
                 link.send(*frame)
                 link.flush()
-                self._serve(tuple, _unheard, lambda: not link.pending or link.closed)
+                self._serve(tuple, _unheard, lambda: not link.pending or link.closed or obsolete())
                 if link.closed:
                     raise Abandoned(peer, "its link was lost while state was handed to it")
+                if link.pending:
+                    raise Abandoned(peer, "the state that was handed to it is not needed any more")
         except BrokenLink as broken:
             self._switchboard.drop(link)
             raise Abandoned(peer, broken.reason) from broken
         finally:
             link.cut_short()
 
-    def receive_state(self, allocate: Allocate, *, generation: int = 0) -> tuple[int, int]:
+    def receive_state(
+        self,
+        allocate: Allocate,
+        *,
+        generation: int = 0,
+        donor: int | None = None,
+        obsolete: Callable[[], bool] = lambda: False,
+    ) -> tuple[int, int]:
         """Wait for a state over any link and receive it into the tensors that ``allocate`` makes for its skeleton.
 
         Returns the peer that sent it and its generation. Frames of rounds that this worker has not begun stay on their
         links, unless they are of an older generation than ``generation``. A donor that is lost half-way is forgotten.
-        Raises StateMismatch if the tensors have another size than the state.
+        Raises StateMismatch if the tensors have another size than the state; Abandoned when ``donor``, if it is named,
+        is lost, or when ``obsolete()`` before the state has begun to come; that is asked again after each ``wake``.
         """
         reception = Reception(allocate, newest=self._newest, generation=generation)
+
+        def ended() -> bool:
+            if reception.received is not None:
+                return True
+            if donor is not None and donor not in self._switchboard.links:
+                raise Abandoned(donor, "its link was lost while it handed its state over")
+            return not reception.donors and obsolete()
+
         try:
             self._serve(
                 lambda: reception.heard(self._switchboard.links.values()),
                 reception.inlet,
-                lambda: reception.received is not None,
+                ended,
             )
+            if reception.received is None:
+                raise Abandoned(self.worker if donor is None else donor, "its state is not needed any more")
+            return reception.received
         finally:
             reception.end()
-        assert reception.received is not None
-        return reception.received
 
     def confirm(self, peer: int, tag: Tag) -> None:
         """Tell ``peer`` that the round of ``tag`` is committed here; nothing if it has gone."""

@@ -143,7 +143,7 @@ class OpenMeshRound:
     def _heed(self) -> None:
         """Act on what other threads have said."""
         suspicion = self._switchboard.take_suspicion()
-        if suspicion is not None:
+        if suspicion is not None and suspicion.generation in (None, self._spec.tag.generation):
             self.fail(suspicion.suspect, suspicion.reason)
         for peer in self._peers:
             if peer.link.retired:

@@ -10,7 +10,8 @@ Events go in through `Director.handle`, commands come out; the launcher carries 
 - A resize is prepared at once and supersedes all that is pending: the newest wish wins. Before the founding it waits.
 - A joiner that never became a member is stopped when a generation without it takes effect or training is complete.
 - A stop pauses the run: its workers store a checkpoint where they are, and are stopped once it is there, or is late.
-- An end of a worker that nobody expected ends the run.
+- When a member is killed the others are ordered to recover without it, and once they have, a new worker takes its
+  place. Any other end of a worker that nobody expected ends the run.
 """
 
 import hashlib
@@ -31,6 +32,7 @@ from ..messages import (
     Hello,
     Joined,
     Left,
+    Lost,
     Member,
     Order,
     Pause,
@@ -92,6 +94,7 @@ class _Pending:
     not_before: int
     until: int | None
     reason: str
+    recovers: bool = False
 
 
 class Director:
@@ -118,6 +121,7 @@ class Director:
         self._reasons: dict[int, str] = {}
         self._pending: _Pending | None = None
         self._wish: int | None = None
+        self._size_before: int | None = None  # before members were lost whose places are to be taken again
         self._is_stopping = False
         self.in_force: Order | None = None
         self.ready: Ready | None = None
@@ -181,7 +185,9 @@ class Director:
                 return self._noted(message, worker)
 
     def _noted(
-        self, message: Progress | CheckpointSaved | Warned | Completed | Left | Finished | Joined, worker: _Worker
+        self,
+        message: Progress | CheckpointSaved | Warned | Completed | Left | Lost | Finished | Joined,
+        worker: _Worker,
     ) -> list[Command]:
         match message:
             case Progress():
@@ -200,7 +206,7 @@ class Director:
             case Left():
                 worker.has_left = True
                 return []
-            case Finished() | Joined():
+            case Lost() | Finished() | Joined():
                 return []
 
     def _is_ready(self, ready: Ready, now: float) -> list[Command]:
@@ -253,6 +259,9 @@ class Director:
             return []
         if self._wish is not None:
             return self._resize(self._wish)
+        if self._size_before is not None:
+            size, self._size_before = self._size_before, None
+            return self._prepare(size, not_before=0, reason="new workers take the places of those that were lost")
         if not self._steps:
             return []
         step = self._steps.popleft()
@@ -262,8 +271,9 @@ class Director:
         if self._is_stopping or self.completed:
             return []
         self._steps.clear()
-        self._wish = workers if self.in_force is None else None
-        if self.in_force is None:
+        self._size_before = None
+        self._wish = workers if self.in_force is None or self._is_recovering else None
+        if self._wish is not None:
             return []
         return self._prepare(workers, not_before=0, reason=f"asked for {workers}")
 
@@ -317,6 +327,7 @@ class Director:
             members=members,
             secret=self._secret_of(self._next_generation),
             founding=is_founding,
+            recovers=pending.recovers,
             not_before=pending.not_before,
             until=pending.until,
         )
@@ -330,6 +341,11 @@ class Director:
 
     def _secret_of(self, generation: int) -> str:
         return hmac.new(self._secret.encode(), str(generation).encode(), hashlib.sha256).hexdigest()
+
+    @property
+    def _is_recovering(self) -> bool:
+        newest = self._newest
+        return newest is not None and newest.recovers and newest is not self.in_force
 
     @property
     def _newest(self) -> Order | None:
@@ -371,13 +387,27 @@ class Director:
         if self._is_stopping:
             return [] if self._workers else self._end(Outcome("stopped"), now)
         if not (exit_.kind in ("finished", "left") or worker.is_unneeded or self._may_go(exit_.worker, worker)):
-            return self._fail(exit_.describe(), now, exit_.details)
+            return self._lost(exit_, now)
         members = self.in_force.workers if self.in_force else ()
         if any(number in self._workers for number in members):
             return []
         if self.completed is not None:
             return self._end(Outcome("completed"), now)
         return [] if self._workers else self._fail("every worker ended, but none reported a result", now)
+
+    def _lost(self, exit_: Exit, now: float) -> list[Command]:
+        """Have the members that are left go on without the one that has ended, if that can be."""
+        members = self.in_force.workers if self.in_force else ()
+        alive = [number for number in members if number in self._workers and not self._workers[number].has_left]
+        newest = self._newest.workers if self._newest else ()
+        survivors = [number for number in alive if number in newest] or alive
+        if exit_.kind != "killed" or not survivors or self.completed:
+            return self._fail(exit_.describe(), now, exit_.details)
+        pending = len(self._pending.workers) if self._pending else 0
+        self._size_before = max(self._size_before or 0, pending, len(newest))
+        until = self._steps[0].iteration if self._steps else None
+        self._pending = _Pending(tuple(survivors), 0, until, exit_.describe(), recovers=True)
+        return [Show(Noted(f"{exit_.describe()}; the others go on")), *self._order()]
 
     def _may_go(self, number: int, worker: _Worker) -> bool:
         """Tell whether the run needs this worker no more, whether or not it was told so yet."""

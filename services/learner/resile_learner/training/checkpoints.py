@@ -72,6 +72,9 @@ class Checkpointer:
         self._sizes: dict[str, int] = {}
         self._committing: str | None = None
         self._pause: str | None = None
+        self._told_parts: list[tuple[str, PartInfo]] = []
+        """Stored parts that were told in a round which may not be committed."""
+        self._told_saved: list[str] = []
 
     @property
     def under_way(self) -> bool:
@@ -124,17 +127,20 @@ class Checkpointer:
         self.redivide()
 
     def stored(self) -> list[tuple[str, int, int, str]]:
-        """What this member has stored since it last told."""
-        if self._uploads is None:
-            return []
-        return [(name, part.number, part.num_bytes, part.sha256) for name, part in self._uploads.stored()]
+        """What this member has stored and not told in a committed round."""
+        if self._uploads is not None:
+            self._told_parts += self._uploads.stored()
+        return [(name, part.number, part.num_bytes, part.sha256) for name, part in self._told_parts]
 
     def saved(self) -> list[str]:
-        """The checkpoints whose manifest this member has written since it last told."""
-        return [manifest.checkpoint.name for manifest in self._uploads.committed()] if self._uploads else []
+        """The checkpoints whose manifest this member has written and not told in a committed round."""
+        if self._uploads is not None:
+            self._told_saved += [manifest.checkpoint.name for manifest in self._uploads.committed()]
+        return list(self._told_saved)
 
     def heard(self, headers: Sequence[Header]) -> None:
-        """Take in what all members told in one round."""
+        """Take in what all members told in one committed round."""
+        self._told_parts, self._told_saved = [], []
         for header in headers:
             for name, number, num_bytes, sha256 in header.stored:
                 if name in self._trackers:
@@ -154,6 +160,13 @@ class Checkpointer:
         if me in remaining:
             self._uploads.assign(tracker.missing(remaining.index(me), len(remaining)))
         self._commit()
+
+    def tell_again(self) -> None:
+        """After a recovery members may not have heard the same of the current checkpoint: each tells all it knows."""
+        tracker, _ = self._current()
+        if tracker is not None:
+            self._told_parts = [(tracker.name, part) for part in tracker.parts]
+        self.redivide()
 
     def store_model(self, model: nn.Module) -> str | None:
         """Write the final model as a safetensors file into the run's storage; return its key."""

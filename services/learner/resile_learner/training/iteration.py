@@ -9,6 +9,7 @@ from torch import Tensor
 
 from resile_shared.errors import ResileError, UsageError
 
+from ..collectives.exchange import Abandoned
 from ..collectives.tree import Interval
 from .batches import Batch, Indices
 from .buffers import Buffers, Deltas
@@ -53,6 +54,7 @@ class Iteration:
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
         self.outcome: RoundResult | None = None
+        self.lost: Abandoned | None = None
         self.header: dict[str, Any] = {}
         self._batch = batch
         self._held = held
@@ -114,9 +116,13 @@ class Iteration:
                 "iteration.exchange() was called before all shards were computed: take all of iteration.shards() first"
             )
         self._gradients.push_rest(self._plan, self._round.exchange)
-        self.outcome = self._round.finish(
-            indices=_joined(self._indices), used=self._gradients.used, partials=self._partials(), **self.header
-        )
+        try:
+            self.outcome = self._round.finish(
+                indices=_joined(self._indices), used=self._gradients.used, partials=self._partials(), **self.header
+            )
+        except Abandoned as lost:
+            self.lost = lost
+            return False
         totals = self.outcome.totals
         self.metrics = dict(totals.scalars)
         self.loss = self.metrics.pop("loss")

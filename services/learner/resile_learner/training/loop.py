@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from resile_shared.errors import UsageError
 
+from ..collectives.exchange import Abandoned
 from ..collectives.tree import ranges
 from ..messages import Completed, Joined, Progress, Ready, Switched
 from .batches import Batch, BatchPlan, default_num_shards
@@ -167,16 +168,18 @@ class ElasticLoop:
             stack.enter_context(deterministic(self.bits, threads=self._threads))
             stack.callback(self._checkpoints.close)
             self._enter()
-            while True:
-                if self._state.standing.pausing:
-                    self._hold()
-                elif self._validator and self._validator.under_way:
-                    self._validate(self._validator)
-                elif self.iteration < self.iterations_total:
-                    yield from self._iterate()
-                else:
-                    break
-            self._finish()
+            while self.result is None:
+                try:
+                    if self._state.standing.pausing:
+                        self._hold()
+                    elif self._validator and self._validator.under_way:
+                        self._validate(self._validator)
+                    elif self.iteration < self.iterations_total:
+                        yield from self._iterate()
+                    else:
+                        self._finish()
+                except Abandoned as lost:
+                    self._recover(lost)
 
     # entering
 
@@ -272,6 +275,8 @@ class ElasticLoop:
             "pause": self._session.pause_asked,
         }
         yield iteration
+        if iteration.lost:
+            raise iteration.lost
         if iteration.outcome is None:
             raise UsageError(
                 "the body of the loop ended without iteration.exchange(): call it once, after the last shard"
@@ -303,7 +308,6 @@ class ElasticLoop:
         self._ledger.commit(batch.epoch, iteration.outcome.totals.indices)
         standing = self._state.standing
         standing.iteration += 1
-        standing.round = self._rounds.number
         standing.loss, standing.metrics = iteration.loss, iteration.metrics
         seed_all(mix(self._seed, "between", self.iteration))
         ends_epoch = self.iteration % self.plan.per_epoch == 0 or self.iteration == self.iterations_total
@@ -321,7 +325,6 @@ class ElasticLoop:
             digest=self._digest.at(self._rounds.number),
         )
         standing = self._state.standing
-        standing.round = self._rounds.number
         if not validator.under_way:
             standing.validation = validator.scores
             if self.is_lowest_rank:
@@ -332,6 +335,7 @@ class ElasticLoop:
 
     def _settle(self, outcome: RoundResult) -> None:
         """What follows from the headers of a committed round: checkpoints, and changes of membership."""
+        self._state.standing.round = self._rounds.number
         self._checkpoints.heard(outcome.headers)
         pauses = any(header.pause for header in outcome.headers)
         if pauses or outcome.headers[0].checkpoint:
@@ -349,9 +353,31 @@ class ElasticLoop:
         self._stream = None
         if self.is_lowest_rank:
             self._session.report(self._progress())
-        self._state.standing.round = self._rounds.number
         self._session.switch(change, outcome.tag, self._state.flatten)
         self._checkpoints.redivide()
+        self._report_switch(time.perf_counter() - begun)
+
+    def _recover(self, lost: Abandoned) -> None:
+        """Go on without whoever was lost: the round under way is done again, by the members of a newer generation."""
+        begun = time.perf_counter()
+        self._stream = None
+        handed: list[tuple[bytes, list[Tensor]]] = []
+
+        def make_room(skeleton: bytes) -> list[Tensor]:
+            handed.append((skeleton, self._state.make_room(skeleton)))
+            return handed[-1][1]
+
+        standing = self._state.standing
+        is_behind = self._session.recover(
+            lost, standing=(standing.round, standing.iteration), flatten=self._state.flatten, allocate=make_room
+        )
+        if is_behind:
+            self._load(*handed[-1])
+        else:
+            self._buffers.restore()
+            self._rounds.number = standing.round
+            seed_all(mix(self._seed, "between", self.iteration))
+        self._checkpoints.tell_again()
         self._report_switch(time.perf_counter() - begun)
 
     def _hold(self) -> None:
@@ -362,6 +388,12 @@ class ElasticLoop:
         """Wait for checkpoints under way, store the final model, and say that training is complete."""
         while self._close():
             time.sleep(CLOSING_SECONDS)
+        result = self._complete()
+        self._close()  # whoever stored the model may be lost before it has said so: then somebody else does it again
+        self.result = result
+        self._session.complete()
+
+    def _complete(self) -> Result:
         standing, bits = self._state.standing, str(self.bits)
         sha = params_sha256(self._model)
         if self.is_lowest_rank:
@@ -380,7 +412,7 @@ class ElasticLoop:
                 bits=bits,
             )
             self._session.report(completed)
-        self.result = Result(
+        return Result(
             params_sha256=sha,
             iterations=standing.iteration,
             samples_seen=self._ledger.samples_seen,
@@ -389,7 +421,6 @@ class ElasticLoop:
             validation=standing.validation,
             bits=bits,
         )
-        self._session.complete()
 
     def _close(self) -> bool:
         """A round without training; tells whether a member still waits for a checkpoint."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from resile_shared.errors import ResileError
 
-from ..collectives.exchange import Abandoned, OpenRound, RoundSpec, Tag
+from ..collectives.exchange import OpenRound, RoundSpec, Tag
 from ..collectives.tree import Interval, pieces, ranges
 from .batches import Indices
 from .buffers import Buffers
@@ -80,7 +80,10 @@ class Round:
         pause: bool = False,
         checkpoint: bool = False,
     ) -> RoundResult:
-        """Send this member's header, wait for all, and compare what must be equal."""
+        """Send this member's header, wait for all, and compare what must be equal.
+
+        Raises Abandoned when a member was lost on the way.
+        """
         header = Header(
             named=self._session.named(next_iteration),
             digest=digest,
@@ -95,10 +98,7 @@ class Round:
         )
         if indices is not None:
             header.indices = indices
-        try:
-            raw = self.exchange.finish(header.encode())
-        except Abandoned as error:
-            self._session.lost(error)
+        raw = self.exchange.finish(header.encode())
         headers = [Header.decode(data, self._buffers.like) for data in raw]
         self._compare(headers)
         totals = Totals.of(headers, self._spec.pieces, self._spec.num_leaves)

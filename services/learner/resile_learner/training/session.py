@@ -4,13 +4,13 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from resile_shared.errors import UsageError
 
-from ..collectives.exchange import OpenRound, RoundSpec, Tag
+from ..collectives.exchange import Abandoned, OpenRound, RoundSpec, Tag
 from ..collectives.mesh import Mesh
 from ..messages import Completed, Message, Progress, Ready
 from .state import Flat
@@ -111,8 +111,19 @@ class Session(Protocol):
     def complete(self) -> None:
         """Training is over on this member, as asked."""
 
-    def lost(self, error: Exception) -> NoReturn:
-        """A round was abandoned and this worker cannot go on by itself."""
+    def recover(
+        self,
+        lost: Abandoned,
+        *,
+        standing: tuple[int, int],
+        flatten: Callable[[], Flat],
+        allocate: Callable[[bytes], Sequence[Tensor]],
+    ) -> bool:
+        """After an abandoned round: become a member of a generation without whoever was lost.
+
+        ``standing`` is how far this worker has come: the next round, and the next iteration. Returns True when others
+        had come further; their state has then been received into ``allocate``'s tensors.
+        """
 
 
 class SoloSession:
@@ -168,9 +179,16 @@ class SoloSession:
     def complete(self) -> None:
         """Nobody asks."""
 
-    def lost(self, error: Exception) -> NoReturn:
-        """Let the error out."""
-        raise error
+    def recover(
+        self,
+        lost: Abandoned,
+        *,
+        standing: tuple[int, int],
+        flatten: Callable[[], Flat],
+        allocate: Callable[[bytes], Sequence[Tensor]],
+    ) -> bool:
+        """Never called: nobody can be lost."""
+        raise lost
 
 
 _session: ContextVar[Session | None] = ContextVar("resile_session", default=None)

@@ -24,14 +24,17 @@ from ..membership import (
     Command,
     Connect,
     Event,
+    LeaveRound,
     LinkDown,
     LinkUp,
     Membership,
     OrderSeen,
+    StandingTold,
     Start,
     Switch,
     TellInForce,
     TellOrder,
+    TellStanding,
     ToldInForce,
     Withdraw,
 )
@@ -43,6 +46,7 @@ from ..messages import (
     Message,
     Order,
     Pause,
+    Standing,
     Stop,
     WorkerConfig,
     encode,
@@ -82,6 +86,10 @@ class Control:
     def wait_for(self, question: Callable[[Membership], T | None]) -> T:
         """Block until ``question`` has an answer that is not None. Raises what stopped the control thread."""
         return self._thread.wait_for(question)
+
+    def ask(self, question: Callable[[Membership], T]) -> T:
+        """Return the answer as it is now."""
+        return self._thread.ask(question)
 
     @property
     def pause_asked(self) -> bool:
@@ -133,6 +141,7 @@ class _ControlThread(threading.Thread):
         with self._changed:
             commands = self._membership.handle(event)
             self._changed.notify_all()
+        self._mesh.wake()
         switch = None
         for command in commands:
             if isinstance(command, Switch):
@@ -150,6 +159,10 @@ class _ControlThread(threading.Thread):
                 if answer is not None:
                     return answer
                 self._changed.wait()
+
+    def ask(self, question: Callable[[Membership], T]) -> T:
+        with self._changed:
+            return question(self._membership)
 
     def call(self, function: Callable[..., None], *args: object) -> None:
         if not self._loop.is_closed():
@@ -292,6 +305,8 @@ class _ControlThread(threading.Thread):
                         self.post(Announced(peer, generation))
                     case InForce(generation=generation):
                         self.post(ToldInForce(generation))
+                    case Standing(generation=generation, round=number):
+                        self.post(StandingTold(peer, generation, number))
         except (OSError, ValueError, pydantic.ValidationError):
             pass  # a broken peer is a lost one
         self._lose(peer)
@@ -329,6 +344,10 @@ class _ControlThread(threading.Thread):
                 self._tell(peer, Announcement(generation=generation))
             case TellInForce(peer, generation):
                 self._tell(peer, InForce(generation=generation))
+            case TellStanding(peer, generation, number):
+                self._tell(peer, Standing(generation=generation, round=number))
+            case LeaveRound(lost, generation):
+                self._mesh.abandon(lost, "a generation without it was ordered", generation=generation)
             case Start():
                 with self._changed:
                     self.started = True

@@ -3,14 +3,27 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from torch import Tensor
 
-from ..collectives.exchange import OpenRound, RoundSpec, Tag
+from resile_shared.errors import ResileError
+
+from ..collectives.exchange import Abandoned, OpenRound, RoundSpec, Tag
 from ..collectives.mesh import Mesh
-from ..membership import Membership, RoundDone, ScriptReady, StateReceived, Switch
-from ..messages import Left, Message, Order, Ready, WorkerConfig
+from ..membership import (
+    Levelled,
+    Levelling,
+    Membership,
+    Recovery,
+    RoundDone,
+    RoundLost,
+    ScriptReady,
+    StateReceived,
+    Switch,
+)
+from ..messages import Left, Lost, Message, Order, Ready, WorkerConfig
 from ..training.session import Change, SecondTrainingCall, View
 from ..training.state import Flat
 from .control import Control
@@ -123,7 +136,8 @@ class WorkerSession:
         if change.receivers:
             flat = flatten()
             for joiner in change.receivers:
-                self._mesh.send_state(joiner, change.new_generation, flat.skeleton, flat.tensors)
+                with suppress(Abandoned):  # it was lost on the way in: the next round will show it
+                    self._mesh.send_state(joiner, change.new_generation, flat.skeleton, flat.tensors)
         if change.leaves:
             self._let_go(change, tag)
         self._order = switch.new
@@ -137,6 +151,76 @@ class WorkerSession:
         self._mesh.let_go([*others, *change.receivers])
         leave_process(self._control, status=0)
 
+    def recover(
+        self,
+        lost: Abandoned,
+        *,
+        standing: tuple[int, int],
+        flatten: Callable[[], Flat],
+        allocate: Callable[[bytes], Sequence[Tensor]],
+    ) -> bool:
+        """Wait for a generation without whoever was lost, and become level with its members."""
+        number, iteration = standing
+        begun: list[bytes] = []
+
+        def make_room(skeleton: bytes) -> Sequence[Tensor]:
+            begun.append(skeleton)
+            return allocate(skeleton)
+
+        while True:
+            self._accuse(lost, iteration)
+            self._control.post(RoundLost(number))
+            recovery = self._await_recovery()
+            try:
+                self._level(recovery, flatten, make_room)
+                number = max(recovery.standings.values())
+                self._control.post(Levelled(recovery.order.generation, number))
+            except Abandoned as error:
+                lost = error
+                number = -1 if begun and recovery.donor_of(self.view.me) is not None else number
+            current = self._control.ask(lambda membership: membership.current)
+            if current is not None and current.generation == recovery.order.generation:
+                self._order = current
+                return bool(begun)
+
+    def _accuse(self, lost: Abandoned, iteration: int) -> None:
+        view = self.view
+        accusation = Lost(
+            worker=view.me, generation=view.generation, suspect=lost.suspect, reason=lost.reason, iteration=iteration
+        )
+        self._control.report(accusation)
+
+    def _await_recovery(self) -> Recovery:
+        """Wait until it is known how the next generation begins; what is left to be sent goes out meanwhile."""
+        self._mesh.wait_until(lambda: self._control.ask(lambda membership: membership.recovery is not None))
+        recovery = self._control.ask(lambda membership: membership.recovery)
+        if recovery is None:  # a newer one was ordered just now
+            return self._await_recovery()
+        self._control.post(Levelling())
+        return recovery
+
+    def _level(
+        self, recovery: Recovery, flatten: Callable[[], Flat], allocate: Callable[[bytes], Sequence[Tensor]]
+    ) -> None:
+        """Give or take the state, as it stands with the members. Raises Abandoned."""
+        generation = recovery.order.generation
+        if max(recovery.standings.values()) < 0:
+            raise ResileError("no member has a whole state any more: the job can only go on from a checkpoint")
+
+        def obsolete() -> bool:
+            return self._control.ask(lambda membership: membership.is_superseded(generation))
+
+        me = self._config.worker
+        donor = recovery.donor_of(me)
+        if donor is not None:
+            self._mesh.receive_state(allocate, generation=generation, donor=donor, obsolete=obsolete)
+            return
+        receivers = recovery.receivers_of(me)
+        if receivers:
+            flat = flatten()
+            for receiver in receivers:
+                self._mesh.send_state(receiver, generation, flat.skeleton, flat.tensors, obsolete=obsolete)
+
     def report(self, message: Message) -> None:
         """Tell the agent."""
         self._control.report(message)
@@ -144,11 +228,6 @@ class WorkerSession:
     def complete(self) -> None:
         """Training is over on this member, as asked."""
         self.completed = True
-
-    def lost(self, error: Exception) -> NoReturn:
-        """Wait for the agent, which knows more and ends the run."""
-        self._control.wait_for(lambda membership: None)
-        raise AssertionError("unreachable") from error
 
 
 def leave_process(control: Control, *, status: int) -> NoReturn:
