@@ -65,11 +65,12 @@ class Refused(ResileError):
 
 
 def find_server(url: str | None = None, *, home: Path | None = None) -> Server:
-    """Find the pool: at ``url`` or ``RESILE_SERVER``, with the token in ``RESILE_TOKEN``; else that of the home.
+    """Find the pool at ``url``, with the token in ``RESILE_TOKEN``, or else that of ``home``. Raises ResileError.
 
-    The home is ``home``, ``RESILE_HOME``, or ``~/.resile``. Raises ResileError.
+    Without either: the pool at ``RESILE_SERVER``, or else that of ``RESILE_HOME`` or ``~/.resile``.
     """
-    url = url or os.environ.get("RESILE_SERVER")
+    if url is None and home is None:
+        url = os.environ.get("RESILE_SERVER")
     home = (home or Path(os.environ.get("RESILE_HOME") or DEFAULT_HOME)).expanduser().absolute()
     pool = read_pool(home)
     start = "resile up" if home == DEFAULT_HOME.expanduser() else f"resile up --home {home}"

@@ -1,6 +1,7 @@
 """The command line: what it accepts, what it answers to mistakes, and how it shows a run."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from resile.cli import main, with_resume_value
+from resile.cli.app import command
 from resile.cli.display import Display
 from resile.cli.pace import Pace, clock
 from resile.cli.summary import summary
@@ -36,6 +38,20 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "resile run train.py --plan 0:1,50:4,120:3" in out
     assert "Arguments of the script, after `--`" in out
+
+
+@pytest.mark.parametrize("name", sorted(command.commands))
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"Usage: resile {name}" in out
+    assert "\\b" not in out
+
+
+def test_shells_can_complete_commands() -> None:
+    asked = {"_RESILE_COMPLETE": "complete_bash", "COMP_WORDS": "resile ho", "COMP_CWORD": "1"}
+    out = subprocess.check_output([sys.executable, "-m", "resile"], env={**os.environ, **asked}, text=True)
+    assert out.split() == ["hosts"]
 
 
 def test_the_launcher_never_loads_torch() -> None:
