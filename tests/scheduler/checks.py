@@ -45,15 +45,21 @@ class Checker:
         assert numbers == sorted(numbers), "joiners have higher ids"
         assert max(numbers, default=-1) < self.records[job].next_worker, "ids are stored before they are used"
         dropped = self.dropped.setdefault(job, set())
-        assert not dropped & set(numbers), "a dropped worker is never named again"
+        if allocation.recovers:
+            assert set(numbers) <= self.sim.trained(job), "who recovers has the state"
+        else:
+            assert not dropped & set(numbers), "a dropped worker is never named again"
         if before is not None:
             assert (allocation.epoch, allocation.generation) >= (before.epoch, before.generation)
             if allocation.generation == before.generation:
                 assert numbers == [placement.worker for placement in before.placements]
             else:
                 old = {placement.worker for placement in before.placements}
-                assert all(number in old or number >= self.used[job] for number in numbers), "joiners have new ids"
+                is_new = [number >= self.used[job] for number in numbers if number not in old]
+                assert allocation.recovers or all(is_new), "joiners have new ids"
                 dropped |= old - set(numbers)
+                is_pending = before.recovers and before.generation > self.records[job].generation
+                assert not is_pending or allocation.recovers or not numbers, "a recovery is not written over"
         self.used[job] = max(self.used.get(job, 0), max(numbers, default=-1) + 1)
         if allocation.founding and before is not None and allocation.generation > before.generation:
             is_new_life = not {placement.worker for placement in before.placements} & set(numbers)

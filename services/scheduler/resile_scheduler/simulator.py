@@ -22,11 +22,12 @@ from .core.seam import Command, Event, PauseWorkers, Restored, StopWorkers, Stor
 FORK_SECONDS = 0.03
 SCRIPT_SECONDS = 0.8
 EXIT_SECONDS = 0.05
+LISTED_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A job that comes at ``time`` and trains ``iterations``."""
+    """A job that comes at ``time`` and trains ``iterations``, with a checkpoint after each ``checkpoint_every``."""
 
     time: float
     job: str
@@ -34,6 +35,7 @@ class Submission:
     iterations: int
     num_shards: int = 24
     shard_seconds: float = 0.01
+    checkpoint_every: int | None = None
 
 
 @dataclass
@@ -55,7 +57,9 @@ class _Training:
     generation: int = 0
     allocation: Allocation | None = None
     orders: list[Allocation] = field(default_factory=list)
-    gone: dict[int, tuple[str, WorkerReport]] = field(default_factory=dict)
+    gone: dict[int, tuple[str, WorkerReport, float]] = field(default_factory=dict)
+    started: set[int] = field(default_factory=set)
+    trained: set[int] = field(default_factory=set)  # who ever had the state
     iteration: int = 0
     checkpoint: int = 0
     life: int = 0  # iterations of an earlier life that are still under way have no effect
@@ -107,6 +111,10 @@ class Simulator:
                 training.workers = {n: w for n, w in training.workers.items() if w.host != name}
         self.tell(self._hosts[name])
 
+    def kill(self, job: str, worker: int, *, kind: str = "killed") -> None:
+        """Let a worker die now; if it is a member, the round that is under way is never finished."""
+        self._exit(self._jobs[job], worker, kind)
+
     def submit(self, submissions: Iterable[Submission]) -> None:
         """Let jobs come at their times."""
         for submission in submissions:
@@ -157,6 +165,18 @@ class Simulator:
         """The workers that train this job now."""
         return self._jobs[job].members if job in self._jobs else ()
 
+    def living(self, job: str) -> tuple[int, ...]:
+        """The workers of this job whose processes are there."""
+        return tuple(self._jobs[job].workers) if job in self._jobs else ()
+
+    def trained(self, job: str) -> set[int]:
+        """The workers that ever were members."""
+        return self._jobs[job].trained
+
+    def iteration(self, job: str) -> int:
+        """How many iterations its members have committed."""
+        return self._jobs[job].iteration
+
     # what the core commands
 
     def _obey(self, command: Command) -> None:
@@ -183,20 +203,36 @@ class Simulator:
         if is_new_life or not allocation.placements:
             training.members, training.orders, training.shall_pause = (), [], False
             training.life += 1
-            training.iteration = training.checkpoint
+            training.iteration = training.checkpoint if allocation.resume else 0
+            training.is_complete = False
         training.allocation = allocation
         for placement in allocation.placements:
-            if placement.worker not in training.workers and placement.address is None:
+            if placement.worker not in training.started:
+                training.started.add(placement.worker)
                 self._check_is_free(placement.host, placement.slot)
                 training.workers[placement.worker] = _Worker(placement.host, placement.slot)
                 self.later(FORK_SECONDS, lambda n=placement.worker: self._listens(training, n))  # type: ignore[misc]
-        if allocation.placements and allocation.has_addresses:
+        if allocation.recovers:
+            self._recover(training, allocation)
+        elif allocation.placements and allocation.has_addresses:
             training.orders.append(allocation)
             self._found(training)
 
     def _check_is_free(self, host: str, slot: int) -> None:
         running = [w for training in self._jobs.values() for w in training.workers.values()]
         assert not any((w.host, w.slot) == (host, slot) for w in running), f"{host}/{slot} is held twice"
+
+    def _recover(self, training: _Training, order: Allocation) -> None:
+        """Whoever sees the order leaves the round; it is begun anew as soon as all whom it names are known to live."""
+        named = tuple(placement.worker for placement in order.placements)
+        if training.is_complete or order.generation <= training.generation:
+            return
+        if set(named) & set(training.members):
+            training.life += 1
+            training.orders = []
+        if set(named) <= set(training.members) & training.workers.keys():
+            self._switch(training, order, leave=False)
+            self._train(training)
 
     # what workers do
 
@@ -238,16 +274,18 @@ class Simulator:
                 return order
         return None
 
-    def _switch(self, training: _Training, order: Allocation) -> None:
+    def _switch(self, training: _Training, order: Allocation, *, leave: bool = True) -> None:
         leavers = set(training.members) - {p.worker for p in order.placements}
         training.members = tuple(p.worker for p in order.placements)
+        training.trained |= set(training.members)
         training.generation = order.generation
         training.orders = [newer for newer in training.orders if newer.generation > order.generation]
         for number in training.members:
             training.workers[number].state = "member"
             training.workers[number].generation = order.generation
         self._report(training, training.members[0], Switched(workers=training.members, iteration=training.iteration))
-        for number in sorted(leavers):
+        for number in sorted(leavers) if leave else ():
+            training.workers[number].state = "left"
             self.later(EXIT_SECONDS, lambda n=number: self._exit(training, n, "left"))  # type: ignore[misc]
 
     def _train(self, training: _Training) -> None:
@@ -257,9 +295,11 @@ class Simulator:
         self.later(shards * submission.shard_seconds, lambda: self._boundary(training, life))
 
     def _boundary(self, training: _Training, life: int) -> None:
-        if life != training.life or not training.members:
+        is_whole = training.workers.keys() >= set(training.members)
+        if life != training.life or not training.members or not is_whole:
             return
         training.iteration += 1
+        every = training.submission.checkpoint_every
         if training.iteration >= training.submission.iterations:
             self._complete(training)
         elif training.shall_pause:
@@ -268,6 +308,10 @@ class Simulator:
                 training, training.members[0], CheckpointSaved(iteration=training.iteration, num_bytes=1, pausing=True)
             )
         else:
+            if every and training.iteration % every == 0:
+                training.checkpoint = training.iteration
+                saved = CheckpointSaved(iteration=training.iteration, num_bytes=1)
+                self._report(training, training.members[0], saved)
             if order := self._newest_formed(training):
                 self._switch(training, order)
             self._train(training)
@@ -304,7 +348,7 @@ class Simulator:
             return
         exit_ = WorkerExit.model_validate({"kind": kind})
         gone = WorkerReport(job=training.submission.job, worker=number, slot=worker.slot, state="gone", exit=exit_)
-        training.gone[number] = (worker.host, gone)
+        training.gone[number] = (worker.host, gone, self.now)
         self._beat(worker.host, gone)
 
     # what agents tell
@@ -330,9 +374,10 @@ class Simulator:
         lasting = [
             report
             for training in self._jobs.values()
-            for number, (at_host, report) in training.gone.items()
+            for number, (at_host, report, ended) in training.gone.items()
             if at_host == host and training.allocation and report not in gone
-            if any(placement.worker == number for placement in training.allocation.placements)
+            if self.now - ended < LISTED_SECONDS
+            or any(placement.worker == number for placement in training.allocation.placements)
         ]
         gone = (*gone, *lasting)
         record = self._hosts[host]

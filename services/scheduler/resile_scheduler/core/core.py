@@ -24,6 +24,7 @@ from .lifecycle import Step
 from .people import People
 from .placement import SlotId, Want, place
 from .policies import Demand, Policy, Target, fairshare
+from .recovery import Recovery
 from .seam import (
     Asked,
     Command,
@@ -57,7 +58,8 @@ class Scheduler:
         """The usable slots of a class of device that fit a job's group, as of one decision."""
         self._generations = Generations(self.pool, epoch=epoch, secret=secret)
         self._people = People(self.pool, self._generations)
-        self._workers = Workers(self.pool, self._generations, self._people)
+        self._recovery = Recovery(self.pool, self._generations)
+        self._workers = Workers(self.pool, self._generations, self._people, self._recovery)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Take ``event`` in at ``now`` (seconds since the epoch); return what is to be done about it, in order."""
@@ -96,6 +98,7 @@ class Scheduler:
         self.pool.cause, self.pool.causer, self.pool.has_changed = "", "", False
         self._groups.clear()
         for job in self.pool.jobs.values():
+            self._recovery.answer(job, now=now)
             self.pool.release(job)
             if job.record.state is JobState.ACCEPTED:
                 job.enter(Step.ENQUEUE)
@@ -285,7 +288,7 @@ class Scheduler:
             job.enter(Step.REQUEUE)
         else:
             job.recall_intent()
-            if state is JobState.RESCALING and not job.is_settling:
+            if state in (JobState.RESCALING, JobState.RECOVERING) and not job.is_settling:
                 job.enter(Step.SETTLE)
 
 

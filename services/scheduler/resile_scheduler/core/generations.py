@@ -8,6 +8,8 @@
 - A joiner that failed is withdrawn before anything else is done.
 - If all members have to go, those who join take over from those who leave, in one generation.
 - A new life of a job is founded only when every worker of the life before is gone.
+- While a recovering generation is not in force, only a newer recovering generation is written over it. It names
+  members alone; nobody joins by it.
 """
 
 import hashlib
@@ -36,7 +38,7 @@ def next_change(job: Job, wanted: Sequence[SlotId], *, pool: Pool) -> Change | N
     sound = tuple(p for p in job.placements if p.worker in held)
     kept = tuple(p for p in sound if held[p.worker] in wanted)
     joining = tuple(slot for slot in wanted if slot not in held.values() and pool.is_free(slot))
-    if job.is_founding:
+    if job.is_founding or job.is_recovering or job.ended_at is not None:
         return None
     if not job.is_founded:
         return _founding(job, kept, joining)
@@ -98,6 +100,19 @@ class Generations:
         self._write(job, placements, founding=founding, reason=reason)
         self.give_order(job)
 
+    def recover(self, job: Job, survivors: Sequence[Worker], *, reason: str) -> None:
+        """Have ``survivors`` go on without all others, from the round that they left unfinished."""
+        going_on = {worker.number for worker in survivors}
+        for worker in job.workers.values():
+            worker.is_fenced = worker.is_fenced or worker.number not in going_on
+        placements = [
+            Placement(worker=w.number, host=w.slot.host, incarnation=w.incarnation, slot=w.slot.number)
+            for w in sorted(survivors, key=lambda w: w.number)
+        ]
+        job.enter(Step.RECOVER)
+        self._write(job, placements, recovers=True, reason=reason)
+        self.give_order(job)
+
     def withdraw_founding(self, job: Job) -> None:
         """Give up a start: back to the queue."""
         self.abandon(job, "its start was given up")
@@ -106,9 +121,10 @@ class Generations:
     def abandon(self, job: Job, reason: str) -> None:
         """End all workers of the job. Its next life, if it has one, begins with a founding generation."""
         if job.placements:
-            self._write(job, (), founding=False, reason=reason)
+            self._write(job, (), reason=reason)
         job.orders.clear()
         job.lingering = frozenset()
+        job.ended_at = None
         self._pool.changed()
 
     def give_order(self, job: Job) -> None:
@@ -127,7 +143,15 @@ class Generations:
         job.orders[allocation.generation] = job.allocation
         self._pool.changed()
 
-    def _write(self, job: Job, placements: Iterable[Placement], *, founding: bool, reason: str) -> None:
+    def _write(
+        self,
+        job: Job,
+        placements: Iterable[Placement],
+        *,
+        reason: str,
+        founding: bool = False,
+        recovers: bool = False,
+    ) -> None:
         generation = job.allocation.generation + 1 if job.allocation else 1
         job.allocation = Allocation(
             job=job.id,
@@ -137,6 +161,7 @@ class Generations:
             secret=self._secret_of(job.id, generation),
             founding=founding,
             resume=founding and job.record.checkpoint is not None,
+            recovers=recovers,
             reason=reason,
         )
         self._pool.changed()

@@ -55,7 +55,6 @@ TRANSITIONS: dict[JobState, dict[Step, JobState]] = {
     },
     JobState.RECOVERING: {
         Step.SETTLE: JobState.RUNNING,
-        Step.RESCALE: JobState.RECOVERING,
         Step.RECOVER: JobState.RECOVERING,
         **_SETBACKS,
     },

@@ -40,8 +40,29 @@ class Worker:
     phase: Phase = Phase.STARTING
     address: Address | None = None
     was_seen: bool = False
-    has_failed: bool = False
+    failure: str = ""
+    """The kind of its bad end, if it had one."""
+    reason: str = ""
+    """Its bad end, in words."""
+    is_lost: bool = False
+    """It failed as a member."""
+    is_counted: bool = False
+    """Its failure was counted among the setbacks of its job."""
+    is_fenced: bool = False
+    """A recovering generation goes on without it."""
+    has_finished: bool = False
     is_stopped: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it cannot go on."""
+        return bool(self.failure)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it has the state of its job, and can go on with it."""
+        can_go_on = not (self.has_failed or self.is_fenced)
+        return self.phase is Phase.MEMBER and can_go_on and self.address is not None
 
 
 class Intent(StrEnum):
@@ -58,6 +79,22 @@ class Shun:
 
     until: float
     times: int
+
+
+@dataclass
+class Setbacks:
+    """Failures of members, counted as long as the job comes no further than ``iteration``."""
+
+    iteration: int = -1
+    failures: int = 0
+    """Recoveries that a failure of workers, and not of their hosts, called for."""
+    faults: int = 0
+    """Errors that the script itself raised."""
+
+    def begin(self, iteration: int) -> None:
+        """Count anew if the job has come further since."""
+        if iteration > self.iteration:
+            self.iteration, self.failures, self.faults = iteration, 0, 0
 
 
 @dataclass
@@ -83,10 +120,11 @@ class Job:
     """What just happened to the job itself; its next generation is the answer to it."""
     shunned: dict[str, Shun] = field(default_factory=dict)
     failed_starts: int = 0
+    setbacks: Setbacks = field(default_factory=Setbacks)
     heard_of: tuple[int, float] = (0, 0.0)
     """A generation that a heartbeat names as trained and nobody reported, and since when."""
     ended_at: float | None = None
-    """When all members were gone, though none reported a result."""
+    """When all members were gone, as far as is known, though none reported a result."""
     pause_sent: float = float("-inf")
     stored: JobRecord | None = None
     written: Allocation | None = None
@@ -118,6 +156,11 @@ class Job:
     def is_settling(self) -> bool:
         """Whether its newest generation is not in force yet."""
         return self.allocation is not None and self.allocation.generation > self.record.generation
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether a recovering generation is not in force yet: until it is, only a newer one may be written over it."""
+        return self.is_settling and self.allocation is not None and self.allocation.recovers
 
     @property
     def is_founding(self) -> bool:
@@ -169,17 +212,17 @@ class Job:
     def unneeded(self, workers: Iterable[Worker]) -> list[Worker]:
         """Return those of ``workers`` that nobody needs and that have no other way to learn so.
 
-        Members leave by themselves, after their last iteration; a joiner that was ordered may become a member
-        until a generation without it is in force.
+        Members leave by themselves, after their last iteration, unless their job recovers without them; a joiner that
+        was ordered may become a member until a generation without it is in force.
         """
         alive = [worker for worker in workers if worker.phase < Phase.GONE]
         if self.is_over or not self.placements:
             return alive
-        waiting = [worker for worker in alive if worker.phase < Phase.MEMBER]
+        waiting = [worker for worker in alive if worker.is_fenced or worker.phase < Phase.MEMBER]
         if not waiting:
             return []
         needed = {placement.worker for placement in self.in_force} if self.record.completed else self.named
-        return [worker for worker in waiting if worker.number not in needed]
+        return [worker for worker in waiting if worker.is_fenced or worker.number not in needed]
 
     def update(self, **changes: object) -> None:
         """Change the record."""

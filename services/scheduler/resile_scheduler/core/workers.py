@@ -8,7 +8,7 @@ lost, so both lead to the same few steps here, and each of these has its effect 
 - A worker that was seen in a heartbeat and is not in a later one of the same incarnation is gone. How it ended is then
   not known, so agents keep a worker that is gone in their heartbeats as long as the newest allocation names it.
 - A worker that ends badly withdraws itself while it is a joiner, restarts the founding while that is not its script's
-  fault, and fails the job while it is a member. Once it is not named any more its end means nothing.
+  fault, and is lost while it is a member (`recovery.py`). Once no generation names it any more its end means nothing.
 """
 
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
@@ -18,11 +18,11 @@ from .generations import Generations
 from .lifecycle import Step
 from .people import People
 from .placement import SlotId
+from .recovery import SCRIPT_FAULTS, Recovery
 from .state import Host, Intent, Job, Phase, Pool, Shun, Worker
 
 REPORT_SECONDS = 2.0
 JOIN_SECONDS = 600.0
-RESULT_SECONDS = 10.0
 SHUN_SECONDS = 5.0
 MAX_SHUN_SECONDS = 300.0
 MAX_FOUNDINGS = 3
@@ -34,16 +34,17 @@ _PHASES = {
     "left": Phase.LEFT,
     "gone": Phase.GONE,
 }
-_OWN_FAULTS = ("failed", "exited", "out of memory")
+_OWN_FAULTS = (*SCRIPT_FAULTS, "out of memory")
 
 
 class Workers:
     """Takes in what is told of hosts and workers."""
 
-    def __init__(self, pool: Pool, generations: Generations, people: People) -> None:
+    def __init__(self, pool: Pool, generations: Generations, people: People, recovery: Recovery) -> None:
         self._pool = pool
         self._generations = generations
         self._people = people
+        self._recovery = recovery
 
     # hosts
 
@@ -104,16 +105,22 @@ class Workers:
         if worker is None:
             return
         worker.was_seen = True
-        job.iteration = max(job.iteration, report.iteration)
+        if job.is_founded:
+            job.iteration = max(job.iteration, report.iteration)
         if report.state == "gone":
             self._gone(job, worker, report.exit or WorkerExit(kind="exited"), now)
             return
-        worker.phase = max(worker.phase, _PHASES[report.state])
+        self._has_come(job, worker, _PHASES[report.state])
         if report.address and worker.address is None:
             worker.address = report.address
             self._generations.give_order(job)
         if report.generation > job.record.generation:
             self._named(job, report, now)
+
+    def _has_come(self, job: Job, worker: Worker, phase: Phase) -> None:
+        if phase is Phase.LEFT and worker.phase < phase and job.is_recovering:
+            self._pool.changed()
+        worker.phase = max(worker.phase, phase)
 
     def _adopt(self, host: Host, job: Job, report: WorkerReport, now: float) -> Worker | None:
         """Take in a worker that an earlier scheduler dropped: it holds its slot until it is gone."""
@@ -147,7 +154,7 @@ class Workers:
                 self._saved(job, report, checkpoint, now)
             case Completed() as completed:
                 self._completed(job, report, completed, now)
-            case Progress(iteration=iteration):
+            case Progress(iteration=iteration) if job.is_founded and self._is_of_this_lineage(job, report):
                 job.iteration = max(job.iteration, iteration)
             case _:
                 if worker := job.workers.get(report.worker):
@@ -157,12 +164,12 @@ class Workers:
         """Take in what a worker said of itself."""
         match report.content:
             case Ready() as ready:
-                worker.phase = max(worker.phase, Phase.READY)
+                self._has_come(job, worker, Phase.READY)
                 if job.record.ready is None:
                     job.update(ready=ready)
                     self._pool.changed(f"{job.id} can use {ready.num_shards} workers", by=job.id)
             case Left():
-                worker.phase = max(worker.phase, Phase.LEFT)
+                self._has_come(job, worker, Phase.LEFT)
             case Failed(message=message, details=details):
                 self._failed(job, worker, WorkerExit(kind="failed", message=message, details=details), now)
 
@@ -173,14 +180,17 @@ class Workers:
         order = job.orders[generation]
         job.in_force, job.lingering = order.placements, frozenset()
         job.orders = {number: newer for number, newer in job.orders.items() if number >= generation}
-        job.iteration = max(job.iteration, iteration)
+        job.iteration = iteration if order.founding else max(job.iteration, iteration)
+        job.ended_at = None
+        if order.recovers:
+            job.setbacks.iteration = max(job.setbacks.iteration, iteration)
         job.update(generation=generation)
         for placement in job.in_force:
             if worker := job.workers.get(placement.worker):
                 worker.phase = max(worker.phase, Phase.MEMBER)
         job.enter(Step.SETTLE)
         if job.is_settling:
-            job.enter(Step.RESCALE)
+            job.enter(Step.RECOVER if job.is_recovering else Step.RESCALE)
         job.note("allocation", order.reason, now=now, iteration=iteration)
         job.failed_starts = 0
         self._pool.changed()
@@ -200,7 +210,9 @@ class Workers:
 
     def _completed(self, job: Job, report: Report, completed: Completed, now: float) -> None:
         """Training is complete; the job is, when its members' scripts have come to their ends."""
-        if job.record.completed or not job.placements or not self._is_of_this_lineage(job, report):
+        if job.record.completed or not (job.is_founded or report.generation in job.orders):
+            return
+        if not self._is_of_this_lineage(job, report):
             return
         self._in_force(job, report.generation, completed.iteration, now)
         job.iteration = completed.iteration
@@ -219,7 +231,8 @@ class Workers:
         self._pool.changed()
         if job.is_over:
             return
-        is_expected = how.kind in ("finished", "left") or (job.record.completed and how.kind == "abandoned")
+        worker.has_finished = how.kind == "finished"
+        is_expected = how.kind in ("finished", "left") or (job.record.completed and how.kind in ("abandoned", "killed"))
         if not is_expected:
             self._failed(job, worker, how, now, was_member=was_member)
         if not job.is_over:
@@ -241,45 +254,44 @@ class Workers:
 
     def _failed(self, job: Job, worker: Worker, how: WorkerExit, now: float, *, was_member: bool = False) -> None:
         """A worker cannot go on, by its own word or by its agent's."""
-        is_counted = job.record.completed and any(p.worker == worker.number for p in job.in_force)
-        if worker.has_failed or job.is_over or not (is_counted or job.names(worker.number)):
+        is_counted = any(placement.worker == worker.number for placement in job.in_force)
+        if worker.has_failed or worker.is_fenced or job.is_over or not (is_counted or worker.number in job.named):
             return
-        worker.has_failed = True
-        was_member = was_member or worker.phase is Phase.MEMBER
-        reason = describe(worker, how)
-        if was_member or any(placement.worker == worker.number for placement in job.in_force):
-            self._lost_member(job, reason, now)
+        worker.failure, worker.reason = how.kind, describe(worker, how)
+        if is_counted or was_member or worker.phase is Phase.MEMBER:
+            self._lost_member(job, worker, now)
+        elif not job.names(worker.number):
+            return
         elif job.is_founded:
-            self._withdraw(job, worker, reason, now)
+            self._withdraw(job, worker, now)
         elif how.kind in _OWN_FAULTS or job.failed_starts + 1 >= MAX_FOUNDINGS:
-            self.fail(job, reason, now=now)
+            self._recovery.fail(job, worker.reason, now=now)
         else:
-            job.failed_starts += 1
+            job.failed_starts += how.kind != "abandoned"
             self._shun(job, worker.slot.host, now)
             self._generations.withdraw_founding(job)
-            job.note("queued", f"its start was given up: {reason}", now=now)
+            job.note("queued", f"its start was given up: {worker.reason}", now=now)
 
-    def _lost_member(self, job: Job, reason: str, now: float) -> None:
-        """A member is lost. A recovery, from survivors or from a checkpoint, would begin here."""
-        self.fail(job, reason, now=now)
+    def _lost_member(self, job: Job, worker: Worker, now: float) -> None:
+        """A member is lost: all that are at this moment are answered together, when it is decided."""
+        if job.record.completed:
+            self._recovery.fail(job, worker.reason, now=now)
+            return
+        worker.is_lost = True
+        if job.is_founding and job.allocation is not None:
+            self._in_force(job, job.allocation.generation, job.iteration, now)
+        if worker.failure in _OWN_FAULTS:
+            self._shun(job, worker.slot.host, now)
+        self._pool.changed()
 
-    def _withdraw(self, job: Job, worker: Worker, reason: str, now: float) -> None:
+    def _withdraw(self, job: Job, worker: Worker, now: float) -> None:
         self._shun(job, worker.slot.host, now)
-        job.news = f"withdrawn: {reason}"
+        job.news = f"withdrawn: {worker.reason}"
         self._pool.changed()
 
     def _shun(self, job: Job, host: str, now: float) -> None:
         times = job.shunned[host].times + 1 if host in job.shunned else 1
         job.shunned[host] = Shun(now + min(SHUN_SECONDS * 2 ** (times - 1), MAX_SHUN_SECONDS), times)
-
-    def fail(self, job: Job, reason: str, *, now: float) -> None:
-        """End the job with an error."""
-        if job.record.completed:
-            reason = f"{reason}, after training was complete"
-        self._generations.abandon(job, "failed")
-        job.enter(Step.FAIL)
-        job.note("failed", reason, now=now)
-        self._pool.changed(f"{job.id} failed")
 
     # time
 
@@ -293,9 +305,8 @@ class Workers:
                     shun.until = 0.0
                     job.news = f"{host} is tried again"
                     self._pool.changed()
-            if job.ended_at is not None and job.record.completed is None and now - job.ended_at >= RESULT_SECONDS:
-                self.fail(job, "every worker ended, but none reported a result", now=now)
-            elif job.is_founded:
+            self._recovery.tick(job, now=now)
+            if job.is_founded:
                 self._late(job, now)
 
     def _late(self, job: Job, now: float) -> None:

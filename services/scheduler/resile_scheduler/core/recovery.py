@@ -1,0 +1,127 @@
+"""What becomes of a job that loses members.
+
+- Members that are left go on: a recovering generation names them, those first that the newest membership names still.
+  All losses that are known at one moment are answered by one generation, and one that is not in force yet is
+  answered by a newer one when somebody whom it names is lost or has left.
+- If nobody is left, the job goes back to the queue, and starts again by itself from its newest checkpoint. But where
+  the newest generation moves it as a whole, that may train already: word of it gets some time to come.
+- An error of the script is forgiven once at one iteration, if somebody is left to go on; three failures of workers
+  at one iteration fail the job. Hosts that are lost count for neither.
+"""
+
+from resile_shared.messages.jobs import JobState
+
+from .generations import Generations
+from .lifecycle import Step
+from .state import Intent, Job, Phase, Pool, Worker
+
+MAX_FAILURES = 3
+MAX_FAULTS = 2
+RESULT_SECONDS = 10.0
+SCRIPT_FAULTS = ("failed", "exited")
+
+
+class Recovery:
+    """Answers the losses of jobs."""
+
+    def __init__(self, pool: Pool, generations: Generations) -> None:
+        self._pool = pool
+        self._generations = generations
+
+    def answer(self, job: Job, *, now: float) -> None:
+        """Do what the losses of ``job`` call for, if they are not answered yet."""
+        if job.is_over or job.record.completed or not job.is_founded:
+            return
+        if not _calls_for_recovery(job):
+            return
+        lost = _lost(job)
+        reason = "; ".join(dict.fromkeys(worker.reason for worker in lost if worker.reason)) or "its members have left"
+        survivors = _survivors(job)
+        if failure := self._count(job, lost, is_last=not survivors):
+            self.fail(job, failure, now=now)
+        elif survivors:
+            self._generations.recover(job, survivors, reason=reason)
+        elif not _may_have_moved(job):
+            self._found_anew(job, reason, now=now)
+        elif job.ended_at is None:
+            job.ended_at = now
+
+    def tick(self, job: Job, *, now: float) -> None:
+        """Give up waiting for word of a job without known members."""
+        if job.ended_at is None or job.record.completed is not None or now - job.ended_at < RESULT_SECONDS:
+            return
+        if lost := _lost(job):
+            self._found_anew(job, lost[0].reason, now=now)
+        else:
+            self.fail(job, "every worker ended, but none reported a result", now=now)
+
+    def fail(self, job: Job, reason: str, *, now: float) -> None:
+        """End the job with an error."""
+        if job.record.completed:
+            reason = f"{reason}, after training was complete"
+        self._generations.abandon(job, "failed")
+        job.enter(Step.FAIL)
+        job.note("failed", reason, now=now)
+        self._pool.changed(f"{job.id} failed")
+
+    def _count(self, job: Job, lost: list[Worker], *, is_last: bool) -> str:
+        """Count what is new among the failures; return why the job fails by them, or nothing."""
+        failures = [worker for worker in lost if worker.failure != "abandoned" and not worker.is_counted]
+        faults = [worker for worker in failures if worker.failure in SCRIPT_FAULTS]
+        job.setbacks.begin(job.iteration)
+        job.setbacks.failures += bool(failures)
+        job.setbacks.faults += len(faults)
+        for worker in failures:
+            worker.is_counted = True
+        if faults and (is_last or job.setbacks.faults >= MAX_FAULTS):
+            return faults[-1].reason
+        if failures and job.setbacks.failures >= MAX_FAILURES:
+            return f"three failures at one iteration: {failures[-1].reason}"
+        return ""
+
+    def _found_anew(self, job: Job, reason: str, *, now: float) -> None:
+        """Nobody has the job's state any more: it starts again from what is stored."""
+        checkpoint = job.record.checkpoint
+        self._generations.abandon(job, reason)
+        job.in_force = ()
+        job.iteration = checkpoint.iteration if checkpoint else 0
+        job.enter(Step.PAUSE if job.intent is Intent.PAUSE else Step.REQUEUE)
+        job.intent = Intent.TRAIN
+        start = f"from the checkpoint of iteration {checkpoint.iteration}" if checkpoint else "from the beginning"
+        when = "when it is resumed, " if job.record.state is JobState.PAUSED else ""
+        job.note(job.record.state.value, f"{reason}: nobody is left, so it starts again {when}{start}", now=now)
+        self._pool.changed()
+
+
+def _calls_for_recovery(job: Job) -> bool:
+    if job.is_recovering:
+        return not all(job.workers[placement.worker].is_sound for placement in job.placements)
+    return bool(_lost(job))
+
+
+def _lost(job: Job) -> list[Worker]:
+    """Return who failed of the generation in force, and of those that may be by now."""
+    failed = [worker for worker in job.workers.values() if worker.has_failed]
+    if not failed:
+        return []
+    members = {placement.worker for placement in job.in_force}
+    named = job.named
+    return [w for w in failed if w.number in members or (w.is_lost and w.number in named)]
+
+
+def _survivors(job: Job) -> list[Worker]:
+    """Return who goes on: whoever is named by the newest membership if there is one of them, else all who are left."""
+    named = job.named
+    sound = [worker for worker in job.workers.values() if worker.is_sound and worker.number in named]
+    return [worker for worker in sound if job.names(worker.number)] or sound
+
+
+def _may_have_moved(job: Job) -> bool:
+    """Whether somebody may have the job's state of whom that is not known, or may have completed it."""
+    if any(worker.has_finished for worker in job.workers.values()):
+        return True
+    ordered = {placement.worker for order in job.orders.values() for placement in order.placements}
+    return not job.is_recovering and any(
+        worker.phase < Phase.LEFT and not worker.has_failed and worker.number in ordered
+        for worker in job.workers.values()
+    )

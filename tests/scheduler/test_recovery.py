@@ -1,0 +1,344 @@
+"""Jobs that lose members: they go on with those who are left, or start again from what is stored."""
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from resile_scheduler.core.core import Scheduler
+from resile_scheduler.core.seam import Asked, Event, Restored, StopWorkers, Tick
+from resile_scheduler.simulator import Simulator, Submission
+from resile_shared.messages.commands import JobPause
+from resile_shared.messages.hosts import HostState, WorkerReport
+from resile_shared.messages.jobs import JobState
+from resile_shared.messages.reports import CheckpointSaved, Failed, Left, Switched
+
+from .checks import Checker
+from .test_core import Bench, gone, result, spec, worker
+
+
+def running(*slots: int, **changes: object) -> Bench:
+    """A job with a member on each slot of host-1."""
+    bench = Bench(*slots)
+    bench.submit(**changes)
+    bench.found()
+    return bench
+
+
+def named(bench: Bench) -> list[int]:
+    return [placement.worker for placement in bench.newest().placements]
+
+
+def member(number: int, *, iteration: int = 0, generation: int = 1) -> WorkerReport:
+    seen = worker(number, state="member")
+    return seen.model_copy(update={"iteration": iteration, "generation": generation})
+
+
+def switched(*workers: int) -> Switched:
+    return Switched(workers=workers, iteration=7)
+
+
+def test_survivors_go_on_at_once_and_the_history_says_why() -> None:
+    bench = running(3)
+    bench.beat(member(0), member(1), gone(2, kind="killed"))
+    order = bench.newest()
+    assert order.recovers
+    assert order.has_addresses, "it is an order at once"
+    assert named(bench) == [0, 1]
+    assert bench.records["job-1"].state is JobState.RECOVERING
+    bench.switch(iteration=40)
+    item = [item for item in bench.records["job-1"].history if item.kind == "allocation"][-1]
+    assert (item.reason, item.workers, item.iteration) == ("worker 2 on host-1/2 was killed: why", 2, 40)
+
+
+def test_once_the_recovery_is_in_force_the_job_grows_again() -> None:
+    bench = running(3)
+    bench.beat(member(0), member(1), gone(2, kind="killed"))
+    num_written = len(bench.allocations)
+    bench.tell(Tick())
+    assert len(bench.allocations) == num_written, "nothing is written over a recovery"
+    bench.switch(iteration=40)
+    assert named(bench) == [0, 1, 3]
+    assert not bench.newest().recovers
+    assert bench.newest().placements[-1].slot == 2
+
+
+def test_several_deaths_at_one_moment_are_one_recovery() -> None:
+    bench = running(4)
+    bench.beat(member(0), member(1), gone(2, kind="killed"), gone(3, kind="killed"))
+    assert named(bench) == [0, 1]
+    assert len([allocation for allocation in bench.allocations if allocation.recovers]) == 1
+    assert bench.newest().reason == "worker 2 on host-1/2 was killed: why; worker 3 on host-1/3 was killed: why"
+
+
+def test_the_loss_of_a_host_is_one_recovery_with_one_reason() -> None:
+    bench = Bench(2, 2)
+    bench.submit()
+    bench.beat(worker(0, 0), worker(1, 1))
+    bench.beat(worker(2, 0), worker(3, 1), host="host-2")
+    bench.switch()
+    bench.host("host-2", 2, state=HostState.LOST)
+    assert named(bench) == [0, 1]
+    assert bench.newest().reason == "host-2 lost"
+    assert len([allocation for allocation in bench.allocations if allocation.recovers]) == 1
+
+
+def test_a_death_during_the_recovery_leads_to_a_newer_one() -> None:
+    bench = running(4)
+    bench.beat(member(0), member(1), member(2), gone(3, kind="killed"))
+    bench.beat(member(0), member(1), gone(2, kind="killed"), gone(3, kind="killed"))
+    assert bench.newest().recovers
+    assert named(bench) == [0, 1]
+    assert "worker 2" in bench.newest().reason
+    assert "worker 3" in bench.newest().reason
+
+
+def test_a_recovery_supersedes_a_growth_that_is_not_in_force() -> None:
+    bench = running(2)
+    bench.host("host-2", 1)
+    bench.beat(worker(2, 0), host="host-2")
+    assert named(bench) == [0, 1, 2]
+    commands = bench.beat(member(0), gone(1, kind="killed"))
+    assert named(bench) == [0], "nobody joins by a recovery"
+    assert StopWorkers("job-1", "host-2", 1, (2,)) in commands
+
+
+def test_late_word_of_an_earlier_switch_is_recorded_and_changes_nothing() -> None:
+    bench = running(3)
+    bench.submit(2)  # a shrink of job-1 is ordered, comes into force, and its report is late
+    shrink = bench.newest("job-1")
+    assert named(bench) == [0, 1]
+    bench.beat(member(0), gone(1, kind="killed"), member(2))
+    assert named(bench) == [0]
+    recovery = bench.newest("job-1")
+    bench.report(switched(0, 1), generation=shrink.generation)
+    assert bench.newest("job-1") == recovery
+    assert bench.records["job-1"].state is JobState.RECOVERING
+    assert bench.records["job-1"].generation == shrink.generation
+    bench.switch(iteration=9)
+    assert bench.records["job-1"].generation >= recovery.generation
+
+
+def test_a_survivor_that_had_left_already_is_left_out_by_a_newer_recovery() -> None:
+    bench = running(3)
+    bench.submit(2, min_workers=2)
+    assert named(bench) == [0]
+    bench.beat(gone(0, kind="killed"), member(1), member(2))
+    assert named(bench) == [1, 2], "no other survivor is known"
+    bench.report(Left(iteration=5), worker=1)
+    assert named(bench) == [2]
+
+
+def test_a_joiner_that_was_a_member_by_then_is_lost_like_one() -> None:
+    bench = running(2)
+    bench.host("host-2", 1)
+    bench.beat(worker(2, 0), host="host-2")
+    growth = bench.newest()
+    bench.beat(gone(2, 0, kind="killed"), host="host-2")
+    assert not bench.newest().recovers, "it is withdrawn as a joiner"
+    bench.report(switched(0, 1, 2), generation=growth.generation)
+    assert bench.newest().recovers
+    assert named(bench) == [0, 1]
+
+
+def test_a_job_without_survivors_starts_again_from_its_checkpoint() -> None:
+    bench = running(1)
+    bench.report(CheckpointSaved(iteration=30, num_bytes=1), generation=1)
+    bench.beat(gone(0, kind="killed"))
+    history = bench.records["job-1"].history
+    assert history[-1].kind == "queued"
+    assert "it starts again from the checkpoint of iteration 30" in history[-1].reason
+    assert bench.newest().founding
+    assert bench.newest().resume
+    assert named(bench) == [1]
+
+
+def test_a_job_without_survivors_and_checkpoint_starts_from_the_beginning() -> None:
+    bench = running(1)
+    bench.host("host-1", 1, state=HostState.LOST)
+    assert bench.records["job-1"].state is JobState.QUEUED
+    assert bench.records["job-1"].history[-1].reason == (
+        "host-1 lost: nobody is left, so it starts again from the beginning"
+    )
+    bench.host("host-1", 1, incarnation=2)
+    assert bench.newest().founding
+    assert not bench.newest().resume
+
+
+def test_a_new_life_waits_until_every_worker_of_the_last_is_gone() -> None:
+    bench = running(2)
+    bench.host("host-2", 1)
+    bench.beat(gone(0, kind="killed"), gone(1, kind="killed"))
+    assert bench.newest().placements == (), "the joiner was not ordered, so it is no member"
+    assert StopWorkers("job-1", "host-2", 1, (2,)) in bench.beat(worker(2, 0), host="host-2")
+    bench.beat(gone(2, 0, kind="exited"), host="host-2")
+    assert bench.newest().founding
+
+
+def test_a_joiner_that_may_have_become_a_member_gets_some_time_to_say_so() -> None:
+    bench = running(2)
+    bench.host("host-2", 1)
+    bench.beat(worker(2, 0), host="host-2")
+    growth = bench.newest()
+    bench.beat(gone(0, kind="killed"), gone(1, kind="killed"))
+    assert bench.newest() == growth, "nothing is written meanwhile"
+    bench.report(switched(0, 1, 2), generation=growth.generation)
+    assert named(bench) == [2]
+    assert bench.newest().recovers
+
+
+def test_a_job_whose_joiners_never_became_members_starts_again() -> None:
+    bench = running(2)
+    bench.host("host-2", 1)
+    bench.beat(worker(2, 0), host="host-2")
+    bench.beat(gone(0, kind="killed"), gone(1, kind="killed"))
+    bench.now += 11.0
+    bench.tell(Tick())
+    assert bench.newest().placements == ()
+    assert bench.records["job-1"].state is JobState.QUEUED
+
+
+def test_a_job_that_pauses_and_loses_all_members_is_paused() -> None:
+    bench = running(1)
+    bench.tell(Asked("c1", JobPause(job_id="job-1")))
+    bench.beat(gone(0, kind="killed"))
+    assert bench.records["job-1"].state is JobState.PAUSED
+
+
+def test_an_error_of_the_script_is_forgiven_once_at_one_iteration() -> None:
+    bench = running(3)
+    bench.report(Failed(message="ValueError: bad sample"), worker=2)
+    assert bench.newest().recovers
+    bench.switch(iteration=40)
+    assert named(bench) == [0, 1], "its host is shunned for a while"
+    bench.beat(member(0, iteration=40), gone(1, kind="failed"), gone(2, kind="failed"))
+    assert bench.records["job-1"].state is JobState.FAILED
+    assert bench.records["job-1"].reason == "worker 1 on host-1/1 failed: why"
+
+
+def test_an_error_at_a_later_iteration_is_another_one() -> None:
+    bench = running(3)
+    bench.report(Failed(message="ValueError: bad sample"), worker=2)
+    bench.switch(iteration=40)
+    bench.beat(member(0, iteration=41), gone(1, kind="failed"), gone(2, kind="failed"))
+    assert bench.records["job-1"].state is JobState.RECOVERING
+
+
+def test_an_error_of_the_last_member_fails_the_job() -> None:
+    bench = running(1)
+    bench.beat(gone(0, kind="failed"))
+    assert bench.records["job-1"].state is JobState.FAILED
+
+
+def test_three_failures_at_one_iteration_fail_the_job() -> None:
+    bench = running(4)
+    alive = [0, 1, 2]
+    for number in (3, 2):
+        bench.beat(*(member(n) for n in alive if n < number), *(gone(n, kind="killed") for n in range(number, 4)))
+        assert bench.records["job-1"].state is JobState.RECOVERING
+    bench.beat(member(0), *(gone(n, kind="killed") for n in (1, 2, 3)))
+    assert bench.records["job-1"].reason == "three failures at one iteration: worker 1 on host-1/1 was killed: why"
+
+
+def test_lost_hosts_never_fail_a_job() -> None:
+    bench = Bench(1, 1, 1, 1, 1)
+    bench.submit()
+    for number in range(5):
+        bench.beat(worker(number, 0), host=f"host-{number + 1}")
+    bench.switch()
+    for number in (2, 3, 4, 5):
+        bench.host(f"host-{number}", 1, state=HostState.LOST)
+    assert named(bench) == [0]
+    assert bench.records["job-1"].state is JobState.RECOVERING
+
+
+def test_a_worker_killed_after_training_was_complete_does_not_matter() -> None:
+    bench = running(2)
+    bench.report(result(), generation=1)
+    bench.beat(gone(0, kind="finished"), gone(1, kind="killed"))
+    assert bench.records["job-1"].state is JobState.COMPLETED
+
+
+def test_a_new_scheduler_carries_a_recovery_on() -> None:
+    bench = running(3)
+    bench.beat(member(0), member(1), gone(2, kind="killed"))
+    hosts = tuple(host.record for host in bench.scheduler.pool.hosts.values())
+    bench.scheduler = Scheduler(epoch=2, secret="s")
+    bench.tell(Restored(tuple(bench.records.values()), (bench.newest(),), hosts))
+    bench.beat(member(0), gone(1, kind="killed"), gone(2, kind="killed"))
+    assert bench.newest().recovers
+    assert named(bench) == [0]
+    bench.switch(iteration=3)
+    assert named(bench) == [0, 3, 4]
+
+
+def test_the_story_with_a_host_that_dies_and_returns() -> None:
+    """The jobs share what is left and carry on; nothing but the iteration in flight is done again."""
+    sim = Simulator()
+    sim.add_host("host-1", 4)
+    sim.add_host("host-2", 4)
+    checker = Checker(sim)
+    sim.submit([Submission(0, "job-1", spec(), 1500), Submission(5, "job-2", spec(), 1500)])
+    before: dict[str, int] = {}
+
+    def die() -> None:
+        before.update({job: sim.iteration(job) for job in sim.records if set(sim.members(job))})
+        sim.change_host("host-2", HostState.LOST)
+
+    sim.later(10, die)
+    sim.later(20, lambda: sim.add_host("host-2", 4, incarnation=2))
+    sim.run(until=13.9, watch=checker.check)
+    assert checker.allocated() == {"job-1": 2, "job-2": 2}
+    sim.run(until=23, watch=checker.check)
+    assert checker.allocated() == {"job-1": 4, "job-2": 4}
+    sim.run(watch=checker.check)
+    assert {record.state for record in sim.records.values()} == {JobState.COMPLETED}
+    for job, iteration in before.items():
+        reached = [item.iteration for item in sim.records[job].history if item.kind == "allocation"]
+        assert not any(item < iteration for item in reached[2:]), (job, reached, iteration)
+
+
+deaths = st.lists(
+    st.tuples(st.floats(0.1, 4.0), st.sampled_from(["worker", "host"]), st.integers(0, 1 << 16)), max_size=12
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(deaths=deaths, num_jobs=st.integers(1, 3), latency=st.floats(0.0, 1.0))
+def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_jobs: int, latency: float) -> None:
+    """Workers and hosts die at any moment, and word of everything comes late: all jobs come to their ends."""
+    sim = Simulator()
+    for number in (1, 2, 3):
+        sim.add_host(f"host-{number}", 3)
+    checker = Checker(sim)
+
+    def late(event: Event) -> tuple[Event, ...]:
+        sim.later(latency, lambda: tell(event))
+        return ()
+
+    def tell(event: Event) -> None:
+        sim.tell(event)
+
+    sim.channel = late
+    sim.submit(Submission(n * 0.7, f"job-{n}", spec(), 300, checkpoint_every=20) for n in range(num_jobs))
+    time = 0.0
+    incarnations = dict.fromkeys(("host-1", "host-2", "host-3"), 1)
+
+    def die(what: str, choice: int) -> None:
+        if what == "host":
+            host = sorted(incarnations)[choice % 3]
+            incarnations[host] += 1
+            sim.change_host(host, HostState.LOST)
+            sim.later(1.5, lambda: sim.add_host(host, 3, incarnation=incarnations[host]))
+        else:
+            living = [(job, number) for job in sim.records for number in sim.living(job)]
+            if living:
+                sim.kill(*living[choice % len(living)])
+
+    for pause, what, choice in deaths:
+        time += pause
+        sim.later(time, lambda what=what, choice=choice: die(what, choice))  # type: ignore[misc]
+    for second in range(120):
+        sim.later(second, sim.beat_all)
+    sim.run(watch=checker.check)
+    for record in sim.records.values():
+        assert record.state is JobState.COMPLETED, [(item.kind, item.reason) for item in record.history]
+    assert sim.scheduler.pool.holders == {}
