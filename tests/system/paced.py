@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from resile.client import Client
 from resile.package import pack
@@ -42,8 +43,8 @@ class Pace:
         draft.replace(self.file)
 
 
-async def submit(client: Client, script: Path, *args: object, name: str, **asked: int) -> str:
-    """Submit a script; return the job's id."""
+async def submit(client: Client, script: Path, *args: object, name: str, **asked: Any) -> str:
+    """Submit a script; return the job's id. ``asked`` is what a `JobSpec` may have besides."""
     package = pack(script)
     key = await client.upload(package.content)
     spec = JobSpec(name=name, package=key, script=package.script, args=tuple(map(str, args)), **asked)

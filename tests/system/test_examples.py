@@ -1,12 +1,16 @@
 """The examples do what their first lines promise: the same bits as plain scripts and with any number of workers."""
 
+import os
+import pickle
 import re
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from .running import plain, run
@@ -68,3 +72,63 @@ def test_only_one_worker_writes_the_sample_of_the_gpt(tmp_path: Path) -> None:
     assert run(GPT.script, "--workers", "2", home=tmp_path, args=GPT.args).status == 0
     logs = [file.read_text() for file in tmp_path.glob("runs/*/logs/worker-*.log")]
     assert sorted("def " in log for log in logs) == [False, True]
+
+
+class Python2Pickler(pickle._Pickler):  # type: ignore[misc]
+    """Writes strings of bytes as Python 2 did, and so as the files of CIFAR-10 have them."""
+
+    def save_bytes(self, value: bytes) -> None:
+        self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
+        self.memoize(value)
+
+    dispatch = {**pickle._Pickler.dispatch, bytes: save_bytes}  # noqa: RUF012
+
+
+def write_batch(file: Path, content: object) -> None:
+    with file.open("wb") as opened:
+        Python2Pickler(opened, protocol=2).dump(content)
+    file.write_bytes(file.read_bytes().replace(b"numpy._core.", b"numpy.core."))
+
+
+@pytest.fixture
+def cifar(tmp_path: Path) -> Path:
+    """A folder as CIFAR-10 comes, with few images."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        images = generator.integers(256, size=(20, 3072), dtype=np.uint8)
+        labels = generator.integers(10, size=20).tolist()
+        write_batch(folder / name, {b"batch_label": name.encode(), b"data": images, b"labels": labels})
+    return folder
+
+
+def test_cifar10_has_the_same_bits_as_a_plain_script_and_elastically(cifar: Path, tmp_path: Path) -> None:
+    args = ("--data", str(cifar), "--epochs", "2", "--batch-size", "24", "--num-shards", "6", "--depth", "1")
+    elastic = run(EXAMPLES / "cifar10.py", "--plan", "0:3,4:1,6:2", home=tmp_path / "home", args=args)
+    assert elastic.sha == plain(EXAMPLES / "cifar10.py", *args)
+    assert elastic.sizes == [(0, 3), (4, 1), (6, 2)]
+    assert elastic.result["iteration"] == 10
+    elastic.assert_every_sample_once(epochs=2)
+
+
+def test_cifar10_says_which_folder_is_missing(tmp_path: Path) -> None:
+    ended = run(EXAMPLES / "cifar10.py", "--workers", "1", home=tmp_path, args=("--data", "nowhere"))
+    assert ended.status == 1
+    assert re.search(r"there is no folder /\S*nowhere: unpack cifar-10-python.tar.gz", ended.errors.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (os.getcwd, "it wants posix.getcwd, which no array needs"),
+        ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}, "images and labels do not fit together"),
+        ({}, "b'data'"),
+    ],
+)
+def test_cifar10_reads_nothing_but_images(content: object, why: str, cifar: Path) -> None:
+    write_batch(cifar / "data_batch_3", content)
+    script = [sys.executable, str(EXAMPLES / "cifar10.py"), "--data", str(cifar)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip() == f"{cifar / 'data_batch_3'} is not a file of CIFAR-10: {why}"
