@@ -123,6 +123,11 @@ class Cluster:
             case End(outcome):
                 self.outcome = outcome
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the generation in force has lost nobody."""
+        return bool(self.members) and all(worker in self.alive for worker in self.members)
+
     def hello(self, worker: int) -> None:
         self.said_hello.add(worker)
         self.tell(Said(Hello(worker=worker, host="127.0.0.1", port=1000 + worker)))
@@ -134,8 +139,11 @@ class Cluster:
     def can_switch(self, order: Order) -> bool:
         """Whether the members could take ``order`` up: every joiner of it is there, linked and at its training call."""
         joiners = set(order.workers) - set(self.members)
+        if order.recovers:
+            return order.generation > self.generation and all(worker in self.alive for worker in order.workers)
         return (
             order.generation > self.generation
+            and all(worker in self.alive for worker in self.members)
             and all(
                 worker in self.alive and order in self.alive[worker] and worker in self.said_ready
                 for worker in joiners - self.stopped
@@ -144,7 +152,7 @@ class Cluster:
         )
 
     def switch(self, order: Order) -> None:
-        leavers = [worker for worker in self.members if worker not in order.workers]
+        leavers = [worker for worker in self.members if worker not in order.workers and worker in self.alive]
         current = next((known for known in self.orders if known.generation == self.generation), None)
         if current is not None and current.until is not None and order.not_before:
             self.iteration = max(self.iteration, current.until)
@@ -337,9 +345,51 @@ def test_workers_that_see_different_training_calls_are_named() -> None:
     assert "worker 1 disagrees with worker 0 on samples (6000 instead of 6400)" in cluster.outcome.error
 
 
-def test_a_killed_worker_ends_the_run_and_is_named() -> None:
+def test_others_go_on_without_a_killed_worker_and_a_new_one_takes_its_place() -> None:
+    cluster = Cluster("0:3")
+    cluster.settle()
+    cluster.exit(1, "killed", -9)
+    assert (cluster.orders[-1].workers, cluster.orders[-1].recovers) == ((0, 2), True)
+    cluster.settle()
+    assert cluster.members == (0, 2, 3)
+    kinds = [(item.workers, item.reason) for item in cluster.director.history if item.kind == "allocation"]
+    assert kinds[1] == (2, "worker 1 was killed by SIGKILL (Killed)")
+    assert kinds[2][0] == 3
+
+
+def test_a_second_loss_meanwhile_is_recovered_from_too() -> None:
+    cluster = Cluster("0:4")
+    cluster.settle()
+    cluster.exit(1, "killed", -9)
+    cluster.exit(0, "killed", -9)
+    assert cluster.orders[-1].workers == (2, 3)
+    cluster.settle()
+    assert len(cluster.members) == 4
+
+
+def test_nothing_newer_is_ordered_until_those_who_are_left_have_recovered() -> None:
+    cluster = Cluster("0:3")
+    cluster.settle()
+    cluster.exit(2, "killed", -9)
+    cluster.tell(ResizeAsked(1))
+    assert cluster.orders[-1].workers == (0, 1)
+    cluster.settle()
+    assert cluster.members == (0,)
+
+
+def test_a_plan_is_followed_after_a_loss() -> None:
+    cluster = Cluster("0:2,50:3")
+    cluster.settle()
+    cluster.exit(0, "killed", -9)
+    cluster.settle()
+    assert len(cluster.members) == 3
+    assert cluster.changes[-1] == (50, 3)
+
+
+def test_the_end_of_the_last_member_ends_the_run_and_is_named() -> None:
     cluster = Cluster("0:2")
     cluster.settle()
+    cluster.exit(0, "killed", -9)
     cluster.exit(1, "killed", -9)
     assert cluster.outcome == Outcome("failed", "worker 1 was killed by SIGKILL (Killed)")
 
@@ -527,7 +577,7 @@ class AnyOrder(RuleBasedStateMachine):
         for worker in [w for w in self.cluster.alive if w in self.cluster.stopped]:
             self.cluster.exit(worker, "exited")
 
-    @precondition(lambda self: not self.over() and self.cluster.members)
+    @precondition(lambda self: not self.over() and self.cluster.is_whole)
     @rule()
     def training_is_complete(self) -> None:
         self.cluster.finish()
@@ -536,10 +586,12 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: not self.over() and self.cluster.members)
     @rule(data=st.data())
     def a_member_dies(self, data: st.DataObject) -> None:
-        worker = data.draw(st.sampled_from(self.cluster.members))
+        living = [worker for worker in self.cluster.members if worker in self.cluster.alive]
+        worker = data.draw(st.sampled_from(living))
         self.cluster.exit(worker, "killed", -11)
-        assert self.cluster.outcome is not None
-        assert self.cluster.outcome.error.startswith(f"worker {worker} was killed by SIGSEGV")
+        assert self.over() == (living == [worker])
+        if self.over():
+            assert self.cluster.outcome.error.startswith(f"worker {worker} was killed by SIGSEGV")
 
     @precondition(over)
     @rule(event=st.sampled_from([ResizeAsked(3), StopAsked(), DeadlinePassed(), Exited(Exit(0, "finished"))]))

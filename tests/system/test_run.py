@@ -114,11 +114,23 @@ def test_a_stopped_run_loses_nothing_and_is_resumed_with_its_arguments(resile: A
     assert workers == [0, 1, 2, 3, 4], "no worker id of a run is used twice"
 
 
-def test_a_killed_worker_is_named_and_the_run_can_be_resumed(resile: Any, undisturbed: str) -> None:
+def test_a_run_goes_on_without_a_killed_worker_and_replaces_it(resile: Any, undisturbed: str) -> None:
+    process = resile.start("run", resile.script(), "-w", "3", "--json", "--", "--pause", "0.2")
+    read_until(process.stderr, "first iteration")
+    os.kill(worker_pids(process.pid)[0], signal.SIGKILL)
+    ended = resile.finish(process)
+    assert ended.status == 0, ended.err
+    assert ended.json["params_sha256"] == undisturbed
+    sizes = [item["workers"] for item in ended.json["history"] if item["kind"] == "allocation"]
+    assert sizes == [3, 2, 3]
+    assert "was killed by SIGKILL" in ended.json["history"][1]["reason"]
+
+
+def test_the_last_killed_worker_is_named_and_the_run_can_be_resumed(resile: Any, undisturbed: str) -> None:
     script = resile.script()
-    process = resile.start("run", script, "-w", "2", "--", "--every", "3", "--pause", "0.1")
+    process = resile.start("run", script, "-w", "1", "--", "--every", "3", "--pause", "0.1")
     read_until(process.stdout, "checkpoint saved")
-    os.kill(worker_pids(process.pid)[1], signal.SIGKILL)
+    os.kill(worker_pids(process.pid)[0], signal.SIGKILL)
     ended = resile.finish(process)
     assert ended.status == 1
     assert "was killed by SIGKILL" in ended.last_error

@@ -20,10 +20,11 @@ Events go in through `Membership.handle`, commands come out; the worker's contro
   generation. Those it drops exit: nothing can be committed without the others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .messages import Member, Order
+from .recovery import LeaveRound, Levelled, Levelling, Recovery, RoundLost, Standings, StandingTold, TellStanding
 
 
 @dataclass(frozen=True)
@@ -75,54 +76,15 @@ class RoundDone:
 
 
 @dataclass(frozen=True)
-class RoundLost:
-    """This member's round was abandoned. All rounds before ``round`` are committed here; -1: its state is torn."""
-
-    round: int
-
-
-@dataclass(frozen=True)
-class StandingTold:
-    """``peer``, a member too, has come to ``round``, as ``generation`` begins with a recovery."""
-
-    peer: int
-    generation: int
-    round: int
-
-
-@dataclass(frozen=True)
-class Levelling:
-    """This member begins to become level with the others: what it told them of itself may be true no more."""
-
-
-@dataclass(frozen=True)
-class Levelled:
-    """This member has the state with which ``generation``, which recovers, begins: that before ``round``."""
-
-    generation: int
-    round: int
-
-
-@dataclass(frozen=True)
 class StateReceived:
     """This joiner holds the full state and so is a member of ``generation``."""
 
     generation: int
 
 
+RecoveryEvent = RoundLost | StandingTold | Levelling | Levelled
 Event = (
-    OrderSeen
-    | LinkUp
-    | LinkDown
-    | ScriptReady
-    | Announced
-    | ToldInForce
-    | RoundDone
-    | RoundLost
-    | StandingTold
-    | Levelling
-    | Levelled
-    | StateReceived
+    OrderSeen | LinkUp | LinkDown | ScriptReady | Announced | ToldInForce | RoundDone | StateReceived | RecoveryEvent
 )
 
 
@@ -156,47 +118,6 @@ class TellInForce:
 
     peer: int
     generation: int
-
-
-@dataclass(frozen=True)
-class TellStanding:
-    """Tell ``peer`` to which round this member has come, as ``generation`` begins with a recovery."""
-
-    peer: int
-    generation: int
-    round: int
-
-
-@dataclass(frozen=True)
-class LeaveRound:
-    """Abandon the round of ``generation`` that is under way, or else the next: ``lost`` has no part in it any more."""
-
-    lost: int
-    generation: int
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """How the generation of ``order`` begins: ``standings`` has the round that each of its members has come to."""
-
-    order: Order
-    standings: Mapping[int, int]
-
-    @property
-    def donors(self) -> tuple[int, ...]:
-        """The members that have come furthest, in rank order."""
-        furthest = max(self.standings.values())
-        return tuple(worker for worker in self.order.workers if self.standings[worker] == furthest)
-
-    def donor_of(self, receiver: int) -> int | None:
-        """Who gives ``receiver`` its state; None for one that has it."""
-        donors = self.donors
-        behind = [worker for worker in self.order.workers if worker not in donors]
-        return donors[behind.index(receiver) % len(donors)] if receiver in behind else None
-
-    def receivers_of(self, donor: int) -> tuple[int, ...]:
-        """The members that get the state of ``donor``."""
-        return tuple(worker for worker in self.order.workers if self.donor_of(worker) == donor)
 
 
 @dataclass(frozen=True)
@@ -259,9 +180,7 @@ class Membership:
         self._over = False
         self._announcements: set[tuple[int, int]] = set()
         self._announced: set[tuple[int, int]] = set()
-        self._round: int | None = None  # come to, while this member waits for a generation that recovers
-        self._standings: dict[tuple[int, int], int] = {}
-        self._told: set[tuple[int, int]] = set()
+        self._standings = Standings()
 
     @property
     def first_order(self) -> Order | None:
@@ -302,13 +221,7 @@ class Membership:
     def recovery(self) -> Recovery | None:
         """How the newest generation that recovers begins, once its members are linked and all have told."""
         order = self._recovering
-        if order is None or self._round is None:
-            return None
-        told = {peer: self._standings.get((peer, order.generation)) for peer in order.workers if peer != self.worker}
-        standings = {peer: number for peer, number in told.items() if number is not None}
-        if len(standings) < len(told) or not self._linked_to(order.workers):
-            return None
-        return Recovery(order, standings | {self.worker: self._round})
+        return self._standings.recovery(order, self.worker) if order and self._linked_to(order.workers) else None
 
     def is_superseded(self, generation: int) -> bool:
         """Whether a newer generation than ``generation`` recovers."""
@@ -327,10 +240,8 @@ class Membership:
         match event:
             case OrderSeen(order):
                 return self._order_seen(order)
-            case LinkUp(peer):
-                return self._link_up(peer)
-            case LinkDown(peer):
-                return self._link_down(peer)
+            case LinkUp(peer) | LinkDown(peer):
+                return self._link_up(peer) if isinstance(event, LinkUp) else self._link_down(peer)
             case ScriptReady():
                 self._ready = True
                 return self._progress()
@@ -341,17 +252,8 @@ class Membership:
                 return self._told_in_force(generation)
             case RoundDone(named):
                 return self._round_done(named)
-            case RoundLost(number):
-                self._round = number
-                return self._tell_standing()
-            case StandingTold(peer, generation, number):
-                self._standings[peer, generation] = number
-                return []
-            case Levelling():
-                self._round = None
-                return []
-            case Levelled(generation, number):
-                return self._levelled(generation, number)
+            case RoundLost() | StandingTold() | Levelling() | Levelled():
+                return self._recover(event)
             case StateReceived(generation):
                 return self._become(self._orders[generation])
 
@@ -375,22 +277,23 @@ class Membership:
         leaves = LeaveRound(lost[0] if lost else self.worker, current.generation)
         return [*told, *self._dials(order), leaves, *self._tell_standing()]
 
-    def _levelled(self, generation: int, number: int) -> list[Command]:
-        if self.is_superseded(generation):
-            self._round = number
-            return self._tell_standing()
-        self._standings.clear()
-        return self._become(self._orders[generation])
+    def _recover(self, event: RecoveryEvent) -> list[Command]:
+        match event:
+            case StandingTold():
+                self._standings.hear(event)
+                return []
+            case Levelling():
+                self._standings.round = None
+                return []
+            case Levelled(generation) if not self.is_superseded(generation):
+                return self._become(self._orders[generation])
+            case RoundLost(number) | Levelled(_, number):
+                self._standings.round = number
+                return self._tell_standing()
 
     def _tell_standing(self) -> list[Command]:
-        """Tell the other members of a generation that recovers, each once."""
-        order, number = self._recovering, self._round
-        if order is None or number is None:
-            return []
-        generation = order.generation
-        waiting = [p for p in order.workers if p in self._links and (p, generation) not in self._told]
-        self._told.update((peer, generation) for peer in waiting)
-        return [TellStanding(peer, generation, number) for peer in waiting]
+        order = self._recovering
+        return [*self._standings.tell(order, self._links)] if order else []
 
     def _link_up(self, peer: int) -> list[Command]:
         self._links.add(peer)
@@ -403,7 +306,7 @@ class Membership:
         self._links.discard(peer)
         self._announcements = {item for item in self._announcements if item[0] != peer}
         self._announced = {item for item in self._announced if item[0] != peer}
-        self._told = {item for item in self._told if item[0] != peer}
+        self._standings.forget(peer)
         if not self._orders:
             return []
         return [*self._dials(self._orders[max(self._orders)]), *self._progress()]

@@ -24,17 +24,14 @@ from ..membership import (
     Command,
     Connect,
     Event,
-    LeaveRound,
     LinkDown,
     LinkUp,
     Membership,
     OrderSeen,
-    StandingTold,
     Start,
     Switch,
     TellInForce,
     TellOrder,
-    TellStanding,
     ToldInForce,
     Withdraw,
 )
@@ -53,6 +50,7 @@ from ..messages import (
     from_peer,
     to_worker,
 )
+from ..recovery import LeaveRound, StandingTold, TellStanding
 from . import links
 
 T = TypeVar("T")
@@ -338,14 +336,8 @@ class _ControlThread(threading.Thread):
                 if member.worker not in self._dialing:
                     self._dialing.add(member.worker)
                     self._spawn(self._dial(member, generation))
-            case TellOrder(peer, order):
-                self._tell(peer, order)
-            case Announce(peer, generation):
-                self._tell(peer, Announcement(generation=generation))
-            case TellInForce(peer, generation):
-                self._tell(peer, InForce(generation=generation))
-            case TellStanding(peer, generation, number):
-                self._tell(peer, Standing(generation=generation, round=number))
+            case TellOrder() | Announce() | TellInForce() | TellStanding():
+                self._tell(command)
             case LeaveRound(lost, generation):
                 self._mesh.abandon(lost, "a generation without it was ordered", generation=generation)
             case Start():
@@ -357,7 +349,19 @@ class _ControlThread(threading.Thread):
             case Switch():
                 raise AssertionError("a switch is the main thread's to carry out")
 
-    def _tell(self, peer: int, message: Message) -> None:
-        writer = self._peers.get(peer)
+    def _tell(self, command: TellOrder | Announce | TellInForce | TellStanding) -> None:
+        writer = self._peers.get(command.peer)
         if writer:
-            writer.write(encode(message))
+            writer.write(encode(_words_of(command)))
+
+
+def _words_of(command: TellOrder | Announce | TellInForce | TellStanding) -> Message:
+    match command:
+        case TellOrder(_, order):
+            return order
+        case Announce(_, generation):
+            return Announcement(generation=generation)
+        case TellInForce(_, generation):
+            return InForce(generation=generation)
+        case TellStanding(_, generation, number):
+            return Standing(generation=generation, round=number)

@@ -12,18 +12,9 @@ from resile_shared.errors import ResileError
 
 from ..collectives.exchange import Abandoned, OpenRound, RoundSpec, Tag
 from ..collectives.mesh import Mesh
-from ..membership import (
-    Levelled,
-    Levelling,
-    Membership,
-    Recovery,
-    RoundDone,
-    RoundLost,
-    ScriptReady,
-    StateReceived,
-    Switch,
-)
+from ..membership import Membership, RoundDone, ScriptReady, StateReceived, Switch
 from ..messages import Left, Lost, Message, Order, Ready, WorkerConfig
+from ..recovery import Levelled, Levelling, Recovery, RoundLost
 from ..training.session import Change, SecondTrainingCall, View
 from ..training.state import Flat
 from .control import Control
