@@ -317,6 +317,7 @@ def _order(allocation: Allocation | None) -> Order | None:
         ),
         secret=allocation.secret,
         founding=allocation.founding,
+        recovers=allocation.recovers,
     )
 
 
