@@ -47,6 +47,7 @@ class Checker:
         dropped = self.dropped.setdefault(job, set())
         if allocation.recovers:
             assert set(numbers) <= self.sim.trained(job), "who recovers has the state"
+            dropped -= set(numbers)
         else:
             assert not dropped & set(numbers), "a dropped worker is never named again"
         if before is not None:
@@ -59,7 +60,8 @@ class Checker:
                 assert allocation.recovers or all(is_new), "joiners have new ids"
                 dropped |= old - set(numbers)
                 is_pending = before.recovers and before.generation > self.records[job].generation
-                assert not is_pending or allocation.recovers or not numbers, "a recovery is not written over"
+                is_allowed = allocation.recovers or allocation.founding or not numbers
+                assert is_allowed or not is_pending, "a recovery is not written over"
         self.used[job] = max(self.used.get(job, 0), max(numbers, default=-1) + 1)
         if allocation.founding and before is not None and allocation.generation > before.generation:
             is_new_life = not {placement.worker for placement in before.placements} & set(numbers)

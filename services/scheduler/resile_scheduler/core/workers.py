@@ -260,14 +260,17 @@ class Workers:
         worker.failure, worker.reason = how.kind, describe(worker, how)
         if is_counted or was_member or worker.phase is Phase.MEMBER:
             self._lost_member(job, worker, now)
-        elif not job.names(worker.number):
-            return
-        elif job.is_founded:
+        elif job.names(worker.number) and job.is_founded:
             self._withdraw(job, worker, now)
-        elif how.kind in _OWN_FAULTS or job.failed_starts + 1 >= MAX_FOUNDINGS:
+        elif job.names(worker.number):
+            self._failed_to_start(job, worker, now)
+
+    def _failed_to_start(self, job: Job, worker: Worker, now: float) -> None:
+        """A founder ended before its job was founded."""
+        job.failed_starts += worker.failure != "abandoned"
+        if worker.failure in _OWN_FAULTS or job.failed_starts >= MAX_FOUNDINGS:
             self._recovery.fail(job, worker.reason, now=now)
         else:
-            job.failed_starts += how.kind != "abandoned"
             self._shun(job, worker.slot.host, now)
             self._generations.withdraw_founding(job)
             job.note("queued", f"its start was given up: {worker.reason}", now=now)
