@@ -50,6 +50,11 @@ def traced(name: str, **attributes: str | int | float | bool) -> Iterator[trace.
         yield span
 
 
+def begin(name: str, context: Context | None = None, **attributes: str | int | float | bool) -> trace.Span:
+    """Begin a span that something later ends, by its `end`; in ``context``, or else in the present one."""
+    return _tracer.start_span(name, context=context, attributes=attributes)
+
+
 @contextmanager
 def continued(name: str, headers: Mapping[str, str] | None, *, always: bool = True) -> Iterator[None]:
     """Put a span around the handling of a message, as a child of what sent it.
@@ -62,6 +67,11 @@ def continued(name: str, headers: Mapping[str, str] | None, *, always: bool = Tr
         return
     with _tracer.start_as_current_span(name, context=extract(carrier)):
         yield
+
+
+def context_of(headers: Mapping[str, str]) -> Context:
+    """Return the trace that headers carry, for `resumed`; an empty one without."""
+    return extract(headers, context=Context())
 
 
 @contextmanager

@@ -1,17 +1,24 @@
 """A real agent on a real bus, with real workers: it does what allocations say, and tells all that happens."""
 
+import asyncio
 import signal
 import subprocess
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest_asyncio
+from opentelemetry import trace
 
 from resile_shared import subjects
+from resile_shared.envelope import Received
 from resile_shared.errors import UsageError
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.instructions import Instruction, StopWorkers
+from resile_shared.messages.reports import Report
+from resile_shared.subjects import REPORTS
+from resile_shared.telemetry import set_up_tracing, traced
 from resile_shared.testing.fixtures import Pool
 
 from .agents import HOST, Stage, until
@@ -92,6 +99,28 @@ async def test_a_job_is_founded_grown_shrunk_and_completed_as_its_allocations_sa
     assert log.exists()
     assert await stage.end_agent(agent, signal.SIGTERM) == 0
     await until(lambda: stage.goodbyes == [1])
+
+
+async def test_what_workers_do_about_an_allocation_is_told_in_its_trace(stage: Stage) -> None:
+    set_up_tracing("test")
+    traces: defaultdict[int, set[str]] = defaultdict(set)
+
+    async def note(received: Received[Report]) -> None:
+        traces[trace.get_current_span().get_span_context().trace_id].add(received.message.content.kind)
+
+    following = asyncio.create_task((await stage.pool.bus("monitor")).follow(REPORTS, Report, note))
+    await stage.start_agent()
+    await stage.submit("job-1", TRAIN, env=stage.variables())
+    with traced("found") as founding:
+        await stage.allocate("job-1", 1, (0, 1), founding=True)
+    await until(lambda: stage.said("job-1", "progress"))
+    with traced("shrink") as shrinking:
+        await stage.allocate("job-1", 2, (0,))
+    first, second = (span.get_span_context().trace_id for span in (founding, shrinking))
+    await until(lambda: {"ready", "switched"} <= traces[first] and {"switched", "left"} <= traces[second])
+    following.cancel()
+    assert "left" not in traces[first]
+    assert "ready" not in traces[second]
 
 
 async def test_workers_die_with_their_agent_and_the_next_one_has_a_higher_incarnation(stage: Stage) -> None:

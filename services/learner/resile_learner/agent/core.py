@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
-from resile_shared.messages.instructions import PauseWorkers, StopWorkers
+from resile_shared.messages.instructions import Beat, PauseWorkers, StopWorkers
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Report
 
@@ -104,10 +104,8 @@ class AgentCore:
                 return self._end_workers(job, (number for number, _ in self._living(job)))
             case HostRecord():
                 return self._recorded(event)
-            case StopWorkers():
-                return self._stop(event, now)
-            case PauseWorkers(job=job, generation=generation):
-                return self._send(job, Pause(generation=generation))
+            case StopWorkers() | PauseWorkers() | Beat():
+                return self._instructed(event, now)
             case Said(job, message):
                 return self._said(job, message, now)
             case Garbled(job, worker, problem):
@@ -150,6 +148,15 @@ class AgentCore:
         if record.state in _GONE:
             return [End(f"the registry holds incarnation {self.incarnation} to be {record.state}: {record.reason}")]
         return []
+
+    def _instructed(self, instruction: StopWorkers | PauseWorkers | Beat, now: float) -> list[Command]:
+        match instruction:
+            case StopWorkers():
+                return self._stop(instruction, now)
+            case PauseWorkers(job=job, generation=generation):
+                return self._send(job, Pause(generation=generation))
+            case Beat(incarnation=incarnation):
+                return self._beat(now) if incarnation == self.incarnation else []
 
     def _stop(self, stop: StopWorkers, now: float) -> list[Command]:
         """End workers. A stop is repeated until a heartbeat shows them gone, so it leads to one only by a change."""

@@ -7,6 +7,8 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from opentelemetry.context import Context, get_current
+
 from resile_shared import subjects
 from resile_shared.bus import Bus
 from resile_shared.envelope import Received
@@ -15,12 +17,14 @@ from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.logs import LogLines
 from resile_shared.messages.reports import Report
 from resile_shared.subjects import ALLOCATIONS, HOSTS
+from resile_shared.telemetry import context_of
 
 from .core import BEAT_SECONDS, AgentCore
 from .logs import MAX_WAITING_LINES
 from .processes import Place, Processes
 from .reporting import Outgoing
 from .seam import AllocationGone, Command, End, Event, Kill, SayHello, Send, Start, Tick
+from .traces import Traces
 from .workers import Zygote
 
 logger = logging.getLogger(__name__)
@@ -39,8 +43,9 @@ class Life:
         self._place = place
         self._zygote = zygote
         self._core = AgentCore(hello.host, hello.incarnation)
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._processes = Processes(zygote, place, self._events.put_nowait)
+        self._events: asyncio.Queue[tuple[Event, Context]] = asyncio.Queue()
+        self._traces = Traces()
+        self._processes = Processes(zygote, place, self._post)
         self._outgoing = Outgoing(bus)
         self._is_informed = False
         """Whether all allocations that were stored are known."""
@@ -84,27 +89,31 @@ class Life:
 
     # events in
 
+    def _post(self, event: Event, context: Context | None = None) -> None:
+        """Have an event handled: in the trace of ``context``, or else in the present one."""
+        self._events.put_nowait((event, get_current() if context is None else context))
+
     async def _take_instruction(self, received: Received[Instruction]) -> None:
-        self._events.put_nowait(received.message.root)
+        self._post(received.message.root)
 
     async def _tick(self) -> None:
         due = time.monotonic()
         while True:
-            self._events.put_nowait(Tick(self._bus.is_up))
+            self._post(Tick(self._bus.is_up))
             due = max(due + BEAT_SECONDS, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
 
     async def _watch_allocations(self) -> None:
         async for changes in self._bus.bucket(ALLOCATIONS).watch():
             for change in changes:
-                self._events.put_nowait(change.value or AllocationGone(change.key))
+                self._post(change.value or AllocationGone(change.key), context_of(change.headers))
             self._is_informed = True
 
     async def _watch_host(self) -> None:
         async for changes in self._bus.bucket(HOSTS).watch(self._hello.host):
             for change in changes:
                 if change.value is not None:
-                    self._events.put_nowait(change.value)
+                    self._post(change.value)
 
     async def _watch_zygote(self) -> None:
         await self._zygote.ended()
@@ -117,9 +126,11 @@ class Life:
 
     async def _decide(self) -> None:
         while True:
-            event = await self._events.get()
-            for command in self._core.handle(event, now=time.time()):
-                await self._carry_out(command)
+            event, context = await self._events.get()
+            commands = self._core.handle(event, now=time.time())
+            with self._traces.following(event, commands, context):
+                for command in commands:
+                    await self._carry_out(command)
 
     async def _carry_out(self, command: Command) -> None:
         match command:

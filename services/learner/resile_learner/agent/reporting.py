@@ -4,7 +4,9 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from opentelemetry.context import Context, get_current
 
 from resile_shared import subjects
 from resile_shared.bus import Bus
@@ -12,6 +14,7 @@ from resile_shared.connection import BusClosed
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import HostHello
 from resile_shared.messages.reports import Progress, Report
+from resile_shared.telemetry import resumed
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +23,8 @@ logger = logging.getLogger(__name__)
 class _Message:
     id: str
     content: HostHello | Report
+    context: Context = field(default_factory=get_current)
+    """The trace that it is part of."""
 
 
 class Outgoing:
@@ -61,7 +66,8 @@ class Outgoing:
         while self._waiting:
             message = self._waiting[0]
             try:
-                await self._bus.publish(_subject(message.content), message.content, message_id=message.id)
+                with resumed(message.context):
+                    await self._bus.publish(_subject(message.content), message.content, message_id=message.id)
             except BusClosed:
                 raise
             except ResileError as error:
