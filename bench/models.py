@@ -78,7 +78,8 @@ def gpt() -> Workload:
     sys.path.append(EXAMPLES)
     from gpt import GPT, SourceCode
 
-    return Workload(GPT(layers=2, width=64, block=64), SourceCode(block=64, kilobytes=600), next_character, batch_size=32)
+    model, dataset = GPT(layers=2, width=64, block=64), SourceCode(block=64, kilobytes=600)
+    return Workload(model, dataset, next_character, batch_size=32)
 
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {"digits": digits, "gpt": gpt}

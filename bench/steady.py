@@ -4,8 +4,9 @@
 
 For each model and number of workers six trainings live side by side and take turns of a few iterations each: DDP, the
 same processes without DDP (compute alone), and Resile with V = N (the cut that DDP makes), with the V that the training
-call takes by itself (24 for the digits' batch of 192, 4 for the GPT's of 32), with V = 8, and in fast mode. A ratio is that of the median iterations; the quartiles are of the ratios of single turns. The second
-ratio is that of processor time, of all workers together: it shows work, not waiting, and is steadier on a busy machine.
+call takes by itself (24 for the digits' batch of 192, 4 for the GPT's of 32), with V = 8, and in fast mode. A ratio is
+that of the median iterations; the quartiles are of the ratios of single turns. The second ratio is that of processor
+time, of all workers together: it shows work, not waiting, and is steadier on a busy machine.
 """
 
 import argparse
