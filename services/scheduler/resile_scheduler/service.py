@@ -34,6 +34,7 @@ from .core.core import Scheduler
 from .core.policies import POLICIES
 from .core.seam import (
     Asked,
+    Challenge,
     Command,
     Event,
     PauseWorkers,
@@ -43,6 +44,7 @@ from .core.seam import (
     StoreJob,
     Submitted,
     Tick,
+    Unanswered,
     WriteAllocation,
 )
 from .execution import Batch, Execution
@@ -52,6 +54,7 @@ from .settings import SchedulerSettings
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
+ANSWER_SECONDS = 0.05
 SETTLE_TICKS = 12
 """Longer than the bus takes to deliver a report again that an earlier scheduler had received and not handled."""
 
@@ -135,6 +138,13 @@ class _Service:
             if num_steady >= SETTLE_TICKS:
                 self._tell(Tick())
 
+    async def _await_answer(self, challenge: Challenge, asked: Batch) -> None:
+        """Tell the core when the time for an answer is over, and all that came by then was heard."""
+        await asked.done.wait()
+        await asyncio.sleep(ANSWER_SECONDS)
+        await self._bus.round_trip()
+        self._tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+
     def _tell(self, event: Event) -> Batch | None:
         """Tell the core; what it commands is carried out in time."""
         repeated = isinstance(event, Heartbeat | Tick)  # without a trace of its own, unless it leads to something
@@ -144,6 +154,9 @@ class _Service:
                 return None
             batch = self._batch(commands)
         self._execution.put(batch)
+        for command in commands:
+            if isinstance(command, Challenge):
+                self._group.create_task(self._await_answer(command, batch))
         for allocation in batch.allocations:
             slots = " ".join(placement.slot_name for placement in allocation.placements) or "none"
             what = "ordered" if allocation.has_addresses else "allocated"
@@ -166,6 +179,8 @@ class _Service:
             case StopWorkers(job, host, incarnation, workers):
                 stop = instructions.StopWorkers(job=job, incarnation=incarnation, workers=workers)
                 return [(host, Instruction(stop))]
+            case Challenge(host, incarnation):
+                return [(host, Instruction(instructions.Beat(incarnation=incarnation)))]
             case PauseWorkers(job, generation):
                 pause = instructions.PauseWorkers(job=job, generation=generation)
                 hosts = {worker.slot.host for worker in self._core.pool.jobs[job].workers.values()}

@@ -17,11 +17,24 @@ from resile_shared.messages.reports import CheckpointSaved, Completed, Content, 
 
 from .core.core import Scheduler
 from .core.policies import Policy, fairshare
-from .core.seam import Command, Event, PauseWorkers, Restored, StopWorkers, StoreJob, Submitted, Tick, WriteAllocation
+from .core.seam import (
+    Challenge,
+    Command,
+    Event,
+    PauseWorkers,
+    Restored,
+    StopWorkers,
+    StoreJob,
+    Submitted,
+    Tick,
+    Unanswered,
+    WriteAllocation,
+)
 
 FORK_SECONDS = 0.03
 SCRIPT_SECONDS = 0.8
 EXIT_SECONDS = 0.05
+ANSWER_SECONDS = 0.05
 LISTED_SECONDS = 10.0
 
 
@@ -191,6 +204,13 @@ class Simulator:
                     self.later(EXIT_SECONDS, lambda n=number: self._stopped(job, host, n))  # type: ignore[misc]
             case PauseWorkers(job=job):
                 self._jobs[job].shall_pause = True
+            case Challenge(host, incarnation, beat):
+                self._beat(host)
+                unanswered = Unanswered(host, incarnation, beat)
+                self.later(ANSWER_SECONDS, lambda: self._tell(unanswered))
+
+    def _tell(self, event: Event) -> None:
+        self.tell(event)
 
     def _submit(self, submission: Submission) -> None:
         self._jobs[submission.job] = _Training(submission)

@@ -14,7 +14,7 @@ from ..bus import Bus
 from ..envelope import Received
 from ..messages.allocations import Allocation, Placement
 from ..messages.hosts import Address, Heartbeat, HostGoodbye, HostHello, Slot, WorkerExit, WorkerReport
-from ..messages.instructions import Instruction, PauseWorkers, StopWorkers
+from ..messages.instructions import Beat, Instruction, PauseWorkers, StopWorkers
 from ..messages.reports import CheckpointSaved, Completed, Content, Ready, Report, Switched
 from ..subjects import ALLOCATIONS
 
@@ -181,6 +181,8 @@ class ActingAgent:
             case StopWorkers(job=job, incarnation=self.incarnation, workers=workers):
                 for worker in workers:
                     self._stop(job, worker)
+                await self.beat()
+            case Beat(incarnation=self.incarnation):
                 await self.beat()
             case PauseWorkers(job=job, generation=generation):
                 first = self._lowest_rank(job)

@@ -19,6 +19,7 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import Report
 
+from .evidence import Evidence
 from .generations import Generations, next_change
 from .lifecycle import Step
 from .people import People
@@ -36,6 +37,7 @@ from .seam import (
     StoreJob,
     Submitted,
     Tick,
+    Unanswered,
     WriteAllocation,
 )
 from .state import Intent, Job, Phase, Pool, Worker
@@ -59,7 +61,8 @@ class Scheduler:
         self._generations = Generations(self.pool, epoch=epoch, secret=secret)
         self._people = People(self.pool, self._generations)
         self._recovery = Recovery(self.pool, self._generations)
-        self._workers = Workers(self.pool, self._generations, self._people, self._recovery)
+        self._evidence = Evidence(self.pool)
+        self._workers = Workers(self.pool, self._generations, self._people, self._recovery, self._evidence)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Take ``event`` in at ``now`` (seconds since the epoch); return what is to be done about it, in order."""
@@ -75,6 +78,8 @@ class Scheduler:
                 self._workers.beat(event, now=now)
             case Report():
                 self._workers.report(event, now=now)
+            case Unanswered():
+                self._evidence.unanswered(event, now=now)
             case Tick():
                 self._workers.tick(now=now)
             case Restored():
@@ -82,7 +87,8 @@ class Scheduler:
         jobs = self._concerned(event)
         while self.pool.has_changed:  # a decision can free what the next one uses
             self._decide(now)
-        return [*_records(jobs), *replies, *_allocations(jobs), *self._stops(event, jobs), *_pauses(jobs, now)]
+        stored = [*_records(jobs), *replies, *_allocations(jobs)]
+        return [*stored, *self._stops(event, jobs), *_pauses(jobs, now), *self._evidence.take_challenges()]
 
     def _concerned(self, event: Event) -> list[Job]:
         """Return the jobs for which something may have to be done: a heartbeat with no news must be cheap."""

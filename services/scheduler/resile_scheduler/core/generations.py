@@ -109,6 +109,8 @@ class Generations:
             Placement(worker=w.number, host=w.slot.host, incarnation=w.incarnation, slot=w.slot.number)
             for w in sorted(survivors, key=lambda w: w.number)
         ]
+        job.accusations.clear()
+        job.vanished = ""
         job.enter(Step.RECOVER)
         self._write(job, placements, recovers=True, reason=reason)
         self.give_order(job)
@@ -125,6 +127,8 @@ class Generations:
         job.orders.clear()
         job.lingering = frozenset()
         job.ended_at = None
+        job.accusations.clear()
+        job.vanished = ""
         self._pool.changed()
 
     def give_order(self, job: Job) -> None:

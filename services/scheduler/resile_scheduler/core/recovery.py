@@ -35,7 +35,8 @@ class Recovery:
         if not _calls_for_recovery(job):
             return
         lost = _lost(job)
-        reason = "; ".join(dict.fromkeys(worker.reason for worker in lost if worker.reason)) or "its members have left"
+        reasons = dict.fromkeys([*(worker.reason for worker in lost), job.vanished])
+        reason = "; ".join(filter(None, reasons)) or "its members have left"
         survivors = _survivors(job)
         if failure := self._count(job, lost, is_last=not survivors):
             self.fail(job, failure, now=now)
@@ -96,7 +97,7 @@ class Recovery:
 def _calls_for_recovery(job: Job) -> bool:
     if job.is_recovering:
         return not all(job.workers[placement.worker].is_sound for placement in job.placements)
-    return bool(_lost(job))
+    return bool(job.vanished or _lost(job))
 
 
 def _lost(job: Job) -> list[Worker]:

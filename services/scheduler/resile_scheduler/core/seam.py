@@ -43,7 +43,16 @@ class Tick:
     """Time passes: deadlines are looked at. Due about once a second."""
 
 
-Event = Restored | Submitted | Asked | HostRecord | Heartbeat | Report | Tick
+@dataclass(frozen=True)
+class Unanswered:
+    """The time for an answer to a `Challenge` has passed; what came until then was told before."""
+
+    host: str
+    incarnation: int
+    beat: int
+
+
+Event = Restored | Submitted | Asked | HostRecord | Heartbeat | Report | Tick | Unanswered
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,18 @@ class PauseWorkers:
 
 
 @dataclass(frozen=True)
+class Challenge:
+    """Ask the agent of ``host`` for a heartbeat at once, and tell in a moment that the time for it has passed.
+
+    ``beat`` is the number of its last one.
+    """
+
+    host: str
+    incarnation: int
+    beat: int
+
+
+@dataclass(frozen=True)
 class Reply:
     """Answer the request ``command``; what it changed is stored by then."""
 
@@ -89,4 +110,4 @@ class Reply:
     answer: Accepted | Refused
 
 
-Command = StoreJob | WriteAllocation | StopWorkers | PauseWorkers | Reply
+Command = StoreJob | WriteAllocation | StopWorkers | PauseWorkers | Challenge | Reply

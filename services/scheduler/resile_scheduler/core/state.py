@@ -18,6 +18,9 @@ from resile_shared.messages.message import at
 from .lifecycle import Step, advance
 from .placement import SlotId
 
+SHUN_SECONDS = 5.0
+MAX_SHUN_SECONDS = 300.0
+
 
 class Phase(IntEnum):
     """How far a worker has come; it never goes back, so reports may come late, twice and in any order."""
@@ -75,7 +78,7 @@ class Intent(StrEnum):
 
 @dataclass
 class Shun:
-    """A host on which a joiner of a job failed, and until when the job does not try it again."""
+    """A host on which a worker of a job failed, and until when the job does not try it again."""
 
     until: float
     times: int
@@ -95,6 +98,18 @@ class Setbacks:
         """Count anew if the job has come further since."""
         if iteration > self.iteration:
             self.iteration, self.failures, self.faults = iteration, 0, 0
+
+
+Pair = tuple[int, int]
+"""Two workers."""
+
+
+@dataclass
+class Accusation:
+    """One worker's word against another: since when, and when it was said last."""
+
+    since: float
+    latest: float = float("-inf")
 
 
 @dataclass
@@ -121,6 +136,10 @@ class Job:
     shunned: dict[str, Shun] = field(default_factory=dict)
     failed_starts: int = 0
     setbacks: Setbacks = field(default_factory=Setbacks)
+    accusations: dict[Pair, Accusation] = field(default_factory=dict)
+    """What waiting members say: who accuses whom."""
+    vanished: str = ""
+    """That somebody is lost of whom nothing is known but the accusation of its peers."""
     heard_of: tuple[int, float] = (0, 0.0)
     """A generation that a heartbeat names as trained and nobody reported, and since when."""
     ended_at: float | None = None
@@ -231,6 +250,11 @@ class Job:
     def enter(self, step: Step) -> None:
         """Change the state. Raises IllegalStep."""
         self.update(state=advance(self.record.state, step))
+
+    def shun(self, host: str, *, now: float) -> None:
+        """Keep off ``host`` for a while, longer each time."""
+        times = self.shunned[host].times + 1 if host in self.shunned else 1
+        self.shunned[host] = Shun(now + min(SHUN_SECONDS * 2 ** (times - 1), MAX_SHUN_SECONDS), times)
 
     def intend(self, intent: Intent, reason: str, *, now: float) -> None:
         """End the job's training for now, as soon as a checkpoint is saved."""

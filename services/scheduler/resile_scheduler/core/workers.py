@@ -12,19 +12,28 @@ lost, so both lead to the same few steps here, and each of these has its effect 
 """
 
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
-from resile_shared.messages.reports import CheckpointSaved, Completed, Failed, Left, Progress, Ready, Report, Switched
+from resile_shared.messages.reports import (
+    CheckpointSaved,
+    Completed,
+    Failed,
+    Left,
+    Lost,
+    Progress,
+    Ready,
+    Report,
+    Switched,
+)
 
+from .evidence import Evidence
 from .generations import Generations
 from .lifecycle import Step
 from .people import People
 from .placement import SlotId
 from .recovery import SCRIPT_FAULTS, Recovery
-from .state import Host, Intent, Job, Phase, Pool, Shun, Worker
+from .state import Host, Intent, Job, Phase, Pool, Worker
 
 REPORT_SECONDS = 2.0
 JOIN_SECONDS = 600.0
-SHUN_SECONDS = 5.0
-MAX_SHUN_SECONDS = 300.0
 MAX_FOUNDINGS = 3
 
 _PHASES = {
@@ -40,11 +49,14 @@ _OWN_FAULTS = (*SCRIPT_FAULTS, "out of memory")
 class Workers:
     """Takes in what is told of hosts and workers."""
 
-    def __init__(self, pool: Pool, generations: Generations, people: People, recovery: Recovery) -> None:
+    def __init__(
+        self, pool: Pool, generations: Generations, people: People, recovery: Recovery, evidence: Evidence
+    ) -> None:
         self._pool = pool
         self._generations = generations
         self._people = people
         self._recovery = recovery
+        self._evidence = evidence
 
     # hosts
 
@@ -156,6 +168,8 @@ class Workers:
                 self._completed(job, report, completed, now)
             case Progress(iteration=iteration) if job.is_founded and self._is_of_this_lineage(job, report):
                 job.iteration = max(job.iteration, iteration)
+            case Lost() as lost if self._is_of_this_lineage(job, report):
+                self._evidence.accuse(job, report, lost, now=now)
             case _:
                 if worker := job.workers.get(report.worker):
                     self._said(job, worker, report, now)
@@ -182,6 +196,7 @@ class Workers:
         job.orders = {number: newer for number, newer in job.orders.items() if number >= generation}
         job.iteration = iteration if order.founding else max(job.iteration, iteration)
         job.ended_at = None
+        job.accusations.clear()
         if order.recovers:
             job.setbacks.iteration = max(job.setbacks.iteration, iteration)
         job.update(generation=generation)
@@ -271,7 +286,7 @@ class Workers:
         if worker.failure in _OWN_FAULTS or job.failed_starts >= MAX_FOUNDINGS:
             self._recovery.fail(job, worker.reason, now=now)
         else:
-            self._shun(job, worker.slot.host, now)
+            job.shun(worker.slot.host, now=now)
             self._generations.withdraw_founding(job)
             job.note("queued", f"its start was given up: {worker.reason}", now=now)
 
@@ -284,17 +299,13 @@ class Workers:
         if job.is_founding and job.allocation is not None:
             self._in_force(job, job.allocation.generation, job.iteration, now)
         if worker.failure in _OWN_FAULTS:
-            self._shun(job, worker.slot.host, now)
+            job.shun(worker.slot.host, now=now)
         self._pool.changed()
 
     def _withdraw(self, job: Job, worker: Worker, now: float) -> None:
-        self._shun(job, worker.slot.host, now)
+        job.shun(worker.slot.host, now=now)
         job.news = f"withdrawn: {worker.reason}"
         self._pool.changed()
-
-    def _shun(self, job: Job, host: str, now: float) -> None:
-        times = job.shunned[host].times + 1 if host in job.shunned else 1
-        job.shunned[host] = Shun(now + min(SHUN_SECONDS * 2 ** (times - 1), MAX_SHUN_SECONDS), times)
 
     # time
 

@@ -1,0 +1,109 @@
+"""Which workers are to be left behind though nobody has seen them die.
+
+A worker that gave up a round names a suspect, and says so again each second while it waits. That is an accusation, not
+a death:
+
+- The agent of the suspect's host is asked at once. Its answer, a heartbeat, says whether the suspect is gone.
+- If it does not answer, all workers of the job on that host are lost to the job; their slots stay held until the
+  host is lost or its agent says that they are gone.
+- If it answers and the suspect lives, the word of its peers alone is not enough, unless suspect and accuser accuse each
+  other, or the accusation lasts. Then the largest set of members goes on of whom nobody accuses another.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Set
+
+from resile_shared.messages.reports import Lost, Report
+
+from .seam import Challenge, Unanswered
+from .state import Accusation, Job, Pair, Phase, Pool, Worker
+
+DETECTION_SECONDS = 3.0
+ASK_AGAIN_SECONDS = 0.5
+
+
+class Evidence:
+    """Weighs accusations."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._asked: list[Challenge] = []
+        self._asked_at: dict[str, float] = {}
+
+    def take_challenges(self) -> list[Challenge]:
+        """Return, once, whom to ask."""
+        asked, self._asked = self._asked, []
+        return asked
+
+    def accuse(self, job: Job, report: Report, lost: Lost, *, now: float) -> None:
+        """Take in the word of ``report.worker`` against ``lost.suspect``."""
+        accuser, suspect = job.workers.get(report.worker), job.workers.get(lost.suspect)
+        if accuser is None or not accuser.is_sound or accuser.number == lost.suspect:
+            return
+        if not job.is_founded or job.record.completed or (suspect and (suspect.has_failed or suspect.is_fenced)):
+            return
+        pair = (accuser.number, lost.suspect)
+        standing = job.accusations.get(pair)
+        if standing is None or now - standing.latest >= DETECTION_SECONDS:
+            standing = job.accusations[pair] = Accusation(now)
+        standing.latest = max(standing.latest, now)
+        if standing.latest - standing.since >= DETECTION_SECONDS:
+            self._cut(job, now=now)
+        elif suspect is not None and suspect.phase < Phase.GONE:
+            self._ask(suspect, now=now)
+
+    def _ask(self, suspect: Worker, *, now: float) -> None:
+        host = suspect.slot.host
+        if host in self._pool.hosts and now - self._asked_at.get(host, float("-inf")) >= ASK_AGAIN_SECONDS:
+            self._asked_at[host] = now
+            self._asked.append(Challenge(host, suspect.incarnation, self._pool.hosts[host].beat))
+
+    def unanswered(self, challenge: Unanswered, *, now: float) -> None:
+        """The time for an answer has passed: see whether there was one."""
+        host = self._pool.hosts.get(challenge.host)
+        if host is None or host.record.incarnation != challenge.incarnation:
+            return
+        is_silent = host.beat <= challenge.beat
+        for job in list(self._pool.jobs.values()):
+            accused = {suspect for _, suspect in job.accusations}
+            here = [worker for worker in job.workers.values() if worker.slot.host == challenge.host]
+            if not accused & {worker.number for worker in here}:
+                continue
+            if is_silent:
+                job.shun(challenge.host, now=now)
+                self._leave_behind(job, here, f"{challenge.host} does not answer")
+            elif any((suspect, accuser) in job.accusations for accuser, suspect in job.accusations):
+                self._cut(job, now=now)
+
+    def _cut(self, job: Job, *, now: float) -> None:
+        """Leave behind whom the largest set of members that nobody divides does not need."""
+        fresh = {pair for pair, word in job.accusations.items() if now - word.latest < DETECTION_SECONDS}
+        living = frozenset(n for pair in fresh for n in pair if (w := job.workers.get(n)) and w.phase is Phase.MEMBER)
+        going_on = undivided(living, fresh)
+        behind = {number for pair in fresh for number in pair} - going_on
+        if unknown := behind - job.workers.keys():
+            job.vanished = f"worker {min(unknown)} is gone without a word"
+        self._leave_behind(job, (job.workers[number] for number in sorted(behind - unknown)), "")
+
+    def _leave_behind(self, job: Job, workers: Iterable[Worker], reason: str) -> None:
+        for worker in workers:
+            if not worker.has_failed:
+                text = f"worker {worker.number} on {worker.slot.name} did not take part, say its peers"
+                worker.failure, worker.reason, worker.is_lost = "abandoned", reason or text, True
+        job.accusations.clear()
+        self._pool.changed()
+
+
+def undivided(workers: frozenset[int], divided: Set[Pair]) -> frozenset[int]:
+    """Return the largest subset of ``workers`` that holds no pair of ``divided``; of equals the one of lowest ids."""
+    within = {pair for pair in divided if workers.issuperset(pair)}
+    if not within:
+        return workers
+    count = Counter(number for pair in within for number in pair)
+    worst = min(count, key=lambda number: (-count[number], -number))
+    opposite = {number for pair in within if worst in pair for number in pair} - {worst}
+    return min(
+        undivided(workers - {worst}, within),
+        undivided(workers - opposite, within),
+        key=lambda kept: (-len(kept), sorted(kept)),
+    )

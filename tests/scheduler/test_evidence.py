@@ -1,0 +1,154 @@
+"""Accusations: who is left behind though nobody has seen it die."""
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from resile_scheduler.core.core import Scheduler
+from resile_scheduler.core.evidence import undivided
+from resile_scheduler.core.seam import Challenge, Command, Restored, StopWorkers, Unanswered
+from resile_shared.messages.hosts import HostState
+from resile_shared.messages.jobs import JobState
+from resile_shared.messages.reports import Lost
+
+from .test_core import Bench, gone, worker
+from .test_recovery import member, named, switched
+
+
+def two_hosts() -> Bench:
+    """A job with two members on each of two hosts."""
+    bench = Bench(2, 2)
+    bench.submit()
+    bench.beat(worker(0, 0), worker(1, 1))
+    bench.beat(worker(2, 0), worker(3, 1), host="host-2")
+    bench.switch()
+    return bench
+
+
+def accuse(bench: Bench, accuser: int, suspect: int) -> list[Command]:
+    lost = Lost(suspect=suspect, reason="the connection broke", iteration=7)
+    return bench.report(lost, worker=accuser, generation=bench.records["job-1"].generation)
+
+
+def test_the_agent_of_a_suspect_is_asked_at_once() -> None:
+    bench = two_hosts()
+    beat = bench.scheduler.pool.hosts["host-2"].beat
+    assert accuse(bench, 0, 2) == [Challenge("host-2", 1, beat)]
+    assert accuse(bench, 1, 3) == [], "one question to a host is enough"
+
+
+def test_a_host_that_does_not_answer_is_left_behind_before_it_is_lost() -> None:
+    bench = two_hosts()
+    [challenge] = accuse(bench, 0, 2)
+    assert isinstance(challenge, Challenge)
+    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+    assert bench.newest().recovers
+    assert named(bench) == [0, 1]
+    assert bench.newest().reason == "host-2 does not answer"
+    bench.switch(iteration=7)
+    assert named(bench) == [0, 1]
+    assert len(bench.scheduler.pool.holders) == 4, "its slots stay held"
+    bench.host("host-2", 2, state=HostState.LOST)
+    assert len(bench.scheduler.pool.holders) == 2
+    assert bench.records["job-1"].state is JobState.RUNNING
+
+
+def test_workers_that_were_left_behind_are_stopped_when_their_host_is_back() -> None:
+    bench = two_hosts()
+    [challenge] = accuse(bench, 0, 2)
+    assert isinstance(challenge, Challenge)
+    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+    commands = bench.beat(worker(2, 0, state="member"), worker(3, 1, state="member"), host="host-2")
+    assert commands == [StopWorkers("job-1", "host-2", 1, (2, 3))]
+
+
+def test_the_word_of_a_peer_against_a_worker_that_lives_is_not_enough() -> None:
+    bench = two_hosts()
+    [challenge] = accuse(bench, 0, 2)
+    assert isinstance(challenge, Challenge)
+    before = bench.newest()
+    bench.beat(worker(2, 0, state="member"), worker(3, 1, state="member"), host="host-2")
+    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+    assert bench.newest() == before
+
+
+def test_an_answer_that_tells_of_the_death_is_enough() -> None:
+    bench = two_hosts()
+    accuse(bench, 0, 2)
+    bench.beat(gone(2, 0, kind="killed"), worker(3, 1, state="member"), host="host-2")
+    assert named(bench) == [0, 1, 3]
+
+
+def test_an_accusation_that_lasts_leaves_the_suspect_behind() -> None:
+    bench = two_hosts()
+    for _ in range(4):
+        accuse(bench, 0, 2)
+        accuse(bench, 1, 2)
+        bench.beat(worker(2, 0, state="member"), worker(3, 1, state="member"), host="host-2")
+        bench.now += 1.0
+    assert named(bench) == [0, 1, 3]
+    assert bench.newest().reason == "worker 2 on host-2/0 did not take part, say its peers"
+
+
+def test_of_two_that_accuse_each_other_the_lower_id_goes_on() -> None:
+    bench = two_hosts()
+    [challenge] = accuse(bench, 3, 1)
+    assert isinstance(challenge, Challenge)
+    accuse(bench, 1, 3)
+    bench.beat(member(0), member(1))
+    bench.beat(worker(2, 0, state="member"), worker(3, 1, state="member"), host="host-2")
+    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+    assert named(bench) == [0, 1, 2]
+
+
+def test_a_divided_job_goes_on_with_the_larger_part() -> None:
+    bench = Bench(1, 1, 1)
+    bench.submit()
+    for number in range(3):
+        bench.beat(worker(number, 0), host=f"host-{number + 1}")
+    bench.switch()
+    [challenge, *_] = [c for pair in ((0, 1), (1, 0), (0, 2), (2, 0)) for c in accuse(bench, *pair)]
+    assert isinstance(challenge, Challenge)
+    for number in range(3):
+        bench.beat(worker(number, 0, state="member"), host=f"host-{number + 1}")
+    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+    assert named(bench) == [1, 2]
+
+
+def test_a_suspect_that_a_new_scheduler_never_saw_is_left_behind_when_the_accusation_lasts() -> None:
+    bench = Bench(3)
+    bench.submit(1)
+    bench.found()
+    bench.submit(2)
+    hosts = tuple(host.record for host in bench.scheduler.pool.hosts.values())
+    bench.scheduler = Scheduler(epoch=2, secret="s")
+    bench.tell(Restored(tuple(bench.records.values()), (bench.newest(),), hosts))
+    bench.beat(member(0), member(1))
+    for _ in range(4):
+        accuse(bench, 0, 2)
+        bench.now += 1.0
+    assert bench.newest("job-1").recovers
+    assert named(bench) == [0, 1]
+    assert bench.newest().reason == "worker 2 is gone without a word"
+
+
+def test_accusations_end_with_the_generation_in_which_they_were_made() -> None:
+    bench = two_hosts()
+    accuse(bench, 0, 2)
+    bench.beat(worker(2, 0, state="member"), gone(3, 1, kind="killed"), host="host-2")
+    assert bench.scheduler.pool.jobs["job-1"].accusations == {}
+    bench.report(switched(0, 1, 2), generation=bench.newest().generation)
+    late = Lost(suspect=2, reason="the connection broke", iteration=7)
+    assert bench.report(late, worker=0, generation=1) == []
+
+
+pairs = st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda pair: pair[0] != pair[1]), max_size=14)
+
+
+@given(divided=pairs)
+def test_who_goes_on_is_the_largest_set_that_nobody_divides(divided: set[tuple[int, int]]) -> None:
+    everyone = frozenset(range(8))
+    kept = undivided(everyone, divided)
+    subsets = [frozenset(n for n in everyone if bits >> n & 1) for bits in range(1 << 8)]
+    whole = [subset for subset in subsets if not any(subset.issuperset(pair) for pair in divided)]
+    assert kept in whole
+    assert len(kept) == max(map(len, whole))
