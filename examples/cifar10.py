@@ -94,7 +94,7 @@ class Block(nn.Module):
         self.stride, self.more = stride, outputs - inputs
         self.first = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
         self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.first_norm, self.second_norm = norm(outputs), norm(outputs)
+        self.first_norm, self.second_norm = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         around = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
@@ -102,20 +102,15 @@ class Block(nn.Module):
         return F.relu(self.second_norm(self.second(x)) + around)
 
 
-def norm(channels: int) -> nn.Module:
-    """Normalise over groups of channels: unlike BatchNorm, this is the same however the batch is cut."""
-    return nn.GroupNorm(8, channels)
-
-
 def network(*, depth: int) -> nn.Module:
     """A residual network of ``6 * depth + 2`` layers (arXiv:1512.03385, section 4.2)."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False), norm(16), nn.ReLU()]
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
     inputs = 16
     for outputs in (16, 32, 64):
         for _ in range(depth):
             layers.append(Block(inputs, outputs, stride=1 if outputs == inputs else 2))
             inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    return nn.Sequential(*layers, nn.AvgPool2d(8), nn.Flatten(), nn.Linear(64, 10))
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -128,7 +123,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the folder cifar-10-batches-py")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=192, help="images in an iteration, over all workers")
-    parser.add_argument("--num-shards", type=int, help="parts of a batch: at most so many workers")
+    parser.add_argument("--num-shards", type=int, default=12, help="parts of a batch: at most so many workers")
     parser.add_argument("--depth", type=int, default=3, help="the network has 6 times as many layers, and 2")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=0.1)
