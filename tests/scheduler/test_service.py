@@ -18,6 +18,7 @@ from resile_shared.envelope import Received
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, JobSubmit, Refused
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.jobs import JobEvent, JobRecord, JobSpec
+from resile_shared.messages.reports import Lost
 from resile_shared.subjects import ALLOCATIONS, DEAD_LETTERS, EVENTS, JOB_EVENTS, JOBS
 from resile_shared.telemetry import set_up_tracing, traced
 from resile_shared.testing.acting_agent import ActingAgent
@@ -276,8 +277,52 @@ async def test_a_lost_host_takes_its_workers_with_it(house: House) -> None:
         await until(lambda: house.watcher.workers("job-1") == house.watcher.workers("job-2") == 4)
         (lost,) = {job for job, _ in other.workers}
         await other.vanish()
-        await until(lambda: house.watcher.state(lost) == "failed")
-        assert "host-2 lost" in house.watcher.records[lost].reason
+        await until(lambda: any("host-2 lost" in item.reason for item in house.watcher.records[lost].history))
+        await until(lambda: house.watcher.workers("job-1") == house.watcher.workers("job-2") == 2)
+
+
+async def test_a_job_that_loses_a_host_goes_on_with_its_other_members(house: House) -> None:
+    async with scheduler(house.pool):
+        first = await house.agent("host-1")
+        second = await house.agent("host-2")
+        await house.submit()
+        await until(lambda: house.watcher.workers() == 8)
+        await second.vanish()
+        await until(lambda: house.watcher.workers() == 4 and house.watcher.state() == "running")
+        assert house.watcher.records["job-1"].history[-1].reason == "host-2 lost"
+        assert [allocation.recovers for allocation in first.seen][-1]
+
+
+async def test_an_accused_worker_whose_agent_answers_stays(house: House) -> None:
+    async with scheduler(house.pool):
+        first = await house.agent("host-1")
+        second = await house.agent("host-2")
+        await house.submit()
+        await until(lambda: house.watcher.workers() == 8)
+        await accuse(first, second)
+        await until(lambda: second.num_asked == 1)
+        await house.submit()
+        await until(lambda: house.watcher.workers("job-2") == 4)
+        assert not any(allocation.recovers for allocation in first.seen)
+
+
+async def test_an_accused_worker_whose_agent_is_silent_is_left_behind_before_its_host_is_lost(house: House) -> None:
+    async with scheduler(house.pool):
+        first = await house.agent("host-1")
+        second = await house.agent("host-2")
+        await house.submit()
+        await until(lambda: house.watcher.workers() == 8)
+        await second.vanish()
+        await accuse(first, second)
+        await until(lambda: house.watcher.workers() == 4)
+        reasons = [item.reason for item in house.watcher.records["job-1"].history if item.kind == "allocation"]
+        assert reasons[-1] == "host-2 does not answer"
+
+
+async def accuse(agent: ActingAgent, other: ActingAgent) -> None:
+    """Let a worker of ``agent`` say that one of ``other`` did not take part."""
+    (job, accuser), (_, suspect) = min(agent.workers), min(other.workers)
+    await agent.report(job, accuser, Lost(suspect=suspect, reason="the connection broke", iteration=1))
 
 
 async def test_garbage_is_answered_or_laid_aside_and_the_service_lives(house: House) -> None:

@@ -34,6 +34,8 @@ class ActingAgent:
         """All allocations, as they came."""
         self.iteration = 0
         self.beat_seconds = 0.5
+        self.num_asked = 0
+        """How often it was asked for a heartbeat."""
         self._beats = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -183,6 +185,7 @@ class ActingAgent:
                     self._stop(job, worker)
                 await self.beat()
             case Beat(incarnation=self.incarnation):
+                self.num_asked += 1
                 await self.beat()
             case PauseWorkers(job=job, generation=generation):
                 first = self._lowest_rank(job)
