@@ -139,8 +139,9 @@ def demo(
     """Tell the story of two jobs on a pool of two hosts of four slots, and draw it.
 
     Job 1 takes all eight slots; job 2 comes, and they have four each; its priority is raised, and they have three and
-    five; job 1 completes, and job 2 takes all eight. The demo succeeds if all this happened, every sample was used
-    exactly once in every epoch, and both jobs end with the parameters of an undisturbed run on one worker, bit for bit.
+    five; a host is killed, and they share what is left until it is back; job 1 completes, and job 2 takes all eight.
+    The demo succeeds if all this happened, every sample was used exactly once in every epoch, and both jobs end with
+    the parameters of an undisturbed run on one worker, bit for bit.
     """
     from .demo import show
 

@@ -80,7 +80,7 @@ async def _tell(home: Path, console: Console) -> tuple[Story, Sequence[JobView]]
             raise ResileError("the pool ended before the story began")
         async with Client(find_server(home=home)) as client:
             board, on_look = _board(console, client.server.url)
-            story = Story(client, tell=console.print, on_look=on_look)
+            story = Story(client, tell=console.print, on_look=on_look, kill=supervisor.kill_host)
             with board:
                 return story, await story.run()
     finally:

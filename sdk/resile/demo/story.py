@@ -1,7 +1,8 @@
 """The two-job story: what happens on a pool of two hosts of four slots, and what makes it happen.
 
 Job 1 takes all eight slots; job 2 comes, and they have four each; job 2 becomes twice as important, and they have three
-and five; job 1 completes, and job 2 takes all eight. Each step waits until the one before can be seen to have worked.
+and five; a host is killed, and they share what is left, one and three, until it is back; job 1 completes, and job 2
+takes all eight. Each step waits until the one before can be seen to have worked.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ NUM_HOSTS, SLOTS_PER_HOST = 2, 4
 NUM_SLOTS = NUM_HOSTS * SLOTS_PER_HOST
 HIGH_PRIORITY = 2 * DEFAULT_PRIORITY
 STAY = 24  # iterations at each shape before the story goes on
+LEAST = 12  # the same where there is less to see
 LOOK_SECONDS = 0.25
 PATIENCE_SECONDS = 120.0
 
@@ -36,8 +38,8 @@ class Part:
     workers: tuple[int, ...]
 
 
-FIRST = Part("job 1", ("--epochs", "26"), (8, 4, 3))
-SECOND = Part("job 2", ("--epochs", "36", "--seed", "1", "--lr", "0.003"), (4, 5, 8))
+FIRST = Part("job 1", ("--epochs", "38"), (8, 4, 3, 1, 3))
+SECOND = Part("job 2", ("--epochs", "54", "--seed", "1", "--lr", "0.003"), (4, 5, 3, 5, 8))
 
 
 class StoryFailed(ResileError):
@@ -48,10 +50,16 @@ Look = Callable[[Sequence[JobSummary], Sequence[HostView]], None]
 
 
 class Story:
-    """Tells the story to a pool. ``tell`` is given a line for each step, ``on_look`` what each look has shown."""
+    """Tells the story to a pool.
 
-    def __init__(self, client: Client, *, tell: Callable[[str], None], on_look: Look) -> None:
+    ``tell`` is given a line for each step, ``on_look`` what each look has shown; ``kill`` kills a host by its name.
+    """
+
+    def __init__(
+        self, client: Client, *, tell: Callable[[str], None], on_look: Look, kill: Callable[[str], None]
+    ) -> None:
         self._client = client
+        self._kill = kill
         self._tell = tell
         self._on_look = on_look
         self.recording = Recording(time.time())
@@ -70,6 +78,13 @@ class Story:
         await self._client.set_priority(two, HIGH_PRIORITY)
         await self._until("they train on 3 and 5 slots", {one: 3, two: 5}, stay={one: STAY, two: STAY})
 
+        victim = await self._host_of(two)
+        self._tell(f"{victim} is killed: its agent, and its workers with it")
+        self._kill(victim)
+        await self._until("they train on 1 and 3 slots", {one: 1, two: 3}, stay={one: LEAST, two: LEAST})
+        self._tell(f"{victim} is awaited")
+        await self._until("they train on 3 and 5 slots again", {one: 3, two: 5}, stay={one: LEAST, two: LEAST})
+
         self._tell("job 1 completes, and leaves its slots to job 2")
         await self._until(f"job 2 trains on {NUM_SLOTS} slots", {two: NUM_SLOTS}, over=(one,))
         await self._until("job 2 completes", {}, over=(one, two))
@@ -80,6 +95,13 @@ class Story:
         key = await self._client.upload(package.content)
         spec = JobSpec(name=part.name, package=key, script=package.script, args=part.args, max_workers=NUM_SLOTS)
         return await self._client.submit(spec)
+
+    async def _host_of(self, job: str) -> str:
+        """Return a host that runs workers of this job alone."""
+        for host in await self._client.hosts():
+            if all(slot.job == job for slot in host.slots):
+                return host.id
+        raise StoryFailed(f"{job} has no host for itself")
 
     async def _until(
         self, what: str, workers: dict[str, int], *, stay: dict[str, int] | None = None, over: Sequence[str] = ()

@@ -78,9 +78,14 @@ class ServiceProcess:
 
     async def kill(self) -> None:
         """End it at once, with all that it started and that is of its session; return when it is gone."""
+        self.strike()
+        if self.process is not None:
+            await self.process.wait()
+
+    def strike(self) -> None:
+        """The same without waiting: ``kill -9``."""
         if self.process is not None and self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)
-            await self.process.wait()
 
     async def _is_ready(self, http: aiohttp.ClientSession) -> bool:
         if not self.spec.health.exists():

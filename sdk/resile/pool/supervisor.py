@@ -81,6 +81,12 @@ class Supervisor:
         started = (self._bus.process, *(process.process for process in (*self._agents, *self._services)))
         return {process.pid for process in started if process is not None}
 
+    def kill_host(self, name: str) -> None:
+        """``kill -9`` the agent of a host, whose workers die with it. It is started again like whatever dies."""
+        for process in self._agents:
+            if process.name == name:
+                process.strike()
+
     async def kill(self) -> None:
         """End at once what is left."""
         await asyncio.gather(*(process.kill() for process in (*self._agents, *self._services)))
