@@ -48,8 +48,8 @@ Entry = Callable[[WorkerConfig, socket.socket], int]
 
 MAX_DETAILS = 8000
 DEFAULT_ENTRY = "resile_learner.worker.bootstrap:main"
-# torch._dynamo: the first optimizer imports it, which takes a second.
-PRELOAD = ("numpy", "torch", "torch.optim", "torch.utils.data", "torch._dynamo", "resile_learner.training")
+# torch._dynamo: the first optimizer imports it, which takes a second. training.model imports all of the training call.
+PRELOAD = ("numpy", "torch", "torch.optim", "torch.utils.data", "torch._dynamo", "resile_learner.training.model")
 
 
 class Zygote:
