@@ -21,7 +21,8 @@ from resile_scheduler.core.seam import (
     Tick,
     WriteAllocation,
 )
-from resile_scheduler.simulator import Simulator, Submission
+from resile_scheduler.simulated import Submission
+from resile_scheduler.simulator import Simulator
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, Slot, WorkerExit, WorkerReport

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.seam import Asked, Event, Restored, StopWorkers, Tick
-from resile_scheduler.simulator import Simulator, Submission
+from resile_scheduler.simulated import Submission
+from resile_scheduler.simulator import Simulator
 from resile_shared.messages.commands import JobPause
 from resile_shared.messages.hosts import HostState, WorkerReport
 from resile_shared.messages.jobs import JobState
@@ -326,8 +327,8 @@ def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_j
         if what == "host":
             host = sorted(incarnations)[choice % 3]
             incarnations[host] += 1
-            sim.change_host(host, HostState.LOST)
-            sim.later(1.5, lambda: sim.add_host(host, 3, incarnation=incarnations[host]))
+            sim.crash(host)
+            sim.later(4.0, lambda: sim.add_host(host, 3, incarnation=incarnations[host]))
         else:
             living = [(job, number) for job in sim.records for number in sim.living(job)]
             if living:

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 
 from resile_scheduler.core.policies import POLICIES, Demand
 from resile_scheduler.core.seam import Asked
-from resile_scheduler.simulator import Simulator, Submission
+from resile_scheduler.simulated import Submission
+from resile_scheduler.simulator import Simulator
 from resile_shared.messages.commands import JobPause, JobPriority, JobResume
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import HistoryItem, JobSpec, JobState

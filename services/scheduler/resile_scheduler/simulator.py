@@ -7,13 +7,12 @@ real ones, and tell the core so. An iteration takes ``ceil(num_shards / workers)
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, Slot, WorkerExit, WorkerReport
-from resile_shared.messages.jobs import JobRecord, JobSpec
+from resile_shared.messages.jobs import JobRecord
 from resile_shared.messages.message import at
-from resile_shared.messages.reports import CheckpointSaved, Completed, Content, Ready, Report, Switched
+from resile_shared.messages.reports import CheckpointSaved, Completed, Content, Lost, Report, Switched
 
 from .core.core import Scheduler
 from .core.policies import Policy, fairshare
@@ -30,54 +29,14 @@ from .core.seam import (
     Unanswered,
     WriteAllocation,
 )
+from .simulated import SimulatedWorker, Submission, Training
 
 FORK_SECONDS = 0.03
 SCRIPT_SECONDS = 0.8
 EXIT_SECONDS = 0.05
 ANSWER_SECONDS = 0.05
 LISTED_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A job that comes at ``time`` and trains ``iterations``, with a checkpoint after each ``checkpoint_every``."""
-
-    time: float
-    job: str
-    spec: JobSpec
-    iterations: int
-    num_shards: int = 24
-    shard_seconds: float = 0.01
-    checkpoint_every: int | None = None
-
-
-@dataclass
-class _Worker:
-    host: str
-    slot: int
-    state: str = "starting"
-    address: Address | None = None
-    generation: int = 0
-
-
-@dataclass
-class _Training:
-    """A job as its workers see it."""
-
-    submission: Submission
-    workers: dict[int, _Worker] = field(default_factory=dict)
-    members: tuple[int, ...] = ()
-    generation: int = 0
-    allocation: Allocation | None = None
-    orders: list[Allocation] = field(default_factory=list)
-    gone: dict[int, tuple[str, WorkerReport, float]] = field(default_factory=dict)
-    started: set[int] = field(default_factory=set)
-    trained: set[int] = field(default_factory=set)  # who ever had the state
-    iteration: int = 0
-    checkpoint: int = 0
-    life: int = 0  # iterations of an earlier life that are still under way have no effect
-    shall_pause: bool = False
-    is_complete: bool = False
+DETECTION_SECONDS = 3.0
 
 
 class Simulator:
@@ -93,8 +52,9 @@ class Simulator:
         self.allocations: list[Allocation] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._num_queued = 0
-        self._jobs: dict[str, _Training] = {}
+        self._jobs: dict[str, Training] = {}
         self._hosts: dict[str, HostRecord] = {}
+        self._silent: set[str] = set()
         self._beats = 0
         self._events: deque[Event] = deque()
         self.channel: Callable[[Event], Iterable[Event]] = lambda event: (event,)
@@ -114,15 +74,29 @@ class Simulator:
             since=at(self.now),
         )
         self._hosts[name] = record
+        self._silent.discard(name)
         self.tell(record)
 
     def change_host(self, name: str, state: HostState) -> None:
         """Let a host drain, leave or be lost now; in the last two cases its workers die."""
         self._hosts[name] = self._hosts[name].model_copy(update={"state": state, "since": at(self.now)})
         if state in (HostState.LOST, HostState.LEFT):
-            for training in self._jobs.values():
-                training.workers = {n: w for n, w in training.workers.items() if w.host != name}
+            self._end_workers(name)
         self.tell(self._hosts[name])
+
+    def crash(self, name: str) -> None:
+        """Let a host fall silent now, with all its workers; it is held to be lost when it has been silent for long."""
+        self._silent.add(name)
+        self._end_workers(name)
+        self.later(DETECTION_SECONDS, lambda: self._is_lost(name))
+
+    def _is_lost(self, host: str) -> None:
+        if host in self._silent:
+            self.change_host(host, HostState.LOST)
+
+    def _end_workers(self, host: str) -> None:
+        for training in self._jobs.values():
+            training.workers = {n: w for n, w in training.workers.items() if w.host != host}
 
     def kill(self, job: str, worker: int, *, kind: str = "killed") -> None:
         """Let a worker die now; if it is a member, the round that is under way is never finished."""
@@ -213,10 +187,10 @@ class Simulator:
         self.tell(event)
 
     def _submit(self, submission: Submission) -> None:
-        self._jobs[submission.job] = _Training(submission)
+        self._jobs[submission.job] = Training(submission)
         self.tell(Submitted(f"submit {submission.job}", submission.job, submission.spec))
 
-    def _allocate(self, training: _Training, allocation: Allocation) -> None:
+    def _allocate(self, training: Training, allocation: Allocation) -> None:
         """Do what the agents do: start the workers that are new; hand the order to all."""
         before = {placement.worker for placement in training.allocation.placements} if training.allocation else set()
         is_new_life = allocation.founding and before.isdisjoint(placement.worker for placement in allocation.placements)
@@ -230,7 +204,7 @@ class Simulator:
             if placement.worker not in training.started:
                 training.started.add(placement.worker)
                 self._check_is_free(placement.host, placement.slot)
-                training.workers[placement.worker] = _Worker(placement.host, placement.slot)
+                training.workers[placement.worker] = SimulatedWorker(placement.host, placement.slot)
                 self.later(FORK_SECONDS, lambda n=placement.worker: self._listens(training, n))  # type: ignore[misc]
         if allocation.recovers:
             self._recover(training, allocation)
@@ -242,7 +216,7 @@ class Simulator:
         running = [w for training in self._jobs.values() for w in training.workers.values()]
         assert not any((w.host, w.slot) == (host, slot) for w in running), f"{host}/{slot} is held twice"
 
-    def _recover(self, training: _Training, order: Allocation) -> None:
+    def _recover(self, training: Training, order: Allocation) -> None:
         """Whoever sees the order leaves the round; it is begun anew as soon as all whom it names are known to live."""
         named = tuple(placement.worker for placement in order.placements)
         if training.is_complete or order.generation <= training.generation:
@@ -253,48 +227,42 @@ class Simulator:
         if set(named) <= set(training.members) & training.workers.keys():
             self._switch(training, order, leave=False)
             self._train(training)
+        else:
+            self._accuse(training, training.life)
+
+    def _accuse(self, training: Training, life: int) -> None:
+        """Let members that wait for one that is gone say so, and say it again as long as they wait."""
+        living = [number for number in training.members if number in training.workers]
+        if life != training.life or training.is_complete or not training.missing or not living:
+            return
+        lost = Lost(suspect=training.missing[0], reason="", iteration=training.iteration)
+        for number in living:
+            if number in training.workers:
+                self._report(training, number, lost)
+        self.later(1.0, lambda: self._accuse(training, life))
 
     # what workers do
 
-    def _listens(self, training: _Training, number: int) -> None:
+    def _listens(self, training: Training, number: int) -> None:
         if worker := training.workers.get(number):
             worker.address = Address(host="10.0.0.1", port=1000 + number)
             self.later(SCRIPT_SECONDS, lambda: self._is_ready(training, number))
             self._beat(worker.host)
 
-    def _is_ready(self, training: _Training, number: int) -> None:
+    def _is_ready(self, training: Training, number: int) -> None:
         worker = training.workers.get(number)
         if worker is None:
             return
         worker.state = "ready"
-        submission = training.submission
-        ready = Ready(
-            iterations_total=submission.iterations,
-            num_shards=submission.num_shards,
-            batch_size=submission.num_shards * 8,
-            epochs=1,
-            samples=submission.num_shards * 8 * submission.iterations,
-            bits="same bits",
-        )
-        self._report(training, number, ready)
+        self._report(training, number, training.submission.ready())
         self._found(training)
 
-    def _found(self, training: _Training) -> None:
-        if not training.members and (order := self._newest_formed(training)) and order.founding:
+    def _found(self, training: Training) -> None:
+        if not training.members and (order := training.newest_formed()) and order.founding:
             self._switch(training, order)
             self._train(training)
 
-    def _newest_formed(self, training: _Training) -> Allocation | None:
-        """The newest order whose joiners are all at their training call."""
-        for order in reversed(training.orders):
-            joiners = [p.worker for p in order.placements if p.worker not in training.members]
-            if order.generation > training.generation and all(
-                number in training.workers and training.workers[number].state == "ready" for number in joiners
-            ):
-                return order
-        return None
-
-    def _switch(self, training: _Training, order: Allocation, *, leave: bool = True) -> None:
+    def _switch(self, training: Training, order: Allocation, *, leave: bool = True) -> None:
         leavers = set(training.members) - {p.worker for p in order.placements}
         training.members = tuple(p.worker for p in order.placements)
         training.trained |= set(training.members)
@@ -308,15 +276,17 @@ class Simulator:
             training.workers[number].state = "left"
             self.later(EXIT_SECONDS, lambda n=number: self._exit(training, n, "left"))  # type: ignore[misc]
 
-    def _train(self, training: _Training) -> None:
+    def _train(self, training: Training) -> None:
         """One iteration, and then the boundary."""
         submission, life = training.submission, training.life
         shards = -(-submission.num_shards // len(training.members))
         self.later(shards * submission.shard_seconds, lambda: self._boundary(training, life))
 
-    def _boundary(self, training: _Training, life: int) -> None:
-        is_whole = training.workers.keys() >= set(training.members)
-        if life != training.life or not training.members or not is_whole:
+    def _boundary(self, training: Training, life: int) -> None:
+        if life != training.life or not training.members:
+            return
+        if training.missing:
+            self._accuse(training, life)
             return
         training.iteration += 1
         every = training.submission.checkpoint_every
@@ -332,11 +302,11 @@ class Simulator:
                 training.checkpoint = training.iteration
                 saved = CheckpointSaved(iteration=training.iteration, num_bytes=1)
                 self._report(training, training.members[0], saved)
-            if order := self._newest_formed(training):
+            if order := training.newest_formed():
                 self._switch(training, order)
             self._train(training)
 
-    def _complete(self, training: _Training) -> None:
+    def _complete(self, training: Training) -> None:
         members, training.is_complete = training.members, True
         completed = Completed(
             iteration=training.iteration,
@@ -362,7 +332,7 @@ class Simulator:
             gone = WorkerReport(job=job, worker=number, slot=0, state="gone", exit=WorkerExit(kind="not started"))
             self._beat(host, gone)
 
-    def _exit(self, training: _Training, number: int, kind: str) -> None:
+    def _exit(self, training: Training, number: int, kind: str) -> None:
         worker = training.workers.pop(number, None)
         if worker is None:
             return
@@ -374,6 +344,8 @@ class Simulator:
     # what agents tell
 
     def _beat(self, host: str, *gone: WorkerReport) -> None:
+        if host in self._silent:
+            return
         self._beats += 1
         workers = [
             WorkerReport.model_validate(
@@ -404,7 +376,7 @@ class Simulator:
         beat = Heartbeat(host=host, incarnation=record.incarnation, number=self._beats, workers=(*workers, *gone))
         self._send(beat)
 
-    def _report(self, training: _Training, number: int, content: Content) -> None:
+    def _report(self, training: Training, number: int, content: Content) -> None:
         worker = training.workers[number]
         report = Report(
             job=training.submission.job,
