@@ -75,6 +75,7 @@ def sha(code: Path) -> str:
     return plain(code / "measured.py")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("most", "priorities", "sizes"),
