@@ -27,7 +27,6 @@ from pathlib import Path
 
 import psutil
 from report import Target, print_table, print_targets
-from spans import Collector, Span, collecting
 
 from resile.client import Client, find_server
 from resile.package import pack
@@ -35,6 +34,7 @@ from resile.pool.home import PoolHome
 from resile.pool.services import PoolOptions
 from resile.pool.supervisor import Supervisor
 from resile_shared.messages.jobs import DEFAULT_PRIORITY, JobSpec
+from resile_shared.testing.collector import Collector, Span, collecting
 
 SCRIPT = Path(__file__).resolve().with_name("rescaled.py")
 NUM_SLOTS = 4
@@ -51,7 +51,6 @@ THAW_SECONDS, TURN_SECONDS = 0.5, 2.0  # together less than what makes a host or
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 120.0
 COMMAND = "POST /v1/jobs/{job}/priority"
-ENDPOINT, DELAY = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_BSP_SCHEDULE_DELAY"
 
 
 class Job:
@@ -210,13 +209,14 @@ async def measure_changes(num_changes: int) -> tuple[list[tuple[Change, Change]]
     """Return what each command did, and when its hops ended."""
     with tempfile.TemporaryDirectory(prefix="resile-bench-") as name:
         folder = Path(name)
-        async with collecting() as (collector, endpoint):
-            os.environ |= {ENDPOINT: endpoint, DELAY: "1000"}
+        with collecting() as collector:
+            os.environ |= collector.environment
             try:
                 async with pool_up(folder / "home") as client:
                     commands = await flip(client, folder, num_changes)
             finally:
-                del os.environ[ENDPOINT], os.environ[DELAY]
+                for variable in collector.environment:
+                    del os.environ[variable]
         return [command.changes() for command in commands], list(traced_hops(commands, collector))
 
 
