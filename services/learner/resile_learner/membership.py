@@ -14,10 +14,13 @@ Events go in through `Membership.handle`, commands come out; the worker's contro
   until its joiner has the state).
 - The header of each round names the highest generation its sender has formed. When all headers of one round name the
   same newer generation, and only then, all members switch to it.
-- An order that *recovers* names members alone, and has no part in this. Whoever sees it leaves the round under way, if
-  that did not break down by itself. Those it names tell each other which round they have come to; once a member has
-  heard it of all others, they become level (who is behind takes the state of one that is ahead), and it is the current
-  generation. Those it drops exit: nothing can be committed without the others.
+- A *leaver* stays until those who go on have told it that they committed its last round; if none of them lives to do
+  so, it waits for an order that recovers.
+- An order that *recovers* has no part in this, and as long as it is not in force nothing else is agreed on. It names
+  workers of the generation that is thought to be in force: members, leavers that have not left, and joiners to whom the
+  state was not handed yet. Whoever sees it leaves the round under way, if that did not break down by itself. Those it
+  names tell each other which round they have come to; once one has heard it of all others, they become level (who is
+  behind takes the state of one that is ahead), and it is the current generation. Those it drops exit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -178,6 +181,8 @@ class Membership:
         self._ready = False
         self._named = False  # by any order seen, be it old
         self._over = False
+        self._leaves_for: Order | None = None
+        self._is_released = False
         self._announcements: set[tuple[int, int]] = set()
         self._announced: set[tuple[int, int]] = set()
         self._standings = Standings()
@@ -223,6 +228,17 @@ class Membership:
         order = self._recovering
         return self._standings.recovery(order, self.worker) if order and self._linked_to(order.workers) else None
 
+    @property
+    def must_recover(self) -> bool:
+        """Whether a generation that recovers, and names this worker, is not in force."""
+        order = self._recovering
+        return order is not None and self.worker in order.workers
+
+    @property
+    def is_released(self) -> bool:
+        """Whether this leaver may go, whatever it waits for: those who go on have come further without it."""
+        return self._is_released
+
     def is_superseded(self, generation: int) -> bool:
         """Whether a newer generation than ``generation`` recovers."""
         return self._recovering is not None and self._recovering.generation > generation
@@ -230,8 +246,7 @@ class Membership:
     @property
     def _recovering(self) -> Order | None:
         """The newest order that recovers and is not in force."""
-        newest = self._orders[max(self._orders)] if self._orders else None
-        return newest if newest and newest.recovers and self.current is not None else None
+        return max((o for o in self._orders.values() if o.recovers), key=lambda o: o.generation, default=None)
 
     def handle(self, event: Event) -> list[Command]:
         """Take ``event`` in; return what is to be done about it, in order."""
@@ -255,7 +270,7 @@ class Membership:
             case RoundLost() | StandingTold() | Levelling() | Levelled():
                 return self._recover(event)
             case StateReceived(generation):
-                return self._become(self._orders[generation])
+                return [*self._become(self._orders[generation]), *self._leave_round()]
 
     def _order_seen(self, order: Order) -> list[Command]:
         self._named = self._named or self.worker in order.workers
@@ -264,18 +279,25 @@ class Membership:
         if order.generation in self._orders or (order.generation <= newest and not founds):
             return self._progress()
         self._orders[order.generation] = order
-        if order.recovers and self.current is not None:
-            return self._recovery_seen(order, self.current)
         told: list[Command] = [TellOrder(peer, order) for peer in sorted(self._links)]
-        return [*told, *self._dials(order), *self._progress()]
+        if not order.recovers:
+            return [*told, *self._dials(order), *self._progress()]
+        if self._named and self.worker not in order.workers:
+            return [*told, *self._dropped()]
+        return [*told, *self._dials(order), *self._leave_round(), *self._tell_standing()]
 
-    def _recovery_seen(self, order: Order, current: Order) -> list[Command]:
-        told: list[Command] = [TellOrder(peer, order) for peer in sorted(self._links)]
-        if self.worker not in order.workers:
-            return [*told, *self._withdraw()]
+    def _leave_round(self) -> list[Command]:
+        order, current = self._recovering, self.current
+        if order is None or current is None:
+            return []
         lost = [worker for worker in current.workers if worker not in order.workers]
-        leaves = LeaveRound(lost[0] if lost else self.worker, current.generation)
-        return [*told, *self._dials(order), leaves, *self._tell_standing()]
+        return [LeaveRound(lost[0] if lost else self.worker, current.generation)]
+
+    def _dropped(self) -> list[Command]:
+        if self._leaves_for is None:
+            return self._withdraw()
+        self._is_released = True
+        return []
 
     def _recover(self, event: RecoveryEvent) -> list[Command]:
         match event:
@@ -323,11 +345,15 @@ class Membership:
 
     def _progress(self) -> list[Command]:
         """What a worker that is no member yet can do now."""
-        if self.current is not None or not self._orders:
+        if self.current is not None or self.must_recover or not self._orders:
             return []
+        newest = self._orders[max(self._orders)]
+        if newest.recovers and self._named and self.worker not in newest.workers:
+            return self._withdraw()
         commands: list[Command] = []
         for generation, order in sorted(self._orders.items()):
-            if self.worker not in order.workers or not self._ready or not self._linked_to(order.workers):
+            is_mine = self.worker in order.workers and not order.recovers
+            if not (is_mine and self._ready and self._linked_to(order.workers)):
                 continue
             if order.founding:
                 return [Start(order), *self._become(order)]
@@ -352,7 +378,10 @@ class Membership:
         return any(peer < self.worker for peer, _ in self._announced)
 
     def _told_in_force(self, generation: int) -> list[Command]:
-        """A generation in force that drops this joiner ends its waiting."""
+        """A generation in force that drops this worker ends its waiting."""
+        if self._leaves_for is not None and generation > self._leaves_for.generation:
+            self._is_released = True
+            return []
         if self.current is not None or not self._named:
             return []
         later = any(h >= generation and self.worker in order.workers for h, order in self._orders.items())
@@ -365,16 +394,16 @@ class Membership:
     def _round_done(self, named: Sequence[int]) -> list[Command]:
         assert self.current is not None
         agreed = named[0]
-        if agreed <= self.current.generation or any(other != agreed for other in named):
+        if self._recovering or agreed <= self.current.generation or any(other != agreed for other in named):
             return []
         switch = Switch(self.current, self._orders[agreed])
         if self.worker not in switch.new.workers:
-            self._over = True
+            self._leaves_for = switch.new
             return [switch, *self._tell_in_force(switch.new, but=switch.old.workers)]
         return [switch, *self._become(switch.new, but=switch.old.workers)]
 
     def _become(self, order: Order, *, but: Iterable[int] = ()) -> list[Command]:
-        self.current = order
+        self.current, self._leaves_for = order, None
         self._orders = {h: newer for h, newer in self._orders.items() if h > order.generation}
         dials = self._dials(self._orders[max(self._orders)]) if self._orders else []
         return [*self._tell_in_force(order, but=but), *dials]
@@ -396,7 +425,9 @@ class Membership:
         return self._linked_to(order.workers) and all((j, order.generation) in self._announcements for j in joiners)
 
     def _gives_all_away(self, order: Order) -> bool:
-        return self.current is not None and set(self.current.workers).isdisjoint(order.workers)
+        if self.current is None or self._leaves_for is not None:
+            return False
+        return set(self.current.workers).isdisjoint(order.workers)
 
     def _linked_to(self, workers: Iterable[int]) -> bool:
         return all(worker == self.worker or worker in self._links for worker in workers)

@@ -128,7 +128,7 @@ class Mesh:
         Returns the peer that sent it and its generation. Frames of rounds that this worker has not begun stay on their
         links, unless they are of an older generation than ``generation``. A donor that is lost half-way is forgotten.
         Raises StateMismatch if the tensors have another size than the state; Abandoned when ``donor``, if it is named,
-        is lost, or when ``obsolete()`` before the state has begun to come; that is asked again after each ``wake``.
+        is lost, or when ``obsolete()``, which is asked again after each ``wake``.
         """
         reception = Reception(allocate, newest=self._newest, generation=generation)
 
@@ -137,7 +137,7 @@ class Mesh:
                 return True
             if donor is not None and donor not in self._switchboard.links:
                 raise Abandoned(donor, "its link was lost while it handed its state over")
-            return not reception.donors and obsolete()
+            return obsolete()
 
         try:
             self._serve(
@@ -158,16 +158,25 @@ class Mesh:
             link.notify(encode(Kind.CONFIRM, tag))
             self._switchboard.flush(link)
 
-    def await_confirms(self, peers: Iterable[int], tag: Tag) -> None:
-        """Wait until each of ``peers`` has confirmed the round of ``tag`` or a later one, or has gone."""
+    def await_confirms(
+        self, peers: Iterable[int], tag: Tag, *, obsolete: Callable[[], bool] = lambda: False
+    ) -> frozenset[int]:
+        """Wait until each of ``peers`` has confirmed the round of ``tag`` or a later one, or has gone.
+
+        Or until ``obsolete()``, which is asked again after each ``wake``. Returns those that have confirmed.
+        """
         links = self._links_to(peers)
         newest = self._newest
         remains = Remains(lambda tag: newest is not None and tag <= newest)
 
-        def unconfirmed() -> list[Link]:
-            return [link for link in links if not link.closed and (link.confirmed is None or link.confirmed < tag)]
+        def has_confirmed(link: Link) -> bool:
+            return link.confirmed is not None and link.confirmed >= tag
 
-        self._serve(unconfirmed, lambda _: remains, lambda: not unconfirmed())
+        def unconfirmed() -> list[Link]:
+            return [link for link in links if not link.closed and not has_confirmed(link)]
+
+        self._serve(unconfirmed, lambda _: remains, lambda: not unconfirmed() or obsolete())
+        return frozenset(link.peer for link in links if has_confirmed(link))
 
     def let_go(self, peers: Iterable[int]) -> None:
         """Say to ``peers`` that nothing more will come, wait until they have closed their ends, and close the links."""

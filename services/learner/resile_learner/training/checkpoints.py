@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -75,6 +76,7 @@ class Checkpointer:
         self._told_parts: list[tuple[str, PartInfo]] = []
         """Stored parts that were told in a round which may not be committed."""
         self._told_saved: list[str] = []
+        self._told_holds: list[str] | None = None
 
     @property
     def under_way(self) -> bool:
@@ -126,21 +128,20 @@ class Checkpointer:
             self._forget(replaced)
         self.redivide()
 
-    def stored(self) -> list[tuple[str, int, int, str]]:
-        """What this member has stored and not told in a committed round."""
+    def news(self) -> dict[str, Any]:
+        """What the header of each round says of checkpoints: all that was not told in a committed round."""
         if self._uploads is not None:
             self._told_parts += self._uploads.stored()
-        return [(name, part.number, part.num_bytes, part.sha256) for name, part in self._told_parts]
-
-    def saved(self) -> list[str]:
-        """The checkpoints whose manifest this member has written and not told in a committed round."""
-        if self._uploads is not None:
             self._told_saved += [manifest.checkpoint.name for manifest in self._uploads.committed()]
-        return list(self._told_saved)
+        stored = [(name, part.number, part.num_bytes, part.sha256) for name, part in self._told_parts]
+        return {"stored": stored, "saved": list(self._told_saved), "holds": self._told_holds}
 
     def heard(self, headers: Sequence[Header]) -> None:
         """Take in what all members told in one committed round."""
-        self._told_parts, self._told_saved = [], []
+        recovered = any(header.holds is not None for header in headers)
+        if recovered:
+            self._count_holders(headers)
+        self._told_parts, self._told_saved, self._told_holds = [], [], None
         for header in headers:
             for name, number, num_bytes, sha256 in header.stored:
                 if name in self._trackers:
@@ -148,7 +149,17 @@ class Checkpointer:
             for name in header.saved:
                 self._finish(name)
         self._raise_errors()
-        self._commit()
+        if recovered:
+            self.redivide()
+        else:
+            self._commit()
+
+    def _count_holders(self, headers: Sequence[Header]) -> None:
+        workers = self._session.view.workers
+        for name in self._holders:
+            self._holders[name] = tuple(
+                worker for worker, header in zip(workers, headers, strict=True) if name in (header.holds or ())
+            )
 
     def redivide(self) -> None:
         """Divide what is missing of the current checkpoint among the holders that are members now."""
@@ -161,12 +172,19 @@ class Checkpointer:
             self._uploads.assign(tracker.missing(remaining.index(me), len(remaining)))
         self._commit()
 
-    def tell_again(self) -> None:
-        """After a recovery members may not have heard the same of the current checkpoint: each tells all it knows."""
-        tracker, _ = self._current()
-        if tracker is not None:
-            self._told_parts = [(tracker.name, part) for part in tracker.parts]
-        self.redivide()
+    def recovered(self, *, is_behind: bool) -> None:
+        """After a recovery members may not know the same of checkpoints under way: each tells all that it knows.
+
+        ``is_behind``: this one took the state of another, and may have missed that a checkpoint was begun or is
+        complete; it has no part in those any more.
+        """
+        while is_behind and self._uploads is not None and self._uploads.current is not None:
+            self._uploads.finish(self._uploads.current)
+        if is_behind:
+            self._trackers, self._holders, self._sizes = {}, {}, {}
+        self._told_parts = [(tracker.name, part) for tracker in self._trackers.values() for part in tracker.parts]
+        self._told_holds = list(self._trackers)
+        self._committing = None
 
     def store_model(self, model: nn.Module) -> str | None:
         """Write the final model as a safetensors file into the run's storage; return its key."""

@@ -43,6 +43,8 @@ class Header:
     """Checkpoint parts it has stored since its last header: checkpoint, part, bytes, sha256."""
     saved: Sequence[str] = ()
     """Checkpoints whose manifest it has written since its last header."""
+    holds: Sequence[str] | None = None
+    """After a recovery: the checkpoints under way of which it has a snapshot."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """In the first round: what must be equal on all members."""
     busy: bool = False
@@ -65,6 +67,7 @@ class Header:
             "deltas": [list(partial.deltas) for partial in self.partials],
             "stored": self.stored,
             "saved": self.saved,
+            "holds": self.holds,
             "facts": dict(self.facts),
             "busy": self.busy,
             "pause": self.pause,
@@ -101,6 +104,7 @@ class Header:
             partials=partials,
             stored=[(name, part, size, sha) for name, part, size, sha in meta["stored"]],
             saved=meta["saved"],
+            holds=meta["holds"],
             facts=meta["facts"],
             busy=meta["busy"],
             pause=meta["pause"],

@@ -213,8 +213,18 @@ class ElasticLoop:
             stored = self._checkpoints.newest(self._state.make_room)
             if stored:
                 self._load(*stored)
-        first = self._rounds.open(0)
-        outcome = first.finish(next_iteration=self.iteration, digest=self._digest.at(0), facts=self._state.facts)
+        first = self._state.standing.round
+        while self._state.standing.round == first:
+            try:
+                self._compare()
+            except Abandoned as lost:
+                self._recover(lost)
+
+    def _compare(self) -> None:
+        """Find out in the first round whether all founders begin with the same."""
+        outcome = self._rounds.open(0).finish(
+            next_iteration=self.iteration, digest=self._digest.at(0), facts=self._state.facts
+        )
         self._report_switch(0.0)
         self._settle(outcome)
 
@@ -269,8 +279,7 @@ class ElasticLoop:
         iteration.header = {
             "next_iteration": self.iteration + 1,
             "digest": self._digest.at(self._rounds.number),
-            "stored": self._checkpoints.stored(),
-            "saved": self._checkpoints.saved(),
+            **self._checkpoints.news(),
             "checkpoint": self._checkpoints.due(self.iteration + 1),
             "pause": self._session.pause_asked,
         }
@@ -323,6 +332,7 @@ class ElasticLoop:
             self._session.view,
             next_iteration=self.iteration,
             digest=self._digest.at(self._rounds.number),
+            news=self._checkpoints.news(),
         )
         standing = self._state.standing
         if not validator.under_way:
@@ -377,7 +387,7 @@ class ElasticLoop:
             self._buffers.restore()
             self._rounds.number = standing.round
             seed_all(mix(self._seed, "between", self.iteration))
-        self._checkpoints.tell_again()
+        self._checkpoints.recovered(is_behind=is_behind)
         self._report_switch(time.perf_counter() - begun)
 
     def _hold(self) -> None:
@@ -428,8 +438,7 @@ class ElasticLoop:
         outcome = closing.finish(
             next_iteration=self.iteration,
             digest=self._digest.at(self._rounds.number),
-            stored=self._checkpoints.stored(),
-            saved=self._checkpoints.saved(),
+            **self._checkpoints.news(),
             busy=self._checkpoints.under_way,
         )
         self._settle(outcome)

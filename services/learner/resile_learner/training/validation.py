@@ -57,15 +57,17 @@ class Validator:
         self._next = 0
         self._sums = {}
 
-    def run_batch(self, rounds: Rounds, view: View, *, next_iteration: int, digest: int) -> RoundResult:
-        """Compute this member's shards of the next batch and share the sums."""
+    def run_batch(
+        self, rounds: Rounds, view: View, *, next_iteration: int, digest: int, news: Mapping[str, Any]
+    ) -> RoundResult:
+        """Compute this member's shards of the next batch and share the sums. ``news`` goes into the header."""
         assert self._next is not None
         batch = self._plan.batch(self._next)
         held = batch.held_by(view.rank, view.size)
         round_ = rounds.open(batch.num_shards)
         leaves = {leaf: self._score(batch.shard(leaf), batch.weight(leaf)) for leaf in range(*held)}
         partials = [fold_leaves(piece, leaves.__getitem__) for piece in rounds.pieces(batch.num_shards, held)]
-        outcome = round_.finish(next_iteration=next_iteration, digest=digest, partials=partials)
+        outcome = round_.finish(next_iteration=next_iteration, digest=digest, partials=partials, **news)
         for name, value in outcome.totals.scalars.items():
             self._sums[name] = self._sums.get(name, 0.0) + value * len(batch.indices)
         self._next += 1

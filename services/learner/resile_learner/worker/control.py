@@ -103,6 +103,10 @@ class Control:
         """Send a message to the agent."""
         self._thread.call(self._thread.write_to_agent, encode(message))
 
+    def check_link(self, peer: int) -> None:
+        """Count the link to ``peer`` as down, and make it anew, if its data connection is known to be broken."""
+        self._thread.call(self._thread.check_link, peer)
+
     def close_links(self) -> None:
         """Tell all peers, by closing the control links, that this worker is gone."""
         self._thread.call(self._thread.close_peers)
@@ -284,16 +288,19 @@ class _ControlThread(threading.Thread):
         self._lose(peer)
 
     async def _adopt(self, peer: int, kind: str, sock: socket.socket) -> None:
+        if kind in self._ready_kinds[peer]:  # the peer has seen the end of the old connections already
+            self._lose(peer)
         if kind == "data":
             self._mesh.add_link(peer, sock)
         else:
-            reader, self._peers[peer] = await asyncio.open_connection(sock=sock, limit=MAX_LINE_BYTES)
-            self._spawn(self._read_peer(peer, reader))
+            reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_LINE_BYTES)
+            self._peers[peer] = writer
+            self._spawn(self._read_peer(peer, reader, writer))
         self._ready_kinds[peer].add(kind)
-        if len(self._ready_kinds[peer]) == 2:
+        if len(self._ready_kinds[peer]) == len(links.KINDS):
             self.post(LinkUp(peer))
 
-    async def _read_peer(self, peer: int, reader: asyncio.StreamReader) -> None:
+    async def _read_peer(self, peer: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while line := await reader.readline():
                 match from_peer.validate_json(line):
@@ -307,7 +314,8 @@ class _ControlThread(threading.Thread):
                         self.post(StandingTold(peer, generation, number))
         except (OSError, ValueError, pydantic.ValidationError):
             pass  # a broken peer is a lost one
-        self._lose(peer)
+        if self._peers.get(peer) is writer:
+            self._lose(peer)
 
     def _lose(self, peer: int) -> None:
         """Forget ``peer``. The data link to a member of the current generation is left.
@@ -323,6 +331,10 @@ class _ControlThread(threading.Thread):
         if current is None or peer not in current.workers:
             self._mesh.remove_link(peer)
         self.post(LinkDown(peer))
+
+    def check_link(self, peer: int) -> None:
+        if len(self._ready_kinds.get(peer, ())) == len(links.KINDS) and peer not in self._mesh.links:
+            self._lose(peer)
 
     def close_peers(self) -> None:
         for writer in self._peers.values():

@@ -19,6 +19,12 @@ from ..training.session import Change, SecondTrainingCall, View
 from ..training.state import Flat
 from .control import Control
 
+NO_STATE = -1
+
+
+def _no_state() -> Flat:
+    raise AssertionError("who has no state does not give it away")
+
 
 class WorkerSession:
     """Implements `Session` for a worker process."""
@@ -74,25 +80,29 @@ class WorkerSession:
         self.training_called = True
         self._control.report(ready.model_copy(update={"worker": self._config.worker}))
         self._control.post(ScriptReady())
-        founding = self._control.wait_for(self._first_role)
-        if founding:
-            self._order = self._control.wait_for(
-                lambda membership: membership.current if self._control.started else None
-            )
+        if self._control.wait_for(self._is_founder):
+            self._order = self._control.ask(lambda membership: membership.current)
             return True
-        donor, generation = self._mesh.receive_state(allocate)
+        try:
+            _, generation = self._mesh.receive_state(allocate, obsolete=self._must_recover)
+        except Abandoned as lost:
+            self._catch_up(lost, NO_STATE, _no_state, allocate)
+            return False
         self._control.post(StateReceived(generation))
         self._order = self._control.wait_for(lambda membership: membership.current)
-        if donor not in self._order.workers:
-            self._mesh.confirm(donor, Tag(generation, 0, 0))
+        for peer in self._mesh.links - set(self._order.workers):  # leavers wait for it where nobody continues
+            self._mesh.confirm(peer, Tag(generation, 0, 0))
         return False
 
-    @staticmethod
-    def _first_role(membership: Membership) -> bool | None:
-        if membership.current is not None:
+    def _is_founder(self, membership: Membership) -> bool | None:
+        """Whether the run begins with this worker, once that is known."""
+        if self._control.started:
             return True
         first = membership.first_order
-        return first.founding if first else None
+        return False if membership.must_recover or (first and not first.founding) else None
+
+    def _must_recover(self) -> bool:
+        return self._control.ask(lambda membership: membership.must_recover)
 
     def begin(self, spec: RoundSpec) -> OpenRound:
         """Open the next round."""
@@ -124,22 +134,44 @@ class WorkerSession:
         for leaver in switch.leavers:
             if leaver != me:
                 self._mesh.confirm(leaver, tag)
+
+        def is_superseded() -> bool:
+            return self._control.ask(lambda membership: membership.is_superseded(change.new_generation))
+
         if change.receivers:
             flat = flatten()
             for joiner in change.receivers:
                 with suppress(Abandoned):  # it was lost on the way in: the next round will show it
-                    self._mesh.send_state(joiner, change.new_generation, flat.skeleton, flat.tensors)
+                    self._mesh.send_state(
+                        joiner, change.new_generation, flat.skeleton, flat.tensors, obsolete=is_superseded
+                    )
         if change.leaves:
-            self._let_go(change, tag)
+            self._let_go(switch, tag)
         self._order = switch.new
 
-    def _let_go(self, change: Change, tag: Tag) -> NoReturn:
-        self._mesh.await_confirms(change.receivers, Tag(change.new_generation, 0, 0))
-        others = [worker for worker in change.old.workers if worker != change.old.me]
-        self._mesh.await_confirms(others, tag)
-        self._control.report(Left(worker=change.old.me, generation=change.old.generation, iteration=tag.round))
+    def _let_go(self, switch: Switch, tag: Tag) -> NoReturn:
+        """Leave once somebody who goes on is known to have all that this worker has. Raises Abandoned if nobody is."""
+
+        def is_recalled() -> bool:
+            return self._control.ask(lambda membership: membership.is_released or membership.must_recover)
+
+        others = [worker for worker in switch.old.workers if worker != self._config.worker]
+        confirmed = self._mesh.await_confirms(others, tag, obsolete=is_recalled)
+        if not switch.continuing:
+            confirmed = self._mesh.await_confirms(
+                switch.joiners, Tag(switch.new.generation, 0, 0), obsolete=is_recalled
+            )
+        heirs = switch.continuing or switch.joiners
+        is_needed = is_recalled() or not confirmed.intersection(heirs)
+        if is_needed and not self._control.ask(lambda membership: membership.is_released):
+            raise Abandoned(heirs[0], "it was lost before it was known to have what this worker has")
+        self._leave([*others, *switch.joiners], tag.round)
+
+    def _leave(self, peers: Sequence[int], last_round: int) -> NoReturn:
+        me, generation = self._config.worker, self.view.generation
+        self._control.report(Left(worker=me, generation=generation, iteration=last_round))
         self._control.close_links()
-        self._mesh.let_go([*others, *change.receivers])
+        self._mesh.let_go(peers)
         leave_process(self._control, status=0)
 
     def recover(
@@ -152,6 +184,17 @@ class WorkerSession:
     ) -> bool:
         """Wait for a generation without whoever was lost, and become level with its members."""
         number, iteration = standing
+        self._accuse(lost, iteration)
+        return self._catch_up(lost, number, flatten, allocate)
+
+    def _catch_up(
+        self,
+        lost: Abandoned,
+        number: int,
+        flatten: Callable[[], Flat],
+        allocate: Callable[[bytes], Sequence[Tensor]],
+    ) -> bool:
+        """Become a member of a generation that recovers; say whether that took the state of another member."""
         begun: list[bytes] = []
 
         def make_room(skeleton: bytes) -> Sequence[Tensor]:
@@ -159,16 +202,17 @@ class WorkerSession:
             return allocate(skeleton)
 
         while True:
-            self._accuse(lost, iteration)
+            self._control.check_link(lost.suspect)
             self._control.post(RoundLost(number))
-            recovery = self._await_recovery()
+            recovery = self._await_recovery(number)
             try:
                 self._level(recovery, flatten, make_room)
                 number = max(recovery.standings.values())
                 self._control.post(Levelled(recovery.order.generation, number))
             except Abandoned as error:
                 lost = error
-                number = -1 if begun and recovery.donor_of(self.view.me) is not None else number
+                is_torn = begun and recovery.donor_of(self._config.worker) is not None
+                number = NO_STATE if is_torn else number
             current = self._control.ask(lambda membership: membership.current)
             if current is not None and current.generation == recovery.order.generation:
                 self._order = current
@@ -181,12 +225,17 @@ class WorkerSession:
         )
         self._control.report(accusation)
 
-    def _await_recovery(self) -> Recovery:
+    def _await_recovery(self, number: int) -> Recovery:
         """Wait until it is known how the next generation begins; what is left to be sent goes out meanwhile."""
-        self._mesh.wait_until(lambda: self._control.ask(lambda membership: membership.recovery is not None))
-        recovery = self._control.ask(lambda membership: membership.recovery)
-        if recovery is None:  # a newer one was ordered just now
-            return self._await_recovery()
+        recovery: Recovery | None = None
+        while recovery is None:
+            self._mesh.wait_until(
+                lambda: self._control.ask(lambda membership: membership.is_released or membership.recovery is not None)
+            )
+            if self._control.ask(lambda membership: membership.is_released):
+                self._leave(sorted(self._mesh.links), last_round=max(number - 1, 0))
+            # None again if a newer one was ordered just now
+            recovery = self._control.ask(lambda membership: membership.recovery)
         self._control.post(Levelling())
         return recovery
 

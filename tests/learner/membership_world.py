@@ -1,0 +1,473 @@
+"""A world of workers without threads, sockets or clocks: what is on its way between them, and what each has committed.
+
+Messages arrive in any order and perhaps twice. A worker that dies takes with it any part of what it had not quite
+sent, so that a round may be committed by some members and abandoned by others.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from resile_learner.membership import (
+    Announce,
+    Announced,
+    Command,
+    Connect,
+    Event,
+    LinkDown,
+    LinkUp,
+    Membership,
+    OrderSeen,
+    RoundDone,
+    ScriptReady,
+    Start,
+    StateReceived,
+    Switch,
+    TellInForce,
+    TellOrder,
+    ToldInForce,
+    Withdraw,
+)
+from resile_learner.messages import Member, Order
+from resile_learner.recovery import (
+    LeaveRound,
+    Levelled,
+    Levelling,
+    Recovery,
+    RoundLost,
+    StandingTold,
+    TellStanding,
+)
+
+Draw = Callable[[], bool]
+Phase = Literal["joining", "computing", "exchanging", "lost", "levelling", "letting go"]
+
+
+def order(generation: int, *workers: int, **more: object) -> Order:
+    members = tuple(Member(worker=w, host="127.0.0.1", port=1000 + w) for w in workers)
+    return Order(job="j", generation=generation, members=members, secret="s", founding=generation == 1, **more)
+
+
+@dataclass(frozen=True)
+class Abort:
+    """A member of ``generation`` has given up ``round``."""
+
+    generation: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """``sender`` has committed the last round of the leaver, or has taken its state over."""
+
+    sender: int
+    generation: int
+
+
+class Sent(NamedTuple):
+    """A message on its way; ``sender`` is None for the agent's word and for what needs no sender."""
+
+    receiver: int
+    event: Event | Abort | Confirm
+    sender: int | None = None
+
+
+@dataclass
+class Node:
+    machine: Membership
+    phase: Phase = "joining"
+    history: tuple[int, ...] | None = None
+    """For each round that its state contains the generation that trained it; None without a whole state."""
+    committed: tuple[int, ...] = ()
+    """The longest history it ever had."""
+    gone: str = ""
+    suspects: int | None = None
+    """The generation whose open or next round it shall leave."""
+    aborted: set[tuple[int, int]] = field(default_factory=set)
+    arrived: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    """For each round of a generation what the headers of those say from whom everything is there."""
+    recovery: Recovery | None = None
+    owed: list[int] = field(default_factory=list)
+    """To whom its state is still to be given."""
+    switch: Switch | None = None
+    confirmed: set[Confirm] = field(default_factory=set)
+
+    @property
+    def generation(self) -> int:
+        assert self.machine.current is not None
+        return self.machine.current.generation
+
+    @property
+    def round(self) -> int:
+        """The next one."""
+        return -1 if self.history is None else len(self.history)
+
+
+@dataclass
+class World:
+    draw: Draw = lambda: False
+    nodes: dict[int, Node] = field(default_factory=dict)
+    in_flight: list[Sent] = field(default_factory=list)
+    states: list[tuple[int, int, int, tuple[int, ...]]] = field(default_factory=list)  # donor, receiver, generation
+    orders: list[Order] = field(default_factory=list)
+    in_force: set[int] = field(default_factory=set)
+    recovered: dict[int, tuple[int, ...]] = field(default_factory=dict)  # generation -> the history it began with
+    dropped: set[int] = field(default_factory=set)  # by an order that recovers
+    believed: int = 1  # the generation that the scheduler believes in force
+
+    # the scheduler
+
+    def order(self, workers: tuple[int, ...], told: tuple[int, ...], *, recovers: bool = False) -> None:
+        new = order(len(self.orders) + 1, *workers, recovers=recovers)
+        self.orders.append(new)
+        for worker in workers:
+            if worker not in self.nodes:
+                self.nodes[worker] = Node(Membership(worker))
+                self.in_flight.append(Sent(worker, ScriptReady()))
+        for worker in {*told, *(w for w in workers if w not in self.members())}:
+            if new.founding:  # the agent's first word: it comes before anything a link could bring
+                self.post(worker, OrderSeen(new))
+            elif worker in self.nodes:
+                self.in_flight.append(Sent(worker, OrderSeen(new)))
+
+    def recover(self, told: tuple[int, ...]) -> bool:
+        """Order the living of the generation believed in force to go on; False where there is nobody left."""
+        members = self.orders[self.believed - 1].workers
+        alive = [w for w in members if w not in self.dropped and not self.nodes[w].gone]
+        newest = self.orders[-1].workers
+        survivors = tuple(w for w in alive if w in newest) or tuple(alive)
+        if not survivors:
+            return False
+        self.dropped |= set(self.nodes) - set(survivors)
+        self.order(survivors, told, recovers=True)
+        return True
+
+    @property
+    def is_recovering(self) -> bool:
+        newest = self.orders[-1]
+        return newest.recovers and newest.generation not in self.in_force
+
+    def members(self) -> set[int]:
+        return {w for w, node in self.nodes.items() if node.machine.current is not None and not node.gone}
+
+    def living(self) -> list[int]:
+        return [worker for worker, node in sorted(self.nodes.items()) if not node.gone]
+
+    # what is on its way
+
+    def deliver(self, index: int, *, again: bool) -> None:
+        sent = self.in_flight[index % len(self.in_flight)]
+        if not again:
+            self.in_flight.pop(index % len(self.in_flight))
+        node = self.nodes[sent.receiver]
+        match sent.event:
+            case Abort(generation, round_):
+                node.aborted.add((generation, round_))
+            case Confirm() as confirm:
+                node.confirmed.add(confirm)
+            case event:
+                self.post(sent.receiver, event)
+
+    def post(self, worker: int, event: Event) -> None:
+        node = self.nodes[worker]
+        if node.gone:
+            return
+        for command in node.machine.handle(event):
+            self.carry_out(worker, node, command)
+        current = node.machine.current
+        if current is not None and not node.gone:
+            self.in_force.add(current.generation)
+
+    def send(self, sender: int, receiver: int, event: Event | Abort | Confirm) -> None:
+        self.in_flight.append(Sent(receiver, event, sender))
+
+    def carry_out(self, worker: int, node: Node, command: Command) -> None:
+        match command:
+            case Connect(member, _):
+                if not self.nodes[member.worker].gone:
+                    self.send(member.worker, worker, LinkUp(member.worker))
+                    self.send(worker, member.worker, LinkUp(worker))
+            case TellOrder() | Announce() | TellInForce() | TellStanding():
+                self.tell(worker, command)
+            case LeaveRound(_, generation):
+                node.suspects = generation
+            case Start():
+                node.phase, node.history = "computing", ()
+            case Switch() as switch:
+                self.switch(worker, node, switch)
+            case Withdraw():
+                assert node.machine.current is None or worker in self.dropped, "no member withdraws"
+                self.end(worker, "withdrawn")
+
+    def tell(self, worker: int, command: TellOrder | Announce | TellInForce | TellStanding) -> None:
+        match command:
+            case TellOrder(peer, told):
+                self.send(worker, peer, OrderSeen(told))
+            case Announce(peer, generation):
+                self.send(worker, peer, Announced(worker, generation))
+            case TellInForce(peer, generation):
+                self.send(worker, peer, ToldInForce(generation))
+            case TellStanding(peer, generation, number):
+                self.send(worker, peer, StandingTold(worker, generation, number))
+
+    def switch(self, worker: int, node: Node, switch: Switch) -> None:
+        assert node.history is not None
+        for leaver in switch.leavers:
+            self.send(worker, leaver, Confirm(worker, switch.new.generation))
+        for joiner in switch.receivers_of(worker):
+            self.states.append((worker, joiner, switch.new.generation, node.history))
+        if worker not in switch.new.workers:
+            node.phase, node.switch = "letting go", switch
+
+    def end(self, worker: int, how: str) -> None:
+        """The end of a process: its links go down, and the peers learn so by and by."""
+        self.nodes[worker].gone = how
+        self.in_flight = [sent for sent in self.in_flight if sent.event != LinkUp(worker)]
+        for other in self.nodes:
+            if other != worker:
+                self.in_flight.append(Sent(other, LinkDown(worker)))
+
+    def kill(self, worker: int) -> None:
+        if self.nodes[worker].gone:
+            return
+        self.in_flight = [sent for sent in self.in_flight if sent.sender != worker or self.draw()]
+        self.states = [state for state in self.states if state[0] != worker or self.draw()]
+        self.cut_short(worker)
+        self.end(worker, "killed")
+
+    def cut_short(self, worker: int) -> None:
+        """Of what it sends in its round under way any part has not left."""
+        for other in self.nodes.values():
+            for (generation, round_), headers in other.arrived.items():
+                mine = self.nodes[worker]
+                if mine.machine.current and (generation, round_) == (mine.generation, mine.round) and self.draw():
+                    headers.pop(worker, None)
+
+    # the main thread of a worker
+
+    def step(self, worker: int) -> None:
+        """What its main thread does next, if anything."""
+        node = self.nodes[worker]
+        if node.gone:
+            return
+        match node.phase:
+            case "joining":
+                self.join(worker, node)
+            case "computing" if not self.give_up(worker, node):
+                self.name(worker, node)
+            case "exchanging":
+                self.exchange(worker, node)
+            case "lost":
+                self.wait(worker, node)
+            case "levelling":
+                self.level(worker, node)
+            case "letting go":
+                self.let_go(worker, node)
+
+    def join(self, worker: int, node: Node) -> None:
+        known = [state for state in self.states if state[1] == worker and not node.machine.is_superseded(state[2])]
+        if node.machine.must_recover and (not known or self.draw()):
+            self.lose(worker, node)
+        elif known:
+            self.states.remove(known[0])
+            _, _, generation, history = known[0]
+            node.history = history
+            self.post(worker, StateReceived(generation))
+            node.phase = "computing"
+            for other in set(self.nodes) - set(self.orders[generation - 1].workers):
+                self.send(worker, other, Confirm(worker, generation))
+
+    def name(self, worker: int, node: Node) -> None:
+        """It has computed its part and sends all of it."""
+        assert node.machine.current is not None
+        key = (node.generation, node.round)
+        for member in node.machine.current.workers:
+            self.nodes[member].arrived.setdefault(key, {})[worker] = node.machine.named(node.round + 1)
+        node.phase = "exchanging"
+
+    def exchange(self, worker: int, node: Node) -> None:
+        actions = [self.finish, self.give_up]
+        for action in actions if self.draw() else reversed(actions):
+            if node.phase == "exchanging":
+                action(worker, node)
+
+    def finish(self, worker: int, node: Node) -> None:
+        """Commit, if everything from all members is there."""
+        current = node.machine.current
+        assert current is not None
+        assert node.history is not None
+        headers = node.arrived[node.generation, node.round]
+        if set(headers) != set(current.workers):
+            return
+        self.check_commit(worker, node)
+        node.history = (*node.history, node.generation)
+        assert node.history[: len(node.committed)] == node.committed, "nothing committed is given up"
+        node.committed = node.history
+        node.phase = "computing"
+        self.post(worker, RoundDone(tuple(headers[member] for member in current.workers)))
+
+    def check_commit(self, worker: int, node: Node) -> None:
+        members = set(self.orders[node.generation - 1].workers)
+        for generation, history in self.recovered.items():
+            newer = set(self.orders[generation - 1].workers)
+            if generation > node.generation and members & newer:
+                assert node.round < len(history) + (worker not in newer), "who was dropped ends its round at the most"
+
+    def give_up(self, worker: int, node: Node) -> bool:
+        """Abandon the round if there is a reason to."""
+        assert node.machine.current is not None
+        key = (node.generation, node.round)
+        missing = set(node.machine.current.workers) - set(node.arrived.get(key, {}))
+        suspects, node.suspects = node.suspects, None
+        reason = suspects == node.generation or key in node.aborted or any(self.nodes[w].gone for w in missing)
+        if not reason:
+            return False
+        self.cut_short(worker)
+        for member in node.machine.current.workers:
+            if member != worker:
+                self.send(worker, member, Abort(*key))
+        self.lose(worker, node)
+        return True
+
+    def lose(self, worker: int, node: Node) -> None:
+        node.phase, node.recovery, node.switch = "lost", None, None
+        self.post(worker, RoundLost(node.round))
+
+    # recovery, and letting go
+
+    def wait(self, worker: int, node: Node) -> None:
+        if node.machine.is_released:
+            self.end(worker, "left")
+        elif node.machine.recovery is not None:
+            self.begin_levelling(worker, node, node.machine.recovery)
+
+    def begin_levelling(self, worker: int, node: Node, recovery: Recovery) -> None:
+        self.post(worker, Levelling())
+        node.phase, node.recovery = "levelling", recovery
+        node.owed = list(recovery.receivers_of(worker))
+        furthest = max(recovery.standings.values())
+        for member, number in recovery.standings.items():
+            assert number <= max(self.nodes[member].round, len(self.nodes[member].committed))
+        assert furthest == -1 or furthest >= len(node.committed), "the state furthest ahead wins"
+        if furthest == -1:
+            self.end(worker, "without any state")
+
+    def level(self, worker: int, node: Node) -> None:
+        recovery = node.recovery
+        assert recovery is not None
+        generation, donor = recovery.order.generation, recovery.donor_of(worker)
+        arrived = [s for s in self.states if s[1] == worker and s[2] == generation and s[0] == donor]
+        if node.machine.is_superseded(generation) and (donor is None or not arrived or self.draw()):
+            self.torn(worker, node, begun=bool(arrived) or donor is not None)
+        elif donor is not None and arrived:
+            self.states.remove(arrived[0])
+            node.history = arrived[0][3]
+            self.levelled(worker, node, recovery)
+        elif donor is not None:
+            if self.nodes[donor].gone:
+                self.torn(worker, node, begun=True)
+        elif node.owed:
+            self.give_state(worker, node, generation)
+        else:
+            self.levelled(worker, node, recovery)
+
+    def torn(self, worker: int, node: Node, *, begun: bool) -> None:
+        assert node.recovery is not None
+        if begun and node.recovery.donor_of(worker) is not None and self.draw():
+            node.history = None
+        self.states = [state for state in self.states if state[1] != worker]
+        self.lose(worker, node)
+
+    def give_state(self, worker: int, node: Node, generation: int) -> None:
+        receiver = node.owed.pop(0)
+        assert node.history is not None
+        if self.nodes[receiver].gone:
+            self.lose(worker, node)
+        else:
+            self.states.append((worker, receiver, generation, node.history))
+
+    def levelled(self, worker: int, node: Node, recovery: Recovery) -> None:
+        assert node.history is not None
+        generation = recovery.order.generation
+        assert node.history[: len(node.committed)] == node.committed, "nothing committed is given up"
+        assert self.recovered.setdefault(generation, node.history) == node.history, "all begin with one state"
+        node.committed = node.history
+        self.post(worker, Levelled(generation, node.round))
+        if node.machine.current is not None and node.generation == generation:
+            node.phase, node.recovery = "computing", None
+        else:
+            self.lose(worker, node)
+
+    def let_go(self, worker: int, node: Node) -> None:
+        switch = node.switch
+        assert switch is not None
+        if node.machine.is_released:
+            self.end(worker, "left")
+        elif node.machine.must_recover:
+            self.lose(worker, node)
+        else:
+            heirs = switch.continuing or switch.joiners
+            confirmed = {c.sender for c in node.confirmed if c.generation == switch.new.generation}
+            awaited = {*switch.old.workers, *heirs} - {worker} - confirmed
+            if any(not self.nodes[other].gone for other in awaited):
+                return
+            if confirmed & set(heirs):
+                self.end(worker, "left")
+            else:
+                self.lose(worker, node)
+
+    def settle(self) -> None:
+        """Deliver everything and go on until nothing changes any more."""
+        for _ in range(12 + 6 * len(self.orders)):
+            while self.in_flight:
+                self.deliver(0, again=False)
+            for worker in sorted(self.nodes):
+                self.step(worker)
+        while self.in_flight:
+            self.deliver(0, again=False)
+
+
+class Fate:
+    """Draws what happens next in a world, from ``actions``."""
+
+    def __init__(self, choices: random.Random, actions: Sequence[str]) -> None:
+        self.choices = choices
+        self.actions = actions
+        self.world = World(lambda: choices.random() < 0.5)
+        self.next_worker = choices.randint(1, 4)
+        self.world.order(tuple(range(self.next_worker)), tuple(range(self.next_worker)))
+
+    def happen(self) -> None:
+        world, choices = self.world, self.choices
+        match choices.choice(self.actions):
+            case ("deliver" | "again") as how if world.in_flight:
+                world.deliver(choices.randrange(len(world.in_flight)), again=how == "again")
+            case "step":
+                world.step(choices.choice(sorted(world.nodes)))
+            case "order" if len(world.orders) < 8 and not world.is_recovering and world.members():
+                self.order()
+            case "kill" if world.in_force and choices.random() < 0.2:
+                self.kill()
+            case "recover" if len(world.orders) < 12 and world.in_force and self.anybody_lost():
+                world.recover(self.some())
+            case "learn":
+                world.believed = max(world.believed, choices.choice(sorted(world.in_force) or [1]))
+
+    def kill(self) -> None:
+        living = self.world.living()
+        for worker in self.choices.sample(living, min(len(living), self.choices.choice([1, 1, 1, 2]))):
+            self.world.kill(worker)
+
+    def anybody_lost(self) -> bool:
+        return any(node.gone == "killed" for node in self.world.nodes.values())
+
+    def some(self) -> tuple[int, ...]:
+        return tuple(worker for worker in self.world.nodes if self.choices.random() < 0.5)
+
+    def order(self) -> None:
+        kept = tuple(w for w in self.world.orders[-1].workers if self.choices.random() < 0.6)
+        num_joining = self.choices.randint(0 if kept else 1, 3)
+        joining = tuple(range(self.next_worker, self.next_worker + num_joining))
+        self.next_worker += num_joining
+        self.world.order(kept + joining, self.some())
