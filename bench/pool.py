@@ -313,9 +313,10 @@ async def in_turns(sides: Sequence[Side], rounds: int) -> list[tuple[float, floa
         side.freeze()
     try:
         found = []
-        for _ in range(rounds):
-            one, two = [await side.take_turn() for side in sides]
-            found.append((one, two))
+        for number in range(rounds):
+            order = list(range(len(sides)))[:: -1 if number % 2 else 1]  # who is first is last in the next round
+            speeds = {index: await sides[index].take_turn() for index in order}
+            found.append((speeds[0], speeds[1]))
         return found
     finally:
         for side in sides:
