@@ -34,6 +34,7 @@ from resile_learner.messages import (
     Failed,
     Finished,
     Hello,
+    Joined,
     Left,
     Order,
     Pause,
@@ -386,6 +387,85 @@ def test_a_plan_is_followed_after_a_loss() -> None:
     assert cluster.changes[-1] == (50, 3)
 
 
+def test_a_member_that_leaves_while_others_wait_for_it_is_a_loss_too() -> None:
+    cluster = Cluster("0:3")
+    cluster.settle()
+    cluster.tell(ResizeAsked(1))
+    cluster.exit(0, "killed", -9)
+    assert cluster.orders[-1].workers == (1, 2)
+    cluster.tell(Said(Left(worker=2, generation=1, iteration=5)))
+    cluster.exit(2, "left")
+    assert (cluster.orders[-1].workers, cluster.orders[-1].recovers) == ((1,), True)
+    cluster.settle()
+    assert cluster.outcome is None
+
+
+def test_whoever_a_recovery_drops_may_end() -> None:
+    cluster = Cluster("0:3")
+    cluster.settle()
+    cluster.tell(ResizeAsked(1))
+    cluster.exit(2, "killed", -9)
+    assert cluster.orders[-1].workers == (0,)
+    cluster.exit(1, "exited")
+    assert cluster.outcome is None
+
+
+def test_a_joiner_that_says_it_trains_is_known_to_have_the_state() -> None:
+    cluster = Cluster("0:1")
+    cluster.settle()
+    cluster.tell(ResizeAsked(2))
+    cluster.hello(1)
+    cluster.ready(1)
+    cluster.tell(Said(Joined(worker=1, generation=2, iteration=5)))
+    cluster.exit(0, "killed", -9)
+    assert (cluster.orders[-1].workers, cluster.orders[-1].recovers) == ((1,), True)
+
+
+def test_a_joiner_that_dies_before_it_is_ordered_costs_nobody_an_iteration() -> None:
+    cluster = Cluster("0:1,50:3")
+    cluster.hello(0)
+    cluster.ready(0)
+    cluster.switch(cluster.orders[0])
+    cluster.hello(1)
+    cluster.exit(2, "killed", -9)
+    cluster.settle()
+    assert not any(order.recovers for order in cluster.orders)
+    assert cluster.members == (0, 1, 3)
+    assert cluster.changes[-1] == (50, 3)
+
+
+def test_a_step_that_was_to_come_is_still_to_come_after_a_loss() -> None:
+    cluster = Cluster("0:2,50:4")
+    for worker in (0, 1):
+        cluster.hello(worker)
+        cluster.ready(worker)
+    cluster.switch(cluster.orders[0])
+    cluster.exit(0, "killed", -9)
+    cluster.settle()
+    assert [after for _, after in cluster.changes] == [2, 1, 2, 4]
+    assert cluster.changes[-1] == (50, 4)
+
+
+def test_once_training_is_complete_one_member_is_enough() -> None:
+    cluster = Cluster("0:3")
+    cluster.settle()
+    cluster.tell(Said(completed(0)))
+    cluster.exit(1, "killed", -9)
+    assert (cluster.orders[-1].workers, cluster.orders[-1].recovers) == ((0,), True)
+    cluster.exit(2, "exited")
+    cluster.exit(0, "finished")
+    assert cluster.outcome == Outcome("completed")
+
+
+def test_workers_that_crash_again_and_again_at_one_iteration_end_the_run() -> None:
+    cluster = Cluster("0:4")
+    cluster.settle()
+    for worker in (0, 1, 2):
+        assert cluster.outcome is None
+        cluster.exit(worker, "killed", -11)
+    assert cluster.outcome == Outcome("failed", "worker 2 was killed by SIGSEGV (Segmentation fault)")
+
+
 def test_the_end_of_the_last_member_ends_the_run_and_is_named() -> None:
     cluster = Cluster("0:2")
     cluster.settle()
@@ -588,10 +668,10 @@ class AnyOrder(RuleBasedStateMachine):
     def a_member_dies(self, data: st.DataObject) -> None:
         living = [worker for worker in self.cluster.members if worker in self.cluster.alive]
         worker = data.draw(st.sampled_from(living))
-        self.cluster.exit(worker, "killed", -11)
+        self.cluster.exit(worker, "killed", -9)
         assert self.over() == (living == [worker])
         if self.over():
-            assert self.cluster.outcome.error.startswith(f"worker {worker} was killed by SIGSEGV")
+            assert self.cluster.outcome.error.startswith(f"worker {worker} was killed by SIGKILL")
 
     @precondition(over)
     @rule(event=st.sampled_from([ResizeAsked(3), StopAsked(), DeadlinePassed(), Exited(Exit(0, "finished"))]))
@@ -606,6 +686,9 @@ class AnyOrder(RuleBasedStateMachine):
         for before, order in zip([None, *orders], orders, strict=False):
             assert order.founding == (before is None)
             assert order.workers == tuple(sorted(order.workers)), "joiners have higher ids"
+            if order.recovers:  # it may name those whom an order dropped that did not come into force
+                dropped |= {worker for known in orders[: order.generation - 1] for worker in known.workers}
+                dropped -= set(order.workers)
             assert not dropped & set(order.workers), "a dropped worker is never named again"
             dropped |= set(before.workers if before else ()) - set(order.workers)
             assert {member.port for member in order.members} == {1000 + worker for worker in order.workers}

@@ -110,8 +110,11 @@ class Uploads:
             return news
 
     def finish(self, checkpoint: CheckpointId) -> None:
-        """End the current checkpoint: its manifest exists, or it is given up. The one that waits becomes current."""
+        """End a checkpoint: its manifest exists, or it is given up. After the current one comes the one that waits."""
         with self._changed:
+            if self._waiting is not None and self._waiting.checkpoint == checkpoint:
+                ended, self._waiting = self._waiting, None
+                self._drop(ended)
             if self._current is None or self._current.checkpoint != checkpoint:
                 return
             ended, self._current, self._waiting = self._current, self._waiting, None

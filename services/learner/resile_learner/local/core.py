@@ -11,14 +11,15 @@ Events go in through `Director.handle`, commands come out; the launcher carries 
 - A joiner that never became a member is stopped when a generation without it takes effect or training is complete.
 - A stop pauses the run: its workers store a checkpoint where they are, and are stopped once it is there, or is late.
 - When a member is killed the others are ordered to recover without it, and once they have, a new worker takes its
-  place. Any other end of a worker that nobody expected ends the run.
+  place. Once training is complete one of them is enough. Any other end of a worker that nobody expected ends the run.
 """
 
 import hashlib
 import hmac
+import signal
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from resile_shared.errors import UsageError
 
@@ -64,6 +65,7 @@ from .seam import (
 )
 
 STOP_SECONDS = 5.0
+MAX_CRASHES = 3
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ class Director:
         self._reasons: dict[int, str] = {}
         self._pending: _Pending | None = None
         self._wish: int | None = None
+        self._joined = 0  # the newest generation of which a member has told
+        self._crashes = (0, 0)  # the iteration, and how many workers have crashed at it
         self._size_before: int | None = None  # before members were lost whose places are to be taken again
         self._is_stopping = False
         self.in_force: Order | None = None
@@ -206,7 +210,10 @@ class Director:
             case Left():
                 worker.has_left = True
                 return []
-            case Lost() | Finished() | Joined():
+            case Joined(generation=generation):
+                self._joined = max(self._joined, generation)
+                return []
+            case Lost() | Finished():
                 return []
 
     def _is_ready(self, ready: Ready, now: float) -> list[Command]:
@@ -337,7 +344,15 @@ class Director:
         self._pending = None
         surplus = self._dismiss(self._superseded()) if is_founding else []
         hearers = [number for number, worker in self._workers.items() if worker.hello and not worker.is_unneeded]
-        return [*surplus, *(Send(number, order) for number in hearers)]
+        dropped = self._drop_others(order) if order.recovers else []
+        return [*surplus, *(Send(number, order) for number in hearers), *dropped]
+
+    def _drop_others(self, order: Order) -> list[Command]:
+        """End the joiners that ``order`` does not name; members that it does not name end by themselves."""
+        commands = self._dismiss(number for number in self._outsiders() if number not in order.workers)
+        for number, worker in self._workers.items():
+            worker.is_unneeded = worker.is_unneeded or number not in order.workers
+        return commands
 
     def _secret_of(self, generation: int) -> str:
         return hmac.new(self._secret.encode(), str(generation).encode(), hashlib.sha256).hexdigest()
@@ -386,7 +401,8 @@ class Director:
         worker = self._workers.pop(exit_.worker)
         if self._is_stopping:
             return [] if self._workers else self._end(Outcome("stopped"), now)
-        if not (exit_.kind in ("finished", "left") or worker.is_unneeded or self._may_go(exit_.worker, worker)):
+        expected = exit_.kind in ("finished", "left") or worker.is_unneeded or self._may_go(exit_.worker, worker)
+        if not expected or self._is_awaited(exit_.worker):
             return self._lost(exit_, now)
         members = self.in_force.workers if self.in_force else ()
         if any(number in self._workers for number in members):
@@ -395,19 +411,60 @@ class Director:
             return self._end(Outcome("completed"), now)
         return [] if self._workers else self._fail("every worker ended, but none reported a result", now)
 
+    def _is_awaited(self, number: int) -> bool:
+        """Whether others wait for this worker to become level with them."""
+        newest = self._newest
+        return newest is not None and self._is_recovering and number in newest.workers and self.completed is None
+
     def _lost(self, exit_: Exit, now: float) -> list[Command]:
         """Have the members that are left go on without the one that has ended, if that can be."""
-        members = self.in_force.workers if self.in_force else ()
-        alive = [number for number in members if number in self._workers and not self._workers[number].has_left]
+        if exit_.kind not in ("killed", "left") or self._crashes_again(exit_):
+            return self._fail(exit_.describe(), now, exit_.details)
+        if self._pending and not any(exit_.worker in order.workers for order in self._orders.values()):
+            return self._replace_joiner(exit_.worker, self._pending)
+        survivors = self._survivors()
+        if not survivors:
+            return self._fail(exit_.describe(), now, exit_.details)
+        if not self._is_recovering:
+            self._size_before = self._size_to_restore()
+        until = self._steps[0].iteration if self._steps else None
+        self._pending = _Pending(survivors, 0, until, exit_.describe(), recovers=True)
+        return [Show(Noted(f"{exit_.describe()}; the others go on")), *self._order()]
+
+    def _survivors(self) -> tuple[int, ...]:
+        """Those of the generation in force who go on: whoever is in the newest too, if there is one of them."""
+        force = self.in_force
+        if self._joined in self._orders and (force is None or self._joined > force.generation):
+            force = self._orders[self._joined]  # whoever was to report it may have been lost first
+        alive = [n for n in (force.workers if force else ()) if n in self._workers and not self._workers[n].has_left]
         newest = self._newest.workers if self._newest else ()
         survivors = [number for number in alive if number in newest] or alive
-        if exit_.kind != "killed" or not survivors or self.completed:
-            return self._fail(exit_.describe(), now, exit_.details)
-        pending = len(self._pending.workers) if self._pending else 0
-        self._size_before = max(self._size_before or 0, pending, len(newest))
-        until = self._steps[0].iteration if self._steps else None
-        self._pending = _Pending(tuple(survivors), 0, until, exit_.describe(), recovers=True)
-        return [Show(Noted(f"{exit_.describe()}; the others go on")), *self._order()]
+        return tuple(survivors[:1] if self.completed else survivors)
+
+    def _size_to_restore(self) -> int:
+        """How many there shall be once the others have recovered. A step of the plan that has not come is put back."""
+        sizes = [self._size_before or 0, len(self.in_force.workers) if self.in_force else 0]
+        for shape in (self._newest if self._newest is not self.in_force else None, self._pending):
+            if shape is not None and shape.not_before:
+                self._steps.appendleft(Step(shape.not_before, len(shape.workers)))
+            elif shape is not None:
+                sizes = [len(shape.workers)]
+        return max(sizes)
+
+    def _crashes_again(self, exit_: Exit) -> bool:
+        """Whether workers crash again and again at one iteration, which is the script's fault and not the machine's."""
+        if exit_.kind != "killed" or exit_.status == -signal.SIGKILL:
+            return False
+        iteration = self.progress.iteration if self.progress else 0
+        crashes = self._crashes[1] if self._crashes[0] == iteration else 0
+        self._crashes = (iteration, crashes + 1)
+        return crashes + 1 >= MAX_CRASHES
+
+    def _replace_joiner(self, lost: int, pending: _Pending) -> list[Command]:
+        """A joiner that was lost before anybody counted on it leaves a place for another."""
+        left = tuple(worker for worker in pending.workers if worker != lost)
+        self._pending = replace(pending, workers=left)
+        return self._prepare(len(pending.workers), not_before=pending.not_before, reason=pending.reason)
 
     def _may_go(self, number: int, worker: _Worker) -> bool:
         """Tell whether the run needs this worker no more, whether or not it was told so yet."""
