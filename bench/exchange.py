@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
+from report import Target, conclude
 
 from resile_learner.collectives.exchange import RoundSpec, Tag
 from resile_learner.collectives.mesh import Mesh
@@ -59,12 +60,15 @@ def main() -> None:
         seconds=1.5 if arguments.quick else 6.0,
         state_mb=arguments.state if arguments.state is not None else (300 if arguments.quick else 1200),
     )
+    targets = []
     print(f"{'workers':>7} {'MB':>8} {'resile ms':>10} {'gloo ms':>10} {'ratio':>6}")
     for num_workers in arguments.workers or ((2, 4) if arguments.quick else (2, 4, 8)):
         with processes(num_workers, settings) as first:
             for size in settings.sizes_mb:
                 ours, gloo = answer(first)
                 print(f"{num_workers:>7} {size:>8g} {ours * 1e3:>10.2f} {gloo * 1e3:>10.2f} {ours / gloo:>6.2f}")
+                if num_workers <= 4:
+                    targets.append(Target(f"{size:g} MB, {num_workers} workers, by gloo", ours / gloo, 1.0))
             if num_workers == 2 and settings.state_mb:
                 ours, bare = answer(first)
                 handover = (ours, bare)
@@ -75,6 +79,7 @@ def main() -> None:
             f"state of {settings.state_mb} MB: {rates[0]:.2f} GB/s, bare socket {rates[1]:.2f} GB/s, "
             f"speed ratio {rates[0] / rates[1]:.2f}"
         )
+    conclude(targets)
 
 
 def answer(first: Connection) -> tuple[float, float]:

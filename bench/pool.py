@@ -26,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
-from report import Target, print_table, print_targets
+from report import Target, conclude, print_table
 
 from resile.client import Client, find_server
 from resile.package import pack
@@ -354,9 +354,7 @@ def main() -> None:
         verdicts += print_changes(*asyncio.run(measure_changes(args.changes or (5 if args.quick else 20))))
     if args.only != "changes":
         verdicts += print_overhead(asyncio.run(measure_overhead(8 if args.quick else 30)))
-    print_targets(verdicts)
-    if not all(target.met for target in verdicts):
-        sys.exit(1)
+    conclude(verdicts)
 
 
 if __name__ == "__main__":

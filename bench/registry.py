@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 import psutil
-from report import Target, print_table, print_targets
+from report import Target, conclude, print_table
 
 from resile_shared import subjects
 from resile_shared.bus import Bus
@@ -239,9 +239,7 @@ def main() -> None:
         Target("hosts lost by mistake", measured.lost_by_mistake, 0.0),
         Target("a loss is seen after, at worst", max(measured.seen_after), DETECTION_SECONDS + MARGIN_SECONDS, "s"),
     )
-    print_targets(targets)
-    if not all(target.met for target in targets):
-        sys.exit(1)
+    conclude(targets)
 
 
 if __name__ == "__main__":

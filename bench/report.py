@@ -1,5 +1,6 @@
 """How benches print: tables, and targets with their verdicts."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -29,12 +30,15 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
         print("  " + "   ".join([first, *others]), flush=True)
 
 
-def print_targets(targets: Iterable[Target]) -> None:
-    """Print each target, what was measured, and ok or MISSED."""
+def conclude(targets: Iterable[Target]) -> None:
+    """Print each target, what was measured, and ok or MISSED; end with status 1 if one is missed."""
     print("\nTargets")
+    targets = list(targets)
     for target in targets:
         verdict = "ok" if target.met else "MISSED"
         unit = f" {target.unit}" if target.unit else ""
         print(
             f"  {verdict:6}  {target.what}: {target.measured:.2f}{unit}, at most {target.limit:.2f}{unit}", flush=True
         )
+    if not all(target.met for target in targets):
+        sys.exit(1)

@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bandwidth import loopback_bytes_per_second
-from report import Target, print_table, print_targets
+from report import Target, conclude, print_table
 
 from resile_learner.local.events import Printed, Rescaled, RunEvent
 from resile_learner.local.launcher import LocalRun
@@ -233,7 +233,7 @@ def main() -> None:
         ("", "one worker leaves, announced", "one more worker"),
         PEERS,
     )
-    print_targets(verdicts)
+    conclude(verdicts)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from gate import Gate
-from report import Target, print_table, print_targets
+from report import Target, conclude, print_table
 
 from resile_learner.local.events import Printed, RunEvent
 from resile_learner.local.launcher import LocalRun
@@ -230,7 +230,7 @@ def main() -> None:
         "DDP's exchange is its iteration less that of the same processes without it.\n"
         "Quoted: torchft's steady step takes 1.29 to 1.65 times that of DDP."
     )
-    print_targets(targets(results))
+    conclude(targets(results))
 
 
 if __name__ == "__main__":
