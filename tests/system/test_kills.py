@@ -1,0 +1,61 @@
+"""Workers of real runs that are killed with SIGKILL: the result is that of the undisturbed run, sample for sample."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from .running import SCRIPTS, Outcome, command, plain
+
+EPOCHS = 2
+
+
+def workers(launcher: int) -> list[int]:
+    """Process ids of the workers, in the order of their ranks."""
+    children = psutil.Process(launcher).children(recursive=True)
+    pids = [child.pid for child in children if child.ppid() != launcher and os.getsid(child.pid) == child.pid]
+    return sorted(pids, key=lambda pid: psutil.Process(pid).create_time())
+
+
+def attack(launcher: int, said: Iterable[str]) -> list[str]:
+    """Kill a worker, the lowest rank every other time, whenever three train; tell after which words it was done."""
+    after = []
+    for line in said:
+        whole = re.search(r"(2 -> 3 workers|iteration 0: 3 workers)", line)
+        if len(after) < 5 and (whole or (after and "checkpoint saved" in line and "checkpoint" not in "".join(after))):
+            ranks = workers(launcher)
+            os.kill(ranks[0] if len(after) % 2 == 0 else ranks[-1], signal.SIGKILL)
+            after.append(line)
+    return after
+
+
+def test_killed_workers_change_neither_bits_nor_ledger(tmp_path: Path) -> None:
+    text = (SCRIPTS / "everything.py").read_text().replace("checkpoint_every=20", "checkpoint_every=1")
+    script = tmp_path / "everything.py"
+    args = ("--epochs", str(EPOCHS), "--bf16")
+    script.write_text(text)
+    sha = plain(script, *args)
+    script.write_text(text.replace("return self.x[index]", "__import__('time').sleep(0.003); return self.x[index]"))
+    process = subprocess.Popen(
+        command(script, "--workers", "3", home=tmp_path / "home", args=args),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        killed = attack(process.pid, process.stderr)
+        out = process.stdout.read()
+        outcome = Outcome(process.wait(60), json.loads(out) if out.strip() else {}, "")
+    finally:
+        process.kill()
+        process.communicate()
+    assert len(killed) >= 5
+    assert outcome.sha == sha
+    outcome.assert_every_sample_once(epochs=EPOCHS)
