@@ -378,13 +378,13 @@ class ElasticLoop:
             return handed[-1][1]
 
         standing = self._state.standing
+        self._buffers.restore()  # before the state is given to anybody: the shards of the lost round have left theirs
         is_behind = self._session.recover(
             lost, standing=(standing.round, standing.iteration), flatten=self._state.flatten, allocate=make_room
         )
         if is_behind:
             self._load(*handed[-1])
         else:
-            self._buffers.restore()
             self._rounds.number = standing.round
             seed_all(mix(self._seed, "between", self.iteration))
         self._checkpoints.recovered(is_behind=is_behind)
