@@ -327,6 +327,8 @@ class WorkerProcess:
         for transport, _ in self._outputs:
             transport.close()
         self._writer.close()
+        with contextlib.suppress(OSError):  # it was killed with something unread: that is no news
+            await self._writer.wait_closed()
         if exit_ is not None:
             return exit_
         assert self._status is not None
