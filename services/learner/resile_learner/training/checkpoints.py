@@ -76,6 +76,7 @@ class Checkpointer:
         self._told_parts: list[tuple[str, PartInfo]] = []
         """Stored parts that were told in a round which may not be committed."""
         self._told_saved: list[str] = []
+        self._told_dropped: list[str] = []
         self._told_holds: list[str] | None = None
 
     @property
@@ -126,6 +127,7 @@ class Checkpointer:
         replaced = self._uploads.start(self._snapshot, checkpoint)
         if replaced is not None:
             self._forget(replaced)
+            self._told_dropped.append(replaced.name)
         self.redivide()
 
     def news(self) -> dict[str, Any]:
@@ -134,20 +136,27 @@ class Checkpointer:
             self._told_parts += self._uploads.stored()
             self._told_saved += [manifest.checkpoint.name for manifest in self._uploads.committed()]
         stored = [(name, part.number, part.num_bytes, part.sha256) for name, part in self._told_parts]
-        return {"stored": stored, "saved": list(self._told_saved), "holds": self._told_holds}
+        return {
+            "stored": stored,
+            "saved": list(self._told_saved),
+            "dropped": list(self._told_dropped),
+            "holds": self._told_holds,
+        }
 
     def heard(self, headers: Sequence[Header]) -> None:
         """Take in what all members told in one committed round."""
         recovered = any(header.holds is not None for header in headers)
         if recovered:
             self._count_holders(headers)
-        self._told_parts, self._told_saved, self._told_holds = [], [], None
+        self._told_parts, self._told_saved, self._told_dropped, self._told_holds = [], [], [], None
         for header in headers:
             for name, number, num_bytes, sha256 in header.stored:
                 if name in self._trackers:
                     self._trackers[name].add(name, PartInfo(number=number, num_bytes=num_bytes, sha256=sha256))
             for name in header.saved:
                 self._finish(name)
+            for name in header.dropped:
+                self._drop(name)
         self._raise_errors()
         if recovered:
             self.redivide()
@@ -241,6 +250,14 @@ class Checkpointer:
         self._uploads.finish(checkpoint)
         self._forget(checkpoint)
         self.redivide()
+
+    def _drop(self, name: str) -> None:
+        """Give up what another member has given up: one that was busy with an older checkpoint than this one knew."""
+        checkpoint = CheckpointId.parse(name)
+        if self._uploads is not None and checkpoint is not None and name in self._trackers:
+            self._uploads.finish(checkpoint)
+            self._forget(checkpoint)
+            self.redivide()
 
     def _forget(self, checkpoint: CheckpointId) -> None:
         del self._trackers[checkpoint.name], self._holders[checkpoint.name], self._sizes[checkpoint.name]

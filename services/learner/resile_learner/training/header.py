@@ -43,6 +43,8 @@ class Header:
     """Checkpoint parts it has stored since its last header: checkpoint, part, bytes, sha256."""
     saved: Sequence[str] = ()
     """Checkpoints whose manifest it has written since its last header."""
+    dropped: Sequence[str] = ()
+    """Checkpoints it has given up since its last header, for newer ones."""
     holds: Sequence[str] | None = None
     """After a recovery: the checkpoints under way of which it has a snapshot."""
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -67,6 +69,7 @@ class Header:
             "deltas": [list(partial.deltas) for partial in self.partials],
             "stored": self.stored,
             "saved": self.saved,
+            "dropped": self.dropped,
             "holds": self.holds,
             "facts": dict(self.facts),
             "busy": self.busy,
@@ -104,6 +107,7 @@ class Header:
             partials=partials,
             stored=[(name, part, size, sha) for name, part, size, sha in meta["stored"]],
             saved=meta["saved"],
+            dropped=meta["dropped"],
             holds=meta["holds"],
             facts=meta["facts"],
             busy=meta["busy"],
