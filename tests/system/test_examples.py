@@ -15,6 +15,8 @@ import pytest
 
 from .running import plain, run
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -26,7 +26,7 @@ def attack(launcher: int, said: Iterable[str]) -> list[str]:
     """Kill a worker, the lowest rank every other time, whenever three train; tell after which words it was done."""
     after = []
     for line in said:
-        whole = re.search(r"(2 -> 3 workers|iteration 0: 3 workers)", line)
+        whole = re.search(r"(-> 3 workers|iteration 0: 3 workers)", line)
         if len(after) < 5 and (whole or (after and "checkpoint saved" in line and "checkpoint" not in "".join(after))):
             ranks = workers(launcher)
             os.kill(ranks[0] if len(after) % 2 == 0 else ranks[-1], signal.SIGKILL)

@@ -14,6 +14,8 @@ from .conftest import TRAIN, Resile
 from .pools import UpPool, pool_up
 from .running import SCRIPTS, run
 
+pytestmark = pytest.mark.long
+
 EVERYTHING = ("--epochs", "2")
 
 

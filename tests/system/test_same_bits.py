@@ -6,6 +6,8 @@ import pytest
 
 from .running import plain, run, run_until
 
+pytestmark = pytest.mark.long
+
 SCRIPT = "everything.py"
 
 
