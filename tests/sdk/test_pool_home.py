@@ -32,6 +32,16 @@ def test_a_pool_is_announced_while_it_is_there(tmp_path: Path) -> None:
     assert read_pool(tmp_path) is None
 
 
+def test_only_a_pool_that_was_asked_to_be_is_open_to_chaos(tmp_path: Path) -> None:
+    home = PoolHome(tmp_path)
+    for chaos in (False, True):
+        home.announce("http://127.0.0.1:1234", storage="file:///s", chaos=chaos)
+        pool = read_pool(tmp_path)
+        assert pool is not None
+        assert pool.chaos is chaos
+    home.close()
+
+
 def test_a_second_pool_in_a_home_is_refused_and_the_first_one_named(tmp_path: Path) -> None:
     first = PoolHome(tmp_path)
     first.announce("http://127.0.0.1:1234", storage="file:///s")

@@ -60,6 +60,9 @@ def up(
     policy: Annotated[
         Policy, typer.Option(help="fairshare: slots follow priorities; priority: the highest first.")
     ] = Policy.FAIRSHARE,
+    open_to_chaos: Annotated[
+        bool, typer.Option("--open-to-chaos", help="Let `resile chaos` attack this pool: for testing.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object when ready; everything else goes to stderr.")
     ] = False,
@@ -89,6 +92,7 @@ def up(
             listen=listen,
             storage=storage,
             policy=policy.value,
+            open_to_chaos=open_to_chaos,
         )
         return asyncio.run(_serve(options, pool_home, as_json=as_json))
     finally:

@@ -28,6 +28,8 @@ class RunningPool(BaseModel):
     url: str
     token: str
     pid: int
+    chaos: bool = False
+    """Whether it may be attacked with `resile chaos`."""
 
 
 class PoolHome:
@@ -90,10 +92,10 @@ class PoolHome:
             return 0
         return 0 if listening_fault(host, port) else port
 
-    def announce(self, url: str, *, storage: str) -> None:
+    def announce(self, url: str, *, storage: str, chaos: bool = False) -> None:
         """Let clients on this machine find the pool, which keeps to its storage from now on."""
         write_private(self.path / "storage-url", storage.encode())
-        pool = RunningPool(url=url, token=self.token, pid=os.getpid())
+        pool = RunningPool(url=url, token=self.token, pid=os.getpid(), chaos=chaos)
         write_private(self.path / "pool.json", pool.model_dump_json().encode())
 
     def close(self) -> None:

@@ -24,6 +24,8 @@ class PoolOptions:
     storage: str | None = None
     """URL of the object storage; None: that of last time, at first a folder of the home."""
     policy: Literal["fairshare", "priority"] = "fairshare"
+    open_to_chaos: bool = False
+    """Whether `resile chaos` may attack it."""
 
     @property
     def slots_per_host(self) -> int | None:

@@ -70,7 +70,8 @@ class Supervisor:
         """
         try:
             self._url = await self._start()
-            self._home.announce(self._url, storage=self._home.storage(self._options.storage))
+            storage = self._home.storage(self._options.storage)
+            self._home.announce(self._url, storage=storage, chaos=self._options.open_to_chaos)
             on_ready(self._url)
             await self._keep()
         finally:
