@@ -1,6 +1,7 @@
 """A real agent on a real bus, with real workers: it does what allocations say, and tells all that happens."""
 
 import asyncio
+import os
 import signal
 import subprocess
 from collections import defaultdict
@@ -135,6 +136,22 @@ async def test_workers_die_with_their_agent_and_the_next_one_has_a_higher_incarn
     assert [hello.incarnation for hello in stage.hellos] == [1, 2]
     await until(lambda: stage.beats[-1].incarnation == 2)
     assert stage.beats[-1].workers == ()
+
+
+async def test_who_misses_a_member_says_so_again_and_again_until_somebody_decides(stage: Stage) -> None:
+    await stage.start_agent()
+    await stage.submit("job-1", TRAIN, env=stage.variables())
+    await stage.allocate("job-1", 1, (0, 1), founding=True)
+    await until(lambda: stage.said("job-1", "progress"))
+    os.kill(stage.pids()[0], signal.SIGKILL)
+    await until(lambda: len(stage.said("job-1", "lost")) >= 3)
+    (accuser,) = {report.worker for report in stage.said("job-1", "lost")}
+    await stage.allocate("job-1", 2, (accuser,), recovers=True)
+    await until(lambda: stage.said("job-1", "switched")[-1].generation == 2)
+    number = len(stage.said("job-1", "lost"))
+    stage.hurry.touch()
+    await until(lambda: stage.said("job-1", "completed"))
+    assert len(stage.said("job-1", "lost")) <= number + 1
 
 
 async def test_training_outlives_an_outage_of_the_bus_and_no_fact_is_lost(stage: Stage) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from resile_shared.errors import UsageError
 
@@ -199,20 +199,15 @@ class ElasticLoop:
             samples=self.plan.num_samples,
             bits=str(self.bits),
         )
-        handed: list[tuple[bytes, list[Tensor]]] = []
-
-        def make_room(skeleton: bytes) -> list[Tensor]:
-            handed.append((skeleton, self._state.make_room(skeleton)))
-            return handed[-1][1]
-
-        if not self._session.join(ready, make_room):
-            self._load(*handed[-1])
+        if not self._session.join(ready, self._state):
+            self._go_on_from_state()
             self._report_switch(0.0)
             return
         if self._session.resume:
             stored = self._checkpoints.newest(self._state.make_room)
             if stored:
-                self._load(*stored)
+                self._state.load(*stored)
+                self._go_on_from_state()
         first = self._state.standing.round
         while self._state.standing.round == first:
             try:
@@ -236,8 +231,7 @@ class ElasticLoop:
             self._gradients.begin(num_shards, ranges(num_shards, expected.size)[expected.rank])
             rehearse(self._optimizer)
 
-    def _load(self, skeleton: bytes, tensors: list[Tensor]) -> None:
-        self._state.load(skeleton, tensors)
+    def _go_on_from_state(self) -> None:
         self._rounds.number = self._state.standing.round
         seed_all(mix(self._seed, "between", self.iteration))
 
@@ -371,22 +365,10 @@ class ElasticLoop:
         """Go on without whoever was lost: the round under way is done again, by the members of a newer generation."""
         begun = time.perf_counter()
         self._stream = None
-        handed: list[tuple[bytes, list[Tensor]]] = []
-
-        def make_room(skeleton: bytes) -> list[Tensor]:
-            handed.append((skeleton, self._state.make_room(skeleton)))
-            return handed[-1][1]
-
         standing = self._state.standing
         self._buffers.restore()  # before the state is given to anybody: the shards of the lost round have left theirs
-        is_behind = self._session.recover(
-            lost, standing=(standing.round, standing.iteration), flatten=self._state.flatten, allocate=make_room
-        )
-        if is_behind:
-            self._load(*handed[-1])
-        else:
-            self._rounds.number = standing.round
-            seed_all(mix(self._seed, "between", self.iteration))
+        is_behind = self._session.recover(lost, standing=(standing.round, standing.iteration), state=self._state)
+        self._go_on_from_state()
         self._checkpoints.recovered(is_behind=is_behind)
         self._report_switch(time.perf_counter() - begun)
 

@@ -60,6 +60,7 @@ class RunState:
         self._validator = validator
         self.standing = Standing()
         self.facts: dict[str, str] = {}
+        self._room: tuple[bytes, list[Tensor]]
 
     def flatten(self) -> Flat:
         """The state now; its tensors are the live ones, not copies."""
@@ -76,7 +77,13 @@ class RunState:
 
     def make_room(self, skeleton: bytes) -> list[Tensor]:
         """Tensors to receive a state into; parameters and buffers are received in place."""
-        return allocate(skeleton, {f"model/{name}": tensor for name, tensor in self._model_tensors().items()})
+        tensors = allocate(skeleton, {f"model/{name}": tensor for name, tensor in self._model_tensors().items()})
+        self._room = skeleton, tensors
+        return tensors
+
+    def take(self) -> None:
+        """Take over the state that was received into the room made last. Raises StateDiffers."""
+        self.load(*self._room)
 
     @torch.no_grad()
     def load(self, skeleton: bytes, tensors: Sequence[Tensor]) -> None:

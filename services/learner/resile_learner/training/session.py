@@ -60,6 +60,19 @@ class Change:
         return self.old.me not in self.new_workers
 
 
+class HeldState(Protocol):
+    """The state that a worker holds, as it is handed from one to another."""
+
+    def flatten(self) -> Flat:
+        """The state now; its tensors are the live ones."""
+
+    def make_room(self, skeleton: bytes) -> Sequence[Tensor]:
+        """Tensors to receive a state into. While they are being filled this worker may have no whole state."""
+
+    def take(self) -> None:
+        """The room made last is filled: this is the worker's state from now on, and it can hand it on."""
+
+
 class Session(Protocol):
     """One worker's part in a run."""
 
@@ -87,11 +100,8 @@ class Session(Protocol):
     def pause_asked(self) -> bool:
         """Whether this worker was told that the job shall save a checkpoint and go no further."""
 
-    def join(self, ready: Ready, allocate: Callable[[bytes], Sequence[Tensor]]) -> bool:
-        """Become a member. True for a founder.
-
-        False for a joiner, whose state has then been received into ``allocate``'s tensors.
-        """
+    def join(self, ready: Ready, state: HeldState) -> bool:
+        """Become a member. True for a founder; False for a joiner, which has then taken the state of a member."""
 
     def begin(self, spec: RoundSpec) -> OpenRound:
         """Open the next round."""
@@ -116,13 +126,12 @@ class Session(Protocol):
         lost: Abandoned,
         *,
         standing: tuple[int, int],
-        flatten: Callable[[], Flat],
-        allocate: Callable[[bytes], Sequence[Tensor]],
+        state: HeldState,
     ) -> bool:
         """After an abandoned round: become a member of a generation without whoever was lost.
 
         ``standing`` is how far this worker has come: the next round, and the next iteration. Returns True when others
-        had come further; their state has then been received into ``allocate``'s tensors.
+        had come further, and their state was taken.
         """
 
 
@@ -140,7 +149,7 @@ class SoloSession:
         self._exchange = Mesh(0)
         self._joined = False
 
-    def join(self, ready: Ready, allocate: Callable[[bytes], Sequence[Tensor]]) -> bool:
+    def join(self, ready: Ready, state: HeldState) -> bool:
         """Found the run at once. Raises SecondTrainingCall."""
         if self._joined:
             raise SecondTrainingCall
@@ -184,8 +193,7 @@ class SoloSession:
         lost: Abandoned,
         *,
         standing: tuple[int, int],
-        flatten: Callable[[], Flat],
-        allocate: Callable[[bytes], Sequence[Tensor]],
+        state: HeldState,
     ) -> bool:
         """Never called: nobody can be lost."""
         raise lost

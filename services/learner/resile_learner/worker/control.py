@@ -39,6 +39,7 @@ from ..messages import (
     Announcement,
     Hello,
     InForce,
+    Lost,
     Member,
     Message,
     Order,
@@ -57,6 +58,7 @@ T = TypeVar("T")
 
 MAX_LINE_BYTES = 1 << 20
 REDIAL_SECONDS = 0.2
+ACCUSE_SECONDS = 1.0  # what is not repeated for three seconds counts no more
 
 
 class Withdrawn(ResileError):
@@ -106,6 +108,10 @@ class Control:
     def check_link(self, peer: int) -> None:
         """Count the link to ``peer`` as down, and make it anew, if its data connection is known to be broken."""
         self._thread.call(self._thread.check_link, peer)
+
+    def accuse(self, accusation: Lost) -> None:
+        """Send an accusation to the agent, and again each second until a newer generation is in force."""
+        self._thread.call(self._thread.accuse, accusation)
 
     def close_links(self) -> None:
         """Tell all peers, by closing the control links, that this worker is gone."""
@@ -219,6 +225,13 @@ class _ControlThread(threading.Thread):
 
     def write_to_agent(self, line: bytes) -> None:
         self._agent.write(line)
+
+    def accuse(self, accusation: Lost) -> None:
+        with self._changed:
+            current = self._membership.current
+        if current is not None and current.generation == accusation.generation:
+            self.write_to_agent(encode(accusation))
+            self._loop.call_later(ACCUSE_SECONDS, self.accuse, accusation)
 
     async def _read_agent(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():

@@ -15,15 +15,11 @@ from ..collectives.mesh import Mesh
 from ..membership import Membership, RoundDone, ScriptReady, StateReceived, Switch
 from ..messages import Left, Lost, Message, Order, Ready, WorkerConfig
 from ..recovery import Levelled, Levelling, Recovery, RoundLost
-from ..training.session import Change, SecondTrainingCall, View
+from ..training.session import Change, HeldState, SecondTrainingCall, View
 from ..training.state import Flat
 from .control import Control
 
 NO_STATE = -1
-
-
-def _no_state() -> Flat:
-    raise AssertionError("who has no state does not give it away")
 
 
 class WorkerSession:
@@ -73,7 +69,7 @@ class WorkerSession:
         """Whether founders begin with the newest complete checkpoint."""
         return self._config.resume
 
-    def join(self, ready: Ready, allocate: Callable[[bytes], Sequence[Tensor]]) -> bool:
+    def join(self, ready: Ready, state: HeldState) -> bool:
         """Become a member: found the run, or wait for the state that a member hands over."""
         if self.training_called:
             raise SecondTrainingCall
@@ -84,10 +80,11 @@ class WorkerSession:
             self._order = self._control.ask(lambda membership: membership.current)
             return True
         try:
-            _, generation = self._mesh.receive_state(allocate, obsolete=self._must_recover)
+            _, generation = self._mesh.receive_state(state.make_room, obsolete=self._must_recover)
         except Abandoned as lost:
-            self._catch_up(lost, NO_STATE, _no_state, allocate)
+            self._catch_up(lost, NO_STATE, state)
             return False
+        state.take()
         self._control.post(StateReceived(generation))
         self._order = self._control.wait_for(lambda membership: membership.current)
         for peer in self._mesh.links - set(self._order.workers):  # leavers wait for it where nobody continues
@@ -179,51 +176,46 @@ class WorkerSession:
         lost: Abandoned,
         *,
         standing: tuple[int, int],
-        flatten: Callable[[], Flat],
-        allocate: Callable[[bytes], Sequence[Tensor]],
+        state: HeldState,
     ) -> bool:
         """Wait for a generation without whoever was lost, and become level with its members."""
         number, iteration = standing
         self._accuse(lost, iteration)
-        return self._catch_up(lost, number, flatten, allocate)
+        return self._catch_up(lost, number, state)
 
-    def _catch_up(
-        self,
-        lost: Abandoned,
-        number: int,
-        flatten: Callable[[], Flat],
-        allocate: Callable[[bytes], Sequence[Tensor]],
-    ) -> bool:
+    def _catch_up(self, lost: Abandoned, number: int, state: HeldState) -> bool:
         """Become a member of a generation that recovers; say whether that took the state of another member."""
-        begun: list[bytes] = []
+        has_taken = is_torn = False
 
         def make_room(skeleton: bytes) -> Sequence[Tensor]:
-            begun.append(skeleton)
-            return allocate(skeleton)
+            nonlocal is_torn
+            is_torn = True
+            return state.make_room(skeleton)
 
         while True:
             self._control.check_link(lost.suspect)
             self._control.post(RoundLost(number))
             recovery = self._await_recovery(number)
             try:
-                self._level(recovery, flatten, make_room)
+                if self._level(recovery, state.flatten, make_room):
+                    state.take()  # before anything newer can make this worker a donor
+                    has_taken, is_torn = True, False
                 number = max(recovery.standings.values())
                 self._control.post(Levelled(recovery.order.generation, number))
             except Abandoned as error:
                 lost = error
-                is_torn = begun and recovery.donor_of(self._config.worker) is not None
                 number = NO_STATE if is_torn else number
             current = self._control.ask(lambda membership: membership.current)
             if current is not None and current.generation == recovery.order.generation:
                 self._order = current
-                return bool(begun)
+                return has_taken
 
     def _accuse(self, lost: Abandoned, iteration: int) -> None:
         view = self.view
         accusation = Lost(
             worker=view.me, generation=view.generation, suspect=lost.suspect, reason=lost.reason, iteration=iteration
         )
-        self._control.report(accusation)
+        self._control.accuse(accusation)
 
     def _await_recovery(self, number: int) -> Recovery:
         """Wait until it is known how the next generation begins; what is left to be sent goes out meanwhile."""
@@ -241,8 +233,8 @@ class WorkerSession:
 
     def _level(
         self, recovery: Recovery, flatten: Callable[[], Flat], allocate: Callable[[bytes], Sequence[Tensor]]
-    ) -> None:
-        """Give or take the state, as it stands with the members. Raises Abandoned."""
+    ) -> bool:
+        """Give or receive the state, as it stands with the members; True if it was received. Raises Abandoned."""
         generation = recovery.order.generation
         if max(recovery.standings.values()) < 0:
             raise ResileError("no member has a whole state any more: the job can only go on from a checkpoint")
@@ -254,12 +246,13 @@ class WorkerSession:
         donor = recovery.donor_of(me)
         if donor is not None:
             self._mesh.receive_state(allocate, generation=generation, donor=donor, obsolete=obsolete)
-            return
+            return True
         receivers = recovery.receivers_of(me)
         if receivers:
             flat = flatten()
             for receiver in receivers:
                 self._mesh.send_state(receiver, generation, flat.skeleton, flat.tensors, obsolete=obsolete)
+        return False
 
     def report(self, message: Message) -> None:
         """Tell the agent."""
