@@ -1,14 +1,16 @@
-"""A real nats-server for each test that asks for one, on a free port, gone when the test ends."""
+"""A real nats-server, or S3 server, for each test that asks for one, on a free port, gone when the test ends."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 from ..bus import Bus
 from ..credentials import read_credentials
 from ..nats_server import NatsServer
+from .s3 import S3Server
 
 
 class Pool:
@@ -48,3 +50,16 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
             yield Pool(server, stack)
     finally:
         await server.stop()
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """A running S3 server; this process and its children have what is needed to use it."""
+    server = S3Server(tmp_path / "s3")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
