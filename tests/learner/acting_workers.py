@@ -93,6 +93,9 @@ def describes_itself(config: WorkerConfig, agent: socket.socket) -> None:
     facts = {
         "descriptors": [d for d in descriptors if os.path.exists(f"/proc/self/fd/{d}")],
         "agent": agent.fileno(),
+        "files in memory": {
+            d: link for d in descriptors if (link := os.path.realpath(f"/proc/self/fd/{d}")).startswith("/memfd:")
+        },
         "stdin": os.readlink("/proc/self/fd/0"),
         "directory": os.getcwd(),
         "color": os.environ.get("COLOR"),

@@ -145,7 +145,9 @@ async def test_a_worker_is_given_what_it_should_be(stage: Stage) -> None:
     before = time.time()
     await stage.play("describes_itself", env={"COLOR": "red"})
     facts = ast.literal_eval(stage.lines()[0])
-    assert facts["descriptors"] == [0, 1, 2, facts["agent"]]
+    ((own, name),) = facts["files in memory"].items()
+    assert "resile-worker:job-1/0" in name
+    assert facts["descriptors"] == sorted([0, 1, 2, own, facts["agent"]])
     assert facts["stdin"] == "/dev/null"
     assert facts["directory"] == str(stage.folder)
     assert facts["color"] == "red"

@@ -2,7 +2,8 @@
 
 Workers of several jobs may have the same id, so the agent numbers the processes that it asks for.
 A fork request carries four file descriptors, in the order of `FORK_DESCRIPTORS`. The configuration travels as a memory
-file because a packet is bounded and a script's arguments are not.
+file because a packet is bounded and a script's arguments are not. The worker keeps it open: its name, in /proc/PID/fd,
+tells of every process whose worker it is.
 """
 
 from typing import Annotated, Literal
@@ -13,6 +14,11 @@ from ..messages import Message
 
 FORK_DESCRIPTORS = ("config", "agent", "stdout", "stderr")
 MAX_PACKET_BYTES = 64 * 1024
+
+
+def process_name(job: str, worker: int) -> str:
+    """Return the name of a worker's memory file."""
+    return f"resile-worker:{job}/{worker}"
 
 
 class Fork(Message):

@@ -32,7 +32,18 @@ from .descendants import kill, kill_session
 from .exits import Exit, LastWord, classify
 from .memory import OutOfMemoryKills
 from .output import Lines
-from .protocol import MAX_PACKET_BYTES, Exited, Fork, Forked, Kill, Loaded, Refused, Unloadable, from_zygote
+from .protocol import (
+    MAX_PACKET_BYTES,
+    Exited,
+    Fork,
+    Forked,
+    Kill,
+    Loaded,
+    Refused,
+    Unloadable,
+    from_zygote,
+    process_name,
+)
 
 Stream = Literal["stdout", "stderr"]
 OnOutput = Callable[[Stream, str], None]
@@ -129,7 +140,7 @@ class Zygote:
         with contextlib.ExitStack() as stack:
             for descriptor in theirs:
                 stack.callback(os.close, descriptor)
-            configuration = os.memfd_create("worker-config", os.MFD_CLOEXEC)
+            configuration = os.memfd_create(process_name(config.job, config.worker), os.MFD_CLOEXEC)
             stack.callback(os.close, configuration)
             os.write(configuration, config.model_dump_json().encode())
             os.lseek(configuration, 0, os.SEEK_SET)

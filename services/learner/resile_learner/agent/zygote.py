@@ -172,8 +172,9 @@ def _take_up(descriptors: list[int]) -> tuple[WorkerConfig, socket.socket]:
         setattr(sys, name, text)
     os.close(request["stdout"])
     os.close(request["stderr"])
-    os.set_inheritable(request["agent"], False)
-    with os.fdopen(request["config"], "rb") as file:
+    for name in ("agent", "config"):
+        os.set_inheritable(request[name], False)
+    with open(request["config"], "rb", closefd=False) as file:  # open while it lives: `protocol.process_name`
         config = WorkerConfig.model_validate_json(file.read())
     os.environ.update(config.env)
     os.chdir(config.directory)
