@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import aiohttp
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from resile_shared import api
 from resile_shared.errors import ResileError, UsageError
@@ -34,7 +34,7 @@ _PAUSE_SECONDS = 0.5
 _RETRY_SECONDS = 15.0  # longer than a monitor takes to start again
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
 
-V = TypeVar("V", bound=api.View)
+V = TypeVar("V", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,10 @@ class Client:
     async def job(self, job: str) -> api.JobView:
         """Return one job with its history."""
         return await self._get(api.JobView, f"jobs/{job}")
+
+    async def spec(self, job: str) -> JobSpec:
+        """Return what was submitted: `submit` takes it again."""
+        return self._read(JobSpec, await self._request("GET", f"jobs/{job}/spec"))
 
     async def find(self, name: str) -> str:
         """Return the id of the job that has the id ``name``, or is the only one of that name."""

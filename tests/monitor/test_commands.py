@@ -6,6 +6,7 @@ from resile_shared.api import Empty, JobView, Submission
 from resile_shared.catalogue import model_of
 from resile_shared.envelope import Received
 from resile_shared.messages.commands import Accepted, JobSubmit, Refused
+from resile_shared.messages.jobs import JobSpec
 from resile_shared.subjects import HOST_COMMANDS, JOB_COMMANDS
 
 from .examples import PACKAGE, SPEC, host, job
@@ -45,6 +46,7 @@ async def test_a_submitted_job_is_seen_at_once_and_the_same_key_submits_once(mon
     status, answer = await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"})
     assert (status, Submission.model_validate(answer)) == (201, Submission(job_id="job-1"))
     assert (await monitor.get("/v1/jobs/job-1", JobView)).args == SPEC.args
+    assert await monitor.get("/v1/jobs/job-1/spec", JobSpec) == SPEC
     assert await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"}) == (201, answer)
     assert await monitor.post("/v1/jobs", BODY) == (201, {"job_id": "job-2"})
 

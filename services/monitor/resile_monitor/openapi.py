@@ -44,6 +44,7 @@ OPERATIONS = (
     Operation("get", "/v1/jobs", "All jobs", api.JobList),
     Operation("post", "/v1/jobs", "Submit a job", api.Submission, status=201, body=JobSpec),
     Operation("get", "/v1/jobs/{job}", "One job, with its history", api.JobView),
+    Operation("get", "/v1/jobs/{job}/spec", "What was submitted", JobSpec),
     Operation("get", "/v1/jobs/{job}/ledger", "How often each epoch's samples were used", api.LedgerView),
     Operation("get", "/v1/jobs/{job}/model", "The final model, as safetensors", _MODEL),
     Operation("get", "/v1/jobs/{job}/output", "What the workers wrote to RESILE_OUTPUT_DIR", _TAR),

@@ -26,6 +26,7 @@ class Jobs:
             web.get("/v1/jobs", self._list),
             web.post("/v1/jobs", self._submit),
             web.get("/v1/jobs/{job}", self._view),
+            web.get("/v1/jobs/{job}/spec", self._spec),
             web.get("/v1/jobs/{job}/ledger", self._ledger),
             web.post("/v1/jobs/{job}/priority", self._prioritise),
             web.post("/v1/jobs/{job}/stop", self._stop),
@@ -38,6 +39,9 @@ class Jobs:
 
     async def _view(self, request: web.Request) -> web.Response:
         return answer(await self._pool.job(request.match_info["job"]))
+
+    async def _spec(self, request: web.Request) -> web.Response:
+        return answer((await self._pool.record(request.match_info["job"])).spec)
 
     async def _ledger(self, request: web.Request) -> web.Response:
         record = await self._pool.record(request.match_info["job"])
