@@ -145,7 +145,7 @@ def test_what_was_cut_in_several_ways_is_mended_in_several(net: Net) -> None:
 def test_a_slow_part_loses_what_its_cable_does_not_carry(net: Net) -> None:
     net.comes_to_arrive("a", "b")
     net.comes_to_arrive("b", "a")
-    net.namespaces.slow("a", "100kbit")
+    net.namespaces.slow("a", "1mbit")
     for sender, receiver in ("ab", "ba"):
         assert 0 < net.num_arriving(sender, receiver, num=500) < 500
     net.namespaces.unslow("a")
