@@ -20,6 +20,7 @@ from resile_learner.local.seam import (
     Exited,
     Fork,
     Garbled,
+    Kill,
     Outcome,
     ResizeAsked,
     Said,
@@ -36,6 +37,7 @@ from resile_learner.messages import (
     Hello,
     Joined,
     Left,
+    Lost,
     Order,
     Pause,
     Progress,
@@ -356,6 +358,20 @@ def test_others_go_on_without_a_killed_worker_and_a_new_one_takes_its_place() ->
     kinds = [(item.workers, item.reason) for item in cluster.director.history if item.kind == "allocation"]
     assert kinds[1] == (2, "worker 1 was killed by SIGKILL (Killed)")
     assert kinds[2][0] == 3
+
+
+def test_a_worker_of_which_its_peers_hear_nothing_is_killed_and_replaced() -> None:
+    cluster = Cluster("0:3")
+    cluster.settle()
+    for reason, evidence in (("the connection broke", "broken link"), ("worker 2 says so", "hearsay")):
+        accusation = Lost(worker=2, generation=1, suspect=1, evidence=evidence, reason=reason)  # type: ignore[arg-type]
+        assert cluster.tell(Said(accusation)) == [], "it may have ended, which is told in a moment"
+    silence = Lost(worker=2, generation=1, suspect=1, evidence="silence", reason="nothing was heard")
+    assert cluster.tell(Said(silence)) == [Show(Noted("worker 1 is killed: nothing was heard")), Kill(1)]
+    cluster.exit(1, "killed", -9)
+    cluster.settle()
+    assert cluster.members == (0, 2, 3)
+    assert cluster.tell(Said(silence)) == []
 
 
 def test_a_second_loss_meanwhile_is_recovered_from_too() -> None:

@@ -1,5 +1,7 @@
 """Accusations: who is left behind though nobody has seen it die."""
 
+from typing import Literal
+
 import hypothesis.strategies as st
 from hypothesis import given
 
@@ -24,15 +26,18 @@ def two_hosts() -> Bench:
     return bench
 
 
-def accuse(bench: Bench, accuser: int, suspect: int) -> list[Command]:
-    lost = Lost(suspect=suspect, reason="the connection broke", iteration=7)
+Evidence = Literal["broken link", "silence", "hearsay"]
+
+
+def accuse(bench: Bench, accuser: int, suspect: int, evidence: Evidence = "broken link") -> list[Command]:
+    lost = Lost(suspect=suspect, evidence=evidence, reason="the connection broke")
     return bench.report(lost, worker=accuser, generation=bench.records["job-1"].generation)
 
 
 def test_the_agent_of_a_suspect_is_asked_at_once() -> None:
     bench = two_hosts()
     beat = bench.scheduler.pool.hosts["host-2"].beat
-    assert accuse(bench, 0, 2) == [Challenge("host-2", 1, beat)]
+    assert accuse(bench, 0, 2) == [Challenge("host-2", 1, beat, 0.05)]
     assert accuse(bench, 1, 3) == [], "one question to a host is enough"
 
 
@@ -100,6 +105,42 @@ def test_of_two_that_accuse_each_other_the_lower_id_goes_on() -> None:
     assert named(bench) == [0, 1, 2]
 
 
+def answered(bench: Bench, challenge: Command) -> None:
+    """Both hosts answer that all their workers live."""
+    assert isinstance(challenge, Challenge)
+    bench.beat(member(0), member(1))
+    bench.beat(worker(2, 0, state="member"), worker(3, 1, state="member"), host="host-2")
+    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+
+
+def test_a_frozen_worker_is_left_behind_as_soon_as_its_agent_has_answered() -> None:
+    bench = two_hosts()
+    [challenge] = accuse(bench, 1, 0, "silence")
+    accuse(bench, 2, 0, "silence")
+    answered(bench, challenge)
+    assert named(bench) == [1, 2, 3], "though the lowest id is the one that is frozen"
+    assert not bench.scheduler.pool.jobs["job-1"].shunned, "another worker can take its place at once"
+
+
+def test_a_worker_that_hears_nobody_while_all_others_hear_each_other_is_left_behind_with_its_host() -> None:
+    bench = two_hosts()
+    [challenge, *_] = [c for other in (1, 2, 3) for c in accuse(bench, 0, other, "silence")]
+    for other in (1, 2, 3):
+        accuse(bench, other, 0, "silence")
+    answered(bench, challenge)
+    assert named(bench) == [1, 2, 3]
+    assert list(bench.scheduler.pool.jobs["job-1"].shunned) == ["host-1"]
+
+
+def test_who_was_only_told_of_a_loss_divides_nobody() -> None:
+    bench = two_hosts()
+    [challenge, *_] = [c for pair in ((0, 2), (0, 3), (2, 0), (3, 0)) for c in accuse(bench, *pair, "silence")]
+    accuse(bench, 1, 2, "hearsay")
+    accuse(bench, 3, 2, "hearsay")
+    answered(bench, challenge)
+    assert named(bench) == [1, 2, 3]
+
+
 def test_a_divided_job_goes_on_with_the_larger_part() -> None:
     bench = Bench(1, 1, 1)
     bench.submit()
@@ -137,7 +178,7 @@ def test_accusations_end_with_the_generation_in_which_they_were_made() -> None:
     bench.beat(worker(2, 0, state="member"), gone(3, 1, kind="killed"), host="host-2")
     assert bench.scheduler.pool.jobs["job-1"].accusations == {}
     bench.report(switched(0, 1, 2), generation=bench.newest().generation)
-    late = Lost(suspect=2, reason="the connection broke", iteration=7)
+    late = Lost(suspect=2, evidence="broken link", reason="the connection broke")
     assert bench.report(late, worker=0, generation=1) == []
 
 

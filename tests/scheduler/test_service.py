@@ -322,7 +322,7 @@ async def test_an_accused_worker_whose_agent_is_silent_is_left_behind_before_its
 async def accuse(agent: ActingAgent, other: ActingAgent) -> None:
     """Let a worker of ``agent`` say that one of ``other`` did not take part."""
     (job, accuser), (_, suspect) = min(agent.workers), min(other.workers)
-    await agent.report(job, accuser, Lost(suspect=suspect, reason="the connection broke", iteration=1))
+    await agent.report(job, accuser, Lost(suspect=suspect, evidence="broken link", reason="the connection broke"))
 
 
 async def test_garbage_is_answered_or_laid_aside_and_the_service_lives(house: House) -> None:

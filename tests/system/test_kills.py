@@ -1,4 +1,4 @@
-"""Workers of real runs that are killed with SIGKILL: the result is that of the undisturbed run, sample for sample."""
+"""Workers of real runs that are killed or frozen: the result is that of the undisturbed run, sample for sample."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from .running import SCRIPTS, Outcome, command, plain
 
@@ -22,19 +23,24 @@ def workers(launcher: int) -> list[int]:
     return sorted(pids, key=lambda pid: psutil.Process(pid).create_time())
 
 
-def attack(launcher: int, said: Iterable[str]) -> list[str]:
-    """Kill a worker, the lowest rank every other time, whenever three train; tell after which words it was done."""
+def attack(launcher: int, said: Iterable[str], strike: signal.Signals, times: int) -> list[str]:
+    """Strike a worker, the lowest rank every other time, whenever three train; tell after which words it was done."""
     after = []
     for line in said:
         whole = re.search(r"(-> 3 workers|iteration 0: 3 workers)", line)
-        if len(after) < 5 and (whole or (after and "checkpoint saved" in line and "checkpoint" not in "".join(after))):
+        if len(after) < times and (
+            whole or (after and "checkpoint saved" in line and "checkpoint" not in "".join(after))
+        ):
             ranks = workers(launcher)
-            os.kill(ranks[0] if len(after) % 2 == 0 else ranks[-1], signal.SIGKILL)
+            os.kill(ranks[0] if len(after) % 2 == 0 else ranks[-1], strike)
             after.append(line)
     return after
 
 
-def test_killed_workers_change_neither_bits_nor_ledger(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("strike", "times"), [(signal.SIGKILL, 5), (signal.SIGSTOP, 2)])
+def test_killed_and_frozen_workers_change_neither_bits_nor_ledger(
+    tmp_path: Path, strike: signal.Signals, times: int
+) -> None:
     text = (SCRIPTS / "everything.py").read_text().replace("checkpoint_every=20", "checkpoint_every=1")
     script = tmp_path / "everything.py"
     args = ("--epochs", str(EPOCHS), "--bf16")
@@ -50,12 +56,12 @@ def test_killed_workers_change_neither_bits_nor_ledger(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     try:
-        killed = attack(process.pid, process.stderr)
+        struck = attack(process.pid, process.stderr, strike, times)
         out = process.stdout.read()
         outcome = Outcome(process.wait(60), json.loads(out) if out.strip() else {}, "")
     finally:
         process.kill()
         process.communicate()
-    assert len(killed) >= 5
+    assert len(struck) == times
     assert outcome.sha == sha
     outcome.assert_every_sample_once(epochs=EPOCHS)

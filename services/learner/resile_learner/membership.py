@@ -239,6 +239,11 @@ class Membership:
         """Whether this leaver may go, whatever it waits for: those who go on have come further without it."""
         return self._is_released
 
+    def counts_on(self, peer: int) -> bool:
+        """Whether ``peer`` is a member of the generation in force, or shall be of a newer one."""
+        orders = (*self._orders.values(), *([self.current] if self.current else ()))
+        return any(peer in order.workers for order in orders)
+
     def is_superseded(self, generation: int) -> bool:
         """Whether a newer generation than ``generation`` recovers."""
         return self._recovering is not None and self._recovering.generation > generation

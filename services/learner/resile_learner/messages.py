@@ -124,7 +124,7 @@ class Left(SignedByMember, reports.Left):
 
 
 class Lost(SignedByMember, reports.Lost):
-    """A round was abandoned; this worker waits for a generation that recovers."""
+    """Another member does not take part any more; this worker waits for a generation that recovers."""
 
 
 class Failed(Signed, reports.Failed):
@@ -156,6 +156,7 @@ class WorkerConfig(Message):
     host: str = Field(default="127.0.0.1", description="address on which peers reach this worker")
     storage: str = Field(description="URL of the run's folder in object storage, e.g. file:///...")
     resume: bool = Field(default=False, description="founders load the newest complete checkpoint")
+    detection_seconds: float = Field(default=3.0, gt=0, description="a peer that is silent for so long is lost")
 
 
 def encode(message: Message) -> bytes:

@@ -54,7 +54,6 @@ from .settings import SchedulerSettings
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
-ANSWER_SECONDS = 0.05
 SETTLE_TICKS = 12
 """Longer than the bus takes to deliver a report again that an earlier scheduler had received and not handled."""
 
@@ -141,7 +140,7 @@ class _Service:
     async def _await_answer(self, challenge: Challenge, asked: Batch) -> None:
         """Tell the core when the time for an answer is over, and all that came by then was heard."""
         await asked.done.wait()
-        await asyncio.sleep(ANSWER_SECONDS)
+        await asyncio.sleep(challenge.seconds)
         await self._bus.round_trip()
         self._tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
 

@@ -34,7 +34,6 @@ from .simulated import SimulatedWorker, Submission, Training
 FORK_SECONDS = 0.03
 SCRIPT_SECONDS = 0.8
 EXIT_SECONDS = 0.05
-ANSWER_SECONDS = 0.05
 LISTED_SECONDS = 10.0
 DETECTION_SECONDS = 3.0
 
@@ -178,10 +177,10 @@ class Simulator:
                     self.later(EXIT_SECONDS, lambda n=number: self._stopped(job, host, n))  # type: ignore[misc]
             case PauseWorkers(job=job):
                 self._jobs[job].shall_pause = True
-            case Challenge(host, incarnation, beat):
+            case Challenge(host, incarnation, beat, seconds):
                 self._beat(host)
                 unanswered = Unanswered(host, incarnation, beat)
-                self.later(ANSWER_SECONDS, lambda: self._tell(unanswered))
+                self.later(seconds, lambda: self._tell(unanswered))
 
     def _tell(self, event: Event) -> None:
         self.tell(event)
@@ -235,7 +234,7 @@ class Simulator:
         living = [number for number in training.members if number in training.workers]
         if life != training.life or training.is_complete or not training.missing or not living:
             return
-        lost = Lost(suspect=training.missing[0], reason="", iteration=training.iteration)
+        lost = Lost(suspect=training.missing[0], evidence="broken link", reason="")
         for number in living:
             if number in training.workers:
                 self._report(training, number, lost)

@@ -104,15 +104,17 @@ class Left(Message):
 
 
 class Lost(Message):
-    """A round was abandoned because ``suspect`` did not take part in it to the end.
+    """``suspect`` does not take part in the training any more. An accusation, not a death.
 
-    An accusation, not a death. This worker waits for a generation without it.
+    The worker waits for a generation without it, or will, and says so again each second until there is one.
     """
 
     kind: Literal["lost"] = "lost"
     suspect: int = Field(ge=0)
+    evidence: Literal["broken link", "silence", "hearsay"] = Field(
+        description="the link to it broke; nothing was heard from it for detection_seconds; somebody else says so"
+    )
     reason: str
-    iteration: int = Field(ge=0)
 
 
 class Failed(Message):

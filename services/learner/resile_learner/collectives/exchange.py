@@ -36,12 +36,16 @@ class RoundSpec:
 
 
 class Abandoned(ResileError):
-    """A round ended without a result because ``suspect`` did not take part in it to the end."""
+    """A round ended without a result because ``suspect`` did not take part in it to the end.
 
-    def __init__(self, suspect: int, reason: str) -> None:
+    ``is_hearsay``: that is not what this worker saw itself, but what another member or thread said.
+    """
+
+    def __init__(self, suspect: int, reason: str, *, is_hearsay: bool = False) -> None:
         super().__init__(f"worker {suspect} was lost during an exchange: {reason}")
         self.suspect = suspect
         self.reason = reason
+        self.is_hearsay = is_hearsay
 
 
 class OpenRound(Protocol):

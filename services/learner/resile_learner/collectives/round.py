@@ -88,12 +88,12 @@ class OpenMeshRound:
             for peer in self._peers:
                 peer.link.cut_short()
 
-    def fail(self, suspect: int, reason: str, *, told_by: Link | None = None) -> None:
+    def fail(self, suspect: int, reason: str, *, told_by: Link | None = None, is_hearsay: bool = False) -> None:
         """End the round without a result and tell the other members."""
         if self.closed:
             return
         self.close()
-        self._failure = Abandoned(suspect, reason)
+        self._failure = Abandoned(suspect, reason, is_hearsay=is_hearsay or told_by is not None)
         frame = encode_abort(self._spec.tag, suspect=suspect, reason=reason)
         for link in [peer.link for peer in self._peers]:
             if link is not told_by and not link.retired and not link.closed:
@@ -144,7 +144,7 @@ class OpenMeshRound:
         """Act on what other threads have said."""
         suspicion = self._switchboard.take_suspicion()
         if suspicion is not None and suspicion.generation in (None, self._spec.tag.generation):
-            self.fail(suspicion.suspect, suspicion.reason)
+            self.fail(suspicion.suspect, suspicion.reason, is_hearsay=True)
         for peer in self._peers:
             if peer.link.retired:
                 self.fail(peer.link.peer, "its link was removed")

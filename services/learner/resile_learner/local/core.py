@@ -10,6 +10,7 @@ Events go in through `Director.handle`, commands come out; the launcher carries 
 - A resize is prepared at once and supersedes all that is pending: the newest wish wins. Before the founding it waits.
 - A joiner that never became a member is stopped when a generation without it takes effect or training is complete.
 - A stop pauses the run: its workers store a checkpoint where they are, and are stopped once it is there, or is late.
+- A worker of which its peers hear nothing is killed.
 - When a member is killed the others are ordered to recover without it, and once they have, a new worker takes its
   place. Once training is complete one of them is enough. Any other end of a worker that nobody expected ends the run.
 """
@@ -55,6 +56,7 @@ from .seam import (
     Exited,
     Fork,
     Garbled,
+    Kill,
     Outcome,
     ResizeAsked,
     Said,
@@ -213,6 +215,8 @@ class Director:
             case Joined(generation=generation):
                 self._joined = max(self._joined, generation)
                 return []
+            case Lost(suspect=suspect, evidence="silence", reason=reason) if suspect in self._workers:
+                return [Show(Noted(f"worker {suspect} is killed: {reason}")), Kill(suspect)]
             case Lost() | Finished():
                 return []
 

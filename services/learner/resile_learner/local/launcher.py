@@ -24,6 +24,7 @@ from .seam import (
     Exited,
     Fork,
     Garbled,
+    Kill,
     ResizeAsked,
     Said,
     Send,
@@ -167,6 +168,9 @@ class LocalRun:
                     self._folder.note_order(message.generation)
                 if worker in self._processes:
                     self._processes[worker].send(message)
+            case Kill(worker):
+                if worker in self._processes:
+                    self._processes[worker].kill()
             case Show(event):
                 self._note(event)
                 self._on_event(event)

@@ -80,6 +80,13 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Kill:
+    """End a worker that hears nobody."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
 class Show:
     """Tell those who watch."""
 
@@ -100,4 +107,4 @@ class End:
     outcome: Outcome
 
 
-Command = Fork | Send | Show | StopBy | End
+Command = Fork | Send | Kill | Show | StopBy | End

@@ -365,9 +365,8 @@ class ElasticLoop:
         """Go on without whoever was lost: the round under way is done again, by the members of a newer generation."""
         begun = time.perf_counter()
         self._stream = None
-        standing = self._state.standing
         self._buffers.restore()  # before the state is given to anybody: the shards of the lost round have left theirs
-        is_behind = self._session.recover(lost, standing=(standing.round, standing.iteration), state=self._state)
+        is_behind = self._session.recover(lost, standing=self._state.standing.round, state=self._state)
         self._go_on_from_state()
         self._checkpoints.recovered(is_behind=is_behind)
         self._report_switch(time.perf_counter() - begun)

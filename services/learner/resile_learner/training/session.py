@@ -125,13 +125,13 @@ class Session(Protocol):
         self,
         lost: Abandoned,
         *,
-        standing: tuple[int, int],
+        standing: int,
         state: HeldState,
     ) -> bool:
         """After an abandoned round: become a member of a generation without whoever was lost.
 
-        ``standing`` is how far this worker has come: the next round, and the next iteration. Returns True when others
-        had come further, and their state was taken.
+        ``standing`` is how far this worker has come: the next round. Returns True when others had come further, and
+        their state was taken.
         """
 
 
@@ -192,7 +192,7 @@ class SoloSession:
         self,
         lost: Abandoned,
         *,
-        standing: tuple[int, int],
+        standing: int,
         state: HeldState,
     ) -> bool:
         """Never called: nobody can be lost."""

@@ -9,9 +9,10 @@ import asyncio
 import os
 import socket
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pydantic
 
@@ -53,8 +54,10 @@ from ..messages import (
 )
 from ..recovery import LeaveRound, StandingTold, TellStanding
 from . import links
+from .beats import BEAT, Beats
 
 T = TypeVar("T")
+Evidence = Literal["broken link", "silence", "hearsay"]
 
 MAX_LINE_BYTES = 1 << 20
 REDIAL_SECONDS = 0.2
@@ -109,9 +112,9 @@ class Control:
         """Count the link to ``peer`` as down, and make it anew, if its data connection is known to be broken."""
         self._thread.call(self._thread.check_link, peer)
 
-    def accuse(self, accusation: Lost) -> None:
-        """Send an accusation to the agent, and again each second until a newer generation is in force."""
-        self._thread.call(self._thread.accuse, accusation)
+    def accuse(self, suspect: int, evidence: Evidence, reason: str) -> None:
+        """Accuse ``suspect`` before the agent, and again each second until a newer generation is in force."""
+        self._thread.call(self._thread.accuse, suspect, evidence, reason)
 
     def close_links(self) -> None:
         """Tell all peers, by closing the control links, that this worker is gone."""
@@ -141,6 +144,8 @@ class _ControlThread(threading.Thread):
         self._peers: dict[int, asyncio.StreamWriter] = {}
         self._ready_kinds: defaultdict[int, set[str]] = defaultdict(set)
         self._dialing: set[int] = set()
+        self._beats = Beats(detection_seconds=config.detection_seconds)
+        self._accused: set[tuple[int, int]] = set()  # generations, and whom of them
         self._tasks: set[asyncio.Task[None]] = set()
 
     # what other threads call
@@ -194,6 +199,7 @@ class _ControlThread(threading.Thread):
         listener = links.listen(config.host)
         self._spawn(self._accept_all(listener))
         self._spawn(self._read_agent(reader))
+        self._spawn(self._beat())
         self.write_to_agent(encode(Hello(worker=config.worker, host=config.host, port=listener.getsockname()[1])))
         with self._changed:
             self.listening = True
@@ -226,12 +232,19 @@ class _ControlThread(threading.Thread):
     def write_to_agent(self, line: bytes) -> None:
         self._agent.write(line)
 
-    def accuse(self, accusation: Lost) -> None:
-        with self._changed:
-            current = self._membership.current
+    def accuse(self, suspect: int, evidence: Evidence, reason: str) -> None:
+        current = self.ask(lambda membership: membership.current)
+        if current is None or (current.generation, suspect) in self._accused:
+            return
+        self._accused.add((current.generation, suspect))
+        worker, generation = self._config.worker, current.generation
+        self._insist(Lost(worker=worker, generation=generation, suspect=suspect, evidence=evidence, reason=reason))
+
+    def _insist(self, accusation: Lost) -> None:
+        current = self.ask(lambda membership: membership.current)
         if current is not None and current.generation == accusation.generation:
             self.write_to_agent(encode(accusation))
-            self._loop.call_later(ACCUSE_SECONDS, self.accuse, accusation)
+            self._loop.call_later(ACCUSE_SECONDS, self._insist, accusation)
 
     async def _read_agent(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
@@ -253,6 +266,22 @@ class _ControlThread(threading.Thread):
             self.pause_asked = True
 
     # the peers
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._beats.interval)
+            for writer in self._peers.values():
+                if not writer.is_closing():
+                    writer.write(BEAT)
+            for peer in self._beats.silent(now=time.monotonic()):
+                self._fell_silent(peer)
+
+    def _fell_silent(self, peer: int) -> None:
+        """Cut what links to ``peer``: whoever waits for it waits no more."""
+        if self.ask(lambda membership: membership.counts_on(peer)):
+            self.accuse(peer, "silence", f"nothing was heard from it for {self._config.detection_seconds:g} seconds")
+        self._lose(peer)
+        self._mesh.remove_link(peer)
 
     def _order_seen(self, order: Order) -> None:
         secret = self._secrets[order.generation]
@@ -308,6 +337,7 @@ class _ControlThread(threading.Thread):
         else:
             reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_LINE_BYTES)
             self._peers[peer] = writer
+            self._beats.hear(peer, now=time.monotonic())
             self._spawn(self._read_peer(peer, reader, writer))
         self._ready_kinds[peer].add(kind)
         if len(self._ready_kinds[peer]) == len(links.KINDS):
@@ -315,7 +345,10 @@ class _ControlThread(threading.Thread):
 
     async def _read_peer(self, peer: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while line := await reader.readline():
+            while (line := await reader.readline()) and self._peers.get(peer) is writer:
+                self._beats.hear(peer, now=time.monotonic())
+                if line == BEAT:
+                    continue
                 match from_peer.validate_json(line):
                     case Order() as order:
                         self._order_seen(order)
@@ -336,6 +369,7 @@ class _ControlThread(threading.Thread):
         Its own end tells more exactly.
         """
         self._ready_kinds.pop(peer, None)
+        self._beats.forget(peer)
         writer = self._peers.pop(peer, None)
         if writer:
             writer.close()

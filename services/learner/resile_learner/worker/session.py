@@ -13,7 +13,7 @@ from resile_shared.errors import ResileError
 from ..collectives.exchange import Abandoned, OpenRound, RoundSpec, Tag
 from ..collectives.mesh import Mesh
 from ..membership import Membership, RoundDone, ScriptReady, StateReceived, Switch
-from ..messages import Left, Lost, Message, Order, Ready, WorkerConfig
+from ..messages import Left, Message, Order, Ready, WorkerConfig
 from ..recovery import Levelled, Levelling, Recovery, RoundLost
 from ..training.session import Change, HeldState, SecondTrainingCall, View
 from ..training.state import Flat
@@ -175,13 +175,12 @@ class WorkerSession:
         self,
         lost: Abandoned,
         *,
-        standing: tuple[int, int],
+        standing: int,
         state: HeldState,
     ) -> bool:
         """Wait for a generation without whoever was lost, and become level with its members."""
-        number, iteration = standing
-        self._accuse(lost, iteration)
-        return self._catch_up(lost, number, state)
+        self._control.accuse(lost.suspect, "hearsay" if lost.is_hearsay else "broken link", lost.reason)
+        return self._catch_up(lost, standing, state)
 
     def _catch_up(self, lost: Abandoned, number: int, state: HeldState) -> bool:
         """Become a member of a generation that recovers; say whether that took the state of another member."""
@@ -209,13 +208,6 @@ class WorkerSession:
             if current is not None and current.generation == recovery.order.generation:
                 self._order = current
                 return has_taken
-
-    def _accuse(self, lost: Abandoned, iteration: int) -> None:
-        view = self.view
-        accusation = Lost(
-            worker=view.me, generation=view.generation, suspect=lost.suspect, reason=lost.reason, iteration=iteration
-        )
-        self._control.accuse(accusation)
 
     def _await_recovery(self, number: int) -> Recovery:
         """Wait until it is known how the next generation begins; what is left to be sent goes out meanwhile."""

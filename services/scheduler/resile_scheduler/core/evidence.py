@@ -1,13 +1,15 @@
 """Which workers are to be left behind though nobody has seen them die.
 
-A worker that gave up a round names a suspect, and says so again each second while it waits. That is an accusation, not
-a death:
+A worker names a suspect, and says so again each second while it waits. That is an accusation, not a death:
 
 - The agent of the suspect's host is asked at once. Its answer, a heartbeat, says whether the suspect is gone.
 - If it does not answer, all workers of the job on that host are lost to the job; their slots stay held until the
   host is lost or its agent says that they are gone.
-- If it answers and the suspect lives, the word of its peers alone is not enough, unless suspect and accuser accuse each
-  other, or the accusation lasts. Then the largest set of members goes on of whom nobody accuses another.
+- If it answers and the suspect lives, a broken link alone is not enough, unless suspect and accuser accuse each other,
+  or the accusation lasts. Silence is enough, but others get a moment to say what they hear. Then those are left behind
+  who are accused and accuse nobody, as they are frozen or stuck, and of the others the largest set of members goes on
+  of whom nobody accuses another. The job keeps off the hosts of those whom a cut left behind, for a while.
+- Who was told by another member that it lost the suspect accuses too. That is a reason to ask, and no more.
 """
 
 from collections import Counter
@@ -20,6 +22,8 @@ from .state import Accusation, Job, Pair, Phase, Pool, Worker
 
 DETECTION_SECONDS = 3.0
 ASK_AGAIN_SECONDS = 0.5
+ANSWER_SECONDS = 0.05
+HEARING_SECONDS = 0.2  # in which all who hear nothing of a suspect notice that
 
 
 class Evidence:
@@ -28,7 +32,7 @@ class Evidence:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._asked: list[Challenge] = []
-        self._asked_at: dict[str, float] = {}
+        self._asked_at: dict[tuple[str, float], float] = {}
 
     def take_challenges(self) -> list[Challenge]:
         """Return, once, whom to ask."""
@@ -47,16 +51,17 @@ class Evidence:
         if standing is None or now - standing.latest >= DETECTION_SECONDS:
             standing = job.accusations[pair] = Accusation(now)
         standing.latest = max(standing.latest, now)
+        standing.evidence = lost.evidence
         if standing.latest - standing.since >= DETECTION_SECONDS:
             self._cut(job, now=now)
         elif suspect is not None and suspect.phase < Phase.GONE:
-            self._ask(suspect, now=now)
+            self._ask(suspect, seconds=HEARING_SECONDS if lost.evidence == "silence" else ANSWER_SECONDS, now=now)
 
-    def _ask(self, suspect: Worker, *, now: float) -> None:
+    def _ask(self, suspect: Worker, *, seconds: float, now: float) -> None:
         host = suspect.slot.host
-        if host in self._pool.hosts and now - self._asked_at.get(host, float("-inf")) >= ASK_AGAIN_SECONDS:
-            self._asked_at[host] = now
-            self._asked.append(Challenge(host, suspect.incarnation, self._pool.hosts[host].beat))
+        if host in self._pool.hosts and now - self._asked_at.get((host, seconds), float("-inf")) >= ASK_AGAIN_SECONDS:
+            self._asked_at[host, seconds] = now
+            self._asked.append(Challenge(host, suspect.incarnation, self._pool.hosts[host].beat, seconds))
 
     def unanswered(self, challenge: Unanswered, *, now: float) -> None:
         """The time for an answer has passed: see whether there was one."""
@@ -72,15 +77,23 @@ class Evidence:
             if is_silent:
                 job.shun(challenge.host, now=now)
                 self._leave_behind(job, here, f"{challenge.host} does not answer")
-            elif any((suspect, accuser) in job.accusations for accuser, suspect in job.accusations):
+            elif any(_is_enough(job, pair) for pair in job.accusations):
                 self._cut(job, now=now)
 
     def _cut(self, job: Job, *, now: float) -> None:
         """Leave behind whom the largest set of members that nobody divides does not need."""
-        fresh = {pair for pair, word in job.accusations.items() if now - word.latest < DETECTION_SECONDS}
-        living = frozenset(n for pair in fresh for n in pair if (w := job.workers.get(n)) and w.phase is Phase.MEMBER)
-        going_on = undivided(living, fresh)
-        behind = {number for pair in fresh for number in pair} - going_on
+        fresh = {
+            pair
+            for pair, word in job.accusations.items()
+            if now - word.latest < DETECTION_SECONDS and word.evidence != "hearsay"
+        }
+        accusers, suspects = ({pair[side] for pair in fresh} for side in (0, 1))
+        mute = suspects - accusers
+        living = frozenset(n for n in accusers if (w := job.workers.get(n)) and w.phase is Phase.MEMBER)
+        cut_off = accusers - undivided(living, fresh)
+        for worker in (job.workers[number] for number in cut_off if number in job.workers):
+            job.shun(worker.slot.host, now=now)
+        behind = mute | cut_off
         if unknown := behind - job.workers.keys():
             job.vanished = f"worker {min(unknown)} is gone without a word"
         self._leave_behind(job, (job.workers[number] for number in sorted(behind - unknown)), "")
@@ -92,6 +105,12 @@ class Evidence:
                 worker.failure, worker.reason, worker.is_lost = "abandoned", reason or text, True
         job.accusations.clear()
         self._pool.changed()
+
+
+def _is_enough(job: Job, pair: Pair) -> bool:
+    """Whether what ``pair`` says leaves one of the two behind, though the suspect's agent answers."""
+    accuser, suspect = pair
+    return job.accusations[pair].evidence == "silence" or (suspect, accuser) in job.accusations
 
 
 def undivided(workers: frozenset[int], divided: Set[Pair]) -> frozenset[int]:

@@ -92,7 +92,7 @@ class PauseWorkers:
 
 @dataclass(frozen=True)
 class Challenge:
-    """Ask the agent of ``host`` for a heartbeat at once, and tell in a moment that the time for it has passed.
+    """Ask the agent of ``host`` for a heartbeat at once, and tell after ``seconds`` that the time for it has passed.
 
     ``beat`` is the number of its last one.
     """
@@ -100,6 +100,7 @@ class Challenge:
     host: str
     incarnation: int
     beat: int
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import cached_property
+from typing import Literal
 
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, HostRecord, HostState
@@ -110,6 +111,7 @@ class Accusation:
 
     since: float
     latest: float = float("-inf")
+    evidence: Literal["broken link", "silence", "hearsay"] = "broken link"
 
 
 @dataclass
