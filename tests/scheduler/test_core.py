@@ -67,6 +67,14 @@ class Bench:
             assert again == replies, "what arrives twice has its effect once"
         return commands
 
+    def restart(self) -> None:
+        """Let a new scheduler take over from what is stored."""
+        hosts = tuple(host.record for host in self.scheduler.pool.hosts.values())
+        newest = {allocation.job: allocation for allocation in self.allocations}
+        epoch = max((allocation.epoch for allocation in self.allocations), default=0) + 1
+        self.scheduler = Scheduler(epoch=epoch, secret="s")
+        self.tell(Restored(tuple(self.records.values()), tuple(newest.values()), hosts))
+
     def host(self, name: str, num_slots: int, *, state: HostState = HostState.UP, incarnation: int = 1) -> None:
         slots = tuple(Slot(index=index) for index in range(num_slots))
         record = HostRecord(
@@ -291,6 +299,42 @@ def test_a_joiner_that_is_never_ready_is_withdrawn_at_its_deadline() -> None:
     assert StopWorkers("job-1", "host-2", 1, (1,)) in commands, "nobody counts on it any more"
 
 
+def test_joiners_that_are_ready_and_never_come_to_train_are_withdrawn_host_by_host() -> None:
+    """Who of them has no links is not known; but nobody waits while the others do not train on."""
+    bench = Bench(1)
+    bench.submit()
+    bench.found()
+    bench.host("host-2", 1)
+    bench.host("host-3", 1)
+    bench.beat(worker(1, 0), host="host-2")
+    bench.beat(worker(2, 0, state="ready"), host="host-3")
+    assert bench.newest().has_addresses
+
+    def pass_time(iteration: int) -> list[int]:
+        bench.beat(member(iteration))
+        bench.tell(Tick())
+        bench.now += 30.0
+        bench.tell(Tick())
+        return [p.worker for p in bench.newest().placements]
+
+    assert pass_time(10) == [0, 1, 2], "one is not ready yet, and has more time"
+    bench.beat(worker(1, 0, state="ready"), host="host-2")
+    assert pass_time(11) == [0, 1, 2], "training stands still"
+    bench.beat(member(13))
+    bench.tell(Tick())
+    assert [p.worker for p in bench.newest().placements] == [0, 2]
+    assert "worker 1 on host-2/0 is ready, but had no links to all members after 30 s" in bench.newest().reason
+    assert pass_time(14) == [0, 2], "a newer generation has its own time"
+    bench.switch(iteration=15)
+    bench.beat(gone(1, 0, kind="exited"), host="host-2")
+    bench.tell(Tick())
+    assert [p.worker for p in bench.newest().placements] == [0, 2, 3], "the first is tried again"
+
+
+def member(iteration: int) -> WorkerReport:
+    return worker(0, state="member").model_copy(update={"iteration": iteration, "generation": 1})
+
+
 def test_an_ordered_joiner_is_not_stopped_while_it_may_become_a_member() -> None:
     bench = Bench(1)
     bench.submit()
@@ -390,10 +434,8 @@ def test_a_new_scheduler_goes_on_with_what_is_stored() -> None:
     bench = Bench(2)
     bench.submit(1)
     bench.found()
-    hosts = tuple(host.record for host in bench.scheduler.pool.hosts.values())
-    bench.scheduler = Scheduler(epoch=2, secret="s")
     before = bench.newest()
-    bench.tell(Restored(tuple(bench.records.values()), (before,), hosts))
+    bench.restart()
     assert bench.newest() == before.model_copy(update={"epoch": 2}), "nothing changes but the epoch"
     assert bench.submit(1) == [Reply("submit-1", Accepted(job_id="job-1"))]
     bench.submit(2)
@@ -408,9 +450,7 @@ def test_a_worker_that_an_earlier_scheduler_dropped_holds_its_slot_until_it_is_g
     bench.found()
     bench.submit(2)
     bench.switch()
-    hosts = tuple(host.record for host in bench.scheduler.pool.hosts.values())
-    bench.scheduler = Scheduler(epoch=2, secret="s")
-    bench.tell(Restored(tuple(bench.records.values()), (bench.newest(),), hosts))
+    bench.restart()
     assert "job-2" not in {a.job for a in bench.allocations}, "what runs on the host is not known yet"
     bench.beat(worker(0, state="member"), worker(1, state="left"))
     assert "job-2" not in {a.job for a in bench.allocations}

@@ -3,8 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from resile_scheduler.core.core import Scheduler
-from resile_scheduler.core.seam import Asked, Event, Restored, StopWorkers, Tick
+from resile_scheduler.core.seam import Asked, Event, StopWorkers, Tick
 from resile_scheduler.simulated import Submission
 from resile_scheduler.simulator import Simulator
 from resile_shared.messages.commands import JobPause
@@ -261,14 +260,35 @@ def test_a_worker_killed_after_training_was_complete_does_not_matter() -> None:
 def test_a_new_scheduler_carries_a_recovery_on() -> None:
     bench = running(3)
     bench.beat(member(0), member(1), gone(2, kind="killed"))
-    hosts = tuple(host.record for host in bench.scheduler.pool.hosts.values())
-    bench.scheduler = Scheduler(epoch=2, secret="s")
-    bench.tell(Restored(tuple(bench.records.values()), (bench.newest(),), hosts))
+    bench.restart()
     bench.beat(member(0), gone(1, kind="killed"), gone(2, kind="killed"))
     assert bench.newest().recovers
     assert named(bench) == [0]
     bench.switch(iteration=3)
     assert named(bench) == [0, 3, 4]
+
+
+def test_a_new_scheduler_counts_failures_on_and_none_twice() -> None:
+    bench = running(4)
+    alive = [0, 1, 2]
+    for number in (3, 2):
+        bench.beat(*(member(n) for n in alive if n < number), *(gone(n, kind="killed") for n in range(number, 4)))
+        bench.restart()
+        bench.beat(*(member(n) for n in alive if n < number), *(gone(n, kind="killed") for n in range(number, 4)))
+        assert bench.records["job-1"].state is JobState.RECOVERING
+    bench.beat(member(0), *(gone(n, kind="killed") for n in (1, 2, 3)))
+    assert bench.records["job-1"].reason == "three failures at one iteration: worker 1 on host-1/1 was killed: why"
+
+
+def test_a_new_scheduler_counts_failed_starts_on() -> None:
+    bench = Bench(1)
+    bench.submit()
+    for number in range(3):
+        assert bench.records["job-1"].state is not JobState.FAILED
+        bench.beat(gone(number, 0, kind="killed"))
+        bench.restart()
+        bench.beat()
+    assert bench.records["job-1"].state is JobState.FAILED
 
 
 def test_the_story_with_a_host_that_dies_and_returns() -> None:
@@ -305,7 +325,10 @@ deaths = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(deaths=deaths, num_jobs=st.integers(1, 3), latency=st.floats(0.0, 1.0))
 def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_jobs: int, latency: float) -> None:
-    """Workers and hosts die at any moment, and word of everything comes late: all jobs come to their ends."""
+    """Workers and hosts die at any moment, and word of everything comes late: all jobs come to their ends.
+
+    A job whose workers were killed three times before any word of progress has failed, as it should.
+    """
     sim = Simulator()
     for number in (1, 2, 3):
         sim.add_host(f"host-{number}", 3)
@@ -340,6 +363,9 @@ def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_j
     for second in range(120):
         sim.later(second, sim.beat_all)
     sim.run(watch=checker.check)
+    num_kills = [what for _, what, _ in deaths].count("worker")
     for record in sim.records.values():
-        assert record.state is JobState.COMPLETED, [(item.kind, item.reason) for item in record.history]
+        may_fail = num_kills >= 3 and record.reason.startswith("three failures at one iteration")
+        is_well = record.state is (JobState.FAILED if may_fail else JobState.COMPLETED)
+        assert is_well, [(item.kind, item.reason) for item in record.history]
     assert sim.scheduler.pool.holders == {}

@@ -69,6 +69,16 @@ class HistoryItem(Message):
     reason: str = ""
 
 
+class Setbacks(Message):
+    """Failures that count against a job, as long as it comes no further than ``iteration``."""
+
+    iteration: int = Field(default=-1, ge=-1)
+    failures: int = Field(default=0, ge=0, description="recoveries that a failure of workers called for")
+    faults: int = Field(default=0, ge=0, description="errors that the script itself raised")
+    workers: tuple[int, ...] = Field(default=(), description="whose failures are counted in this")
+    failed_starts: int = Field(default=0, ge=0, description="starts given up since it trained last")
+
+
 class JobRecord(Message):
     """All that is stored of a job. Each change is one compare-and-set; events are published from ``history``."""
 
@@ -82,6 +92,7 @@ class JobRecord(Message):
     next_worker: int = Field(default=0, ge=0, description="worker ids below this were used")
     history: tuple[HistoryItem, ...] = ()
     handled: tuple[str, ...] = Field(default=(), description="ids of the commands whose effect this record holds")
+    setbacks: Setbacks = Setbacks()
     ready: Ready | None = None
     checkpoint: CheckpointSaved | None = Field(default=None, description="the newest complete one")
     completed: Completed | None = None

@@ -49,10 +49,13 @@ PAUSE_AGAIN_SECONDS = 5.0
 class Scheduler:
     """The state of the pool and all decisions about it. What it knows can be read; only `handle` changes it.
 
-    ``epoch`` is that of its lease; the secrets of generations are derived from ``secret``.
+    ``epoch`` is that of its lease; the secrets of generations are derived from ``secret``; ``detection_seconds`` is the
+    silence after which a pool holds somebody to be lost.
     """
 
-    def __init__(self, *, epoch: int = 1, secret: str = "", policy: Policy = fairshare) -> None:
+    def __init__(
+        self, *, epoch: int = 1, secret: str = "", policy: Policy = fairshare, detection_seconds: float = 3.0
+    ) -> None:
         self.pool = Pool()
         self.policy = policy
         self._epoch = epoch
@@ -61,8 +64,15 @@ class Scheduler:
         self._generations = Generations(self.pool, epoch=epoch, secret=secret)
         self._people = People(self.pool, self._generations)
         self._recovery = Recovery(self.pool, self._generations)
-        self._evidence = Evidence(self.pool)
-        self._workers = Workers(self.pool, self._generations, self._people, self._recovery, self._evidence)
+        self._evidence = Evidence(self.pool, detection_seconds=detection_seconds)
+        self._workers = Workers(
+            self.pool,
+            self._generations,
+            self._people,
+            self._recovery,
+            self._evidence,
+            detection_seconds=detection_seconds,
+        )
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Take ``event`` in at ``now`` (seconds since the epoch); return what is to be done about it, in order."""

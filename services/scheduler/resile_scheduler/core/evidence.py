@@ -20,7 +20,6 @@ from resile_shared.messages.reports import Lost, Report
 from .seam import Challenge, Unanswered
 from .state import Accusation, Job, Pair, Phase, Pool, Worker
 
-DETECTION_SECONDS = 3.0
 ASK_AGAIN_SECONDS = 0.5
 ANSWER_SECONDS = 0.05
 HEARING_SECONDS = 0.2  # in which all who hear nothing of a suspect notice that
@@ -29,8 +28,9 @@ HEARING_SECONDS = 0.2  # in which all who hear nothing of a suspect notice that
 class Evidence:
     """Weighs accusations."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, *, detection_seconds: float) -> None:
         self._pool = pool
+        self._detection_seconds = detection_seconds
         self._asked: list[Challenge] = []
         self._asked_at: dict[tuple[str, float], float] = {}
 
@@ -48,11 +48,11 @@ class Evidence:
             return
         pair = (accuser.number, lost.suspect)
         standing = job.accusations.get(pair)
-        if standing is None or now - standing.latest >= DETECTION_SECONDS:
+        if standing is None or now - standing.latest >= self._detection_seconds:
             standing = job.accusations[pair] = Accusation(now)
         standing.latest = max(standing.latest, now)
         standing.evidence = lost.evidence
-        if standing.latest - standing.since >= DETECTION_SECONDS:
+        if standing.latest - standing.since >= self._detection_seconds:
             self._cut(job, now=now)
         elif suspect is not None and suspect.phase < Phase.GONE:
             self._ask(suspect, seconds=HEARING_SECONDS if lost.evidence == "silence" else ANSWER_SECONDS, now=now)
@@ -85,7 +85,7 @@ class Evidence:
         fresh = {
             pair
             for pair, word in job.accusations.items()
-            if now - word.latest < DETECTION_SECONDS and word.evidence != "hearsay"
+            if now - word.latest < self._detection_seconds and word.evidence != "hearsay"
         }
         accusers, suspects = ({pair[side] for pair in fresh} for side in (0, 1))
         mute = suspects - accusers

@@ -92,7 +92,8 @@ class Generations:
             )
         reason = job.news or job.cause
         if founding:
-            reason = "start" if job.record.generation == 0 and not job.failed_starts else "start again"
+            is_first = job.record.generation == 0 and not job.record.setbacks.failed_starts
+            reason = "start" if is_first else "start again"
             if not job.placements:
                 job.enter(Step.START)
         else:

@@ -67,16 +67,22 @@ class Recovery:
 
     def _count(self, job: Job, lost: list[Worker], *, is_last: bool) -> str:
         """Count what is new among the failures; return why the job fails by them, or nothing."""
-        failures = [worker for worker in lost if worker.failure != "abandoned" and not worker.is_counted]
+        known = job.record.setbacks
+        failures = [w for w in lost if w.failure != "abandoned" and w.number not in known.workers]
         faults = [worker for worker in failures if worker.failure in SCRIPT_FAULTS]
-        job.setbacks.begin(job.iteration)
-        job.setbacks.failures += bool(failures)
-        job.setbacks.faults += len(faults)
-        for worker in failures:
-            worker.is_counted = True
-        if faults and (is_last or job.setbacks.faults >= MAX_FAULTS):
+        is_further = job.iteration > known.iteration
+        counted = known.model_copy(
+            update={
+                "iteration": max(job.iteration, known.iteration),
+                "failures": bool(failures) + (0 if is_further else known.failures),
+                "faults": len(faults) + (0 if is_further else known.faults),
+                "workers": tuple(sorted({*known.workers, *(w.number for w in failures)} & job.workers.keys())),
+            }
+        )
+        job.update(setbacks=counted)
+        if faults and (is_last or counted.faults >= MAX_FAULTS):
             return faults[-1].reason
-        if failures and job.setbacks.failures >= MAX_FAILURES:
+        if failures and counted.failures >= MAX_FAILURES:
             return f"three failures at one iteration: {failures[-1].reason}"
         return ""
 

@@ -50,8 +50,6 @@ class Worker:
     """Its bad end, in words."""
     is_lost: bool = False
     """It failed as a member."""
-    is_counted: bool = False
-    """Its failure was counted among the setbacks of its job."""
     is_fenced: bool = False
     """A recovering generation goes on without it."""
     has_finished: bool = False
@@ -85,20 +83,13 @@ class Shun:
     times: int
 
 
-@dataclass
-class Setbacks:
-    """Failures of members, counted as long as the job comes no further than ``iteration``."""
+@dataclass(frozen=True)
+class Linking:
+    """Since when all joiners of ``generation`` are ready, and which iteration it was then."""
 
-    iteration: int = -1
-    failures: int = 0
-    """Recoveries that a failure of workers, and not of their hosts, called for."""
-    faults: int = 0
-    """Errors that the script itself raised."""
-
-    def begin(self, iteration: int) -> None:
-        """Count anew if the job has come further since."""
-        if iteration > self.iteration:
-            self.iteration, self.failures, self.faults = iteration, 0, 0
+    generation: int
+    since: float
+    iteration: int
 
 
 Pair = tuple[int, int]
@@ -116,7 +107,10 @@ class Accusation:
 
 @dataclass
 class Job:
-    """One job. ``record`` and ``allocation`` are stored; the rest is what workers and agents report again and again."""
+    """One job. ``record`` and ``allocation`` are stored; the rest is what workers and agents report again and again.
+
+    A scheduler that starts anew tries shunned hosts again at once, which costs one start.
+    """
 
     record: JobRecord
     number: int
@@ -136,10 +130,9 @@ class Job:
     news: str = ""
     """What just happened to the job itself; its next generation is the answer to it."""
     shunned: dict[str, Shun] = field(default_factory=dict)
-    failed_starts: int = 0
-    setbacks: Setbacks = field(default_factory=Setbacks)
+    linking: Linking | None = None
     accusations: dict[Pair, Accusation] = field(default_factory=dict)
-    """What waiting members say: who accuses whom."""
+    """What waiting members say: who accuses whom. They say it again, also to the next scheduler."""
     vanished: str = ""
     """That somebody is lost of whom nothing is known but the accusation of its peers."""
     heard_of: tuple[int, float] = (0, 0.0)

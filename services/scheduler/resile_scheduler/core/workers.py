@@ -30,10 +30,13 @@ from .lifecycle import Step
 from .people import People
 from .placement import SlotId
 from .recovery import SCRIPT_FAULTS, Recovery
-from .state import Host, Intent, Job, Phase, Pool, Worker
+from .state import Host, Intent, Job, Linking, Phase, Pool, Worker
 
 REPORT_SECONDS = 2.0
 JOIN_SECONDS = 600.0
+LINK_DETECTIONS = 10
+"""For how many times ``detection_seconds`` joiners that are ready may take to get their links to all members."""
+LINK_ITERATIONS = 2
 MAX_FOUNDINGS = 3
 
 _PHASES = {
@@ -50,13 +53,21 @@ class Workers:
     """Takes in what is told of hosts and workers."""
 
     def __init__(
-        self, pool: Pool, generations: Generations, people: People, recovery: Recovery, evidence: Evidence
+        self,
+        pool: Pool,
+        generations: Generations,
+        people: People,
+        recovery: Recovery,
+        evidence: Evidence,
+        *,
+        detection_seconds: float,
     ) -> None:
         self._pool = pool
         self._generations = generations
         self._people = people
         self._recovery = recovery
         self._evidence = evidence
+        self._link_seconds = LINK_DETECTIONS * detection_seconds
 
     # hosts
 
@@ -197,9 +208,10 @@ class Workers:
         job.iteration = iteration if order.founding else max(job.iteration, iteration)
         job.ended_at = None
         job.accusations.clear()
-        if order.recovers:
-            job.setbacks.iteration = max(job.setbacks.iteration, iteration)
-        job.update(generation=generation)
+        before = job.record.setbacks
+        reached = max(before.iteration, iteration) if order.recovers else before.iteration
+        setbacks = before.model_copy(update={"iteration": reached, "failed_starts": 0})
+        job.update(generation=generation, setbacks=setbacks)
         for placement in job.in_force:
             if worker := job.workers.get(placement.worker):
                 worker.phase = max(worker.phase, Phase.MEMBER)
@@ -207,7 +219,6 @@ class Workers:
         if job.is_settling:
             job.enter(Step.RECOVER if job.is_recovering else Step.RESCALE)
         job.note("allocation", order.reason, now=now, iteration=iteration)
-        job.failed_starts = 0
         self._pool.changed()
 
     def _is_of_this_lineage(self, job: Job, report: Report) -> bool:
@@ -282,8 +293,10 @@ class Workers:
 
     def _failed_to_start(self, job: Job, worker: Worker, now: float) -> None:
         """A founder ended before its job was founded."""
-        job.failed_starts += worker.failure != "abandoned"
-        if worker.failure in _OWN_FAULTS or job.failed_starts >= MAX_FOUNDINGS:
+        setbacks = job.record.setbacks
+        failed_starts = setbacks.failed_starts + (worker.failure != "abandoned")
+        job.update(setbacks=setbacks.model_copy(update={"failed_starts": failed_starts}))
+        if worker.failure in _OWN_FAULTS or failed_starts >= MAX_FOUNDINGS:
             self._recovery.fail(job, worker.reason, now=now)
         else:
             job.shun(worker.slot.host, now=now)
@@ -322,6 +335,7 @@ class Workers:
             self._recovery.tick(job, now=now)
             if job.is_founded:
                 self._late(job, now)
+                self._unlinked(job, now)
 
     def _late(self, job: Job, now: float) -> None:
         """Withdraw joiners that are not ready by their deadline."""
@@ -331,6 +345,29 @@ class Workers:
                 text = f"worker {worker.number} on {worker.slot.name} is not ready after {JOIN_SECONDS:g} seconds"
                 how = WorkerExit(kind="abandoned", message=text)
                 self._failed(job, worker, how, now)
+
+    def _unlinked(self, job: Job, now: float) -> None:
+        """Withdraw joiners that are ready and do not come to train though training goes on: of one host at a time.
+
+        Who holds the others up is not known, so the host that was tried first goes first: it comes back as the last.
+        """
+        allocation = job.allocation
+        joiners = [job.workers[number] for number in sorted(job.joiners)]
+        is_due = joiners and allocation and job.is_settling and not job.is_recovering and allocation.has_addresses
+        if not allocation or not is_due or any(joiner.phase < Phase.READY for joiner in joiners):
+            job.linking = None
+            return
+        if job.linking is None or job.linking.generation != allocation.generation:
+            job.linking = Linking(allocation.generation, since=now, iteration=job.iteration)
+        time_is_over = now - job.linking.since >= self._link_seconds
+        if not time_is_over or job.iteration - job.linking.iteration < LINK_ITERATIONS:
+            return
+        for worker in [joiner for joiner in joiners if joiner.slot.host == joiners[0].slot.host]:
+            text = (
+                f"worker {worker.number} on {worker.slot.name} is ready, but had no links to all members "
+                f"after {self._link_seconds:g} seconds"
+            )
+            self._failed(job, worker, WorkerExit(kind="abandoned", message=text), now)
 
 
 def describe(worker: Worker, how: WorkerExit) -> str:
