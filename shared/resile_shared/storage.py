@@ -39,6 +39,8 @@ class StorageError(ResileError):
 
     def __init__(self, action: str, reason: str, advice: str, *, transient: bool = False) -> None:
         super().__init__(f"cannot {action}: {reason}; {advice}")
+        self.reason = reason
+        self.advice = advice
         self.transient = transient
 
 
@@ -157,13 +159,26 @@ class _Cause(NamedTuple):
     pattern: str
     reason: str
     advice: str
+    transient: bool = False
 
 
 _CAUSES = (
     _Cause(
         r"Unable to recognise URL|relative URL|Unknown url scheme",
         "it is not a URL of storage",
-        "use file:///folder, s3://bucket/folder, gs://bucket/folder or az://account/container/folder",
+        "use file:///folder, s3://bucket/folder, gs://bucket/folder or az://container/folder",
+    ),
+    _Cause(
+        r"service account file|Invalid Access Key|application credentials file",
+        "the credentials cannot be read",
+        "correct the variables that the cloud's own tools use, such as GOOGLE_APPLICATION_CREDENTIALS or "
+        "AZURE_STORAGE_ACCOUNT_KEY",
+    ),
+    _Cause(
+        r"^[^\n]*(169\.254\.169\.254|metadata\.google\.internal)",
+        "there are no credentials for it",
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://, GOOGLE_APPLICATION_CREDENTIALS for gs://, "
+        "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY for az://",
     ),
     _Cause(r"os error (28|122)\b", "no space is left there", "free some space, or keep fewer checkpoints"),
     _Cause(r"os error 27\b", "the file would be too large", "raise the limit on file sizes (ulimit -f)"),
@@ -183,14 +198,26 @@ _CAUSES = (
         "the URL or the environment lacks a setting",
         "set the variables that the cloud's own tools use, such as AWS_REGION or AZURE_STORAGE_ACCOUNT_NAME",
     ),
+    _Cause(
+        r"error sending request|kind: (Connect|Request|Timeout|Interrupted)\b",
+        "the storage cannot be reached",
+        "check that it runs, and that this host reaches it",
+        transient=True,
+    ),
+    _Cause(
+        r"status code: (429|5\d\d)",
+        "the storage is overloaded or out of order",
+        "check that it is healthy",
+        transient=True,
+    ),
 )
 
 
 def _translated(action: str, key: str, error: Exception) -> StorageError:
     text = f"{error}\n{type(error).__name__}"
-    for pattern, reason, advice in _CAUSES:
-        if re.search(pattern, text):
-            return StorageError(action, reason, advice)
+    for cause in _CAUSES:
+        if re.search(cause.pattern, text):
+            return StorageError(action, cause.reason, cause.advice, transient=cause.transient)
     if isinstance(error, FileNotFoundError):
         return MissingObjectError(action, key)
     summary = text.partition("\n")[0] or repr(error)

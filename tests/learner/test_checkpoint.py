@@ -26,7 +26,7 @@ from resile_learner.checkpoint.manifest import (
 )
 from resile_learner.checkpoint.model import UnsupportedModelError, save_model
 from resile_learner.checkpoint.snapshot import Snapshot
-from resile_learner.checkpoint.store import CheckpointStore, DamagedError, Loaded
+from resile_learner.checkpoint.store import CheckpointStore, DamagedError, Loaded, NoneWholeError, TakenError
 from resile_learner.training.state import allocate, flatten, unflatten
 from resile_shared.storage import MissingObjectError, ObjectStorage, StorageError, _translated
 
@@ -193,7 +193,7 @@ def test_a_manifest_of_garbage_does_not_count_as_complete(store: CheckpointStore
 def test_when_every_checkpoint_is_damaged_nothing_starts_over_silently(store: CheckpointStore, folder: Path) -> None:
     save(store, 1)
     part_file(folder, CheckpointId(1, 1), 0).unlink()
-    with pytest.raises(StorageError, match=r"every checkpoint is damaged .*part-00000 is missing.*delete them"):
+    with pytest.raises(NoneWholeError, match=r"every checkpoint in file://.* is damaged .*part-00000 is missing"):
         store.load_newest(allocate)
 
 
@@ -208,7 +208,7 @@ def test_a_second_commit_of_the_same_bits_is_success(store: CheckpointStore) -> 
 def test_a_second_commit_of_other_bits_is_refused(store: CheckpointStore) -> None:
     save(store, 1)
     other = store_parts(CheckpointStore("memory:///"), state(2), CheckpointId(1, 1))
-    with pytest.raises(StorageError, match="exists already with other bits; give every run its own"):
+    with pytest.raises(TakenError, match="exists already with other bits; give every run its own"):
         store.commit(other)
 
 
@@ -245,6 +245,21 @@ def test_a_damaged_checkpoint_does_not_count_among_those_that_are_kept(store: Ch
     assert store.complete() == [(30, 1), (10, 1)]
     assert store.prune(2) == [(20, 1)]
     assert store.prune(1) == [(10, 1)]
+
+
+def test_a_checkpoint_that_was_found_damaged_does_not_keep_a_whole_one_from_being_kept(
+    store: CheckpointStore, folder: Path
+) -> None:
+    for seed in (10, 20, 30):
+        save(store, seed)
+    flip(part_file(folder, CheckpointId(30, 1), 1))
+    loaded = store.load_newest(allocate)
+    assert loaded is not None
+    assert loaded.manifest.iteration == 20
+    assert store.prune(2) == []
+    save(store, 40, generation=2)
+    assert store.prune(2) == [(10, 1), (30, 1)]
+    assert store.complete() == [(40, 2), (20, 1)]
 
 
 ids = st.sets(st.builds(CheckpointId, st.integers(0, 20), st.integers(1, 3)), max_size=10)
@@ -413,6 +428,26 @@ def test_a_folder_that_turns_out_to_be_a_file_is_explained(store: CheckpointStor
         ),
         (FileNotFoundError("Object at location x not found: NoSuchBucket"), "there is no such bucket", False),
         (foreign.GenericError("HTTP error: connection refused\n\nDebug"), "connection refused; check", True),
+        (
+            foreign.GenericError("Error performing PUT http://h/k in 7s - HTTP error: error sending request"),
+            "the storage cannot be reached; check",
+            True,
+        ),
+        (
+            foreign.GenericError("Server returned non-2xx status code: 503 Service Unavailable"),
+            "overloaded or out of order; check",
+            True,
+        ),
+        (
+            foreign.GenericError("PUT http://169.254.169.254/latest/api/token - HTTP error: error sending request"),
+            "there are no credentials for it; set AWS_ACCESS_KEY_ID",
+            False,
+        ),
+        (
+            foreign.GenericError("Unable to decode service account file: missing field `type` at line 1 column 2"),
+            "the credentials cannot be read; correct",
+            False,
+        ),
     ],
 )
 def test_what_goes_wrong_in_storage_is_explained(error: Exception, message: str, transient: bool) -> None:

@@ -140,31 +140,47 @@ def test_a_newer_checkpoint_takes_the_place_of_the_one_that_waits(store: GatedSt
     assert until(upload.stored)[0][0] == THIRD.name
 
 
-def test_a_failure_is_told_and_can_be_tried_again(store: GatedStore, workers: list[Uploads]) -> None:
+def test_what_the_storage_does_not_take_is_tried_again(store: GatedStore, workers: list[Uploads]) -> None:
     upload = workers[0]
     store.failure = StorageError("write x", "no space is left there", "free some")
     upload.start(snapshot(), FIRST)
     upload.assign([0])
-    assert "no space" in str(until(upload.error))
+    assert "no space" in str(until(upload.trouble))
     assert upload.busy
-    store.failure = None
-    upload.assign([0])
     assert upload.error() is None
+    store.failure = None
     assert len(until(upload.stored)) == 1
+    assert upload.trouble() is None
 
 
-def test_an_unexpected_failure_does_not_end_the_thread(store: GatedStore, workers: list[Uploads]) -> None:
+def test_a_storage_that_fails_does_not_keep_a_worker_from_ending(store: GatedStore, workers: list[Uploads]) -> None:
+    upload = workers[0]
+    store.failure = StorageError("write x", "no space is left there", "free some")
+    upload.start(snapshot(), FIRST)
+    upload.assign([0])
+    until(upload.trouble)
+    upload.close(wait=True)
+
+
+def test_the_final_model_is_stored_after_the_checkpoint_under_way(store: GatedStore, workers: list[Uploads]) -> None:
+    upload = workers[0]
+    store.gate.clear()
+    upload.start(snapshot(), FIRST)
+    upload.assign([0])
+    assert store.entered.wait(30)
+    upload.store_model({"w": torch.ones(2)})
+    assert not upload.has_stored_model
+    store.gate.set()
+    until(lambda: upload.has_stored_model)
+    assert upload.stored()
+
+
+def test_an_unexpected_failure_is_told(store: GatedStore, workers: list[Uploads]) -> None:
     upload = workers[0]
     store.failure = RuntimeError("bug")
     upload.start(snapshot(), FIRST)
     upload.assign([0])
     assert "RuntimeError('bug')" in str(until(upload.error))
-    upload.finish(FIRST)
-    assert upload.error() is None
-    store.failure = None
-    upload.start(snapshot(), SECOND)
-    upload.assign([1])
-    assert until(upload.stored)[0][0] == SECOND.name
 
 
 def test_a_member_with_another_state_is_found_out_before_the_manifest(

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from resile_shared.errors import ResileError
-from resile_shared.storage import MissingObjectError, ObjectStorage, StorageError
+from resile_shared.storage import MissingObjectError, ObjectStorage
 
 from ..training.state import ByteStream, tensor_bytes
 from .manifest import FOLDER, CheckpointId, Manifest, PartInfo, manifest_key, outdated, part_key
@@ -40,6 +40,23 @@ class Skipped(NamedTuple):
     reason: str
 
 
+class NoneWholeError(ResileError):
+    """There are checkpoints, and all of them are damaged."""
+
+    def __init__(self, url: str, skipped: Sequence[Skipped]) -> None:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
+        super().__init__(f"every checkpoint in {url} is damaged ({reasons})")
+
+
+class TakenError(ResileError):
+    """There is a checkpoint of that name already, with other bits."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"cannot commit checkpoint {name}: it exists already with other bits; give every run its own storage folder"
+        )
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A checkpoint read and verified; ``unflatten(skeleton, tensors)`` is the state."""
@@ -54,11 +71,12 @@ class Loaded:
 class CheckpointStore:
     """The checkpoints, and a few other files, of the run whose storage is ``url``.
 
-    Calls block; any thread may call. All raise StorageError when the storage fails.
+    Calls block; any thread may call. All raise StorageError (see ``resile_shared.storage``) when the storage fails.
     """
 
     def __init__(self, url: str) -> None:
         self._objects = ObjectStorage(url)
+        self._found_damaged: set[str] = set()
 
     def put_part(self, name: str, number: int, buffers: Sequence[memoryview]) -> PartInfo:
         """Store one part of checkpoint ``name``; storing it again, by whomever, is fine: its bytes are the same."""
@@ -69,21 +87,20 @@ class CheckpointStore:
     def commit(self, manifest: Manifest) -> bool:
         """Make a checkpoint real, once all its parts are stored. False if it was already, with the same bits.
 
-        Raises StorageError if there is one with other bits.
+        Raises TakenError if there is one with other bits, DamagedError if what is there is no manifest.
         """
         name = manifest.checkpoint.name
         if self._objects.create(manifest_key(name), manifest.model_dump_json(indent=1).encode()):
             return True
         if self._read_manifest(name).digest != manifest.digest:
-            raise StorageError(
-                f"commit checkpoint {name}",
-                "it exists already with other bits",
-                "give every run its own storage folder",
-            )
+            raise TakenError(name)
         return False
 
     def complete(self) -> list[CheckpointId]:
-        """List the checkpoints that have a well-formed manifest and all parts in their sizes, newest first."""
+        """List the checkpoints that have a well-formed manifest and all parts in their sizes, newest first.
+
+        But for those that this store has read before and found damaged.
+        """
         sizes = self._objects.sizes(FOLDER)
         return [checkpoint for checkpoint in _with_manifest(sizes) if self._is_complete(checkpoint.name, sizes)]
 
@@ -108,8 +125,8 @@ class CheckpointStore:
     def load_newest(self, allocate: Allocate) -> Loaded | None:
         """Read the newest checkpoint that is whole; None, and nothing touched, if there is none at all.
 
-        Damaged ones are passed over and named in the result. Raises StorageError if there are only damaged ones: to
-        start over silently would throw away what an operator may still rescue.
+        Damaged ones are passed over and named in the result. Raises NoneWholeError if there are only damaged ones; the
+        tensors that ``allocate`` made then hold no valid state.
         """
         skipped: list[Skipped] = []
         for checkpoint in _with_manifest(self._objects.sizes(FOLDER)):
@@ -117,15 +134,11 @@ class CheckpointStore:
                 loaded = self.load(checkpoint.name, allocate)
             except DamagedError as error:
                 skipped.append(Skipped(error.name, error.reason))
+                self._found_damaged.add(error.name)
             else:
                 return Loaded(loaded.manifest, loaded.skeleton, loaded.tensors, tuple(skipped))
         if skipped:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
-            raise StorageError(
-                f"resume from {self._objects.url}",
-                f"every checkpoint is damaged ({reasons})",
-                "delete them to start over",
-            )
+            raise NoneWholeError(self._objects.url, skipped)
         return None
 
     def prune(self, keep: int) -> list[CheckpointId]:
@@ -153,6 +166,8 @@ class CheckpointStore:
         self._objects.download(key, path)
 
     def _is_complete(self, name: str, sizes: Mapping[str, int]) -> bool:
+        if name in self._found_damaged:
+            return False
         try:
             manifest = self._read_manifest(name)
         except DamagedError:

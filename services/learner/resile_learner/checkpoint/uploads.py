@@ -1,15 +1,29 @@
-"""The background thread of one worker that uploads its parts of a checkpoint while training goes on."""
+"""The background thread of one worker that uploads its parts of a checkpoint while training goes on.
 
+What the storage does not take is tried again, for as long as it is wanted: the trouble is told, and training goes on.
+"""
+
+import tempfile
 import threading
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from resile_shared.errors import ResileError
+from resile_shared.storage import StorageError
 
 from .manifest import CheckpointId, DivergedError, Manifest, PartInfo
+from .model import save_model
 from .snapshot import Snapshot, sha256
 from .store import CheckpointStore
+
+MODEL_KEY = "model.safetensors"
+FIRST_WAIT_SECONDS = 0.5
+MAX_WAIT_SECONDS = 15.0
+"""Before what failed is tried again; each time twice as long, up to the second."""
 
 
 @dataclass
@@ -43,7 +57,13 @@ class Uploads:
         self._at_work: _Upload | None = None
         self._stored: list[tuple[str, PartInfo]] = []
         self._committed: list[Manifest] = []
+        self._must_prune = False
+        self._model: Mapping[str, Any] | None = None
+        self._has_stored_model = False
         self._error: ResileError | None = None
+        self._trouble: StorageError | None = None
+        self._wait_seconds = FIRST_WAIT_SECONDS
+        self._resume_at = 0.0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="checkpoint-upload", daemon=True)
         self._thread.start()
@@ -74,7 +94,7 @@ class Uploads:
     def assign(self, parts: Collection[int]) -> None:
         """Say which parts of the current checkpoint this worker is to store; replaces what was said before.
 
-        A part it has stored already is told again by ``stored`` instead. Clears ``error``.
+        A part it has stored already is told again by ``stored`` instead.
         """
         with self._changed:
             upload = self._current
@@ -83,7 +103,6 @@ class Uploads:
             upload.wanted = [number for number in sorted(parts) if number not in upload.stored]
             told = [upload.stored[number] for number in sorted(parts) if number in upload.stored]
             self._stored += [(upload.checkpoint.name, part) for part in told]
-            self._error = None
             self._changed.notify_all()
 
     def stored(self) -> list[tuple[str, PartInfo]]:
@@ -100,7 +119,6 @@ class Uploads:
         with self._changed:
             if self._current is not None:
                 self._current.to_commit = tuple(parts)
-                self._error = None
                 self._changed.notify_all()
 
     def committed(self) -> list[Manifest]:
@@ -119,23 +137,42 @@ class Uploads:
                 return
             ended, self._current, self._waiting = self._current, self._waiting, None
             self._drop(ended)
-            self._error = None
+            self._trouble = None
             self._changed.notify_all()
 
-    def error(self) -> ResileError | None:
-        """Return why parts of the current checkpoint were not stored, or it was not committed; None if all is well.
+    def store_model(self, state_dict: Mapping[str, Any]) -> None:
+        """Store the final model as a safetensors file under ``MODEL_KEY``, once no part and no manifest is left to do.
 
-        The upload stops there; ``assign`` and ``commit`` try again, ``finish`` gives it up.
+        Its tensors must not change any more.
         """
+        with self._changed:
+            self._model = state_dict
+            self._changed.notify_all()
+
+    @property
+    def has_stored_model(self) -> bool:
+        """Whether the final model is stored."""
+        with self._changed:
+            return self._has_stored_model
+
+    def trouble(self) -> StorageError | None:
+        """Return what the storage said when it failed last; None once it has taken something again."""
+        with self._changed:
+            return self._trouble
+
+    def error(self) -> ResileError | None:
+        """Return why what was asked for can never be stored; None if all is well."""
         with self._changed:
             return self._error
 
     def close(self, *, wait: bool) -> None:
-        """Stop: with ``wait``, after all that was assigned and is to be committed; else after the part at hand."""
+        """Stop: with ``wait``, after all that is wanted and that the storage takes; else after the part at hand."""
         with self._changed:
             self._closing = True
-            if not wait and self._current is not None:
-                self._current.wanted, self._current.to_commit = [], None
+            if not wait:
+                self._model = None
+                if self._current is not None:
+                    self._current.wanted, self._current.to_commit = [], None
             self._changed.notify_all()
         if wait:
             self._thread.join()
@@ -157,37 +194,64 @@ class Uploads:
             except Exception as failure:  # shown to the user by whoever asks for the error
                 error = ResileError(f"saving a checkpoint failed unexpectedly: {failure!r}")
             with self._changed:
+                self._note(error)
                 upload, self._at_work = self._at_work, None
                 if upload is not None and upload.finished:
                     upload.snapshot.release()
-                elif error is not None:
-                    self._error = error
+
+    def _note(self, error: ResileError | None) -> None:
+        """Take in how the last work ended. Called with the lock held."""
+        if error is None:
+            self._trouble, self._wait_seconds = None, FIRST_WAIT_SECONDS
+        elif isinstance(error, StorageError):
+            self._trouble = error
+            self._resume_at = time.monotonic() + self._wait_seconds
+            self._wait_seconds = min(2 * self._wait_seconds, MAX_WAIT_SECONDS)
+        else:
+            self._error = error
 
     def _next(self) -> Callable[[], None] | None:
         """Wait for something to do; None when it is time to stop."""
         with self._changed:
             while True:
-                upload = self._current
-                if upload is not None and (upload.wanted or upload.to_commit):
-                    self._at_work = upload
-                    return self._taken_from(upload)
-                if self._closing:
+                work = None if self._error else self._wanted()
+                if self._closing and (work is None or self._trouble):
                     return None
-                self._changed.wait()
+                waits = self._resume_at - time.monotonic() if work and self._trouble else 0.0
+                if work and waits <= 0:
+                    self._at_work = self._current
+                    return work
+                self._changed.wait(waits or None)
 
-    def _taken_from(self, upload: _Upload) -> Callable[[], None]:
-        if upload.wanted:
-            number = upload.wanted.pop(0)
+    def _wanted(self) -> Callable[[], None] | None:
+        """Find what is to be done next; it stays to be done until it has been. Called with the lock held."""
+        upload = self._current
+        if upload is not None and upload.wanted:
+            number = upload.wanted[0]
             return lambda: self._put(upload, number)
-        parts, upload.to_commit = upload.to_commit or (), None
-        return lambda: self._commit(upload, parts)
+        if upload is not None and upload.to_commit is not None:
+            parts = upload.to_commit
+            return lambda: self._commit(upload, parts)
+        if self._must_prune:
+            return self._prune
+        model = self._model
+        return (lambda: self._put_model(model)) if model is not None else None
 
     def _put(self, upload: _Upload, number: int) -> None:
         part = self._store.put_part(upload.checkpoint.name, number, upload.snapshot.part(number))
         with self._changed:
             upload.stored[number] = part
+            upload.wanted = [other for other in upload.wanted if other != number]
             if not upload.finished:
                 self._stored.append((upload.checkpoint.name, part))
+
+    def _put_model(self, state_dict: Mapping[str, Any]) -> None:
+        with tempfile.TemporaryDirectory(prefix="resile-") as folder:
+            path = Path(folder) / MODEL_KEY
+            save_model(state_dict, path)
+            self._store.put_file(MODEL_KEY, path)
+        with self._changed:
+            self._model, self._has_stored_model = None, True
 
     def _commit(self, upload: _Upload, parts: tuple[PartInfo, ...]) -> None:
         for part in parts:
@@ -202,5 +266,11 @@ class Uploads:
         )
         self._store.commit(manifest)
         with self._changed:
+            upload.to_commit = None
             self._committed.append(manifest)
+            self._must_prune = True
+
+    def _prune(self) -> None:
         self._store.prune(self._keep)
+        with self._changed:
+            self._must_prune = False

@@ -2,32 +2,35 @@
 
 Every holder of a snapshot stores its share of the parts; stored parts are told in headers, so all agree on what is
 missing, and after a change of membership the rest is divided anew among the holders that remain. The lowest of them
-writes the manifest and tells so in a header.
+writes the manifest and tells so in a header. A storage that fails is tried again and again while training goes on; only
+the end of a job waits for it.
 """
 
 import re
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from resile_shared.errors import UsageError
+from resile_shared.errors import ResileError, UsageError
+from resile_shared.storage import StorageError
 
 from ..checkpoint.manifest import CheckpointId, PartInfo, PartTracker
-from ..checkpoint.model import save_model
 from ..checkpoint.snapshot import Snapshot
-from ..checkpoint.store import CheckpointStore
-from ..checkpoint.uploads import Uploads
+from ..checkpoint.store import CheckpointStore, Loaded, NoneWholeError
+from ..checkpoint.uploads import MODEL_KEY, Uploads
 from ..messages import CheckpointSaved, Warned
 from .header import Header
-from .session import Session
+from .session import HeldState, Session
 from .state import Flat
 
-MODEL_KEY = "model.safetensors"
 KEPT = 2
+PATIENCE_SECONDS = 600.0
+"""For how long, at least, the end of a job waits for a storage that fails; see `StorageGone`."""
+READ_SECONDS = 5.0
+"""Between two attempts to read a checkpoint from a storage that cannot be reached."""
 _UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
 
 
@@ -58,6 +61,30 @@ class Every:
         self._begun = time.monotonic()
 
 
+class StorageGone(ResileError):
+    """The end of a job has waited long enough for its storage.
+
+    That is as long as the training took that is lost by giving up, the one since the newest complete checkpoint: to
+    wait longer could cost more than to train it again. And never less than `PATIENCE_SECONDS`.
+    """
+
+    def __init__(self, seconds: float, trouble: StorageError) -> None:
+        super().__init__(
+            f"training is complete, but its end could not be stored in {seconds / 60:.0f} minutes: {trouble}; then "
+            "resume from the newest checkpoint"
+        )
+
+
+@dataclass
+class _UnderWay:
+    """A checkpoint that was begun and is neither known to be complete nor given up."""
+
+    tracker: PartTracker
+    holders: tuple[int, ...]
+    num_bytes: int
+    begun: float
+
+
 class Checkpointer:
     """One member's part in the checkpoints of a run. Without storage it does nothing."""
 
@@ -68,9 +95,7 @@ class Checkpointer:
         self._store_made: CheckpointStore | None = None
         self._uploads: Uploads | None = None
         self._snapshot: Snapshot | None = None
-        self._trackers: dict[str, PartTracker] = {}
-        self._holders: dict[str, tuple[int, ...]] = {}
-        self._sizes: dict[str, int] = {}
+        self._under_way: dict[str, _UnderWay] = {}
         self._committing: str | None = None
         self._pause: str | None = None
         self._told_parts: list[tuple[str, PartInfo]] = []
@@ -78,30 +103,59 @@ class Checkpointer:
         self._told_saved: list[str] = []
         self._told_dropped: list[str] = []
         self._told_holds: list[str] | None = None
+        self._told_trouble = ""
+        self._safe_since = time.monotonic()
+        """When the state of the newest complete checkpoint was the newest, as far as this member knows."""
+        self._ended_at: float | None = None
+        self._stores_model = False
 
     @property
-    def under_way(self) -> bool:
-        """Whether a checkpoint was begun and its manifest is not known to exist; equal on all members that hold it."""
-        return self._uploads is not None and self._uploads.busy
+    def busy(self) -> bool:
+        """Whether this member waits for a checkpoint, or stores the final model."""
+        if self._uploads is None:
+            return False
+        return self._uploads.busy or (self._stores_model and not self._uploads.has_stored_model)
 
-    def newest(self, make_room: Callable[[bytes], Sequence[Tensor]]) -> tuple[bytes, list[Tensor]] | None:
-        """Read the newest complete checkpoint of the run.
+    @property
+    def in_trouble(self) -> bool:
+        """Whether the storage does not take what this member wants to store."""
+        return self._uploads is not None and self._uploads.trouble() is not None
 
-        None if there is none. Damaged ones are passed over, and told.
+    def newest(self, state: HeldState) -> tuple[bytes, Sequence[Tensor]] | None:
+        """Read the newest checkpoint of the run that is whole, waiting for a storage that cannot be reached.
+
+        None, and ``state`` as it was, if there is none. Damaged ones are passed over, and told.
         """
         if self._session.storage is None:
             return None
-        loaded = self._store().load_newest(make_room)
+        flat = state.flatten()
+        untouched = [tensor.clone() for tensor in flat.tensors]
+        try:
+            loaded = self._read_newest(state)
+        except NoneWholeError as error:
+            for tensor, content in zip(flat.tensors, untouched, strict=True):
+                tensor.copy_(content)
+            self._warn(f"{error}: training starts over from the beginning")
+            return None
         if loaded is None:
             return None
         for skipped in loaded.skipped:
-            self._session.report(
-                Warned(
-                    worker=self._session.view.me,
-                    message=f"checkpoint {skipped.name} is damaged ({skipped.reason}); an older one is used",
-                )
-            )
-        return loaded.skeleton, list(loaded.tensors)
+            used = loaded.manifest.checkpoint.name
+            self._warn(f"checkpoint {skipped.name} is damaged ({skipped.reason}); the older {used} is used")
+        return loaded.skeleton, loaded.tensors
+
+    def _read_newest(self, state: HeldState) -> Loaded | None:
+        while True:
+            try:
+                return self._store().load_newest(state.make_room)
+            except StorageError as error:
+                if not error.transient:
+                    raise
+                self._warn(f"the job waits for its checkpoint: {error}")
+                time.sleep(READ_SECONDS)
+
+    def _warn(self, message: str) -> None:
+        self._session.report(Warned(worker=self._session.view.me, message=message))
 
     def due(self, iteration: int) -> bool:
         """Whether to ask for a checkpoint after ``iteration``; the lowest rank's word counts."""
@@ -116,17 +170,18 @@ class Checkpointer:
         checkpoint = CheckpointId(iteration, view.generation)
         if pauses:
             self._pause = checkpoint.name
-        if checkpoint.name in self._trackers:
+        if checkpoint.name in self._under_way:
             return
-        if self._uploads is None:
-            self._uploads = Uploads(self._store(), job=self._session.job, keep=KEPT)
         self._snapshot = Snapshot(flat, reuse=self._snapshot)
-        self._trackers[checkpoint.name] = PartTracker(checkpoint.name, self._snapshot.num_parts)
-        self._holders[checkpoint.name] = view.workers
-        self._sizes[checkpoint.name] = self._snapshot.num_bytes
-        replaced = self._uploads.start(self._snapshot, checkpoint)
+        self._under_way[checkpoint.name] = _UnderWay(
+            PartTracker(checkpoint.name, self._snapshot.num_parts),
+            holders=view.workers,
+            num_bytes=self._snapshot.num_bytes,
+            begun=time.monotonic(),
+        )
+        replaced = self._started().start(self._snapshot, checkpoint)
         if replaced is not None:
-            self._forget(replaced)
+            del self._under_way[replaced.name]
             self._told_dropped.append(replaced.name)
         self.redivide()
 
@@ -151,13 +206,14 @@ class Checkpointer:
         self._told_parts, self._told_saved, self._told_dropped, self._told_holds = [], [], [], None
         for header in headers:
             for name, number, num_bytes, sha256 in header.stored:
-                if name in self._trackers:
-                    self._trackers[name].add(name, PartInfo(number=number, num_bytes=num_bytes, sha256=sha256))
+                if name in self._under_way:
+                    self._under_way[name].tracker.add(name, PartInfo(number=number, num_bytes=num_bytes, sha256=sha256))
             for name in header.saved:
                 self._finish(name)
             for name in header.dropped:
                 self._drop(name)
         self._raise_errors()
+        self._tell_trouble()
         if recovered:
             self.redivide()
         else:
@@ -165,8 +221,8 @@ class Checkpointer:
 
     def _count_holders(self, headers: Sequence[Header]) -> None:
         workers = self._session.view.workers
-        for name in self._holders:
-            self._holders[name] = tuple(
+        for name, checkpoint in self._under_way.items():
+            checkpoint.holders = tuple(
                 worker for worker, header in zip(workers, headers, strict=True) if name in (header.holds or ())
             )
 
@@ -190,20 +246,32 @@ class Checkpointer:
         while is_behind and self._uploads is not None and self._uploads.current is not None:
             self._uploads.finish(self._uploads.current)
         if is_behind:
-            self._trackers, self._holders, self._sizes = {}, {}, {}
-        self._told_parts = [(tracker.name, part) for tracker in self._trackers.values() for part in tracker.parts]
-        self._told_holds = list(self._trackers)
+            self._under_way = {}
+        self._told_parts = [(name, part) for name, known in self._under_way.items() for part in known.tracker.parts]
+        self._told_holds = list(self._under_way)
         self._committing = None
 
-    def store_model(self, model: nn.Module) -> str | None:
-        """Write the final model as a safetensors file into the run's storage; return its key."""
+    def store_model(self, model: nn.Module) -> None:
+        """At the end of training, on every member in every round: have the final model stored by the lowest rank.
+
+        Raises StorageGone when the storage has failed for too long.
+        """
         if self._session.storage is None:
-            return None
-        with tempfile.TemporaryDirectory(prefix="resile-") as folder:
-            path = Path(folder) / MODEL_KEY
-            save_model(model.state_dict(), path)
-            self._store().put_file(MODEL_KEY, path)
-        return MODEL_KEY
+            return
+        now = time.monotonic()
+        self._ended_at = now if self._ended_at is None else self._ended_at
+        if self._session.view.rank == 0 and not self._stores_model:
+            self._stores_model = True
+            self._started().store_model(model.state_dict())
+        trouble = self._uploads.trouble() if self._uploads else None
+        patience = max(PATIENCE_SECONDS, self._ended_at - self._safe_since)
+        if trouble is not None and now - self._ended_at > patience:
+            raise StorageGone(patience, trouble)
+
+    @property
+    def model_key(self) -> str | None:
+        """Key of the final model in the run's storage."""
+        return MODEL_KEY if self._session.storage is not None else None
 
     def close(self) -> None:
         """Stop storing; what is incomplete stays without a manifest."""
@@ -216,13 +284,19 @@ class Checkpointer:
             self._store_made = CheckpointStore(self._session.storage)
         return self._store_made
 
+    def _started(self) -> Uploads:
+        if self._uploads is None:
+            self._uploads = Uploads(self._store(), job=self._session.job, keep=KEPT)
+        return self._uploads
+
     def _current(self) -> tuple[PartTracker | None, list[int]]:
         """The tracker of the current checkpoint, and its holders that are still members."""
         current = self._uploads.current if self._uploads else None
         if current is None:
             return None, []
         members = self._session.view.workers
-        return self._trackers[current.name], [worker for worker in self._holders[current.name] if worker in members]
+        known = self._under_way[current.name]
+        return known.tracker, [worker for worker in known.holders if worker in members]
 
     def _commit(self) -> None:
         """Have the manifest written if all parts are stored and this is the lowest holder."""
@@ -235,37 +309,56 @@ class Checkpointer:
 
     def _finish(self, name: str) -> None:
         checkpoint = CheckpointId.parse(name)
-        if self._uploads is None or checkpoint is None or name not in self._trackers:
+        if self._uploads is None or checkpoint is None or name not in self._under_way:
             return
+        known = self._under_way[name]
+        self._safe_since = max(self._safe_since, known.begun)
         _, remaining = self._current()
         if remaining[:1] == [self._session.view.me]:
             saved = CheckpointSaved(
                 worker=self._session.view.me,
                 iteration=checkpoint.iteration,
                 generation=checkpoint.generation,
-                num_bytes=self._sizes[name],
+                num_bytes=known.num_bytes,
                 pausing=name == self._pause,
             )
             self._session.report(saved)
-        self._uploads.finish(checkpoint)
-        self._forget(checkpoint)
-        self.redivide()
+        self._end(checkpoint)
 
     def _drop(self, name: str) -> None:
         """Give up what another member has given up: one that was busy with an older checkpoint than this one knew."""
         checkpoint = CheckpointId.parse(name)
-        if self._uploads is not None and checkpoint is not None and name in self._trackers:
-            self._uploads.finish(checkpoint)
-            self._forget(checkpoint)
-            self.redivide()
+        if self._uploads is not None and checkpoint is not None and name in self._under_way:
+            self._end(checkpoint)
 
-    def _forget(self, checkpoint: CheckpointId) -> None:
-        del self._trackers[checkpoint.name], self._holders[checkpoint.name], self._sizes[checkpoint.name]
+    def _end(self, checkpoint: CheckpointId) -> None:
+        assert self._uploads is not None
+        self._uploads.finish(checkpoint)
+        del self._under_way[checkpoint.name]
+        self.redivide()
 
     def _raise_errors(self) -> None:
         error = self._uploads.error() if self._uploads else None
         if error is not None:
             raise error
+
+    def _tell_trouble(self) -> None:
+        """Say once of each checkpoint, and of the model, that the storage does not take it."""
+        trouble = self._uploads.trouble() if self._uploads else None
+        if trouble is None or self._uploads is None:
+            return
+        current = self._uploads.current
+        if current is not None:
+            what = f"checkpoint {current.name} is not stored yet"
+        else:
+            what = "the final model is not stored yet" if self._stores_model else "old checkpoints are not deleted yet"
+        goes_on = "training goes on"
+        if self._pause is not None or self._ended_at is not None:
+            goes_on = "training has ended, and the job waits for it"
+        told = f"{what} in {self._session.storage}: {trouble.reason}; {trouble.advice} ({goes_on})"
+        if told != self._told_trouble:
+            self._told_trouble = told
+            self._warn(told)
 
 
 def _seconds(text: str) -> float:

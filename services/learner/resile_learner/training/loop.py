@@ -204,7 +204,7 @@ class ElasticLoop:
             self._report_switch(0.0)
             return
         if self._session.resume:
-            stored = self._checkpoints.newest(self._state.make_room)
+            stored = self._checkpoints.newest(self._state)
             if stored:
                 self._state.load(*stored)
                 self._go_on_from_state()
@@ -376,9 +376,11 @@ class ElasticLoop:
         time.sleep(CLOSING_SECONDS if self._close() else HOLDING_SECONDS)
 
     def _finish(self) -> None:
-        """Wait for checkpoints under way, store the final model, and say that training is complete."""
+        """Wait until checkpoints under way and the final model are stored, and say that training is complete."""
+        self._checkpoints.store_model(self._model)
         while self._close():
-            time.sleep(CLOSING_SECONDS)
+            time.sleep(HOLDING_SECONDS if self._checkpoints.in_trouble else CLOSING_SECONDS)
+            self._checkpoints.store_model(self._model)
         result = self._complete()
         self._close()  # whoever stored the model may be lost before it has said so: then somebody else does it again
         self.result = result
@@ -398,7 +400,7 @@ class ElasticLoop:
                 metrics=standing.metrics,
                 validation=standing.validation,
                 params_sha256=sha,
-                model=self._checkpoints.store_model(self._model),
+                model=self._checkpoints.model_key,
                 ledger=self._ledger.epochs(),
                 bits=bits,
             )
@@ -420,7 +422,7 @@ class ElasticLoop:
             next_iteration=self.iteration,
             digest=self._digest.at(self._rounds.number),
             **self._checkpoints.news(),
-            busy=self._checkpoints.under_way,
+            busy=self._checkpoints.busy,
         )
         self._settle(outcome)
         return any(header.busy for header in outcome.headers)
