@@ -14,6 +14,7 @@ from .subjects import (
     LEASE,
     LOGS,
     OUTBOX,
+    POOL,
     REPORTS,
     STREAMS,
     Keys,
@@ -50,7 +51,7 @@ REGISTRY = Role(
     publishes=tuple(f"resile.host.*.{what}" for what in subjects.ANNOUNCEMENTS),
     subscribes=(subjects.HELLOS, subjects.GOODBYES, subjects.HEARTBEATS, subjects.HOST_COMMANDS),
     follows=(EVENTS,),
-    writes=(HOSTS,),
+    writes=(HOSTS, POOL),
     makes_stores=True,
 )
 SCHEDULER = Role(
@@ -58,7 +59,7 @@ SCHEDULER = Role(
     publishes=(subjects.JOB_EVENTS, subjects.INSTRUCTIONS),
     subscribes=(subjects.HOST_EVENTS, subjects.HEARTBEATS, subjects.REPORTS_OF_ALL, subjects.JOB_COMMANDS),
     follows=(EVENTS, REPORTS),
-    reads=(HOSTS,),
+    reads=(HOSTS, POOL),
     writes=(JOBS, ALLOCATIONS, LEASE, OUTBOX),
     makes_stores=True,
 )
@@ -72,7 +73,7 @@ LEARNER = Role(
         subjects.LOGS_OF_ALL,
     ),
     subscribes=(subjects.INSTRUCTIONS,),
-    reads=(JOBS, ALLOCATIONS, HOSTS),
+    reads=(JOBS, ALLOCATIONS, HOSTS, POOL),
 )
 MONITOR = Role(
     "monitor",

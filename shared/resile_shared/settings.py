@@ -3,14 +3,16 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from .errors import UsageError
+from .messages.pool import MAX_DETECTION_SECONDS, MIN_DETECTION_SECONDS
 
 PREFIX = "RESILE_"
+DetectionSeconds = Annotated[float, Field(ge=MIN_DETECTION_SECONDS, le=MAX_DETECTION_SECONDS)]
 
 
 class ServiceSettings(BaseSettings):

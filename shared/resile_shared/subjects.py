@@ -6,7 +6,7 @@ Subjects are built from ids by functions, which refuse ids that would change the
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -16,6 +16,7 @@ from .messages.cursor import Cursor
 from .messages.hosts import HostRecord
 from .messages.jobs import JobRecord
 from .messages.lease import Lease
+from .messages.pool import PoolSettings
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -173,11 +174,14 @@ ALLOCATIONS = Keys("allocations", Allocation)
 HOSTS = Keys("hosts", HostRecord)
 LEASE = Keys("lease", Lease)
 OUTBOX = Keys("outbox", Cursor)
-BUCKETS: tuple[Keys[JobRecord] | Keys[Allocation] | Keys[HostRecord] | Keys[Lease] | Keys[Cursor], ...] = (
+POOL = Keys("pool", PoolSettings)
+BUCKETS: tuple[Keys[Any], ...] = (
     JOBS,
     ALLOCATIONS,
     HOSTS,
     LEASE,
     OUTBOX,
+    POOL,
 )
 LEASE_KEY = "scheduler"
+POOL_KEY = "settings"

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from resile_learner.agent.core import BEAT_SECONDS, AgentCore
+from resile_learner.agent.core import AgentCore
 from resile_learner.agent.seam import AllocationGone, Event, Exited, Kill, Said, Send, Start, Tick
 from resile_learner.messages import CheckpointSaved, FromWorker, Hello, Order, Progress
 from resile_shared.messages.allocations import Allocation, Placement
@@ -147,7 +147,7 @@ class AgentMachine(RuleBasedStateMachine):
     def beats_are_numbered_and_list_all_who_live(self) -> None:
         numbers = [beat.number for beat in self.beats]
         assert numbers == sorted(set(numbers))
-        self.now += BEAT_SECONDS
+        self.now += 1.0
         self.handle(Tick(is_bus_up=True))
         states = {(worker.job, worker.worker): worker.state for worker in self.beats[-1].workers}
         assert {key for key, state in states.items() if state != "gone"} == set(self.alive)

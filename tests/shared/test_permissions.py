@@ -31,6 +31,7 @@ SUBJECTS = {
     "$KV.lease.scheduler": {"scheduler"},
     "$KV.outbox.j": {"scheduler"},
     "$KV.hosts.h": {"registry"},
+    "$KV.pool.settings": {"registry"},
     "$JS.API.STREAM.DELETE.events": set(),
     "$JS.API.STREAM.PURGE.KV_jobs": set(),
     "$JS.API.STREAM.MSG.DELETE.events": set(),

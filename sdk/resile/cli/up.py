@@ -63,6 +63,10 @@ def up(
     open_to_chaos: Annotated[
         bool, typer.Option("--open-to-chaos", help="Let `resile chaos` attack this pool: for testing.")
     ] = False,
+    detection_seconds: Annotated[
+        float,
+        typer.Option(metavar="S", min=1, max=3600, help="Silence after which a host or worker is held to be lost."),
+    ] = 3.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object when ready; everything else goes to stderr.")
     ] = False,
@@ -92,6 +96,7 @@ def up(
             listen=listen,
             storage=storage,
             policy=policy.value,
+            detection_seconds=detection_seconds,
             open_to_chaos=open_to_chaos,
         )
         return asyncio.run(_serve(options, pool_home, as_json=as_json))

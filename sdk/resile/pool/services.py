@@ -24,6 +24,8 @@ class PoolOptions:
     storage: str | None = None
     """URL of the object storage; None: that of last time, at first a folder of the home."""
     policy: Literal["fairshare", "priority"] = "fairshare"
+    detection_seconds: float = 3.0
+    """Silence after which somebody is lost."""
     open_to_chaos: bool = False
     """Whether `resile chaos` may attack it."""
 
@@ -46,14 +48,15 @@ class ServiceSpec:
     health: Path
 
 
-def registry(home: PoolHome, bus: NatsServer) -> ServiceSpec:
+def registry(home: PoolHome, bus: NatsServer, options: PoolOptions) -> ServiceSpec:
     """Return the registry."""
-    return _spec("registry", "resile_registry", "registry", home, bus)
+    return _spec("registry", "resile_registry", "registry", home, bus, *_detection(options))
 
 
 def scheduler(home: PoolHome, bus: NatsServer, options: PoolOptions) -> ServiceSpec:
     """Return the scheduler."""
-    return _spec("scheduler", "resile_scheduler", "scheduler", home, bus, "--policy", options.policy)
+    flags = ("--policy", options.policy, *_detection(options))
+    return _spec("scheduler", "resile_scheduler", "scheduler", home, bus, *flags)
 
 
 def monitor(home: PoolHome, bus: NatsServer, options: PoolOptions, *, port: int) -> ServiceSpec:
@@ -66,11 +69,15 @@ def monitor(home: PoolHome, bus: NatsServer, options: PoolOptions, *, port: int)
 def agents(home: PoolHome, bus: NatsServer, options: PoolOptions) -> list[ServiceSpec]:
     """Return the agent of each host: host-1, host-2, ..."""
     slots = ("--slots", str(options.slots_per_host)) if options.slots_per_host else ()
-    shared = ("--address", ADDRESS, "--storage", home.storage(options.storage), *slots)
+    shared = ("--address", ADDRESS, "--storage", home.storage(options.storage), *slots, *_detection(options))
     return [
         _spec(name, "resile_learner", "learner", home, bus, "--host", name, "--folder", str(home.host(name)), *shared)
         for name in (f"host-{number}" for number in range(1, options.hosts + 1))
     ]
+
+
+def _detection(options: PoolOptions) -> tuple[str, str]:
+    return ("--detection-seconds", f"{options.detection_seconds:g}")
 
 
 def _spec(name: str, module: str, role: str, home: PoolHome, bus: NatsServer, *arguments: str) -> ServiceSpec:

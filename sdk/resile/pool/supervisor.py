@@ -101,7 +101,7 @@ class Supervisor:
         await asyncio.to_thread(_mark_storage, storage)
         monitor = ServiceProcess(services.monitor(self._home, self._bus, self._options, port=self._first_port()))
         self._services = [
-            ServiceProcess(services.registry(self._home, self._bus)),
+            ServiceProcess(services.registry(self._home, self._bus, self._options)),
             ServiceProcess(services.scheduler(self._home, self._bus, self._options)),
             monitor,
         ]

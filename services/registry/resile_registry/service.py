@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from pydantic import BaseModel
 
 from resile_shared import subjects
+from resile_shared.agreement import store_settings
 from resile_shared.catalogue import model_of
 from resile_shared.envelope import Received, type_of
 from resile_shared.messages.commands import Accepted, HostDrain, Refused
@@ -33,6 +34,7 @@ from resile_shared.messages.hosts import (
     HostRecord,
 )
 from resile_shared.messages.message import timestamp
+from resile_shared.messages.pool import PoolSettings
 from resile_shared.service import Frame
 from resile_shared.subjects import EVENTS, GOODBYES, HELLOS, HOSTS
 
@@ -50,6 +52,7 @@ _WHAT = {HostJoined: "joined", HostDraining: "draining", HostLost: "lost", HostL
 
 async def run(frame: Frame[RegistrySettings]) -> None:
     """Keep the records of all hosts, until cancelled. Raises ConflictError when another registry does."""
+    await store_settings(frame.bus, PoolSettings(detection_seconds=frame.settings.detection_seconds))
     async with asyncio.TaskGroup() as group:
         await _Service(frame, group).start()
 

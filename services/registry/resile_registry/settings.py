@@ -2,12 +2,12 @@
 
 from pydantic import Field
 
-from resile_shared.settings import ServiceSettings
+from resile_shared.settings import DetectionSeconds, ServiceSettings
 
 
 class RegistrySettings(ServiceSettings):
     """Settings of the registry."""
 
-    detection_seconds: float = Field(
-        default=3.0, ge=1.5, le=3600.0, description="silence after which a host is lost; hosts beat once a second"
+    detection_seconds: DetectionSeconds = Field(
+        default=3.0, description="silence after which somebody is lost, in the whole pool; hosts beat three times in it"
     )

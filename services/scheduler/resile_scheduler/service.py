@@ -18,6 +18,7 @@ from contextlib import aclosing, nullcontext
 from pydantic import BaseModel
 
 from resile_shared import subjects
+from resile_shared.agreement import settings_of_pool
 from resile_shared.buckets import Change
 from resile_shared.catalogue import model_of
 from resile_shared.envelope import Received
@@ -25,6 +26,7 @@ from resile_shared.messages import instructions
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, JobSubmit, Refused
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.instructions import Instruction
+from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.reports import Report
 from resile_shared.service import Frame
 from resile_shared.subjects import HOSTS, LEASE, REPORTS
@@ -59,26 +61,34 @@ SETTLE_TICKS = 12
 
 
 async def run(frame: Frame[SchedulerSettings]) -> None:
-    """Wait for the lease, then decide until cancelled. Raises Deposed, and ConflictError."""
+    """Wait for the lease, then decide until cancelled. Raises Deposed, ConflictError and UsageError."""
+    pool = await settings_of_pool(frame.bus, detection_seconds=frame.settings.detection_seconds)
     holder = f"scheduler-{os.getpid()}-{secrets.token_hex(4)}"
-    lease = Lease(frame.bus.bucket(LEASE), holder=holder, seconds=frame.settings.lease_seconds)
+    lease = Lease(frame.bus.bucket(LEASE), holder=holder, seconds=frame.settings.lease_seconds or pool.lease_seconds)
     await lease.take()
     logger.info("leads, in epoch %s", lease.epoch)
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(lease.hold())
-            await _Service(frame, lease, group).start()
+            await _Service(frame, pool, lease, group).start()
     finally:
         frame.is_ready = False
         await lease.release()
 
 
 class _Service:
-    def __init__(self, frame: Frame[SchedulerSettings], lease: Lease, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, frame: Frame[SchedulerSettings], pool: PoolSettings, lease: Lease, group: asyncio.TaskGroup
+    ) -> None:
         self._frame = frame
         self._bus = frame.bus
         self._group = group
-        self._core = Scheduler(epoch=lease.epoch, secret=secrets.token_hex(32), policy=POLICIES[frame.settings.policy])
+        self._core = Scheduler(
+            epoch=lease.epoch,
+            secret=secrets.token_hex(32),
+            policy=POLICIES[frame.settings.policy],
+            detection_seconds=pool.detection_seconds,
+        )
         self._execution = Execution(frame.bus, lease)
 
     async def start(self) -> None:

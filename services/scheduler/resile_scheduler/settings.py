@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from resile_shared.settings import ServiceSettings
+from resile_shared.settings import DetectionSeconds, ServiceSettings
 
 
 class SchedulerSettings(ServiceSettings):
@@ -13,6 +13,12 @@ class SchedulerSettings(ServiceSettings):
     policy: Literal["fairshare", "priority"] = Field(
         default="fairshare", description="fairshare: slots in proportion to priorities; priority: the highest first"
     )
-    lease_seconds: float = Field(
-        default=2.0, ge=0.5, le=60.0, description="how long a standby waits for a leader that is silent"
+    detection_seconds: DetectionSeconds | None = Field(
+        default=None, description="that of the pool, which is taken without it; another one is refused"
+    )
+    lease_seconds: float | None = Field(
+        default=None,
+        ge=0.5,
+        le=60.0,
+        description="how long a standby waits for a leader that is silent; without it: two thirds of detection_seconds",
     )

@@ -5,8 +5,9 @@ Events go in through `AgentCore.handle`, commands come out; the shell carries th
 - The newest allocation of a job is the truth; an older one has no effect. A worker that it places on this host and
   incarnation, and that never was here, is started. With all addresses it is an order, and every worker of the job here
   hears it: members, joiners and leavers alike. Without placements, all workers of the job here end.
-- A heartbeat lists every worker, once a second and at each change. One that is gone stays listed while the newest
-  allocation names it, and for a while in any case. While the bus is away none is sent; the next one tells of the gap.
+- A heartbeat lists every worker, each ``beat_seconds`` and at each change. One that is gone stays listed while the
+  newest allocation names it, and for a while in any case. While the bus is away none is sent; the next one tells of
+  the gap.
 - What workers report is told on. Of progress the newest word counts and is told a few times a second; all else is a
   fact, told in order and after the progress that preceded it.
 - Until the host's record shows this incarnation, its hello is repeated, ever more rarely, as each one is stored. One
@@ -42,7 +43,6 @@ from ..messages import (
 )
 from .seam import AllocationGone, Command, End, Event, Exited, Garbled, Kill, Said, SayHello, Send, Start, Tick
 
-BEAT_SECONDS = 1.0
 HELLO_SECONDS = 5.0
 MAX_HELLO_SECONDS = 300.0
 PROGRESS_SECONDS = 0.25
@@ -74,7 +74,7 @@ class Worker:
 class AgentCore:
     """The state of one incarnation and all its decisions. What it knows can be read; only `handle` changes it."""
 
-    def __init__(self, host: str, incarnation: int) -> None:
+    def __init__(self, host: str, incarnation: int, *, beat_seconds: float = 1.0) -> None:
         self.host = host
         self.incarnation = incarnation
         self.is_known = False
@@ -82,6 +82,7 @@ class AgentCore:
         self.workers: dict[tuple[str, int], Worker] = {}
         self._allocations: dict[str, Allocation] = {}
         self._is_bus_up = False
+        self._beat_seconds = beat_seconds
         self._num_beats = 0
         self._beat_at: float | None = None
         self._hello_due = 0.0
@@ -257,7 +258,7 @@ class AgentCore:
     def _beat(self, now: float) -> list[Command]:
         if not self._is_bus_up:
             return []
-        late = now - self._beat_at - BEAT_SECONDS if self._beat_at is not None else 0.0
+        late = now - self._beat_at - self._beat_seconds if self._beat_at is not None else 0.0
         self._beat_at = now
         self._num_beats += 1
         beat = Heartbeat(

@@ -19,7 +19,7 @@ from resile_shared.messages.reports import Report
 from resile_shared.subjects import ALLOCATIONS, HOSTS
 from resile_shared.telemetry import context_of
 
-from .core import BEAT_SECONDS, AgentCore
+from .core import AgentCore
 from .logs import MAX_WAITING_LINES
 from .processes import Place, Processes
 from .reporting import Outgoing
@@ -42,7 +42,8 @@ class Life:
         self._hello = hello
         self._place = place
         self._zygote = zygote
-        self._core = AgentCore(hello.host, hello.incarnation)
+        self._beat_seconds = place.pool.beat_seconds
+        self._core = AgentCore(hello.host, hello.incarnation, beat_seconds=self._beat_seconds)
         self._events: asyncio.Queue[tuple[Event, Context]] = asyncio.Queue()
         self._traces = Traces()
         self._processes = Processes(zygote, place, self._post)
@@ -100,7 +101,7 @@ class Life:
         due = time.monotonic()
         while True:
             self._post(Tick(self._bus.is_up))
-            due = max(due + BEAT_SECONDS, time.monotonic())
+            due = max(due + self._beat_seconds, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
 
     async def _watch_allocations(self) -> None:

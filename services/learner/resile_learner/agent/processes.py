@@ -15,6 +15,7 @@ from resile_shared.messages.hosts import Slot, WorkerExit
 from resile_shared.messages.jobs import JobRecord
 from resile_shared.messages.logs import LogLine
 from resile_shared.messages.message import at
+from resile_shared.messages.pool import PoolSettings
 from resile_shared.telemetry import traced
 
 from ..messages import Order, Pause, WorkerConfig
@@ -44,6 +45,7 @@ class Place:
     packages: Packages
     outputs: Outputs
     jobs: Bucket[JobRecord]
+    pool: PoolSettings
 
 
 class Processes:
@@ -180,6 +182,7 @@ class Processes:
             host=place.address,
             storage=f"{place.storage.rstrip('/')}/jobs/{start.job}",
             resume=start.resume,
+            detection_seconds=place.pool.detection_seconds,
         )
 
     def _printed(self, key: Key, log: WorkerLog, stream: Stream, line: str) -> None:

@@ -48,7 +48,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passes. Due every `resile_learner.agent.core.BEAT_SECONDS`."""
+    """Time passes. Due every ``beat_seconds``."""
 
     is_bus_up: bool
 

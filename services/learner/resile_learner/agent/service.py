@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from resile_shared import subjects
+from resile_shared.agreement import settings_of_pool
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.hosts import HostGoodbye, HostHello
+from resile_shared.messages.pool import PoolSettings
 from resile_shared.service import Frame
 from resile_shared.subjects import HOSTS, JOBS
 
@@ -33,7 +35,8 @@ async def run(frame: Frame[LearnerSettings]) -> None:
     folder = await AgentFolder.open(frame.settings.folder)
     try:
         await asyncio.to_thread(_check_storage, frame.settings.storage)
-        await Agent(frame, folder).run()
+        pool = await settings_of_pool(frame.bus, detection_seconds=frame.settings.detection_seconds)
+        await Agent(frame, folder, pool).run()
     finally:
         folder.close()
 
@@ -58,8 +61,9 @@ def _check_storage(url: str) -> None:
 class Agent:
     """The agent of one host, in its locked ``folder``."""
 
-    def __init__(self, frame: Frame[LearnerSettings], folder: AgentFolder) -> None:
+    def __init__(self, frame: Frame[LearnerSettings], folder: AgentFolder, pool: PoolSettings) -> None:
         self._frame = frame
+        self._pool = pool
         self._settings = frame.settings
         self._folder = folder
         self._packages = Packages(self._settings.storage, folder.packages)
@@ -123,6 +127,7 @@ class Agent:
             packages=self._packages,
             outputs=self._outputs,
             jobs=self._frame.bus.bucket(JOBS),
+            pool=self._pool,
         )
 
     def _hello(self, incarnation: int, machine: Machine) -> HostHello:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from resile_shared.messages.message import Id
-from resile_shared.settings import ServiceSettings
+from resile_shared.settings import DetectionSeconds, ServiceSettings
 
 
 def _own_name() -> str:
@@ -41,4 +41,7 @@ class LearnerSettings(ServiceSettings):
     slots: int | None = Field(default=None, ge=1, le=9999, description="without it: all devices, or else all cores")
     slots_per_gpu: int = Field(default=1, ge=1, le=64, description="how many workers share an accelerator")
     labels: Annotated[str, AfterValidator(_check_labels)] = Field(default="", description="as in 'gpu=h200,zone=a'")
+    detection_seconds: DetectionSeconds | None = Field(
+        default=None, description="that of the pool, which is taken without it; another one is refused"
+    )
     address: str = Field(default="127.0.0.1", description="where workers of other hosts reach those of this one")

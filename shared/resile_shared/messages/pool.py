@@ -1,0 +1,26 @@
+"""What everybody in a pool has to agree on. The registry is told, and stores it; others read it."""
+
+from pydantic import Field
+
+from .message import Message
+
+MIN_DETECTION_SECONDS = 1.0
+MAX_DETECTION_SECONDS = 3600.0
+
+
+class PoolSettings(Message):
+    """Settings of the whole pool. Every timeout that is about silence follows from ``detection_seconds``."""
+
+    detection_seconds: float = Field(
+        ge=MIN_DETECTION_SECONDS, le=MAX_DETECTION_SECONDS, description="silence after which somebody is lost"
+    )
+
+    @property
+    def beat_seconds(self) -> float:
+        """How often hosts beat: two beats may be lost, and the third is not."""
+        return self.detection_seconds / 3
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long a standby waits for a leader that is silent."""
+        return self.detection_seconds * 2 / 3
