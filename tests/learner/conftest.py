@@ -1,5 +1,5 @@
-"""The real bus, for tests of the agent."""
+"""The real bus and a real S3 server, for tests of the agent and of what it stores."""
 
-from resile_shared.testing.fixtures import pool
+from resile_shared.testing.fixtures import pool, s3
 
-__all__ = ["pool"]
+__all__ = ["pool", "s3"]

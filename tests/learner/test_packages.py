@@ -13,6 +13,9 @@ import pytest
 from resile_learner.agent import packages as module
 from resile_learner.agent.packages import BrokenPackage, Packages, find_script
 from resile_shared.errors import ResileError
+from resile_shared.storage import ObjectStorage
+from resile_shared.testing.s3 import S3Server
+from resile_shared.testing.waiting import until
 
 
 class Shop:
@@ -131,3 +134,17 @@ def test_what_a_killed_fetch_left_is_removed_by_the_next_agent(shop: Shop) -> No
     (shop.unpacked / ".half" / "unpacked").mkdir(parents=True)
     Packages(shop.storage.as_uri(), shop.unpacked)
     assert list(shop.unpacked.iterdir()) == []
+
+
+async def test_a_job_waits_for_a_storage_that_cannot_be_reached(
+    shop: Shop, s3: S3Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = shop.store(file("train.py", b"print()"))
+    ObjectStorage(s3.url + "/pool").put(key, [(shop.storage / key).read_bytes()])
+    s3.kill()
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    fetching = asyncio.create_task(Packages(s3.url + "/pool", shop.unpacked).fetch(key))
+    await until(lambda: "the storage cannot be reached" in caplog.text)
+    assert not fetching.done()
+    await asyncio.to_thread(s3.start)
+    assert (await fetching / "train.py").read_bytes() == b"print()"

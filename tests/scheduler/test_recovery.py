@@ -9,7 +9,7 @@ from resile_scheduler.simulator import Simulator
 from resile_shared.messages.commands import JobPause
 from resile_shared.messages.hosts import HostState, WorkerReport
 from resile_shared.messages.jobs import JobState
-from resile_shared.messages.reports import CheckpointSaved, Failed, Left, Switched
+from resile_shared.messages.reports import CheckpointSaved, Failed, Left, Switched, Warned
 
 from .checks import Checker
 from .test_core import Bench, gone, result, spec, worker
@@ -47,6 +47,16 @@ def test_survivors_go_on_at_once_and_the_history_says_why() -> None:
     bench.switch(iteration=40)
     item = [item for item in bench.records["job-1"].history if item.kind == "allocation"][-1]
     assert (item.reason, item.workers, item.iteration) == ("worker 2 on host-1/2 was killed: why", 2, 40)
+
+
+def test_what_workers_warn_of_is_in_the_history_once_and_is_not_why_the_job_is_in_its_state() -> None:
+    bench = running(2)
+    reason = bench.records["job-1"].reason
+    for number in (0, 1):
+        bench.report(Warned(message="the disk is full"), worker=number)
+    record = bench.records["job-1"]
+    assert [item.reason for item in record.history if item.kind == "warning"] == ["the disk is full"]
+    assert record.reason == reason
 
 
 def test_once_the_recovery_is_in_force_the_job_grows_again() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -12,11 +13,14 @@ from pathlib import Path
 
 from resile_shared.errors import ResileError
 
+logger = logging.getLogger(__name__)
+
 MAX_UNPACKED_BYTES = 8 << 30
 KEEP_PACKAGES = 20
 _NAME = re.compile(r"[0-9a-f]{64}")
 _KEY = re.compile(rf"packages/({_NAME.pattern})\.tar\.gz")
 _READ_BYTES = 1 << 20
+RETRY_SECONDS = 5.0
 
 
 class BrokenPackage(ResileError):
@@ -37,7 +41,10 @@ class Packages:
         self._fetching: dict[str, asyncio.Task[None]] = {}
 
     async def fetch(self, key: str) -> Path:
-        """Return the folder of a package, which is fetched if it is not here yet. Raises BrokenPackage."""
+        """Return the folder of a package, which is fetched if it is not here yet. Raises BrokenPackage, StorageError.
+
+        Waits for a storage that cannot be reached.
+        """
         match = _KEY.fullmatch(key)
         if match is None:
             raise BrokenPackage(key, "its key is not packages/<sha256>.tar.gz")
@@ -47,7 +54,7 @@ class Packages:
             os.utime(path)
             return path
         if sha256 not in self._fetching:
-            fetching = asyncio.create_task(asyncio.to_thread(self._fetch, key, sha256, path))
+            fetching = asyncio.create_task(self._fetch_patiently(key, sha256, path))
             fetching.add_done_callback(lambda _: self._fetching.pop(sha256))
             self._fetching[sha256] = fetching
         await asyncio.shield(self._fetching[sha256])  # who waits may give up; the others still need it
@@ -58,6 +65,18 @@ class Packages:
         unpacked = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name) and path not in in_use]
         unused = sorted(unpacked, key=lambda path: path.stat().st_mtime)[:-KEEP_PACKAGES]
         return [path.rename(path.with_name(f".{path.name}")) for path in unused]
+
+    async def _fetch_patiently(self, key: str, sha256: str, path: Path) -> None:
+        from resile_shared.storage import StorageError  # loads the clients of all clouds
+
+        while True:
+            try:
+                return await asyncio.to_thread(self._fetch, key, sha256, path)
+            except StorageError as error:
+                if not error.transient:
+                    raise
+                logger.warning("a job waits for its package: %s", error)
+            await asyncio.sleep(RETRY_SECONDS)
 
     def _fetch(self, key: str, sha256: str, path: Path) -> None:
         from resile_shared.storage import MissingObjectError, ObjectStorage  # loads the clients of all clouds

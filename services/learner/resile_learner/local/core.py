@@ -187,12 +187,14 @@ class Director:
                 if worker.is_unneeded:
                     return []
                 return self._fail(Exit(number, "failed", message=text).describe(), now, details)
+            case Warned(message=text):
+                return self._warned(text, now)
             case _:
                 return self._noted(message, worker)
 
     def _noted(
         self,
-        message: Progress | CheckpointSaved | Warned | Completed | Left | Lost | Finished | Joined,
+        message: Progress | CheckpointSaved | Completed | Left | Lost | Finished | Joined,
         worker: _Worker,
     ) -> list[Command]:
         match message:
@@ -203,8 +205,6 @@ class Director:
                 self.checkpoint = message
                 stops = self._stop_all() if message.pausing and self._is_stopping else []
                 return [Show(Saved(message)), *stops]
-            case Warned(message=text):
-                return [Show(Noted(text))]
             case Completed():
                 self.completed = message
                 self._pending = None
@@ -219,6 +219,12 @@ class Director:
                 return [Show(Noted(f"worker {suspect} is killed: {reason}")), Kill(suspect)]
             case Lost() | Finished():
                 return []
+
+    def _warned(self, text: str, now: float) -> list[Command]:
+        """Note what the user should know; once, though several workers say it."""
+        if any(item.kind == "warning" and item.reason == text for item in self.history):
+            return []
+        return [self._record("warning", self.progress.iteration if self.progress else 0, text, now), Show(Noted(text))]
 
     def _is_ready(self, ready: Ready, now: float) -> list[Command]:
         if self.ready is not None:

@@ -22,6 +22,7 @@ from resile_shared.messages.reports import (
     Ready,
     Report,
     Switched,
+    Warned,
 )
 
 from .evidence import Evidence
@@ -38,6 +39,8 @@ LINK_DETECTIONS = 10
 """For how many times ``detection_seconds`` joiners that are ready may take to get their links to all members."""
 LINK_ITERATIONS = 2
 MAX_FOUNDINGS = 3
+MAX_WARNINGS = 20
+"""In the history of one job."""
 
 _PHASES = {
     "starting": Phase.STARTING,
@@ -185,6 +188,14 @@ class Workers:
                 if worker := job.workers.get(report.worker):
                     self._said(job, worker, report, now)
 
+    def _warned(self, job: Job, message: str, now: float) -> None:
+        """Keep in the history what the user should know; once, though several workers say it."""
+        told = [item.reason for item in job.record.history if item.kind == "warning"]
+        if message not in told and len(told) < MAX_WARNINGS:
+            reason = job.record.reason
+            job.note("warning", message, now=now)
+            job.update(reason=reason)
+
     def _said(self, job: Job, worker: Worker, report: Report, now: float) -> None:
         """Take in what a worker said of itself."""
         match report.content:
@@ -195,6 +206,8 @@ class Workers:
                     self._pool.changed(f"{job.id} can use {ready.num_shards} workers", by=job.id)
             case Left():
                 self._has_come(job, worker, Phase.LEFT)
+            case Warned(message=message):
+                self._warned(job, message, now)
             case Failed(message=message, details=details):
                 self._failed(job, worker, WorkerExit(kind="failed", message=message, details=details), now)
 
