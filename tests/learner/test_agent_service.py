@@ -169,6 +169,22 @@ async def test_training_outlives_an_outage_of_the_bus_and_no_fact_is_lost(stage:
     assert max(beat.gap_seconds for beat in stage.beats) > 0
 
 
+async def test_an_agent_that_is_killed_during_an_outage_loses_no_fact(stage: Stage) -> None:
+    agent = await stage.start_agent()
+    await stage.submit("job-1", TRAIN, env=stage.variables())
+    await stage.allocate("job-1", 1, (0, 1), founding=True)
+    await until(lambda: stage.said("job-1", "progress"))
+    await stage.pool.kill()
+    stage.hurry.touch()
+    await until(lambda: not any(map(psutil.pid_exists, stage.pids())))
+    await stage.end_agent(agent, signal.SIGKILL)
+    assert not stage.said("job-1", "completed")
+    await stage.pool.server.start()
+    await stage.start_agent()
+    await until(lambda: stage.said("job-1", "completed") and len(stage.hellos) == 2)
+    assert len(stage.said("job-1", "completed")) == 1
+
+
 async def test_what_cannot_be_started_is_gone_and_says_why_in_one_line(stage: Stage) -> None:
     await stage.start_agent()
     missing = f"packages/{'0' * 64}.tar.gz"

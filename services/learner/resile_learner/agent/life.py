@@ -24,6 +24,7 @@ from .logs import MAX_WAITING_LINES
 from .processes import Place, Processes
 from .reporting import Outgoing
 from .seam import AllocationGone, Command, End, Event, Kill, SayHello, Send, Start, Tick
+from .spool import Spool
 from .traces import Traces
 from .workers import Zygote
 
@@ -47,7 +48,7 @@ class Life:
         self._events: asyncio.Queue[tuple[Event, Context]] = asyncio.Queue()
         self._traces = Traces()
         self._processes = Processes(zygote, place, self._post)
-        self._outgoing = Outgoing(bus)
+        self._outgoing = Outgoing(bus, Spool(place.folder.path / "facts"))
         self._is_informed = False
         """Whether all allocations that were stored are known."""
         self._over: asyncio.Future[End] = asyncio.get_running_loop().create_future()

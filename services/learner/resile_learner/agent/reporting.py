@@ -1,4 +1,4 @@
-"""What must be told in order and is never dropped: it waits here while the bus is away."""
+"""What must be told in order and is never dropped: it waits here while the bus is away, and facts on disk too."""
 
 import asyncio
 import logging
@@ -16,6 +16,8 @@ from resile_shared.messages.hosts import HostHello
 from resile_shared.messages.reports import Progress, Report
 from resile_shared.telemetry import resumed
 
+from .spool import Spool, Spooled
+
 logger = logging.getLogger(__name__)
 
 
@@ -28,12 +30,17 @@ class _Message:
 
 
 class Outgoing:
-    """Publishes messages one after the other. Of progress that waits only the newest is kept."""
+    """Publishes messages one after the other, first what an earlier agent left in ``spool``.
 
-    def __init__(self, bus: Bus) -> None:
+    Of progress that waits only the newest is kept.
+    """
+
+    def __init__(self, bus: Bus, spool: Spool) -> None:
         self._bus = bus
-        self._waiting: deque[_Message] = deque()
+        self._spool = spool
+        self._waiting: deque[_Message] = deque(_Message(left.id, left.report) for left in spool.read())
         self._changed = asyncio.Event()
+        self._changed.set()
 
     def put(self, content: HostHello | Report) -> None:
         """Have a message published after all that were put before."""
@@ -41,16 +48,18 @@ class Outgoing:
             self._drop_old_progress(content)
         elif any(message.content == content for message in self._waiting):
             return
-        self._waiting.append(_Message(secrets.token_hex(16), content))
+        message = _Message(secrets.token_hex(16), content)
+        if isinstance(content, Report) and not _is_passing(content):
+            self._spool.add(Spooled(id=message.id, report=content))
+        self._waiting.append(message)
         self._changed.set()
 
     def _drop_old_progress(self, new: Report) -> None:
-        """Drop the progress of a job that ``new`` follows at once and makes stale; the end of an epoch never is."""
+        """Drop the progress of a job that ``new`` follows at once and makes stale."""
         for message in reversed(self._waiting):
             old = message.content
             if isinstance(old, Report) and old.job == new.job:
-                is_stale = isinstance(old.content, Progress) and not old.content.ends_epoch
-                if is_stale and isinstance(new.content, Progress):
+                if _is_passing(old) and isinstance(new.content, Progress):
                     self._waiting.remove(message)
                 return
 
@@ -74,6 +83,12 @@ class Outgoing:
                 logger.error("dropped: %s", error)
             if self._waiting and self._waiting[0] is message:
                 self._waiting.popleft()
+        self._spool.clear()
+
+
+def _is_passing(report: Report) -> bool:
+    """Whether newer progress makes it stale; the end of an epoch never is."""
+    return isinstance(report.content, Progress) and not report.content.ends_epoch
 
 
 def _subject(message: HostHello | Report) -> str:

@@ -1,0 +1,76 @@
+"""Facts reach the bus in their order and once, whatever becomes of the agent."""
+
+import asyncio
+from pathlib import Path
+
+from resile_learner.agent.reporting import Outgoing
+from resile_learner.agent.spool import Spool
+from resile_shared.bus import Bus
+from resile_shared.envelope import Received
+from resile_shared.messages.message import at
+from resile_shared.messages.reports import CheckpointSaved, Progress, Report
+from resile_shared.subjects import REPORTS
+from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import until
+
+
+def report(content: CheckpointSaved | Progress) -> Report:
+    return Report(
+        job="job-1", host="host-1", incarnation=1, worker=0, slot=0, generation=1, time=at(1.0), content=content
+    )
+
+
+def checkpoint(iteration: int) -> Report:
+    return report(CheckpointSaved(iteration=iteration, num_bytes=1))
+
+
+class Reader:
+    """What the bus has."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.seen: list[tuple[str, int]] = []
+        self.task = asyncio.create_task(bus.follow(REPORTS, Report, self._note))
+
+    async def _note(self, received: Received[Report]) -> None:
+        content = received.message.content
+        self.seen.append((content.kind, getattr(content, "iteration", 0)))
+
+
+async def test_what_an_agent_could_not_tell_the_next_one_tells_first_and_once(pool: Pool, tmp_path: Path) -> None:
+    scheduler = await pool.bus("scheduler")
+    bus = await pool.bus("learner")
+    reader = Reader(scheduler)
+    spool = tmp_path / "facts"
+    first = Outgoing(bus, Spool(spool))
+    first.put(checkpoint(1))
+    await first.flush()
+    assert not spool.exists(), "nothing is kept of what is published"
+    first.put(checkpoint(2))
+    first.put(report(Progress(iteration=3, epoch=0)))
+    first.put(checkpoint(4))
+    kept = spool.read_bytes()
+    await first.flush()  # all of it arrives, and its agent dies before it could note that
+    spool.write_bytes(kept + b'{"id": "cut sho')
+
+    second = Outgoing(bus, Spool(spool))
+    second.put(checkpoint(5))
+    await second.flush()
+    await until(lambda: len(reader.seen) >= 5)
+    assert reader.seen == [
+        ("checkpoint", 1),
+        ("checkpoint", 2),
+        ("progress", 3),
+        ("checkpoint", 4),
+        ("checkpoint", 5),
+    ]
+    assert not spool.exists()
+    reader.task.cancel()
+
+
+async def test_a_spool_that_cannot_be_written_costs_only_the_survival(pool: Pool, tmp_path: Path) -> None:
+    reader = Reader(await pool.bus("scheduler"))
+    outgoing = Outgoing(await pool.bus("learner"), Spool(tmp_path / "missing" / "facts"))
+    outgoing.put(checkpoint(1))
+    await outgoing.flush()
+    await until(lambda: reader.seen == [("checkpoint", 1)])
+    reader.task.cancel()
