@@ -162,6 +162,23 @@ class DrainHost(Message):
     deadline_seconds: float | None = Field(default=None, ge=0, description="after it workers are killed; None: never")
 
 
+class JoinHost(Message):
+    """The body of ``POST /v1/hosts/{host}/join``; it may be missing."""
+
+    incarnation: int = Field(
+        default=0, ge=0, description="the newest that this machine knows of: a host may come back, but not be doubled"
+    )
+
+
+class Admission(View):
+    """The answer to ``POST /v1/hosts/{host}/join``: what the host's agent needs to enter the pool. Keep it secret."""
+
+    bus_url: str = Field(description="where it says this machine (127.0.0.1), the one that answered is meant")
+    bus_user: str
+    bus_password: str
+    storage: str = Field(description="URL of the pool's object storage")
+
+
 class Empty(Message):
     """Nothing: the body of ``/pause`` and ``/resume``, which may be missing, and the answer to commands."""
 

@@ -1,7 +1,7 @@
 """The embedded bus: the real nats-server as a child process, with a user and permissions for each role.
 
-Everything lies in one folder: the configuration, the stores, the log, and `credentials/<role>.json`. Ports and
-passwords stay the same when the server is started again, so that its clients find it.
+Everything lies in one folder: the configuration, the stores, the log, and `credentials/<role>.json`. Passwords stay the
+same when the server is started again, and the port, if it is still free: its clients find it.
 """
 
 import asyncio
@@ -10,10 +10,14 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sysconfig
 import time
+from collections.abc import Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -42,20 +46,25 @@ class ServerFailed(ResileError):
 
 
 class NatsServer:
-    """One nats-server in ``folder``. It dies with the process that starts it, and a second one is refused there."""
+    """One nats-server in ``folder``. It dies with the process that starts it, and a second one is refused there.
 
-    def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    ``prefix`` goes before its command, and must become it, as `exec` does.
+    """
+
+    def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int = 0, prefix: Sequence[str] = ()) -> None:
         self.folder = folder.absolute()
         self.host = host
         self.port = port
-        """0 until the first start has found a free one."""
+        """0 until the first start has found one: that of last time, or any."""
+        self._prefix = tuple(prefix)
         self.process: asyncio.subprocess.Process | None = None
         self._lock: int | None = None
 
     @property
     def url(self) -> str:
-        """Where clients connect to."""
-        return f"nats://{self.host}:{self.port}"
+        """Where clients on this machine connect to."""
+        host = "127.0.0.1" if ip_address(self.host).is_unspecified else self.host
+        return f"nats://[{host}]:{self.port}" if ":" in host else f"nats://{host}:{self.port}"
 
     @property
     def log(self) -> Path:
@@ -70,6 +79,7 @@ class NatsServer:
         """Return when clients can connect. Raises UsageError and ServerFailed."""
         self._make_folders()
         lock = await self._take_lock()
+        self.port = self.port or self._last_port()
         passwords = {role: self._password(role) for role in ROLES}
         configuration = self.folder / "nats-server.conf"
         write_private(configuration, orjson.dumps(self._configuration(passwords), option=orjson.OPT_INDENT_2))
@@ -77,7 +87,7 @@ class NatsServer:
             stale.unlink(missing_ok=True)
         with (self.folder / "nats-server.err").open("wb") as err:
             self.process = await asyncio.create_subprocess_exec(
-                *(_executable(), "-c", configuration),
+                *(*self._prefix, _executable(), "-c", str(configuration)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=err,
                 stderr=err,
@@ -139,6 +149,16 @@ class NatsServer:
     def _password(self, role: str) -> str:
         file = self.credentials(role)
         return read_credentials(file).password if file.exists() else secrets.token_urlsafe(32)
+
+    def _last_port(self) -> int:
+        """Return the port of last time, 0 where it is not known or not free."""
+        try:
+            port = urlsplit(read_credentials(self.credentials(next(iter(ROLES)))).url).port or 0
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            with socket.create_server((self.host, port), family=family):
+                return port
+        except (UsageError, ValueError, OSError):
+            return 0
 
     def _configuration(self, passwords: dict[str, str]) -> dict[str, Any]:
         users = [

@@ -29,6 +29,31 @@ async def test_port_and_passwords_outlive_a_restart(pool: Pool) -> None:
     assert read_credentials(pool.server.credentials("monitor")) == before
 
 
+async def test_the_next_server_in_a_folder_takes_the_same_port_if_it_is_free(tmp_path: Path) -> None:
+    first, second, third = (NatsServer(tmp_path) for _ in range(3))
+    await first.start()
+    await first.stop()
+    await second.start()
+    await second.stop()
+    assert second.port == first.port
+    with socket.create_server(("127.0.0.1", first.port)):
+        await third.start()
+        await third.stop()
+    assert third.port != first.port
+
+
+async def test_a_server_that_listens_everywhere_is_reached_on_this_machine_by_loopback(tmp_path: Path) -> None:
+    for host in ("0.0.0.0", "::1"):
+        server = NatsServer(tmp_path / host.replace(":", "-"), host=host)
+        await server.start()
+        try:
+            url = read_credentials(server.credentials("monitor")).url
+            assert url.startswith("nats://127.0.0.1:" if host == "0.0.0.0" else "nats://[::1]:")
+            await (await Connection.open(read_credentials(server.credentials("monitor")), name="test")).close()
+        finally:
+            await server.stop()
+
+
 async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -4,10 +4,10 @@ import asyncio
 import errno
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +51,10 @@ def up(
         Path, typer.Option(metavar="DIR", envvar="RESILE_HOME", help="Folder that keeps all the pool has.")
     ] = DEFAULT_HOME,
     listen: Annotated[
-        str, typer.Option(metavar="ADDR", help="Address of the API; 0.0.0.0 lets other machines in, with the token.")
+        str,
+        typer.Option(
+            metavar="ADDR", help="Address of the API and the bus; 0.0.0.0 lets other machines in, with the token."
+        ),
     ] = "127.0.0.1",
     storage: Annotated[
         str | None,
@@ -60,6 +63,13 @@ def up(
     policy: Annotated[
         Policy, typer.Option(help="fairshare: slots follow priorities; priority: the highest first.")
     ] = Policy.FAIRSHARE,
+    namespaces: Annotated[
+        bool,
+        typer.Option(
+            "--namespaces",
+            help="Give each part a network namespace of its own, whose cable can be cut: for testing, needs root.",
+        ),
+    ] = False,
     open_to_chaos: Annotated[
         bool, typer.Option("--open-to-chaos", help="Let `resile chaos` attack this pool: for testing.")
     ] = False,
@@ -86,6 +96,7 @@ def up(
 
     if sys.platform != "linux":
         raise UsageError(f"`resile up` needs Linux, and this is {sys.platform}")
+    _check_listen(listen, namespaces=namespaces)
     pool_home = PoolHome(home)
     try:
         _check_address(listen, port)
@@ -98,10 +109,22 @@ def up(
             policy=policy.value,
             detection_seconds=detection_seconds,
             open_to_chaos=open_to_chaos,
+            namespaces=namespaces,
         )
         return asyncio.run(_serve(options, pool_home, as_json=as_json))
     finally:
         pool_home.close()
+
+
+def _check_listen(listen: str, *, namespaces: bool) -> None:
+    try:
+        address = ip_address(listen)
+    except ValueError:
+        raise UsageError(
+            f"--listen {listen!r} is no IP address: name one of this machine's, or 0.0.0.0 for all of them"
+        ) from None
+    if namespaces and not address.is_loopback:
+        raise UsageError("--namespaces shuts the pool in, --listen opens it to other machines: leave out one of them")
 
 
 def _check_address(host: str, port: int) -> None:
@@ -169,10 +192,14 @@ def _greet(home: "PoolHome", options: "PoolOptions", url: str, tell: Callable[[s
     slots = f" of {count(options.slots_per_host, 'slot')}" if options.slots_per_host else ""
     tell(f"  hosts     {options.hosts}{slots}")
     tell(f"  home      {home.path}  (logs/ has a log of each service, pool.json the token)")
-    if options.listen in ("0.0.0.0", "::"):
-        tell(
-            f"  from elsewhere: RESILE_SERVER=http://{socket.getfqdn()}:{url.rpartition(':')[2]}, and its RESILE_TOKEN"
-        )
+    if options.is_open:
+        there = f"[{options.reached_at}]" if ":" in options.reached_at else options.reached_at
+        there = f"http://{there}:{url.rpartition(':')[2]}"
+        tell(f"  elsewhere RESILE_SERVER={there}, RESILE_TOKEN is in {home.token_file}")
+        tell(f"  join      resile host --join {there} --token $(cat {home.token_file})")
+        storage = home.storage(options.storage)
+        if storage.startswith("file:"):
+            tell(f"            only machines that share {storage} can: other --storage needs no shared folder")
     tell(f"  submit    resile submit train.py{where}")
     tell(f"  look      resile top{where}")
     tell("  tenants   are not separated here: everyone on this pool trusts each other")

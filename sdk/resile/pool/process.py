@@ -16,6 +16,7 @@ from .services import ServiceSpec
 
 STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.05
+_LOOK = aiohttp.ClientTimeout(total=5.0)
 
 
 class ServiceFailed(ResileError):
@@ -45,7 +46,7 @@ class ServiceProcess:
         self.spec.health.unlink(missing_ok=True)
         with self.spec.log.open("ab") as log:
             self.process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", self.spec.module, *self.spec.arguments),
+                *(*self.spec.prefix, sys.executable, "-P", "-m", self.spec.module, *self.spec.arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -53,7 +54,7 @@ class ServiceProcess:
                 start_new_session=True,
                 preexec_fn=dying_with_parent(),
             )
-        async with aiohttp.ClientSession() as http:
+        async with aiohttp.ClientSession(timeout=_LOOK) as http:
             while not await self._is_ready(http):
                 if process.returncode is not None:
                     raise ServiceFailed(self.spec, process.returncode)
@@ -93,7 +94,7 @@ class ServiceProcess:
         try:
             async with http.get(f"{self.spec.health.read_text()}/readyz") as answer:
                 return answer.status == 200
-        except aiohttp.ClientError:
+        except (aiohttp.ClientError, TimeoutError):
             return False
 
 

@@ -1,13 +1,16 @@
 """Which processes a pool on this machine consists of, and how each is started."""
 
 import os
+import socket
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
 from resile_shared.nats_server import NatsServer
 
 from .home import PoolHome
+from .namespaces import Namespaces
 
 ADDRESS = "127.0.0.1"
 
@@ -28,6 +31,8 @@ class PoolOptions:
     """Silence after which somebody is lost."""
     open_to_chaos: bool = False
     """Whether `resile chaos` may attack it."""
+    namespaces: bool = False
+    """Whether each part has a network namespace of its own."""
 
     @property
     def slots_per_host(self) -> int | None:
@@ -35,6 +40,28 @@ class PoolOptions:
         if self.slots is None and self.hosts > 1:
             return max(1, len(os.sched_getaffinity(0)) // self.hosts)
         return self.slots
+
+    @property
+    def host_names(self) -> list[str]:
+        """The hosts on this machine."""
+        return [f"host-{number}" for number in range(1, self.hosts + 1)]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines may come in."""
+        return not ip_address(self.listen).is_loopback
+
+    @property
+    def reached_at(self) -> str:
+        """The address at which other machines find the API and the bus."""
+        return outward_address() if ip_address(self.listen).is_unspecified else self.listen
+
+    @property
+    def workers_at(self) -> str:
+        """The address at which workers of other hosts find those of this machine: they listen on IPv4 alone."""
+        if not self.is_open:
+            return ADDRESS
+        return outward_address() if ":" in self.listen else self.reached_at
 
 
 @dataclass(frozen=True)
@@ -46,50 +73,91 @@ class ServiceSpec:
     arguments: tuple[str, ...]
     log: Path
     health: Path
+    prefix: tuple[str, ...] = ()
+    """What goes before the command, and becomes it."""
 
 
-def registry(home: PoolHome, bus: NatsServer, options: PoolOptions) -> ServiceSpec:
-    """Return the registry."""
-    return _spec("registry", "resile_registry", "registry", home, bus, *_detection(options))
+class Services:
+    """The processes of one pool: in ``namespaces``, or all in the network of this machine."""
+
+    def __init__(self, home: PoolHome, options: PoolOptions, namespaces: Namespaces | None = None) -> None:
+        self._home = home
+        self._options = options
+        self._namespaces = namespaces
+        host = self._address("bus") if namespaces else options.listen
+        self.bus = NatsServer(home.bus, host=host, prefix=self._prefix("bus"))
+
+    @staticmethod
+    def part_names(options: PoolOptions) -> list[str]:
+        """Return what a pool consists of: each in a namespace of its own, where there are any."""
+        return ["bus", "registry", "scheduler", "monitor", *options.host_names]
+
+    def registry(self) -> ServiceSpec:
+        """Return the registry."""
+        return self._spec("registry", "resile_registry", "registry", *self._detection)
+
+    def scheduler(self) -> ServiceSpec:
+        """Return the scheduler."""
+        return self._spec(
+            "scheduler", "resile_scheduler", "scheduler", *self._detection, "--policy", self._options.policy
+        )
+
+    def monitor(self, *, port: int) -> ServiceSpec:
+        """Return the monitor; its API listens on ``port``, 0 for any."""
+        host = self._address("monitor") if self._namespaces else self._options.listen
+        api = ("--api-host", host, "--api-port", str(port), "--url-file", str(self._home.api_file))
+        guarded = ("--token-file", str(self._home.token_file), "--storage", self._storage)
+        joining = ("--agent-credentials", str(self.bus.credentials("learner"))) if self._options.is_open else ()
+        return self._spec("monitor", "resile_monitor", "monitor", *api, *guarded, *joining)
+
+    def agents(self) -> list[ServiceSpec]:
+        """Return the agent of each host: host-1, host-2, ..."""
+        return [self._agent(name) for name in self._options.host_names]
+
+    def _agent(self, name: str) -> ServiceSpec:
+        options = self._options
+        slots = ("--slots", str(options.slots_per_host)) if options.slots_per_host else ()
+        address = self._address(name) if self._namespaces else options.workers_at
+        place = ("--host", name, "--folder", str(self._home.host(name)), "--address", address)
+        return self._spec(
+            name, "resile_learner", "learner", *place, "--storage", self._storage, *slots, *self._detection
+        )
+
+    @property
+    def _storage(self) -> str:
+        return self._home.storage(self._options.storage)
+
+    @property
+    def _detection(self) -> tuple[str, str]:
+        return ("--detection-seconds", f"{self._options.detection_seconds:g}")
+
+    def _address(self, name: str) -> str:
+        return self._namespaces.part(name).address if self._namespaces else ADDRESS
+
+    def _prefix(self, name: str) -> tuple[str, ...]:
+        return self._namespaces.enter(name) if self._namespaces else ()
+
+    def _spec(self, name: str, module: str, role: str, *arguments: str) -> ServiceSpec:
+        health = self._home.health(name)
+        return ServiceSpec(
+            name=name,
+            module=module,
+            arguments=(
+                *("--credentials", str(self.bus.credentials(role))),
+                *("--health-host", self._address(name), "--health-port", "0", "--health-file", str(health)),
+                *arguments,
+            ),
+            log=self._home.log(name),
+            health=health,
+            prefix=self._prefix(name),
+        )
 
 
-def scheduler(home: PoolHome, bus: NatsServer, options: PoolOptions) -> ServiceSpec:
-    """Return the scheduler."""
-    flags = ("--policy", options.policy, *_detection(options))
-    return _spec("scheduler", "resile_scheduler", "scheduler", home, bus, *flags)
-
-
-def monitor(home: PoolHome, bus: NatsServer, options: PoolOptions, *, port: int) -> ServiceSpec:
-    """Return the monitor; its API listens on ``port``, 0 for any."""
-    api = ("--api-host", options.listen, "--api-port", str(port), "--url-file", str(home.api_file))
-    guarded = ("--token-file", str(home.token_file), "--storage", home.storage(options.storage))
-    return _spec("monitor", "resile_monitor", "monitor", home, bus, *api, *guarded)
-
-
-def agents(home: PoolHome, bus: NatsServer, options: PoolOptions) -> list[ServiceSpec]:
-    """Return the agent of each host: host-1, host-2, ..."""
-    slots = ("--slots", str(options.slots_per_host)) if options.slots_per_host else ()
-    shared = ("--address", ADDRESS, "--storage", home.storage(options.storage), *slots, *_detection(options))
-    return [
-        _spec(name, "resile_learner", "learner", home, bus, "--host", name, "--folder", str(home.host(name)), *shared)
-        for name in (f"host-{number}" for number in range(1, options.hosts + 1))
-    ]
-
-
-def _detection(options: PoolOptions) -> tuple[str, str]:
-    return ("--detection-seconds", f"{options.detection_seconds:g}")
-
-
-def _spec(name: str, module: str, role: str, home: PoolHome, bus: NatsServer, *arguments: str) -> ServiceSpec:
-    health = home.health(name)
-    return ServiceSpec(
-        name=name,
-        module=module,
-        arguments=(
-            *("--credentials", str(bus.credentials(role))),
-            *("--health-port", "0", "--health-file", str(health)),
-            *arguments,
-        ),
-        log=home.log(name),
-        health=health,
-    )
+def outward_address(toward: str = "192.0.2.1") -> str:
+    """Return the address by which this machine would reach another one: loopback if it cannot."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((toward, 9))
+        except OSError:
+            return ADDRESS
+        return str(probe.getsockname()[0])

@@ -10,21 +10,19 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from resile_shared.api import HostView
 from resile_shared.errors import ResileError
-from resile_shared.nats_server import NatsServer
 from resile_shared.storage import MissingObjectError, ObjectStorage
 
 from ..client import Client, Server
-from . import services
 from .home import PoolHome
+from .namespaces import Namespaces
 from .process import ServiceProcess, ending
-from .services import PoolOptions
+from .services import PoolOptions, Services
 
 START_SECONDS = 120.0
 SUSPEND_SECONDS = 30.0
@@ -58,7 +56,9 @@ class Supervisor:
         self._home = home
         self._options = options
         self._tell = tell
-        self._bus = NatsServer(home.bus)
+        self._namespaces = _namespaces(home, options) if options.namespaces else None
+        self._plan = Services(home, options, self._namespaces)
+        self._bus = self._plan.bus
         self._services: list[ServiceProcess] = []
         self._agents: list[ServiceProcess] = []
         self._url = ""
@@ -94,23 +94,21 @@ class Supervisor:
         if self._bus.process is not None and self._bus.process.returncode is None:
             self._bus.process.kill()
             await self._bus.process.wait()
+        if self._namespaces is not None:
+            self._namespaces.remove(self._home.path)
 
     async def _start(self) -> str:
         storage = self._home.storage(self._options.storage)
         await self._bus.start()
         await asyncio.to_thread(_mark_storage, storage)
-        monitor = ServiceProcess(services.monitor(self._home, self._bus, self._options, port=self._first_port()))
-        self._services = [
-            ServiceProcess(services.registry(self._home, self._bus, self._options)),
-            ServiceProcess(services.scheduler(self._home, self._bus, self._options)),
-            monitor,
-        ]
-        self._agents = [ServiceProcess(spec) for spec in services.agents(self._home, self._bus, self._options)]
+        monitor = ServiceProcess(self._plan.monitor(port=self._first_port()))
+        self._services = [ServiceProcess(self._plan.registry()), ServiceProcess(self._plan.scheduler()), monitor]
+        self._agents = [ServiceProcess(spec) for spec in self._plan.agents()]
         await _start_all([*self._services, *self._agents])
         url = self._home.api_file.read_text()
         port = urlsplit(url).port
         assert port is not None, "the URL of the API has a port"
-        monitor.spec = services.monitor(self._home, self._bus, self._options, port=port)
+        monitor.spec = self._plan.monitor(port=port)
         return url
 
     def _first_port(self) -> int:
@@ -127,25 +125,33 @@ class Supervisor:
     async def _drain(self) -> None:
         """End agents, then services, then the bus: each can say its last words to the next."""
         if self._url:
-            await self._suspend_jobs(Server(self._url, self._home.token))
+            server = Server(self._url, self._home.token)
+            await free_hosts(server, {agent.name for agent in self._agents}, tell=self._tell)
         for stage in (self._agents, self._services, [self._bus]):
             await asyncio.gather(*(process.stop() for process in stage))
 
-    async def _suspend_jobs(self, server: Server) -> None:
-        """Have running jobs save a checkpoint and go back to the queue: their hosts take no workers any more."""
-        try:
-            async with asyncio.timeout(SUSPEND_SECONDS), Client(server) as client:
-                if _is_busy(await client.hosts()):
-                    for agent in self._agents:
-                        await client.drain(agent.name)
-                while _is_busy(await client.hosts()):  # noqa: ASYNC110 - what other processes do sets no event
-                    await asyncio.sleep(_SUSPEND_POLL_SECONDS)
-        except (ResileError, TimeoutError) as error:
-            self._tell(f"not every job could save a checkpoint: {str(error) or 'it took too long'}")
+
+def _namespaces(home: PoolHome, options: PoolOptions) -> Namespaces:
+    made = Namespaces.create(Services.part_names(options))
+    made.save(home.path)
+    return made
 
 
-def _is_busy(hosts: Iterable[HostView]) -> bool:
-    return any(slot.job for host in hosts for slot in host.slots)
+async def free_hosts(server: Server, names: Set[str], *, tell: Tell) -> None:
+    """Have hosts let go of their workers; their jobs carry on elsewhere, or save a checkpoint and wait."""
+
+    async def are_busy(client: Client) -> bool:
+        return any(slot.job for host in await client.hosts() if host.id in names for slot in host.slots)
+
+    try:
+        async with asyncio.timeout(SUSPEND_SECONDS), Client(server) as client:
+            if await are_busy(client):
+                for name in sorted(names):
+                    await client.drain(name)
+            while await are_busy(client):  # noqa: ASYNC110 - what other processes do sets no event
+                await asyncio.sleep(_SUSPEND_POLL_SECONDS)
+    except (ResileError, TimeoutError) as error:
+        tell(f"not every job could save a checkpoint: {str(error) or 'it took too long'}")
 
 
 async def keep(process: Startable, name: str, tell: Tell) -> None:

@@ -58,6 +58,7 @@ OPERATIONS = (
     Operation("get", "/v1/hosts", "All hosts, and what runs on their slots", api.HostList),
     Operation("get", "/v1/hosts/{host}", "One host", api.HostView),
     Operation("post", "/v1/hosts/{host}/drain", "Free a host of workers", api.Empty, body=api.DrainHost),
+    Operation("post", "/v1/hosts/{host}/join", "What a new host's agent needs", api.Admission, body=api.JoinHost),
     Operation("get", "/v1/events", "Events of the pool", api.EventList, query=EventQuery, streams=api.EventView),
     Operation("post", "/v1/packages", "Store a folder of code", api.PackageView, status=201, body=_GZIP),
 )

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from resile_shared.bus import Bus
-from resile_shared.credentials import write_private
+from resile_shared.credentials import read_credentials, write_private
 from resile_shared.envelope import Received
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.reports import Report
@@ -25,7 +25,8 @@ async def run(frame: Frame[MonitorSettings]) -> None:
     settings = frame.settings
     token = settings.read_token()
     storage = await asyncio.to_thread(ObjectStorage, settings.storage)
-    pool = Pool(frame.bus, storage, Projection(), settings.max_package_bytes)
+    admission = read_credentials(settings.agent_credentials) if settings.agent_credentials else None
+    pool = Pool(frame.bus, storage, Projection(), settings.max_package_bytes, admission=admission)
     served = application(pool, token=token)
     async with serving(served, host=settings.api_host, port=settings.api_port) as url:
         if settings.url_file:

@@ -19,6 +19,9 @@ class MonitorSettings(ServiceSettings):
     url_file: Path | None = Field(default=None, description="file to write the URL of the API to, once it listens")
     token: SecretStr | None = Field(default=None, description="what requests must carry; better: --token-file")
     token_file: Path | None = Field(default=None, description="file with that token and nothing else")
+    agent_credentials: Path | None = Field(
+        default=None, description="file that lets agents onto the bus: machines that join get what it holds"
+    )
     max_package_bytes: int = Field(default=100 << 20, gt=0, description="the largest package that is taken")
 
     @field_validator("token")

@@ -1,12 +1,18 @@
 """Hosts: looking at them, and draining one."""
 
+import re
+
 from aiohttp import web
 
-from resile_shared.api import DrainHost, Empty
+from resile_shared.api import Admission, DrainHost, Empty, JoinHost
 from resile_shared.messages.commands import HostDrain
+from resile_shared.messages.hosts import HostState
 
 from .pool import Pool
+from .problems import ProblemError
 from .requests import answer, read_body, read_key
+
+HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Hosts:
@@ -21,6 +27,7 @@ class Hosts:
             web.get("/v1/hosts", self._list),
             web.get("/v1/hosts/{host}", self._view),
             web.post("/v1/hosts/{host}/drain", self._drain),
+            web.post("/v1/hosts/{host}/join", self._join),
         ]
 
     async def _list(self, _: web.Request) -> web.Response:
@@ -35,3 +42,36 @@ class Hosts:
         command = HostDrain(host_id=host, deadline_seconds=body.deadline_seconds)
         await self._pool.ask("host", "drain", command, target=host, key=read_key(request))
         return answer(Empty())
+
+    async def _join(self, request: web.Request) -> web.Response:
+        body = await read_body(request, JoinHost)
+        host = request.match_info["host"]
+        admission = self._pool.admission
+        if admission is None:
+            raise ProblemError(
+                "conflict", "other machines cannot join this pool: start it with `resile up --listen ADDR`"
+            )
+        await self._check_is_free(host, incarnation=body.incarnation)
+        joining = Admission(
+            bus_url=admission.url,
+            bus_user=admission.user,
+            bus_password=admission.password,
+            storage=self._pool.storage.url,
+        )
+        return answer(joining)
+
+    async def _check_is_free(self, host: str, *, incarnation: int) -> None:
+        """Let a new host in, and one that comes back. Raises ProblemError."""
+        if not HOST_NAME.fullmatch(host):
+            raise ProblemError("invalid", f"{host!r} cannot name a host: use letters, digits, - and _, at most 64")
+        try:
+            known = await self._pool.host(host)
+        except ProblemError as error:
+            if error.code != "unknown":
+                raise
+            return
+        if known.state in (HostState.UP, HostState.DRAINING) and known.incarnation > incarnation:
+            raise ProblemError(
+                "conflict",
+                f"a host named {host} is {known.state.value} at {known.address} already: choose another name",
+            )

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from resile_shared import subjects
 from resile_shared.api import HostView, JobView
 from resile_shared.bus import Bus
+from resile_shared.credentials import Credentials
 from resile_shared.messages.commands import Accepted
 from resile_shared.messages.jobs import JobRecord
 from resile_shared.storage import ObjectStorage
@@ -30,6 +31,8 @@ class Pool:
     storage: ObjectStorage
     projection: Projection
     max_package_bytes: int
+    admission: Credentials | None = None
+    """What lets the agents of other machines onto the bus; None: no machine may join."""
     has_caught_up: bool = False
     """Whether the projection holds all that was stored when the monitor started."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
