@@ -5,6 +5,7 @@ import torch
 
 from resile_learner.collectives.tree import Interval, pieces, ranges
 from resile_learner.training.header import Header, Partial, Totals, fold_leaves
+from resile_learner.training.stragglers import Pace
 
 
 def test_a_header_survives_the_wire() -> None:
@@ -21,10 +22,12 @@ def test_a_header_survives_the_wire() -> None:
         facts={"dataset": "x"},
         busy=True,
         checkpoint=True,
+        pace=Pace(2, 0.1, 0.2, 0.25, 0.0, 1, 0.01),
     )
     read = Header.decode(header.encode(), like.__getitem__)
     assert (read.named, read.digest, read.used, read.facts) == (4, 2**60 + 1, bytes([1, 0, 1]), {"dataset": "x"})
     assert (read.busy, read.checkpoint, list(read.saved)) == (True, True, ["000-g1"])
+    assert read.pace == header.pace
     assert read.indices.tolist() == [5, 3, 9]
     assert list(read.stored) == [("000-g1", 3, 99, "ab")]
     assert math.isnan(read.partials[0].scalars["loss"])

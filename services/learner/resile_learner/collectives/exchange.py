@@ -63,6 +63,10 @@ class OpenRound(Protocol):
         Every bucket must have been pushed. Raises Abandoned when a member is lost or gives up.
         """
 
+    @property
+    def last(self) -> tuple[int, float]:
+        """Once finished: the rank whose header came last, and the seconds for which it was the only one missing."""
+
 
 class Exchange(Protocol):
     """Carries rounds between the members of a generation."""

@@ -1,5 +1,6 @@
 """Another member of an open round: what it owes us, what we owe it, and where its frames go."""
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ class Peer(Sink):
         self.link = link
         self.rank = rank
         self.header: bytearray | None = None
+        self.header_time = 0.0
+        """When its header had arrived, on the monotonic clock."""
         self._round = round_
         self._tag = tag
         self._first_half = encode_tag(tag)
@@ -95,6 +98,7 @@ class Peer(Sink):
         self._round.pieces_arrived(number)
 
     def _header_arrived(self) -> None:
+        self.header_time = time.monotonic()
         self.owed -= 1
 
     def _abort_arrived(self) -> None:

@@ -8,6 +8,8 @@ And what a member cannot place yet (a bucket it has not pushed, a later round) w
 another member.
 """
 
+import time
+
 import numpy as np
 
 from .exchange import Abandoned, RoundSpec
@@ -31,6 +33,7 @@ class OpenMeshRound:
         self.closed = False
         self.buckets: list[Bucket] = []
         """Those that are pushed."""
+        self.last = (self.rank, 0.0)
         self.num_buckets = len(spec.sums)
         self._spec = spec
         self._tag = encode_tag(spec.tag)
@@ -66,12 +69,16 @@ class OpenMeshRound:
             raise ValueError(f"finished with {len(self.buckets)} of {len(self._spec.sums)} buckets pushed")
         if len(header) > MAX_HEADER_BYTES:
             raise ValueError(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES} are allowed")
+        begun = time.monotonic()
         frame = encode(Kind.HEADER, self._spec.tag, length=len(header)) + header
         try:
             for peer in self._peers:
                 peer.link.send(frame)
             self._run()
+            self.last = self._last_header(begun)
             headers = {peer.rank: bytes(peer.header or b"") for peer in self._peers}
+        except Abandoned:
+            raise  # what is left to be sent goes out during the next call: who has given up as well takes nothing yet
         except BaseException as error:
             self.fail(self._spec.members[self.rank], f"it left the round: {error!r}")
             self._part()
@@ -80,6 +87,14 @@ class OpenMeshRound:
             self.close()
             self._peers = []  # they refer back to this round, which holds the tensors
         return tuple(headers.get(rank, header) for rank in range(len(self._spec.members)))
+
+    def _last_header(self, begun: float) -> tuple[int, float]:
+        """Tell whose header came last, and how long after all others and the beginning of the wait."""
+        if not self._peers:
+            return self.rank, 0.0
+        last = max(self._peers, key=lambda peer: peer.header_time)
+        before = max((peer.header_time for peer in self._peers if peer is not last), default=begun)
+        return last.rank, max(0.0, last.header_time - max(before, begun))
 
     def close(self) -> None:
         """Let go of all memory of the round; links stay usable."""

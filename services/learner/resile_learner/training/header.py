@@ -13,6 +13,7 @@ from torch import Tensor
 from ..collectives.tree import Interval, children, fold_values
 from .batches import Indices
 from .buffers import Deltas, add_deltas
+from .stragglers import Pace
 
 _LENGTH = struct.Struct("<I")
 
@@ -55,6 +56,8 @@ class Header:
     """Whether this member was told to pause; one is enough."""
     checkpoint: bool = False
     """Whether this member's clock says that a checkpoint is due; the lowest rank's word counts."""
+    pace: Pace | None = None
+    """In an iteration: how long this member took for it."""
 
     def encode(self) -> bytes:
         """One JSON object with its length, then the raw arrays in order."""
@@ -75,6 +78,7 @@ class Header:
             "busy": self.busy,
             "pause": self.pause,
             "checkpoint": self.checkpoint,
+            "pace": list(self.pace) if self.pace else None,
         }
         head = orjson.dumps(meta)
         raw = [_raw(delta) for partial in self.partials for delta in partial.deltas.values()]
@@ -113,6 +117,7 @@ class Header:
             busy=meta["busy"],
             pause=meta["pause"],
             checkpoint=meta["checkpoint"],
+            pace=Pace(*meta["pace"]) if meta["pace"] else None,
         )
 
 

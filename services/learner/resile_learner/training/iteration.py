@@ -1,6 +1,7 @@
 """One iteration of the training loop: the shards this worker computes, and the exchange that makes them one batch."""
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,8 +17,10 @@ from .buffers import Buffers, Deltas
 from .fetch import Fetched
 from .gradients import Gradients
 from .header import Partial, fold_leaves
+from .phases import Phases
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all
+from .stragglers import Pace
 
 
 class NotANumber(ResileError):
@@ -48,6 +51,8 @@ class Iteration:
         gradients: Gradients,
         buffers: Buffers,
         rounds: Rounds,
+        phases: Phases,
+        last: tuple[int, float],
     ) -> None:
         self.number = number
         self.epoch = batch.epoch
@@ -67,11 +72,17 @@ class Iteration:
         self._leaves: list[tuple[dict[str, Tensor | float], Deltas]] = []
         self._indices: list[Indices] = []
         self._allows_nan = False
+        self._phases = phases
+        self._last = last
+        self._processor = 0.0
 
     def shards(self) -> Iterator[Any]:
         """The collated batches of the shards that this worker computes; call `backward` once for each."""
+        self._processor = time.process_time()
         for done, leaf in enumerate(range(*self._held)):
+            self._phases.enter("data")
             fetched = self._fetch()
+            self._phases.enter("compute")
             self._indices.append(fetched.indices)
             self._buffers.restore()
             self._gradients.clear()
@@ -116,9 +127,15 @@ class Iteration:
                 "iteration.exchange() was called before all shards were computed: take all of iteration.shards() first"
             )
         self._gradients.push_rest(self._plan, self._round.exchange)
+        partials = self._partials()  # on a device, this waits for the last of the compute
+        self._phases.enter("waiting")
         try:
             self.outcome = self._round.finish(
-                indices=_joined(self._indices), used=self._gradients.used, partials=self._partials(), **self.header
+                indices=_joined(self._indices),
+                used=self._gradients.used,
+                partials=partials,
+                pace=self._pace(),
+                **self.header,
             )
         except Abandoned as lost:
             self.lost = lost
@@ -130,7 +147,13 @@ class Iteration:
             raise NotANumber(self.number)
         self._buffers.commit(totals.deltas)
         self._gradients.assign(totals.used)
+        self._phases.enter("callback")
         return True
+
+    def _pace(self) -> Pace:
+        data, compute, callback = self._phases.take_seconds(("data", "compute", "callback"))
+        processor = time.process_time() - self._processor
+        return Pace(len(self._leaves), data, compute, processor, callback, *self._last)
 
     def _partials(self) -> Sequence[Partial]:
         def of_leaf(leaf: int) -> Partial:

@@ -125,6 +125,7 @@ class ElasticLoop:
         )
         self._state.standing.iterations_total = epochs * self.plan.per_epoch
         self._reports = Reports(self._session)
+        self._phases = self._session.phases
 
     @property
     def iteration(self) -> int:
@@ -269,6 +270,8 @@ class ElasticLoop:
             gradients=self._gradients,
             buffers=self._buffers,
             rounds=self._rounds,
+            phases=self._phases,
+            last=self._reports.last,
         )
         iteration.header = {
             "next_iteration": self.iteration + 1,
@@ -277,7 +280,9 @@ class ElasticLoop:
             "checkpoint": self._checkpoints.due(self.iteration + 1),
             "pause": self._session.pause_asked,
         }
+        self._phases.enter("callback")
         yield iteration
+        self._phases.enter("waiting")
         if iteration.lost:
             raise iteration.lost
         if iteration.outcome is None:
@@ -319,11 +324,13 @@ class ElasticLoop:
             ends_epoch = False
         if self.is_lowest_rank:
             self._reports.committed(lambda: self._progress(ends_epoch=ends_epoch), always=ends_epoch)
+        self._reports.measured(iteration.outcome)
 
     def _validate(self, validator: Validator) -> None:
         outcome = validator.run_batch(
             self._rounds,
             self._session.view,
+            self._phases,
             next_iteration=self.iteration,
             digest=self._digest.at(self._rounds.number),
             news=self._checkpoints.news(),
@@ -431,6 +438,7 @@ class ElasticLoop:
 
     def _report_switch(self, pause_seconds: float) -> None:
         view = self._session.view
+        self._reports.members_changed()
         if view.rank != 0:
             self._session.report(Joined(worker=view.me, generation=view.generation, iteration=self.iteration))
             return

@@ -14,6 +14,7 @@ from .batches import Indices
 from .buffers import Buffers
 from .header import Header, Partial, Totals
 from .session import Session
+from .stragglers import Pace
 
 
 class MembersDiffer(ResileError):
@@ -27,6 +28,8 @@ class RoundResult:
     tag: Tag
     headers: Sequence[Header]
     totals: Totals
+    last: tuple[int, float]
+    """The rank whose words came last, and for how long it was the only one that was waited for."""
     named: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,6 +84,7 @@ class Round:
         busy: bool = False,
         pause: bool = False,
         checkpoint: bool = False,
+        pace: Pace | None = None,
     ) -> RoundResult:
         """Send this member's header, wait for all, and compare what must be equal.
 
@@ -99,6 +103,7 @@ class Round:
             busy=busy,
             pause=pause,
             checkpoint=checkpoint,
+            pace=pace,
         )
         if indices is not None:
             header.indices = indices
@@ -106,7 +111,7 @@ class Round:
         headers = [Header.decode(data, self._buffers.like) for data in raw]
         self._compare(headers)
         totals = Totals.of(headers, self._spec.pieces, self._spec.num_leaves)
-        return RoundResult(self._spec.tag, headers, totals)
+        return RoundResult(self._spec.tag, headers, totals, self.exchange.last)
 
     def _compare(self, headers: Sequence[Header]) -> None:
         for name in headers[0].facts:

@@ -13,6 +13,7 @@ from resile_shared.errors import UsageError
 from ..collectives.exchange import Abandoned, OpenRound, RoundSpec, Tag
 from ..collectives.mesh import Mesh
 from ..messages import Completed, Message, Progress, Ready
+from .phases import Phases
 from .state import Flat
 
 
@@ -81,6 +82,10 @@ class Session(Protocol):
         """The current generation."""
 
     @property
+    def phases(self) -> Phases:
+        """Where the training loop says what it is doing."""
+
+    @property
     def storage(self) -> str | None:
         """URL of the run's folder in object storage; None where there is none."""
 
@@ -146,6 +151,7 @@ class SoloSession:
     job = "local"
 
     def __init__(self) -> None:
+        self.phases = Phases()
         self._exchange = Mesh(0)
         self._joined = False
 

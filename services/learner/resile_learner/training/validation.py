@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .batches import BatchPlan
 from .fetch import Collate, Fetcher, ShardKey, checked_dataset
 from .header import Partial, fold_leaves
+from .phases import Phases
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all
 from .session import View
@@ -58,14 +59,25 @@ class Validator:
         self._sums = {}
 
     def run_batch(
-        self, rounds: Rounds, view: View, *, next_iteration: int, digest: int, news: Mapping[str, Any]
+        self,
+        rounds: Rounds,
+        view: View,
+        phases: Phases,
+        *,
+        next_iteration: int,
+        digest: int,
+        news: Mapping[str, Any],
     ) -> RoundResult:
         """Compute this member's shards of the next batch and share the sums. ``news`` goes into the header."""
         assert self._next is not None
         batch = self._plan.batch(self._next)
         held = batch.held_by(view.rank, view.size)
         round_ = rounds.open(batch.num_shards)
-        leaves = {leaf: self._score(batch.shard(leaf), batch.weight(leaf)) for leaf in range(*held)}
+        leaves = {}
+        for leaf in range(*held):
+            phases.enter("validation")
+            leaves[leaf] = self._score(batch.shard(leaf), batch.weight(leaf))
+        phases.enter("waiting")
         partials = [fold_leaves(piece, leaves.__getitem__) for piece in rounds.pieces(batch.num_shards, held)]
         outcome = round_.finish(next_iteration=next_iteration, digest=digest, partials=partials, **news)
         for name, value in outcome.totals.scalars.items():

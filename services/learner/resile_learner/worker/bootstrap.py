@@ -5,9 +5,6 @@ import os
 import runpy
 import socket
 import sys
-import traceback
-
-from resile_shared.errors import ResileError
 
 from ..collectives.mesh import Mesh
 from ..messages import Failed, Finished, WorkerConfig
@@ -15,6 +12,7 @@ from ..training.seeds import seed
 from ..training.session import enter_session
 from .allocator import keep_freed_memory
 from .control import Control, Withdrawn
+from .failure import failed, raised
 from .session import WorkerSession, leave_process
 
 
@@ -48,41 +46,19 @@ def _run_script(config: WorkerConfig, session: WorkerSession) -> Finished | Fail
         return None
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
-            return _failed(config, f"the script ended itself: sys.exit({leaving.code!r})")
-    except ResileError as error:
-        return _failed(config, str(error))
+            return failed(config, f"the script ended itself: sys.exit({leaving.code!r})")
     except BaseException as error:
-        place = _place_in_script(error, config.script)
-        return _failed(config, f"{type(error).__name__}: {error}{place}", details=_user_traceback(error))
+        return raised(config, error)
     return _verdict(config, session)
 
 
 def _verdict(config: WorkerConfig, session: WorkerSession) -> Finished | Failed:
     if not session.training_called:
-        return _failed(
+        return failed(
             config,
             "the script ended without a training call: build an ElasticModel and call its train(), or iterate over "
             "an ElasticLoop",
         )
     if not session.completed:
-        return _failed(config, "the training loop was left before its end: call loop.stop() instead of `break`")
+        return failed(config, "the training loop was left before its end: call loop.stop() instead of `break`")
     return Finished(worker=config.worker)
-
-
-def _failed(config: WorkerConfig, message: str, details: str = "") -> Failed:
-    one_line = " ".join(message.split())
-    return Failed(worker=config.worker, message=one_line, details=details)
-
-
-def _place_in_script(error: BaseException, script: str) -> str:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
-    return f" ({os.path.basename(script)}, line {frames[-1].lineno})" if frames else ""
-
-
-def _user_traceback(error: BaseException) -> str:
-    """The traceback without the frames that start the script."""
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))

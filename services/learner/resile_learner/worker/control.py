@@ -53,8 +53,11 @@ from ..messages import (
     to_worker,
 )
 from ..recovery import LeaveRound, StandingTold, TellStanding
+from ..training.phases import Phases
 from . import links
 from .beats import BEAT, Beats
+from .failure import stuck
+from .watch import Watch
 
 T = TypeVar("T")
 Evidence = Literal["broken link", "silence", "hearsay"]
@@ -93,6 +96,11 @@ class Control:
     def ask(self, question: Callable[[Membership], T]) -> T:
         """Return the answer as it is now."""
         return self._thread.ask(question)
+
+    @property
+    def phases(self) -> Phases:
+        """Where the main thread says what it is doing; it is watched."""
+        return self._thread.phases
 
     @property
     def pause_asked(self) -> bool:
@@ -145,6 +153,9 @@ class _ControlThread(threading.Thread):
         self._ready_kinds: defaultdict[int, set[str]] = defaultdict(set)
         self._dialing: set[int] = set()
         self._beats = Beats(detection_seconds=config.detection_seconds)
+        self.phases = Phases()
+        self._watch = Watch(detection_seconds=config.detection_seconds, interval=self._beats.interval)
+        self._is_stuck = False
         self._accused: set[tuple[int, int]] = set()  # generations, and whom of them
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -192,6 +203,8 @@ class _ControlThread(threading.Thread):
             self._loop.run_until_complete(self._main())
         except Exception as error:
             self._fail(error)
+        if self._is_stuck:
+            os._exit(1)
 
     async def _main(self) -> None:
         config = self._config
@@ -275,6 +288,11 @@ class _ControlThread(threading.Thread):
                     writer.write(BEAT)
             for peer in self._beats.silent(now=time.monotonic()):
                 self._fell_silent(peer)
+            if overdue := self._watch.look(self.phases, now=time.monotonic()):
+                self.write_to_agent(encode(stuck(self._config, overdue)))
+                self._is_stuck = True
+                self._ended.set()
+                return
 
     def _fell_silent(self, peer: int) -> None:
         """Cut what links to ``peer``: whoever waits for it waits no more."""

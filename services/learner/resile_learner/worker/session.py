@@ -31,6 +31,7 @@ class WorkerSession:
         self._mesh = mesh
         self._order: Order | None = None
         self._switch: Switch | None = None
+        self.phases = control.phases
         self.training_called = False
         self.completed = False
 

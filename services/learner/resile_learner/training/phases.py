@@ -1,0 +1,42 @@
+"""What the main thread of a worker is doing at the moment, and for how long it has done what."""
+
+import time
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+Phase = Literal["waiting", "data", "compute", "validation", "callback"]
+"""*waiting* for others, or what no user wrote; a shard's *data*; its *compute*; a shard of *validation*; *callback*:
+the user's code between an exchange and the next shard, the optimizer's step among it."""
+
+
+class Doing(NamedTuple):
+    """A phase, and when it began on the monotonic clock."""
+
+    phase: Phase
+    since: float
+
+
+class Phases:
+    """Written by the main thread at each change of phase, one attribute at a time; any thread may read it."""
+
+    def __init__(self) -> None:
+        self.now = Doing("waiting", time.monotonic())
+        self.longest: dict[Phase, float] = {}
+        """The longest that each phase has taken so far, in seconds."""
+        self._seconds: dict[Phase, float] = {}
+
+    def enter(self, phase: Phase) -> None:
+        """From now on ``phase``."""
+        moment = time.monotonic()
+        left, since = self.now
+        spent = moment - since
+        self._seconds[left] = self._seconds.get(left, 0.0) + spent
+        if spent > self.longest.get(left, 0.0):
+            self.longest[left] = spent
+        self.now = Doing(phase, moment)
+
+    def take_seconds(self, phases: Iterable[Phase]) -> list[float]:
+        """Return the seconds that each of ``phases`` took since this was called last."""
+        taken = [self._seconds.get(phase, 0.0) for phase in phases]
+        self._seconds.clear()
+        return taken

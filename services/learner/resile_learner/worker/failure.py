@@ -1,0 +1,57 @@
+"""What a worker says of its own failure: one line for the user, and where in the script it happened."""
+
+import os
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+
+import torch
+
+from resile_shared.errors import ResileError
+
+from ..messages import Failed, WorkerConfig
+from .watch import Overdue
+
+_CPU_OUT_OF_MEMORY = "can't allocate memory"  # torch has no error of its own for it
+
+
+def failed(config: WorkerConfig, message: str, details: str = "") -> Failed:
+    """Return the worker's last words."""
+    one_line = " ".join(message.split())
+    return Failed(worker=config.worker, message=one_line, details=details)
+
+
+def raised(config: WorkerConfig, error: BaseException) -> Failed:
+    """Return what to say when the script ended with ``error``."""
+    if isinstance(error, ResileError):
+        return failed(config, str(error))
+    place = _place_in_script(traceback.extract_tb(error.__traceback__), config.script)
+    text = f"{type(error).__name__}: {error}{place}"
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_OUT_OF_MEMORY in str(error):
+        text += "; memory ran out: fewer workers or a smaller batch need less"
+    return failed(config, text, details=_user_traceback(error))
+
+
+def stuck(config: WorkerConfig, overdue: Overdue) -> Failed:
+    """Return what to say when the main thread does not come on, with what it is doing now."""
+    stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident or 0])
+    place = _place_in_script(stack, config.script)
+    of_script = next((number for number, frame in enumerate(stack) if frame.filename == config.script), 0)
+    lines = traceback.format_list(stack[of_script:])
+    return failed(config, f"{overdue}{place}", details="".join(["Where it is (most recent call last):\n", *lines]))
+
+
+def _place_in_script(stack: Iterable[traceback.FrameSummary], script: str) -> str:
+    frames = [frame for frame in stack if frame.filename == script]
+    return f" ({os.path.basename(script)}, line {frames[-1].lineno})" if frames else ""
+
+
+def _user_traceback(error: BaseException) -> str:
+    """The traceback without the frames that start the script."""
+    ours = (os.path.join(os.path.dirname(__file__), "bootstrap.py"), runpy.__file__, "<frozen runpy>")
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
