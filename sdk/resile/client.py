@@ -188,6 +188,11 @@ class Client:
         """Have a host let go of its workers, and take no more."""
         await self._post(f"hosts/{quote(host, safe='')}/drain", {"deadline_seconds": deadline_seconds})
 
+    async def join(self, host: str, *, incarnation: int = 0) -> api.Admission:
+        """Return what the agent of a new host needs; ``incarnation`` is the newest one of this host that is known."""
+        path = f"hosts/{quote(host, safe='')}/join"
+        return self._read(api.Admission, await self._post(path, {"incarnation": incarnation}))
+
     async def _get(self, model: type[V], path: str, **query: str | int) -> V:
         return self._read(model, await self._request("GET", path, params=query))
 

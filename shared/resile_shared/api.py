@@ -177,6 +177,7 @@ class Admission(View):
     bus_user: str
     bus_password: str
     storage: str = Field(description="URL of the pool's object storage")
+    probe: str = Field(description="what its object `probe` holds: a host that reads something else does not share it")
 
 
 class Empty(Message):

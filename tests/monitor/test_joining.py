@@ -3,12 +3,14 @@
 from resile_shared.api import Admission
 from resile_shared.credentials import read_credentials
 from resile_shared.messages.hosts import HostState
+from resile_shared.storage import PROBE
 
 from .examples import host
 from .monitors import Monitor, Monitors, Scene
 
 
 async def open_monitor(monitors: Monitors) -> Monitor:
+    monitors.storage.put(PROBE, [b"this pool"])
     return await monitors.start("--agent-credentials", str(monitors.pool.server.credentials("learner")))
 
 
@@ -16,7 +18,11 @@ async def test_a_new_host_is_given_what_its_agent_needs(monitors: Monitors, scen
     monitor = await open_monitor(monitors)
     learner = read_credentials(monitors.pool.server.credentials("learner"))
     expected = Admission(
-        bus_url=learner.url, bus_user="learner", bus_password=learner.password, storage=monitors.storage.url
+        bus_url=learner.url,
+        bus_user="learner",
+        bus_password=learner.password,
+        storage=monitors.storage.url,
+        probe="this pool",
     )
     for body in (None, {"incarnation": 0}):
         status, answer = await monitor.post("/v1/hosts/gpu-7/join", body)

@@ -49,9 +49,9 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
 
 
 def test_shells_can_complete_commands() -> None:
-    asked = {"_RESILE_COMPLETE": "complete_bash", "COMP_WORDS": "resile ho", "COMP_CWORD": "1"}
+    asked = {"_RESILE_COMPLETE": "complete_bash", "COMP_WORDS": "resile dra", "COMP_CWORD": "1"}
     out = subprocess.check_output([sys.executable, "-m", "resile"], env={**os.environ, **asked}, text=True)
-    assert out.split() == ["hosts"]
+    assert out.split() == ["drain"]
 
 
 def test_the_launcher_never_loads_torch() -> None:

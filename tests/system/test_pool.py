@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resile.cli.up import ONE_SIGNAL_SECONDS
+from resile.cli.stopping import ONE_SIGNAL_SECONDS
 
 from .conftest import TRAIN, Resile
 from .pools import UpPool, pool_up

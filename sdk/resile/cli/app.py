@@ -9,7 +9,7 @@ import typer.core
 
 from resile_shared.errors import ResileError
 
-from . import hosts, jobs, results, up, watch
+from . import host, hosts, jobs, results, up, watch
 from .options import DEFAULT_HOME, variable
 
 app = typer.Typer(
@@ -148,7 +148,7 @@ def demo(
     return show(home=home, output=output, as_json=as_json)
 
 
-for group in (up, jobs, watch, results, hosts):
+for group in (up, jobs, watch, results, hosts, host):
     app.add_typer(group.app)
 
 command = typer.main.get_command(app)

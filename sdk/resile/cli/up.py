@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import signal
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -16,14 +15,13 @@ import typer
 from resile_shared.errors import UsageError
 
 from .options import DEFAULT_HOME, print_json
+from .stopping import until_stopped
 
 if TYPE_CHECKING:
     from ..pool.home import PoolHome
     from ..pool.services import PoolOptions
-    from ..pool.supervisor import Supervisor
 
 app = typer.Typer(rich_markup_mode=None)
-ONE_SIGNAL_SECONDS = 0.3  # some senders tell the process and its group: that is one signal, not two
 
 
 class Policy(StrEnum):
@@ -149,39 +147,8 @@ async def _serve(options: "PoolOptions", home: "PoolHome", *, as_json: bool) -> 
         else:
             _greet(home, options, url, tell)
 
-    return await _until_stopped(Supervisor(home, options, tell=tell), greet, tell)
-
-
-async def _until_stopped(supervisor: "Supervisor", greet: Callable[[str], None], tell: Callable[[str], None]) -> int:
-    """Run the pool until a signal; a second one cuts the draining short."""
-    from ..pool.strays import end_strays
-
-    loop = asyncio.get_running_loop()
-    strays = asyncio.ensure_future(end_strays(supervisor.pids))
-    work = asyncio.ensure_future(supervisor.run(greet))
-    signals: list[tuple[signal.Signals, float]] = []
-
-    def stop(number: signal.Signals) -> None:
-        if signals and loop.time() - signals[0][1] < ONE_SIGNAL_SECONDS:
-            return
-        signals.append((number, loop.time()))
-        tell("draining; once more ends it at once" if len(signals) == 1 else "ending at once")
-        work.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
-            loop.add_signal_handler(number, stop, number)
-    try:
-        await asyncio.wait({work})
-    finally:
-        strays.cancel()
-        await supervisor.kill()
-    if not work.cancelled():
-        work.result()
-    if len(signals) > 1:
-        return 128 + signals[-1][0]
-    tell("the pool has ended")
-    return 0
+    supervisor = Supervisor(home, options, tell=tell)
+    return await until_stopped(supervisor, supervisor.run(greet), tell=tell, last_word="the pool has ended")
 
 
 def _greet(home: "PoolHome", options: "PoolOptions", url: str, tell: Callable[[str], None]) -> None:

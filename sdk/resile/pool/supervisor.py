@@ -120,7 +120,7 @@ class Supervisor:
             group.create_task(keep(self._bus, "nats-server", self._tell))
             for process in (*self._services, *self._agents):
                 group.create_task(keep(process, process.name, self._tell))
-            group.create_task(_limit_logs(self._home.path / "logs"))
+            group.create_task(keep_logs_small(self._home.path / "logs"))
 
     async def _drain(self) -> None:
         """End agents, then services, then the bus: each can say its last words to the next."""
@@ -196,8 +196,8 @@ def _mark_storage(url: str) -> None:
         storage.create("probe", secrets.token_hex(16).encode())
 
 
-async def _limit_logs(folder: Path) -> None:
-    """Look after the logs, for ever."""
+async def keep_logs_small(folder: Path) -> None:
+    """Look after the logs in ``folder``, for ever."""
     while True:
         await asyncio.to_thread(limit_logs, folder)
         await asyncio.sleep(_LOG_CHECK_SECONDS)

@@ -11,7 +11,7 @@ from resile_shared.messages.message import Id
 from resile_shared.settings import DetectionSeconds, ServiceSettings
 
 
-def _own_name() -> str:
+def own_name() -> str:
     """Return this machine's name as a host's id."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "host"
 
@@ -37,7 +37,7 @@ class LearnerSettings(ServiceSettings):
 
     folder: Path = Field(description="the agent's own folder: its incarnation, unpacked packages, output on its way")
     storage: str = Field(min_length=1, description="URL of the pool's object storage")
-    host: Id = Field(default_factory=_own_name, description="id of this host in its pool")
+    host: Id = Field(default_factory=own_name, description="id of this host in its pool")
     slots: int | None = Field(default=None, ge=1, le=9999, description="without it: all devices, or else all cores")
     slots_per_gpu: int = Field(default=1, ge=1, le=64, description="how many workers share an accelerator")
     labels: Annotated[str, AfterValidator(_check_labels)] = Field(default="", description="as in 'gpu=h200,zone=a'")

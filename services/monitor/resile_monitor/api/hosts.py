@@ -1,5 +1,6 @@
 """Hosts: looking at them, and draining one."""
 
+import asyncio
 import re
 
 from aiohttp import web
@@ -7,6 +8,7 @@ from aiohttp import web
 from resile_shared.api import Admission, DrainHost, Empty, JoinHost
 from resile_shared.messages.commands import HostDrain
 from resile_shared.messages.hosts import HostState
+from resile_shared.storage import PROBE
 
 from .pool import Pool
 from .problems import ProblemError
@@ -52,11 +54,13 @@ class Hosts:
                 "conflict", "other machines cannot join this pool: start it with `resile up --listen ADDR`"
             )
         await self._check_is_free(host, incarnation=body.incarnation)
+        probe = await asyncio.to_thread(self._pool.storage.read, PROBE)
         joining = Admission(
             bus_url=admission.url,
             bus_user=admission.user,
             bus_password=admission.password,
             storage=self._pool.storage.url,
+            probe=probe.decode(),
         )
         return answer(joining)
 

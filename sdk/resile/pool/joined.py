@@ -1,0 +1,192 @@
+"""A host that joins a pool from another machine: its agent gets what it needs from the pool, and is supervised here."""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from resile_shared.api import Admission
+from resile_shared.credentials import Credentials, write_credentials
+from resile_shared.errors import ResileError, UsageError
+from resile_shared.home import open_home
+from resile_shared.storage import PROBE, ObjectStorage, StorageError
+
+from ..client import Client, Refused, Server
+from .process import ServiceProcess
+from .services import ServiceSpec, outward_address
+from .supervisor import Tell, free_hosts, keep, keep_logs_small
+
+BUS_SECONDS = 5.0
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """What `resile host` was asked for."""
+
+    server: Server
+    name: str
+    slots: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    address: str | None = None
+    """Where workers of other hosts reach those of this one; None: the address by which the pool is reached."""
+    folder: Path | None = None
+    storage: str | None = None
+    """URL under which the pool's storage is reached here; None: the pool's own."""
+
+    @property
+    def pool_host(self) -> str:
+        """The machine that the pool is on."""
+        return urlsplit(self.server.url).hostname or ""
+
+    def default_folder(self, home: Path) -> Path:
+        """Return a folder of this host in this pool, which no other pool's host uses."""
+        pool = re.sub(r"[^A-Za-z0-9.-]", "-", urlsplit(self.server.url).netloc)
+        return home / "joined" / pool / self.name
+
+
+class JoinedHost:
+    """One host of a pool elsewhere. Its agent is started again when it dies, and asks the pool anew."""
+
+    def __init__(self, options: JoinOptions, *, home: Path, tell: Tell) -> None:
+        self.options = options
+        self.folder = options.folder or options.default_folder(open_home(home))
+        self._tell = tell
+        self._agent: ServiceProcess | None = None
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Run until cancelled, then drain. Raises ResileError when the host cannot join."""
+        try:
+            await self.start()
+            on_ready()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(keep(self, self.options.name, self._tell))
+                group.create_task(keep_logs_small(self.folder))
+        finally:
+            if self._agent is not None:
+                await free_hosts(self.options.server, {self.options.name}, tell=self._tell)
+                await self.stop()
+
+    async def start(self) -> None:
+        """Ask the pool, and start the agent. Raises ResileError."""
+        admission = await self._ask()
+        credentials = Credentials(
+            url=bus_url(admission.bus_url, pool_host=self.options.pool_host),
+            user=admission.bus_user,
+            password=admission.bus_password,
+        )
+        await _check_bus(credentials.url)
+        storage = self.options.storage or admission.storage
+        await asyncio.to_thread(check_storage, storage, probe=admission.probe.encode())
+        self._make_folder()
+        write_credentials(self._credentials, credentials)
+        self._agent = ServiceProcess(self._spec(storage))
+        await self._agent.start()
+
+    async def wait(self) -> int:
+        """Wait until the agent has ended; return its exit status."""
+        assert self._agent is not None, "it was started"
+        return await self._agent.wait()
+
+    async def stop(self) -> None:
+        """End the agent; return when it is gone."""
+        if self._agent is not None:
+            await self._agent.stop()
+
+    def pids(self) -> set[int]:
+        """Return the id of the agent's process."""
+        started = self._agent.process if self._agent else None
+        return {started.pid} if started else set()
+
+    async def kill(self) -> None:
+        """End at once what is left."""
+        if self._agent is not None:
+            await self._agent.kill()
+
+    @property
+    def _credentials(self) -> Path:
+        return self.folder / "credentials.json"
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--folder: {self.folder} cannot be made: {error.strerror}") from error
+
+    async def _ask(self) -> Admission:
+        server = self.options.server
+        try:
+            async with Client(server) as client:
+                return await client.join(self.options.name, incarnation=self._incarnation())
+        except Refused as error:
+            if error.status != 401:
+                raise
+            raise UsageError(
+                f"the pool at {server.url} does not accept this token: give the one in the file `token` of its home"
+            ) from error
+
+    def _incarnation(self) -> int:
+        try:
+            return int((self.folder / "incarnation").read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def _spec(self, storage: str) -> ServiceSpec:
+        options, folder = self.options, self.folder
+        slots = ("--slots", str(options.slots)) if options.slots else ()
+        address = options.address or outward_address(options.pool_host)
+        labels = ",".join(f"{name}={value}" for name, value in options.labels.items())
+        return ServiceSpec(
+            name=options.name,
+            module="resile_learner",
+            arguments=(
+                *("--credentials", str(self._credentials)),
+                *("--health-port", "0", "--health-file", str(folder / "health")),
+                *("--host", options.name, "--folder", str(folder), "--address", address, "--storage", storage),
+                *("--labels", labels),
+                *slots,
+            ),
+            log=folder / "agent.log",
+            health=folder / "health",
+        )
+
+
+def bus_url(url: str, *, pool_host: str) -> str:
+    """Return where the bus is: a pool that names its own loopback means the machine that answered."""
+    parts = urlsplit(url)
+    if parts.hostname not in _LOOPBACK:
+        return url
+    host = f"[{pool_host}]" if ":" in pool_host else pool_host
+    return f"{parts.scheme}://{host}:{parts.port}"
+
+
+async def _check_bus(url: str) -> None:
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(BUS_SECONDS):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    except OSError as error:  # TimeoutError is one
+        why = error.strerror or "no answer"
+        raise ResileError(
+            f"the pool lets this host in, but its bus at {url} cannot be reached from here ({why}): "
+            f"open port {parts.port} to this machine"
+        ) from error
+    writer.close()
+
+
+def check_storage(url: str, *, probe: bytes) -> None:
+    """Make sure that the pool's ``probe`` is found there. Raises UsageError."""
+    fault = f"--storage: {url} is not the pool's storage here: "
+    if url.startswith("file:") and not (Path(unquote(urlsplit(url).path)) / PROBE).exists():
+        raise UsageError(
+            f"{fault}share that folder of the pool's machine and name it with --storage, "
+            "or start the pool with a --storage that all machines reach (s3://, gs://, az://)"
+        )
+    try:
+        found = ObjectStorage(url).read(PROBE)
+    except StorageError as error:
+        raise UsageError(f"--storage: {error}") from error
+    if found != probe:
+        raise UsageError(f"{fault}it is another pool's; give the URL by which this machine reaches that of the pool")

@@ -1,0 +1,62 @@
+"""`resile host`: what keeps a machine from joining is said before anything is started."""
+
+from pathlib import Path
+
+import pytest
+
+from resile.cli import main
+from resile.pool.joined import bus_url, check_storage
+from resile_shared.errors import UsageError
+from resile_shared.storage import PROBE
+
+from .api_server import ApiServer
+from .test_pool_commands import failure
+
+TOKEN = ["--token", "a-token-of-some-pool"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--join", "pool:8080", *TOKEN], "--join 'pool:8080' is not a URL"),
+        (["--join", "http://pool:8080"], "wants a token: give it with --token"),
+        (["--join", "http://pool:8080", *TOKEN, "--label", "gpu"], "--label 'gpu' is not of the form NAME=VALUE"),
+        (["--join", "http://pool:8080", *TOKEN, "--label", "a=b,c=d"], "without commas"),
+        (["--join", "http://pool:8080", *TOKEN, "--address", "here"], "--address 'here' is no IP address"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reason in failure(["host", *options], capsys, status=2)
+
+
+def test_a_wrong_token_and_a_pool_that_is_not_there_are_told_apart(
+    api_server: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = failure(["host", "--join", api_server.url, *TOKEN], capsys, status=2)
+    assert f"the pool at {api_server.url} does not accept this token" in refused
+    gone = failure(["host", "--join", "http://127.0.0.1:1", *TOKEN], capsys)
+    assert "the pool at http://127.0.0.1:1 does not answer (Connection refused)" in gone
+    assert not list((tmp_path / "home").glob("joined/*"))
+
+
+def test_only_the_storage_of_the_pool_will_do(tmp_path: Path) -> None:
+    url = tmp_path.as_uri()
+    with pytest.raises(UsageError, match=r"--storage: file://.* is not the pool's storage here: share that folder"):
+        check_storage(url, probe=b"this pool")
+    (tmp_path / PROBE).write_bytes(b"that pool")
+    with pytest.raises(UsageError, match="it is another pool's"):
+        check_storage(url, probe=b"this pool")
+    with pytest.raises(UsageError, match=r"--storage: .*is not a URL of storage"):
+        check_storage("nonsense", probe=b"this pool")
+    check_storage(url, probe=b"that pool")
+
+
+def test_a_bus_on_the_loopback_of_its_machine_is_looked_for_on_that_machine() -> None:
+    assert bus_url("nats://127.0.0.1:4222", pool_host="10.0.0.1") == "nats://10.0.0.1:4222"
+    assert bus_url("nats://[::1]:4222", pool_host="fd00::1") == "nats://[fd00::1]:4222"
+    assert bus_url("nats://10.0.0.2:4222", pool_host="10.0.0.1") == "nats://10.0.0.2:4222"
+
+
+def test_the_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["host", "--help"]) == 0
+    assert "Join a pool that runs elsewhere" in capsys.readouterr().out
