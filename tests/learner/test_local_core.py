@@ -64,6 +64,10 @@ def ready(worker: int, **changes: int) -> Ready:
     return message.model_copy(update=changes)
 
 
+def progress(worker: int, iteration: int) -> Progress:
+    return Progress(worker=worker, generation=1, iteration=iteration, epoch=0)
+
+
 def completed(worker: int) -> Completed:
     return Completed(
         worker=worker,
@@ -172,6 +176,12 @@ class Cluster:
     def exit(self, worker: int, kind: str, status: int = 0) -> None:
         del self.alive[worker]
         self.tell(Exited(Exit(worker, kind, status)))  # type: ignore[arg-type]
+
+    def fail(self, worker: int) -> None:
+        """Let a worker end by an error of its script."""
+        del self.alive[worker]
+        self.tell(Said(Failed(worker=worker, message="ValueError: no", details="Traceback ...")))
+        self.tell(Exited(Exit(worker, "failed", 1, "ValueError: no", "Traceback ...")))
 
     def settle(self) -> None:
         """Let everything that is under way come to its end."""
@@ -490,11 +500,92 @@ def test_the_end_of_the_last_member_ends_the_run_and_is_named() -> None:
     assert cluster.outcome == Outcome("failed", "worker 1 was killed by SIGKILL (Killed)")
 
 
-def test_a_workers_own_words_are_what_the_user_reads() -> None:
+def test_workers_that_are_killed_from_outside_never_end_the_run() -> None:
+    cluster = Cluster("0:2")
+    for _ in range(10):
+        cluster.settle()
+        cluster.exit(cluster.members[-1], "killed", -9)
+    cluster.settle()
+    assert cluster.outcome is None
+    assert len(cluster.members) == 2
+
+
+def test_an_error_of_one_worker_is_forgiven_and_told_with_its_traceback() -> None:
+    cluster = Cluster("0:3")
+    cluster.settle()
+    cluster.fail(1)
+    assert (cluster.orders[-1].workers, cluster.orders[-1].recovers) == ((0, 2), True)
+    assert Noted("worker 1 failed: ValueError: no; the others go on\nTraceback ...") in cluster.shown
+    cluster.settle()
+    assert cluster.members == (0, 2, 3)
+
+
+@pytest.mark.parametrize("next_one", [0, 2])
+def test_a_shard_that_raises_on_a_second_worker_ends_the_run(next_one: int) -> None:
+    cluster = Cluster("0:3")
+    cluster.settle()
+    cluster.fail(1)
+    cluster.settle()
+    cluster.fail(next_one)
+    assert cluster.outcome == Outcome("failed", f"worker {next_one} failed: ValueError: no", "Traceback ...")
+
+
+def test_errors_at_different_iterations_are_forgiven_each() -> None:
+    cluster = Cluster("0:2")
+    for iteration in range(1, 6):
+        cluster.settle()
+        cluster.tell(Said(progress(cluster.members[0], iteration)))
+        cluster.fail(cluster.members[-1])
+    cluster.settle()
+    assert cluster.outcome is None
+
+
+def test_the_error_of_the_last_worker_ends_the_run_in_its_own_words() -> None:
     cluster = Cluster("0:2")
     cluster.settle()
-    cluster.tell(Said(Failed(worker=1, message="ValueError: no", details="Traceback ...")))
+    cluster.exit(0, "killed", -9)
+    cluster.fail(1)
     assert cluster.outcome == Outcome("failed", "worker 1 failed: ValueError: no", "Traceback ...")
+
+
+def test_an_error_before_training_ends_the_run_at_once() -> None:
+    cluster = Cluster("0:2")
+    cluster.hello(0)
+    cluster.fail(0)
+    assert cluster.outcome == Outcome("failed", "worker 0 failed: ValueError: no", "Traceback ...")
+
+
+def test_an_error_after_training_ends_the_run() -> None:
+    cluster = Cluster("0:2")
+    cluster.settle()
+    cluster.tell(Said(completed(0)))
+    cluster.fail(1)
+    assert cluster.outcome is not None
+    assert cluster.outcome.error == "worker 1 failed: ValueError: no, after training was complete"
+
+
+def test_a_joiner_that_fails_is_forgiven_once() -> None:
+    cluster = Cluster("0:2")
+    cluster.settle()
+    cluster.tell(ResizeAsked(3))
+    cluster.hello(2)
+    cluster.fail(2)
+    cluster.switch(cluster.orders[-1])
+    assert cluster.outcome is None
+    cluster.hello(3)
+    cluster.fail(3)
+    assert cluster.outcome is not None
+    assert cluster.outcome.error == "worker 3 failed: ValueError: no"
+
+
+def test_memory_that_runs_out_is_no_error_of_the_script_but_ends_the_run_in_time() -> None:
+    cluster = Cluster("0:4")
+    cluster.settle()
+    for worker in (0, 1, 2):
+        assert cluster.outcome is None
+        cluster.exit(worker, "out of memory", -9)
+    assert cluster.outcome is not None
+    assert "memory ran out" in cluster.outcome.error
 
 
 def test_what_nobody_understands_ends_the_run() -> None:
@@ -609,11 +700,10 @@ def test_a_resumed_run_uses_no_number_again() -> None:
 def test_progress_and_checkpoints_are_remembered() -> None:
     cluster = Cluster("0:1")
     cluster.settle()
-    progress = Progress(worker=0, generation=1, iteration=7, epoch=0)
     saved = CheckpointSaved(worker=0, iteration=5, generation=1, num_bytes=10)
-    cluster.tell(Said(progress))
+    cluster.tell(Said(progress(0, 7)))
     cluster.tell(Said(saved))
-    assert cluster.director.progress == progress
+    assert cluster.director.progress == progress(0, 7)
     assert cluster.director.checkpoint == saved
 
 

@@ -11,13 +11,12 @@ Events go in through `Director.handle`, commands come out; the launcher carries 
 - A joiner that never became a member is stopped when a generation without it takes effect or training is complete.
 - A stop pauses the run: its workers store a checkpoint where they are, and are stopped once it is there, or is late.
 - A worker of which its peers hear nothing is killed.
-- When a member is killed the others are ordered to recover without it, and once they have, a new worker takes its
-  place. Once training is complete one of them is enough. Any other end of a worker that nobody expected ends the run.
+- When a member ends unexpectedly the others are ordered to recover without it, and once they have, a new worker takes
+  its place, unless the script is at fault (`setbacks.py`). Once training is complete one of them is enough.
 """
 
 import hashlib
 import hmac
-import signal
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -65,9 +64,9 @@ from .seam import (
     StopAsked,
     StopBy,
 )
+from .setbacks import Setbacks
 
 STOP_SECONDS = 5.0
-MAX_CRASHES = 3
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class Director:
         self._pending: _Pending | None = None
         self._wish: int | None = None
         self._joined = 0  # the newest generation of which a member has told
-        self._crashes = (0, 0)  # the iteration, and how many workers have crashed at it
+        self._setbacks = Setbacks()
         self._size_before: int | None = None  # before members were lost whose places are to be taken again
         self._is_stopping = False
         self.in_force: Order | None = None
@@ -183,10 +182,8 @@ class Director:
                 return self._is_ready(message, now)
             case Switched():
                 return self._switched(message, now)
-            case Failed(worker=number, message=text, details=details):
-                if worker.is_unneeded:
-                    return []
-                return self._fail(Exit(number, "failed", message=text).describe(), now, details)
+            case Failed():
+                return []  # its process ends now, and its end says it again
             case Warned(message=text):
                 return self._warned(text, now)
             case _:
@@ -413,7 +410,7 @@ class Director:
             return [] if self._workers else self._end(Outcome("stopped"), now)
         expected = exit_.kind in ("finished", "left") or worker.is_unneeded or self._may_go(exit_.worker, worker)
         if not expected or self._is_awaited(exit_.worker):
-            return self._lost(exit_, now)
+            return self._lost(exit_, now, was_member=worker.was_member)
         members = self.in_force.workers if self.in_force else ()
         if any(number in self._workers for number in members):
             return []
@@ -426,9 +423,11 @@ class Director:
         newest = self._newest
         return newest is not None and self._is_recovering and number in newest.workers and self.completed is None
 
-    def _lost(self, exit_: Exit, now: float) -> list[Command]:
+    def _lost(self, exit_: Exit, now: float, *, was_member: bool) -> list[Command]:
         """Have the members that are left go on without the one that has ended, if that can be."""
-        if exit_.kind not in ("killed", "left") or self._crashes_again(exit_):
+        is_training = self.in_force is not None and self.completed is None
+        iteration = self.progress.iteration if self.progress else 0
+        if self._setbacks.ends_run(exit_, iteration=iteration, is_training=is_training, was_member=was_member):
             return self._fail(exit_.describe(), now, exit_.details)
         if self._pending and not any(exit_.worker in order.workers for order in self._orders.values()):
             return self._replace_joiner(exit_.worker, self._pending)
@@ -439,7 +438,8 @@ class Director:
             self._size_before = self._size_to_restore()
         until = self._steps[0].iteration if self._steps else None
         self._pending = _Pending(survivors, 0, until, exit_.describe(), recovers=True)
-        return [Show(Noted(f"{exit_.describe()}; the others go on")), *self._order()]
+        note = f"{exit_.describe()}; the others go on"
+        return [Show(Noted("\n".join(filter(None, (note, exit_.details.rstrip()))))), *self._order()]
 
     def _survivors(self) -> tuple[int, ...]:
         """Those of the generation in force who go on: whoever is in the newest too, if there is one of them."""
@@ -460,15 +460,6 @@ class Director:
             elif shape is not None:
                 sizes = [len(shape.workers)]
         return max(sizes)
-
-    def _crashes_again(self, exit_: Exit) -> bool:
-        """Whether workers crash again and again at one iteration, which is the script's fault and not the machine's."""
-        if exit_.kind != "killed" or exit_.status == -signal.SIGKILL:
-            return False
-        iteration = self.progress.iteration if self.progress else 0
-        crashes = self._crashes[1] if self._crashes[0] == iteration else 0
-        self._crashes = (iteration, crashes + 1)
-        return crashes + 1 >= MAX_CRASHES
 
     def _replace_joiner(self, lost: int, pending: _Pending) -> list[Command]:
         """A joiner that was lost before anybody counted on it leaves a place for another."""
