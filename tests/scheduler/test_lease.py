@@ -36,7 +36,8 @@ async def test_a_lease_that_is_held_is_not_taken(pool: Pool) -> None:
     await first.take()
     holding = asyncio.create_task(first.hold())
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(second.take(), 1.5)
+        async with asyncio.timeout(1.5):
+            await second.take()
     assert not holding.done()
     holding.cancel()
 

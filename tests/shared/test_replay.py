@@ -80,7 +80,8 @@ async def test_a_follower_knows_when_it_has_what_was_stored_before(pool: Pool) -
                 EVENTS, HostHello, read, subjects=("resile.host.*.hello",), start=start, caught_up=caught_up
             )
         )
-        await asyncio.wait_for(caught_up.wait(), 30)
+        async with asyncio.timeout(30):
+            await caught_up.wait()
         assert seen == wanted
         following.cancel()
         await asyncio.wait({following})

@@ -116,9 +116,9 @@ class Processes:
 
     async def upload_output(self, job: str) -> bool:
         """Upload what workers of ``job`` wrote and is not stored yet; tell whether all of it is stored now."""
-        uploading = self._place.outputs.upload(job, self._place.folder.output(job))
         try:
-            return await asyncio.wait_for(uploading, UPLOAD_SECONDS)
+            async with asyncio.timeout(UPLOAD_SECONDS):
+                return await self._place.outputs.upload(job, self._place.folder.output(job))
         except TimeoutError:
             logger.warning("the output of job %s is not stored yet: it takes over %g seconds", job, UPLOAD_SECONDS)
             return False

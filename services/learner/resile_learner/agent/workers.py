@@ -168,7 +168,8 @@ class Zygote:
             self._process.terminate()  # it does not listen during the imports, and there is nothing below it yet
         self._hang_up()
         try:
-            await asyncio.wait_for(self.ended(), CLOSE_SECONDS)
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.ended()
         except TimeoutError:
             self._process.kill()
             await self.ended()

@@ -76,12 +76,12 @@ class Evidence:
                 continue
             if is_silent:
                 job.shun(challenge.host, now=now)
-                self._leave_behind(job, here, f"{challenge.host} does not answer")
+                self._leave_behind(job, ((worker, f"{challenge.host} does not answer") for worker in here))
             elif any(_is_enough(job, pair) for pair in job.accusations):
                 self._cut(job, now=now)
 
     def _cut(self, job: Job, *, now: float) -> None:
-        """Leave behind whom the largest set of members that nobody divides does not need."""
+        """Leave behind those who are mute, and those whom the largest set that nobody divides does not need."""
         fresh = {
             pair
             for pair, word in job.accusations.items()
@@ -96,13 +96,15 @@ class Evidence:
         behind = mute | cut_off
         if unknown := behind - job.workers.keys():
             job.vanished = f"worker {min(unknown)} is gone without a word"
-        self._leave_behind(job, (job.workers[number] for number in sorted(behind - unknown)), "")
+        is_silent = any(word.evidence == "silence" for word in job.accusations.values())
+        how = "is silent" if is_silent else "did not take part"
+        workers = [job.workers[number] for number in sorted(behind - unknown)]
+        self._leave_behind(job, ((w, f"worker {w.number} on {w.slot.name} {how}, say its peers") for w in workers))
 
-    def _leave_behind(self, job: Job, workers: Iterable[Worker], reason: str) -> None:
-        for worker in workers:
+    def _leave_behind(self, job: Job, reasons: Iterable[tuple[Worker, str]]) -> None:
+        for worker, reason in reasons:
             if not worker.has_failed:
-                text = f"worker {worker.number} on {worker.slot.name} did not take part, say its peers"
-                worker.failure, worker.reason, worker.is_lost = "abandoned", reason or text, True
+                worker.failure, worker.reason, worker.is_lost = "abandoned", reason, True
         job.accusations.clear()
         self._pool.changed()
 
