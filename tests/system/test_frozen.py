@@ -1,0 +1,66 @@
+"""Workers and agents of a pool that are frozen: neither bits nor ledger change, and what was frozen comes back."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from resile.client import Client, find_server
+from resile_learner.agent.protocol import process_name
+from resile_shared.api import JobView
+
+from .paced import Pace, becomes, submit
+from .pools import UpPool, pool_up
+from .running import plain
+from .test_pool_same_bits import SCRIPT
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[UpPool]:
+    """Two hosts of two slots."""
+    with pool_up(tmp_path / "home", "--hosts", 2, "--slots", 2) as pool:
+        yield pool
+
+
+def worker(pool: UpPool, job: str, number: int) -> psutil.Process:
+    """The process of a worker."""
+    name = process_name(job, number)
+    for process in psutil.Process(pool.process.pid).children(recursive=True):
+        files = Path(f"/proc/{process.pid}/fd")
+        if os.getsid(process.pid) == process.pid and any(name in os.readlink(file) for file in files.iterdir()):
+            return process
+    raise AssertionError(f"worker {number} of {job} is not there")
+
+
+@pytest.mark.long
+async def test_frozen_workers_and_agents_change_neither_bits_nor_ledger(pool: UpPool, tmp_path: Path) -> None:
+    script = tmp_path / "code/measured.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT)
+    pace = Pace(tmp_path / "pace")
+    async with Client(find_server(home=pool.home)) as client:
+        job = await submit(client, script, "--pace", pace.file, name="measured", max_workers=4)
+        for number in (0, 2):
+            await becomes(client, job, lambda view: view.workers == 4)
+            worker(pool, job, number).send_signal(signal.SIGSTOP)
+            await becomes(client, job, lambda view, number=number: told(view, f"worker {number} on"))
+        for host in ("host-1", "host-2"):
+            await becomes(client, job, lambda view: view.workers == 4)
+            (agent,) = (child for child in pool.children() if host in child.cmdline())
+            agent.suspend()
+            await becomes(client, job, lambda view, host=host: told(view, f"{host} lost"))
+            agent.resume()
+        await becomes(client, job, lambda view: view.workers == 4)
+        pace.fast_until(10**6)
+    view = JobView.model_validate(pool.completed(job))
+    assert view.params_sha256 == plain(script)
+    for epoch in pool.ask("ledger", job)["epochs"]:
+        assert (epoch["once"], epoch["more"], epoch["never"]) == (epoch["samples"], 0, 0)
+
+
+def told(view: JobView, reason: str) -> bool:
+    """Whether the job has lost somebody, and why."""
+    return any(reason in item.reason and item.workers < 4 for item in view.history if item.kind == "allocation")
