@@ -36,7 +36,8 @@ descriptors = [f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")]
 files = [os.readlink(name) for name in descriptors if os.path.exists(name)]
 print("pid", os.getpid(), flush=True)
 print("variables", sorted(ours), os.environ["COLOR"], sys.argv[1:])
-print("files", [name for name in files if name.startswith("/") and not name.startswith(("/dev/", "/memfd:resile-worker:"))])
+own = ("/dev/", "/memfd:resile-worker:")
+print("files", [name for name in files if name.startswith("/") and not name.startswith(own)])
 with open(os.path.join(ours["RESILE_OUTPUT_DIR"], "notes.txt"), "w") as file:
     file.write("noted")
 
