@@ -2,14 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import typer.core
 
 from resile_shared.errors import ResileError
 
-from . import host, hosts, jobs, results, up, watch
+from . import chaos, host, hosts, jobs, results, up, watch
 from .options import DEFAULT_HOME, variable
 
 app = typer.Typer(
@@ -150,8 +150,11 @@ def demo(
 
 for group in (up, jobs, watch, results, hosts, host):
     app.add_typer(group.app)
+app.add_typer(chaos.app, name="chaos")
 
 command = typer.main.get_command(app)
 assert isinstance(command, typer.core.TyperGroup)
-for _sub in command.commands.values():  # raw docstrings spell the mark of examples in letters
+_subs: list[Any] = [command]
+for _sub in _subs:  # raw docstrings spell the mark of examples in letters
+    _subs += _sub.commands.values() if isinstance(_sub, typer.core.TyperGroup) else ()
     _sub.help = (_sub.help or "").replace("\\b", "\b")

@@ -1,0 +1,199 @@
+"""Random attacks from a seed on a pool that trains a job: the shell around `plan`, which ends with the evidence."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from resile_learner.agent.packages import Packages, find_script
+from resile_shared.api import JobView
+from resile_shared.errors import ResileError, UsageError
+from resile_shared.messages.jobs import JobSpec, JobState
+
+from ..client import Client
+from ..undisturbed import train_alone
+from .assault import Assault
+from .attacks import Attack, Kind, Target, What, refusal
+from .observation import Observer
+from .plan import Card, deal
+from .recovery import Recovery
+from .verdict import Evidence, Outcome
+
+LOOK_SECONDS = 0.5
+STANDSTILL_SECONDS = 180.0
+PUBLISHED_SECONDS = 15.0
+
+Tell = Callable[[str], None]
+
+
+class Standstill(ResileError):
+    """A job does not come to its end."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(f"{job} has committed nothing for {STANDSTILL_SECONDS:.0f} s, and is not over")
+
+
+@dataclass
+class Campaign:
+    """Attacks the pool of ``assault`` while it trains ``job``, which is submitted again whenever it is over."""
+
+    assault: Assault
+    client: Client
+    observer: Observer
+    recovery: Recovery
+    job: str
+    tell: Tell
+    accepted: list[str] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    began: float = field(default_factory=time.time)
+    is_hopeless: bool = False
+    """A job failed: there is nothing more to find out."""
+
+    async def run(self, *, seed: int, seconds: float, sha256: str | None) -> Evidence:
+        """Attack for so long, let the last job come to its end, and collect the evidence. Raises ResileError."""
+        spec = await self.client.spec(self.job)
+        self._take(self.job)
+        menu = self._menu()
+        await self._trains()
+        self.began = time.time()
+        async with asyncio.TaskGroup() as tasks:
+            attacking = tasks.create_task(self._attack(deal(seed, menu), until=self.began + seconds))
+            training = tasks.create_task(self._keep_training(spec))
+            await asyncio.wait({attacking})
+            training.cancel()
+        await self._come_to_their_ends()
+        jobs = await self._all_told()
+        alone = sha256 or await self._alone(spec)
+        outcomes = sorted(self.outcomes, key=lambda outcome: outcome.number)
+        return Evidence(tuple(self.accepted), jobs, self.observer.seen, outcomes, alone)
+
+    def _menu(self) -> list[tuple[Kind, What]]:
+        """Return all attacks that this pool allows; those that make sense on others only are told."""
+        menu: list[tuple[Kind, What]] = []
+        for kind, what in ((kind, what) for kind in Kind for what in What if not refusal(kind, what)):
+            try:
+                self.assault.check(kind, what)
+                menu.append((kind, what))
+            except UsageError as error:
+                self.tell(f"left out: {kind} {what}: {error}")
+        return menu
+
+    def _take(self, job: str) -> None:
+        self.job = job
+        self.accepted.append(job)
+        self.observer.follow(job)
+
+    async def _trains(self) -> None:
+        """Wait for the first iteration."""
+        deadline = time.time() + STANDSTILL_SECONDS
+        while not self.observer.seen.commits[self.job]:
+            if time.time() > deadline:
+                raise Standstill(self.job)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    # attacks
+
+    async def _attack(self, cards: Iterable[Card], *, until: float) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            under_way: set[asyncio.Task[None]] = set()
+            for card in cards:
+                if card.waits and under_way:
+                    await asyncio.wait(under_way)
+                    under_way = set()
+                await asyncio.sleep(card.pause_seconds)
+                if time.time() >= until or self.is_hopeless:
+                    return
+                if attack := await asyncio.to_thread(self._aim, card):
+                    under_way.add(tasks.create_task(self._carry_out(card.number, attack)))
+                else:
+                    await asyncio.sleep(LOOK_SECONDS)
+
+    def _aim(self, card: Card) -> Attack | None:
+        """Choose whom the card hits, of those that are there."""
+        match card.what:
+            case What.WORKER:
+                names = [f"{worker.job}/{worker.number}" for worker in self.assault.processes.workers(self.job)]
+            case What.AGENT | What.HOST:
+                names = sorted(self.assault.processes.hosts())
+            case What.JOB | What.OBJECT_STORE:
+                names = [self.job]
+            case _:
+                names = [""]
+        if not names:
+            return None
+        return Attack(card.kind, Target(card.what, names[int(card.pick * len(names))]), seconds=card.seconds)
+
+    async def _carry_out(self, number: int, attack: Attack) -> None:
+        try:
+            async with self.assault.strike(attack) as struck:
+                for job in struck.workers:
+                    self.observer.follow(job)
+                self._say(f"#{number} {attack}" + (f" ({struck.detail})" if struck.detail else ""))
+                recovered = await self.recovery.of(struck)
+        except ResileError as error:
+            self._say(f"#{number} {attack}: not now: {error}")
+            return
+        self.outcomes.append(Outcome(number, struck, recovered))
+        parts = (f"{p.what} {'NOT' if p.seconds is None else f'{p.seconds:.2f} s'}" for p in recovered)
+        self._say(f"#{number} recovered: {', '.join(parts) or 'nothing was hit'}")
+
+    def _say(self, text: str) -> None:
+        self.tell(f"{time.time() - self.began:6.1f} s  {text}")
+
+    # jobs
+
+    async def _keep_training(self, spec: JobSpec) -> None:
+        """Submit the job again whenever it is over."""
+        while not self.is_hopeless:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                view = await self.client.job(self.job)
+                if view.state is JobState.COMPLETED:
+                    self._take(await self.client.submit(spec))
+                    self._say(f"{view.id} has completed; it is submitted again: {self.job}")
+                elif view.state.is_final:
+                    self._say(f"{view.id} {view.state}: {view.reason}")
+                    self.is_hopeless = True
+            except ResileError as error:
+                self._say(f"the pool does not answer now: {error}")
+
+    async def _come_to_their_ends(self) -> None:
+        """Wait until all jobs are over. Raises Standstill."""
+        self._say("no more attacks; the last job trains to its end")
+        known, since = 0, time.time()
+        while True:
+            try:
+                jobs = {job.id: job for job in await self.client.jobs()}
+                if all(job not in jobs or jobs[job].state.is_final for job in self.accepted):
+                    return
+            except ResileError as error:
+                self._say(f"the pool does not answer now: {error}")
+            num_commits = sum(map(len, self.observer.seen.commits.values()))
+            if num_commits != known:
+                known, since = num_commits, time.time()
+            if time.time() - since > STANDSTILL_SECONDS:
+                raise Standstill(self.job)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _all_told(self) -> Sequence[JobView]:
+        """Return the jobs, once all of their histories had time to be published."""
+        there = {job.id for job in await self.client.jobs()}
+        jobs = [await self.client.job(job) for job in self.accepted if job in there]
+        deadline = time.time() + PUBLISHED_SECONDS
+        num_items = sum(len(job.history) for job in jobs)
+        while time.time() < deadline:
+            if sum(event.job in there for event in self.observer.seen.events) >= num_items:
+                break
+            await asyncio.sleep(LOOK_SECONDS)
+        return jobs
+
+    async def _alone(self, spec: JobSpec) -> str:
+        self._say("the same training undisturbed, alone on one worker")
+        with tempfile.TemporaryDirectory(prefix="resile-chaos-") as folder:
+            package = await Packages(self.assault.storage, Path(folder)).fetch(spec.package)
+            script = find_script(package, spec.script)
+            result = await train_alone(script, spec.args, env=spec.env, home=Path(folder, "home"), name="undisturbed")
+        assert result.completed is not None
+        return result.completed.params_sha256

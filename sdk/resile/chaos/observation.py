@@ -1,0 +1,115 @@
+"""What the pool tells while it is attacked: kept whole, since the verdict is made from it."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from resile_shared.api import EventView
+from resile_shared.errors import ResileError
+from resile_shared.messages.jobs import JobEvent
+from resile_shared.messages.reports import CheckpointSaved, Completed, Progress, Report, Switched
+
+from ..client import Client
+
+_EVER = 10_000
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A generation was seen to have committed ``iteration`` iterations, at ``time`` (seconds since the epoch)."""
+
+    time: float
+    generation: int
+    iteration: int
+    loss: float | None
+    samples_seen: int
+
+
+@dataclass
+class Observations:
+    """What was told so far."""
+
+    events: list[JobEvent] = field(default_factory=list)
+    """Of all jobs, in the order of the stream."""
+    commits: defaultdict[str, list[Commit]] = field(default_factory=lambda: defaultdict(list))
+    members: dict[tuple[str, int], frozenset[int]] = field(default_factory=dict)
+    """Of a generation of a job that took effect."""
+    checkpoints: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """When a checkpoint was complete."""
+    completed: dict[str, float] = field(default_factory=dict)
+    """When a job had trained to its end."""
+    sequences: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The numbers of all that was read, by what was read: ``pool``, or a job."""
+
+    def take_event(self, view: EventView) -> None:
+        """Take in what was read of the pool's events."""
+        self.sequences["pool"].append(view.sequence)
+        if view.subject.startswith("resile.job."):
+            self.events.append(JobEvent.model_validate(view.data))
+
+    def take_report(self, view: EventView) -> None:
+        """Take in what was read of one job; its events come with those of the pool."""
+        if view.stream != "reports":
+            return
+        report = Report.model_validate(view.data)
+        job, when = report.job, report.time.timestamp()
+        self.sequences[job].append(view.sequence)
+        match report.content:
+            case Progress() as told:
+                commit = Commit(when, report.generation, told.iteration, told.loss, told.samples_seen)
+                self.commits[job].append(commit)
+            case Switched(workers=workers):
+                self.members[job, report.generation] = frozenset(workers)
+            case CheckpointSaved():
+                self.checkpoints[job].append(when)
+            case Completed():
+                self.completed[job] = when
+
+
+class Observer:
+    """Reads what the pool tells."""
+
+    def __init__(self, client: Client) -> None:
+        self.seen = Observations()
+        self.fault = ""
+        """Why it could not read on."""
+        self._client = client
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, client: Client) -> "AsyncIterator[Observer]":
+        """Observe the pool while the block runs."""
+        observer = cls(client)
+        observer._start("pool", observer._read_pool)
+        try:
+            yield observer
+        finally:
+            for task in observer._tasks.values():
+                task.cancel()
+            await asyncio.wait(observer._tasks.values())
+
+    def follow(self, job: str) -> None:
+        """Read what the workers of ``job`` report, too, from their first word on."""
+        if job not in self._tasks:
+            self._start(job, lambda: self._read_job(job))
+
+    def _start(self, name: str, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._tasks[name] = asyncio.create_task(self._noting_faults(name, read))
+
+    async def _noting_faults(self, name: str, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await read()
+        except ResileError as error:
+            self.fault = f"the events of {name} could not be read to the end: {error}"
+
+    async def _read_pool(self) -> None:
+        async for view in self._client.follow_events(tail=_EVER):
+            self.seen.take_event(view)
+
+    async def _read_job(self, job: str) -> None:
+        async for view in self._client.follow_events(job=job, tail=_EVER):
+            self.seen.take_report(view)

@@ -1,0 +1,77 @@
+"""A pool of its own for a campaign, which goes again with it."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from resile_shared.errors import ResileError
+
+STORAGE_SIZE = "256m"
+END_SECONDS = 90.0
+
+
+class OwnPool:
+    """`resile up` in a temporary home; as root with what links and disks need to be attacked. For ``async with``."""
+
+    def __init__(self, *, hosts: int, slots: int, tell: Callable[[str], None]) -> None:
+        self._options = ("--hosts", str(hosts), "--slots", str(slots), "--open-to-chaos")
+        self._tell = tell
+        self._stack = AsyncExitStack()
+        self.home = Path()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resile-chaos-")))
+            self.home = folder / "home"
+            options = [*self._options, *self._options_of_root(folder / "storage", stack)]
+            self._tell("a pool starts: resile up " + " ".join(options))
+            await self._start(options, stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def _options_of_root(self, storage: Path, stack: AsyncExitStack) -> list[str]:
+        if os.geteuid() != 0 or any(shutil.which(command) is None for command in ("ip", "tc", "nsenter")):
+            return []
+        storage.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={STORAGE_SIZE}", "none", storage], check=True)
+        stack.callback(lambda: subprocess.run(["umount", "--lazy", storage], check=True))
+        return ["--namespaces", "--storage", storage.as_uri()]
+
+    async def _start(self, options: list[str], stack: AsyncExitStack) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "resile", "up", "--home", str(self.home), "--json", *options),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=(self.home.parent / "up.log").open("wb"),
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        stack.push_async_callback(_end, process)
+        if not await process.stdout.readline():
+            said = (self.home.parent / "up.log").read_text(errors="replace").strip()
+            raise ResileError(f"the pool did not start: {said.rpartition(chr(10))[2]}")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        async with asyncio.timeout(END_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,115 @@
+"""Which processes a pool on this machine consists of, read from /proc.
+
+Services and agents are children of `resile up`, told apart by their command lines. Workers are forked, and have none of
+their own: each keeps a file in memory open whose name says whose worker it is (`agent/protocol.py`).
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from resile_learner.agent.descendants import descendants, processes
+from resile_shared.errors import ResileError
+
+from .attacks import Target, What
+
+_MARK = "/memfd:resile-worker:"
+_GONE = " (deleted)"
+
+
+class NotThere(ResileError):
+    """What shall be attacked is not running now."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(f"{target} is not running now: look with `resile top`, and try again")
+
+
+@dataclass(frozen=True)
+class WorkerProcess:
+    """A worker, and the process that it is."""
+
+    job: str
+    number: int
+    host: str
+    pid: int
+
+
+class PoolProcesses:
+    """The processes of the pool whose `resile up` is the process ``supervisor``."""
+
+    def __init__(self, supervisor: int, *, object_store: int | None = None) -> None:
+        self._supervisor = supervisor
+        self.object_store = object_store
+        """The local server that serves the storage, if there is one."""
+
+    def hosts(self) -> dict[str, int]:
+        """Return the agents that run, by host."""
+        return {host: pid for pid, words in self._children() if (host := _host_of(words))}
+
+    def pid(self, what: What) -> int | None:
+        """Return the process of a service, None while it is not there."""
+        if what is What.OBJECT_STORE:
+            return self.object_store
+        return next((pid for pid, words in self._children() if _is(what, words)), None)
+
+    def workers(self, job: str | None = None) -> list[WorkerProcess]:
+        """Return the workers of ``job``, or of all jobs, by their numbers."""
+        found = (worker for host, agent in self.hosts().items() for worker in _workers_below(agent, host))
+        return sorted((w for w in found if job in (None, w.job)), key=lambda w: (w.job, w.number))
+
+    def victims(self, target: Target) -> list[int]:
+        """Return the processes that ``target`` names; of a host all. Raises ResileError."""
+        what, name = target.what, target.name
+        if what.is_of_job:
+            found = [w.pid for w in self.workers(target.job) if name in (w.job, f"{w.job}/{w.number}")]
+        elif what.is_of_host:
+            agent = self.hosts().get(name)
+            below = [process.pid for process in descendants(agent)] if agent and what is What.HOST else []
+            found = [agent, *below] if agent else []
+        else:
+            found = [pid] if (pid := self.pid(what)) else []
+        if not found:
+            raise NotThere(target)
+        return found
+
+    def _children(self) -> Iterator[tuple[int, list[str]]]:
+        for process in processes():
+            if process.parent == self._supervisor and not process.is_zombie:
+                yield process.pid, _command_line(process.pid)
+
+
+def _workers_below(agent: int, host: str) -> Iterator[WorkerProcess]:
+    for process in descendants(agent):
+        if process.session == process.pid and (name := _name_of(process.pid)):
+            job, _, number = name.partition("/")
+            yield WorkerProcess(job, int(number), host, process.pid)
+
+
+def _name_of(pid: int) -> str:
+    """Return ``<job>/<number>`` of a worker's process, nothing for any other."""
+    try:
+        links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return ""
+    named = (link.removeprefix(_MARK).removesuffix(_GONE) for link in links if link.startswith(_MARK))
+    return next(named, "")
+
+
+def _command_line(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def _is(what: What, words: list[str]) -> bool:
+    if what is What.BUS:
+        return Path(words[0]).name == "nats-server" if words else False
+    return f"resile_{what}" in words
+
+
+def _host_of(words: list[str]) -> str:
+    if "resile_learner" in words and "--host" in words:
+        return words[words.index("--host") + 1]
+    return ""

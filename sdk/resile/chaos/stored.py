@@ -1,0 +1,83 @@
+"""Attacks on what is stored: checkpoints that rot, and a disk that is full."""
+
+import hashlib
+import os
+from pathlib import Path
+from random import Random
+from urllib.parse import unquote, urlsplit
+
+from pydantic import ValidationError
+
+from resile_learner.checkpoint.manifest import FOLDER, CheckpointId, Manifest, PartInfo, manifest_key, part_key
+from resile_shared.errors import UsageError
+from resile_shared.storage import MissingObjectError, ObjectStorage
+
+BALLAST = ".chaos-ballast"
+
+
+def space_of_its_own(url: str) -> Path:
+    """Return the file that may take all space of the storage. Raises UsageError where others would suffer, too."""
+    if not url.startswith("file:"):
+        raise UsageError(f"disk-full: {url} is no folder of this machine, so its disk cannot be filled from here")
+    folder = Path(unquote(urlsplit(url).path))
+    if not os.path.ismount(folder):
+        raise UsageError(
+            f"disk-full: {folder} shares its file system with others, who would suffer too: give the pool a storage "
+            "on one of its own, as in `mount -t tmpfs -o size=64m none DIR` and `resile up --storage file://DIR`"
+        )
+    return folder / BALLAST
+
+
+class Checkpoints:
+    """The checkpoints of one job. Calls block, and raise StorageError."""
+
+    def __init__(self, storage: str, job: str) -> None:
+        self._objects = ObjectStorage(f"{storage.rstrip('/')}/jobs/{job}")
+        self._job = job
+
+    def corrupt(self, chance: Random) -> str:
+        """Damage a part of the newest checkpoint or of an older one; say which. One that is sound is left.
+
+        Raises UsageError when there are fewer than two that are sound.
+        """
+        sound = self._sound()
+        if len(sound) < 2:
+            raise UsageError(
+                f"corrupt: {self._job} has {len(sound)} sound checkpoint(s): damaging the last one would lose what no "
+                "promise keeps; wait for the next one"
+            )
+        victim = chance.choice(sound)
+        part = chance.choice(victim.parts)
+        key = part_key(victim.checkpoint.name, part.number)
+        content = bytearray(self._objects.read(key))
+        if chance.random() < 0.5:
+            place = chance.randrange(len(content))
+            content[place] ^= 1 << chance.randrange(8)
+            how = f"bit flipped in byte {place}"
+        else:
+            del content[len(content) // 2 :]
+            how = f"cut off after {len(content)} bytes"
+        self._objects.put(key, [bytes(content)])
+        age = "newest" if victim is sound[0] else "older"
+        return f"{age} checkpoint {victim.checkpoint.name}, part {part.number}: {how}"
+
+    def _sound(self) -> list[Manifest]:
+        """Return the checkpoints that could be loaded, newest first."""
+        names = {key.removeprefix(FOLDER).partition("/")[0] for key in self._objects.sizes(FOLDER)}
+        known = sorted((found for name in names if (found := CheckpointId.parse(name))), reverse=True)
+        return [manifest for one in known if (manifest := self._manifest(one.name)) and self._is_sound(manifest)]
+
+    def _manifest(self, name: str) -> Manifest | None:
+        try:
+            return Manifest.model_validate_json(self._objects.read(manifest_key(name)))
+        except (MissingObjectError, ValidationError):
+            return None
+
+    def _is_sound(self, manifest: Manifest) -> bool:
+        return all(self._digest(manifest.checkpoint.name, part) == part.sha256 for part in manifest.parts)
+
+    def _digest(self, name: str, part: PartInfo) -> str:
+        try:
+            return hashlib.sha256(self._objects.read(part_key(name, part.number))).hexdigest()
+        except MissingObjectError:
+            return ""

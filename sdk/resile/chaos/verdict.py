@@ -1,0 +1,146 @@
+"""Which promises broke. Pure: made of what the pool told, of the jobs as they ended, and of an undisturbed run."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from resile_shared.api import JobView
+from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
+
+from ..demo.verdict import used_once
+from .observation import Commit, Observations
+from .recovery import PATIENCE_SECONDS, Recovered, Struck
+
+HOLDS_NOTHING = frozenset({"queued", "paused", "completed", "stopped", "failed"})
+"""Items of a history after which a job holds no slot."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One attack, and what became of those whom it hit."""
+
+    number: int
+    struck: Struck
+    recovered: Sequence[Recovered]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a campaign has brought to light."""
+
+    accepted: Sequence[str]
+    """The jobs whose submission was answered."""
+    jobs: Sequence[JobView]
+    """As they ended, of the same script all of those that were accepted."""
+    seen: Observations
+    outcomes: Sequence[Outcome]
+    alone_sha256: str
+
+
+def faults(evidence: Evidence) -> Iterator[str]:
+    """Say what is not as it has to be; nothing, if all promises held."""
+    known = {job.id: job for job in evidence.jobs}
+    for name in evidence.accepted:
+        yield from _end(name, known.get(name), evidence.alone_sha256)
+    yield from histories(evidence.jobs, evidence.seen.events)
+    yield from slots_held_twice(evidence.seen.events)
+    for job in evidence.jobs:
+        yield from lineage(job)
+        yield from commits(job.id, evidence.seen.commits[job.id])
+    yield from streams(evidence.seen.sequences)
+    for outcome in evidence.outcomes:
+        for part in outcome.recovered:
+            if part.seconds is None:
+                yield (
+                    f"attack {outcome.number}, {outcome.struck.attack}: {part.what} had not recovered "
+                    f"after {PATIENCE_SECONDS:.0f} s"
+                )
+
+
+def _end(name: str, job: JobView | None, sha256: str) -> Iterator[str]:
+    if job is None:
+        yield f"{name} was accepted, and is lost"
+    elif job.state is not JobState.COMPLETED:
+        yield f"{name} is {job.state.value} instead of completed: {job.reason}"
+    else:
+        if job.params_sha256 != sha256:
+            yield f"{name} ended with {job.params_sha256}, an undisturbed run with {sha256}"
+        if not job.ledger or not all(map(used_once, job.ledger)):
+            wrong = [str(epoch.epoch) for epoch in job.ledger if not used_once(epoch)]
+            yield f"{name} did not use every sample once, in epochs {', '.join(wrong) or '(none is counted)'}"
+
+
+def histories(jobs: Iterable[JobView], events: Iterable[JobEvent]) -> Iterator[str]:
+    """A history is numbered without a gap, and each of its items was published once, in order."""
+    published: defaultdict[str, list[HistoryItem]] = defaultdict(list)
+    for event in events:
+        published[event.job].append(event.item)
+    for job in jobs:
+        numbers = [item.number for item in job.history]
+        if numbers != list(range(1, len(numbers) + 1)):
+            yield f"the history of {job.id} is numbered {numbers}"
+        if published[job.id] != list(job.history):
+            told = [item.number for item in published[job.id]]
+            yield f"the history of {job.id} has {len(numbers)} items, its events have the numbers {told}"
+
+
+def slots_held_twice(events: Iterable[JobEvent]) -> Iterator[str]:
+    """At every moment every slot is held by one job at most."""
+    holds: dict[str, tuple[str, ...]] = {}
+    for event in sorted(events, key=lambda event: event.item.time):
+        if event.item.kind == "allocation":
+            holds[event.job] = event.item.slots
+        elif event.item.kind in HOLDS_NOTHING:
+            holds.pop(event.job, None)
+        num_holders = Counter(slot for slots in holds.values() for slot in slots)
+        for slot in (slot for slot, num in num_holders.items() if num > 1):
+            names = ", ".join(job for job, slots in holds.items() if slot in slots)
+            yield f"{slot} is held by {names} after item {event.item.number} of {event.job}"
+
+
+def lineage(job: JobView) -> Iterator[str]:
+    """Generations only rise, and iterations too, but where the job starts again from what is stored."""
+    life: list[HistoryItem] = []
+    generation = 0
+    for item in job.history:
+        if item.kind == "allocation":
+            if item.generation <= generation:
+                yield f"{job.id}: generation {item.generation} took effect after {generation}"
+            generation = item.generation
+            life.append(item)
+        elif item.kind in HOLDS_NOTHING:
+            yield from _falls(job.id, life)
+            life = []
+    yield from _falls(job.id, life)
+
+
+def _falls(job: str, life: Sequence[HistoryItem]) -> Iterator[str]:
+    for early, late in pairwise(life):
+        if late.iteration < early.iteration:
+            yield (
+                f"{job}: generation {late.generation} began at iteration {late.iteration}, "
+                f"{early.generation} before it at {early.iteration}"
+            )
+
+
+def commits(job: str, reported: Iterable[Commit]) -> Iterator[str]:
+    """An iteration that is reported twice, since it had to be trained again, was the same both times."""
+    known: dict[int, Commit] = {}
+    for commit in reported:
+        before = known.setdefault(commit.iteration, commit)
+        if (before.loss, before.samples_seen) != (commit.loss, commit.samples_seen):
+            yield (
+                f"{job}: iteration {commit.iteration} has loss {before.loss} and {before.samples_seen} samples in "
+                f"generation {before.generation}, loss {commit.loss} and {commit.samples_seen} in {commit.generation}"
+            )
+
+
+def streams(sequences: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    """Readers saw each message once, in order; of the whole pool also without a gap."""
+    for name, numbers in sequences.items():
+        for early, late in pairwise(numbers):
+            if late <= early:
+                yield f"the events of {name} came out of order or twice: {late} after {early}"
+            elif name == "pool" and late != early + 1:
+                yield f"the events of the pool have a gap between {early} and {late}"
