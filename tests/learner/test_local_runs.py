@@ -1,6 +1,7 @@
 """The home folder: a run can be found and resumed whatever moment it was killed at, and only old ones go."""
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,25 @@ def test_a_line_that_was_cut_short_is_forgotten(home: Home) -> None:
     resumed = home.resume(SCRIPT, None)
     resumed.note_worker(1)
     assert read_journal(folder.path).origin.worker == 2
+
+
+def test_what_a_full_disk_keeps_out_of_the_journal_is_written_once_there_is_room(home: Home) -> None:
+    folder = began(home.create("train"))
+    journal = folder.path / "journal"
+    size = journal.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, limits[1]))
+    try:
+        for worker in range(3):
+            folder.note_worker(worker)
+        assert folder.journal_fault
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_journal(folder.path).origin.worker == 1, "no line is torn"
+    folder.note_order(4)
+    assert not folder.journal_fault
+    origin = read_journal(folder.path).origin
+    assert (origin.worker, origin.generation) == (3, 5)
 
 
 def test_a_damaged_journal_is_told(home: Home) -> None:

@@ -53,6 +53,7 @@ class LocalRun:
         self._zygote: Zygote
         self._on_event: OnEvent
         self._ordered = 0
+        self._has_told_fault = False
         self._end: End | None = None
 
     async def run(self, on_event: OnEvent = lambda event: None) -> Result:
@@ -133,8 +134,17 @@ class LocalRun:
                     raise event
                 for command in self._director.handle(event, now=time.time()):
                     await self._carry_out(command)
+                self._tell_journal_fault()
         finally:
             await self._kill_everything()
+
+    def _tell_journal_fault(self) -> None:
+        """Say once that the run's folder cannot be written: the run goes on."""
+        fault = self._folder.journal_fault
+        if fault and not self._has_told_fault:
+            advice = "make room there, or what happens now is not known to a run that resumes"
+            self._on_event(Noted(f"{self._folder.path} cannot be written: {fault}; {advice}"))
+        self._has_told_fault = bool(fault)
 
     async def _kill_everything(self) -> None:
         """Go on to the end even if this task is cancelled meanwhile: what is alive would stay."""
@@ -198,6 +208,7 @@ class LocalRun:
             directory=str(Path.cwd()),
             storage=self._storage,
             resume=self._settings.resume is not None,
+            detection_seconds=self._settings.detection_seconds,
         )
         with ExitStack() as stack:
             log = stack.enter_context(worker_log(self._folder.logs, worker))

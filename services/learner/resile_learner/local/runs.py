@@ -5,6 +5,7 @@ object a line, only ever appended to, so that a run killed at any moment can be 
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -52,6 +53,9 @@ class RunFolder:
         self.journal = read_journal(path)
         self.logs = path / "logs"
         self.logs.mkdir(mode=0o700, exist_ok=True)
+        self._unwritten = b""
+        self.journal_fault = ""
+        """Why the journal lacks what was noted last, if it does: that is written with what is noted next."""
 
     @property
     def job(self) -> str:
@@ -59,8 +63,10 @@ class RunFolder:
         return self.path.name
 
     def note_start(self, script: Path, args: tuple[str, ...], name: str, storage: str, now: float) -> None:
-        """Journal the beginning of a life of this run."""
+        """Journal the beginning of a life of this run. Raises ResileError if that cannot be done."""
         self._append(kind="run", script=str(script), args=args, name=name, storage=storage, time=timestamp(now))
+        if self.journal_fault:
+            raise ResileError(f"the run's folder {self.path} cannot be written: {self.journal_fault}; choose a --home")
 
     def note_worker(self, worker: int) -> None:
         """Journal that the id ``worker`` is used up."""
@@ -80,11 +86,27 @@ class RunFolder:
 
     def close(self) -> None:
         """Let go of the lock."""
+        if self._unwritten:
+            self._flush()
         os.close(self.lock)
 
     def _append(self, **entry: Any) -> None:
-        with (self.path / "journal").open("ab") as file:
-            file.write(orjson.dumps(entry) + b"\n")
+        self._unwritten += orjson.dumps(entry) + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        """Write what is not in the journal yet, whole or not at all."""
+        self.journal_fault = ""
+        try:
+            with (self.path / "journal").open("ab", buffering=0) as file:
+                size = file.tell()
+                if file.write(self._unwritten) < len(self._unwritten):
+                    file.truncate(size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self.journal_fault = error.strerror or repr(error)
+        else:
+            self._unwritten = b""
 
 
 class Home:
