@@ -8,7 +8,7 @@ from typing import Any
 
 from resile.client import Client
 from resile.package import pack
-from resile_shared.api import JobView
+from resile_shared.api import HostView, JobView
 from resile_shared.messages.jobs import JobSpec
 
 SLOW_SECONDS = 0.5
@@ -59,3 +59,14 @@ async def becomes(client: Client, job: str, fits: Callable[[JobView], object], *
         assert time.monotonic() < deadline, view
         await asyncio.sleep(LOOK_SECONDS)
     return view
+
+
+async def host_becomes(client: Client, name: str, fits: Callable[[HostView], object]) -> HostView:
+    """Look until the host is as ``fits`` wants it."""
+    deadline = time.monotonic() + 90.0
+    while True:
+        (host,) = (host for host in await client.hosts() if host.id == name)
+        if fits(host):
+            return host
+        assert time.monotonic() < deadline, host
+        await asyncio.sleep(LOOK_SECONDS)

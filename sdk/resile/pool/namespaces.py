@@ -6,6 +6,7 @@ that made it by more than the next `Namespaces.create` on this machine.
 """
 
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -158,6 +159,14 @@ class Namespaces(BaseModel):
             inside = ("-n", part.namespace) if where[1] == "eth0" else ()
             with suppress(CommandFailed):  # it was not slow
                 _run("tc", *inside, "qdisc", "del", *where, "root")
+
+    def mend_all(self) -> None:
+        """Undo all that was cut or slowed."""
+        for name in self.parts:
+            self.mend(name)
+            self.unslow(name)
+        for first, second in itertools.permutations(self.parts, 2):
+            self.mend_one_way(first, second)
 
     def _build(self) -> None:
         _ip("link", "add", self.bridge, "type", "bridge")
