@@ -359,6 +359,23 @@ def test_a_dead_member_is_named_by_all_others(connect, pushes: int) -> None:
     check_round(group, [0, 1, 2], Tag(2, 0, 1), work)
 
 
+def test_who_has_given_up_takes_what_others_still_send_so_that_none_waits_for_another(
+    connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resile_learner.collectives.round.PARTING_MS", None)  # for ever
+    group = connect(4)
+    work = make_work(8, [2_000_000])
+    dying = group.meshes[3].begin(work.spec(3, [0, 1, 2, 3], Tag(1, 0, 0)))
+    rounds = [group.meshes[w].begin(work.spec(w, [0, 1, 2, 3], Tag(1, 0, 0))) for w in range(3)]
+    for open_round in rounds:
+        open_round.push(0)  # more than sockets hold
+    dying.push(0)
+    group.meshes[3].close()
+    group.meshes[3] = Mesh(3)
+    calls = [start(lambda r=r: r.finish(b"")) for r in rounds]
+    assert [abandoned(call).suspect for call in calls] == [3, 3, 3]
+
+
 def test_a_removed_link_ends_the_round(connect) -> None:
     group = connect(3)
     work = make_work(3, [100_000])

@@ -41,6 +41,17 @@ class Sink(Protocol):
         """Where the payload of ``frame`` shall be written. Raises Malformed if this frame cannot come now."""
 
 
+class Remains(Sink):
+    """Takes what still comes when no round is open: frames that are stale are thrown away, others wait."""
+
+    def __init__(self, stale: Callable[[Tag], bool]) -> None:
+        self._stale = stale
+
+    def place(self, frame: Frame) -> Verdict:
+        """See ``Sink``."""
+        return Verdict.DISCARD if self._stale(frame.tag) else Verdict.PARK
+
+
 class BrokenLink(ResileError):
     """The connection to ``peer`` has ended, or carried garbage."""
 

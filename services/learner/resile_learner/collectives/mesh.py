@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 
 from .exchange import Abandoned, RoundSpec, Tag
-from .frames import Frame, Kind, encode
+from .frames import Kind, encode
 from .handover import Allocate, Reception, outgoing
-from .link import BrokenLink, Link, Sink, Verdict
+from .link import BrokenLink, Link, Remains, Sink
 from .memory import Scratch
 from .round import OpenMeshRound
 from .switchboard import Suspicion, Switchboard
@@ -76,8 +76,12 @@ class Mesh:
         self._switchboard.interrupt(error)
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Send what is left to be sent until ``ready()`` holds; it is asked again after each ``wake``."""
-        self._serve(tuple, _unheard, ready)
+        """Send what is left to be sent until ``ready()`` holds; it is asked again after each ``wake``.
+
+        What still comes of rounds that this worker has left is thrown away: whoever sends it can leave them too.
+        """
+        remains = self._remains()
+        self._serve(lambda: self._switchboard.links.values(), lambda _: remains, ready)
 
     def wake(self) -> None:
         """Make ``wait_until`` look again. From any thread."""
@@ -166,8 +170,7 @@ class Mesh:
         Or until ``obsolete()``, which is asked again after each ``wake``. Returns those that have confirmed.
         """
         links = self._links_to(peers)
-        newest = self._newest
-        remains = Remains(lambda tag: newest is not None and tag <= newest)
+        remains = self._remains()
 
         def has_confirmed(link: Link) -> bool:
             return link.confirmed is not None and link.confirmed >= tag
@@ -193,6 +196,10 @@ class Mesh:
 
         self._serve(lambda: [link for link in links if not link.closed], lambda _: remains, gone)
 
+    def _remains(self) -> Remains:
+        newest = self._newest
+        return Remains(lambda tag: newest is not None and tag <= newest)
+
     def _links_to(self, peers: Iterable[int]) -> list[Link]:
         known = self._switchboard.links
         return [known[peer] for peer in peers if peer in known]
@@ -209,10 +216,7 @@ class Mesh:
             links = list(listening())
             board.listen(links)
             for link in links:
-                if link.readable and not link.parked:
-                    board.receive(link, sink(link))
-                if link.pending:
-                    board.flush(link)
+                board.move(link, sink(link))
             if done():
                 return
             if list(listening()) == links:
@@ -221,14 +225,3 @@ class Mesh:
 
 def _unheard(link: Link) -> Sink:
     raise AssertionError(f"nobody listens to worker {link.peer}")
-
-
-class Remains(Sink):
-    """Takes what still comes when no round is open: frames that are stale are thrown away, others wait."""
-
-    def __init__(self, stale: Callable[[Tag], bool]) -> None:
-        self._stale = stale
-
-    def place(self, frame: Frame) -> Verdict:
-        """See ``Sink``."""
-        return Verdict.DISCARD if self._stale(frame.tag) else Verdict.PARK

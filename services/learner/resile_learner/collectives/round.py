@@ -15,7 +15,7 @@ import numpy as np
 from .exchange import Abandoned, RoundSpec
 from .frames import MAX_HEADER_BYTES, Kind, encode, encode_abort, encode_tag
 from .layout import WINDOW, Block, Shape, Transfer, layout
-from .link import BrokenLink, Link
+from .link import BrokenLink, Link, Remains
 from .memory import Array, Bucket, Scratch
 from .peer import Peer
 from .switchboard import Switchboard
@@ -77,8 +77,6 @@ class OpenMeshRound:
             self._run()
             self.last = self._last_header(begun)
             headers = {peer.rank: bytes(peer.header or b"") for peer in self._peers}
-        except Abandoned:
-            raise  # what is left to be sent goes out during the next call: who has given up as well takes nothing yet
         except BaseException as error:
             self.fail(self._spec.members[self.rank], f"it left the round: {error!r}")
             self._part()
@@ -204,12 +202,18 @@ class OpenMeshRound:
     def _part(self) -> None:
         """Wait until the others have taken the rest of what was being sent to them and the ABORT behind it.
 
-        One that takes nothing for a while is not in ``finish``; it gets the rest during this worker's next call.
+        What they still send of this round is thrown away, since they may wait for the same. One that takes nothing for
+        a while has stopped; it gets the rest during this worker's next call.
         """
-        board = self._switchboard
-        board.listen(())
+        board, remains = self._switchboard, Remains(lambda tag: tag <= self._spec.tag)
         links = [peer.link for peer in self._peers]
-        while any(link.pending and not link.retired for link in links):
+        board.listen(())
+        board.listen(links)
+        while True:
+            for link in links:
+                board.move(link, remains)
+            if not any(link.pending and not link.retired for link in links):
+                return
             if not board.wait(patience_ms=PARTING_MS):
                 return
 

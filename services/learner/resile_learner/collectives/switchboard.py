@@ -116,12 +116,15 @@ class Switchboard:
                 link.unpark()
             link.listening = heard
 
-    def receive(self, link: Link, sink: Sink) -> None:
-        """Receive what is there; a broken link is dropped."""
-        try:
-            link.receive(sink)
-        except BrokenLink:
-            self.drop(link)
+    def move(self, link: Link, sink: Sink) -> None:
+        """Receive what is there and send what can be sent; a broken link is dropped."""
+        if link.readable and not link.parked and not link.closed:
+            try:
+                link.receive(sink)
+            except BrokenLink:
+                self.drop(link)
+        if link.pending:
+            self.flush(link)
 
     def flush(self, link: Link) -> None:
         """Send what can be sent; a broken link is dropped."""
