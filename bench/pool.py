@@ -19,28 +19,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
+from jobs import SCRIPT, arguments, pool_up, submit
 from report import Target, conclude, print_table
+from stamps import Stamps
 
-from resile.client import Client, find_server
-from resile.package import pack
-from resile.pool.home import PoolHome
+from resile.client import Client
 from resile.pool.services import PoolOptions
-from resile.pool.supervisor import Supervisor
-from resile_shared.messages.jobs import DEFAULT_PRIORITY, JobSpec
+from resile_shared.messages.jobs import DEFAULT_PRIORITY
 from resile_shared.testing.collector import Collector, Span, collecting
 
-SCRIPT = Path(__file__).resolve().with_name("rescaled.py")
 NUM_SLOTS = 4
-NUM_SHARDS = 12  # 1, 2 and 3 workers share them evenly
 LOW_PRIORITY = DEFAULT_PRIORITY // 3  # 3 slots for the other job, 1 for this one
-BATCH_SIZE = 96
 STEADY = 20
 """Iterations before a change, and as many after it has settled, that tell how long one takes."""
 SETTLE = 10
@@ -56,29 +52,19 @@ COMMAND = "POST /v1/jobs/{job}/priority"
 class Job:
     """A job of the pool, and the times at which its iterations were committed."""
 
-    def __init__(self, client: Client, id_: str, stamps: Path) -> None:
+    def __init__(self, client: Client, id_: str, stamps: Stamps) -> None:
         self.id = id_
         self._client = client
         self._stamps = stamps
 
     @classmethod
-    async def submit(cls, client: Client, folder: Path, *, name: str, min_workers: int = 1, max_workers: int) -> "Job":
-        package = await asyncio.to_thread(pack, SCRIPT)
-        stamps = folder / f"{name}.stamps"
-        stamps.touch()
-        spec = JobSpec(
-            name=name,
-            package=await client.upload(package.content),
-            script=package.script,
-            args=arguments(stamps),
-            min_workers=min_workers,
-            max_workers=max_workers,
-        )
-        return cls(client, await client.submit(spec), stamps)
+    async def submit(cls, client: Client, folder: Path, *, name: str) -> "Job":
+        stamps = Stamps(folder / f"{name}.stamps")
+        return cls(client, await submit(client, stamps, name=name, max_workers=3), stamps)
 
     def stamps(self) -> list[float]:
         """When each iteration was committed, on the monotonic clock."""
-        return read_stamps(self._stamps)
+        return [stamp.time for stamp in self._stamps.read()]
 
     async def trains_on(self, workers: int) -> int:
         """Wait until it has trained long enough with so many workers; return their first iteration."""
@@ -88,39 +74,6 @@ class Job:
                 if last and last[0].workers == workers and len(self.stamps()) > last[0].iteration + SETTLE + STEADY:
                     return last[0].iteration
                 await asyncio.sleep(10 * POLL_SECONDS)
-
-
-def arguments(stamps: Path) -> tuple[str, ...]:
-    settings = {"--millions": 1, "--batch-size": BATCH_SIZE, "--num-shards": NUM_SHARDS, "--stamps": stamps}
-    return tuple(str(word) for pair in settings.items() for word in pair)
-
-
-def read_stamps(file: Path) -> list[float]:
-    return [float(line.split()[1]) for line in file.read_text().split("\n")[:-1]]
-
-
-@asynccontextmanager
-async def pool_up(home: Path) -> AsyncIterator[Client]:
-    """A pool of one host, while the block runs."""
-    pool = PoolHome(home)
-    ready = asyncio.Event()
-    supervisor = Supervisor(pool, PoolOptions(hosts=1, slots=NUM_SLOTS), tell=lambda line: print(line, file=sys.stderr))
-    running = asyncio.create_task(supervisor.run(lambda url: ready.set()))
-    waiting = asyncio.create_task(ready.wait())
-    try:
-        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-        async with Client(find_server(home=home)) as client:
-            yield client
-            for job in await client.jobs():
-                await client.stop(job.id)
-    finally:
-        waiting.cancel()
-        running.cancel()
-        await asyncio.wait({running})
-        await supervisor.kill()
-        pool.close()
 
 
 # changes of priority
@@ -160,7 +113,7 @@ class Commanded:
 
 async def flip(client: Client, folder: Path, num_changes: int) -> list[Commanded]:
     """Change the priority of the second of two jobs back and forth."""
-    one, two = [await Job.submit(client, folder, name=name, max_workers=3) for name in ("one", "two")]
+    one, two = [await Job.submit(client, folder, name=name) for name in ("one", "two")]
     await asyncio.gather(one.trains_on(2), two.trains_on(2))
     commands = []
     for number in range(num_changes):
@@ -212,7 +165,7 @@ async def measure_changes(num_changes: int) -> tuple[list[tuple[Change, Change]]
         with collecting() as collector:
             os.environ |= collector.environment
             try:
-                async with pool_up(folder / "home") as client:
+                async with pool_up(folder / "home", PoolOptions(hosts=1, slots=NUM_SLOTS)) as client:
                     commands = await flip(client, folder, num_changes)
             finally:
                 for variable in collector.environment:
@@ -255,22 +208,21 @@ async def measure_overhead(rounds: int) -> list[tuple[float, float]]:
     """Return iterations per second in a pool and without one, of each round."""
     with tempfile.TemporaryDirectory(prefix="resile-bench-") as name:
         folder = Path(name)
-        async with pool_up(folder / "home") as client:
-            await Job.submit(client, folder, name="pool", min_workers=NUM_WORKERS, max_workers=NUM_WORKERS)
-            with running(folder) as process:
-                await asyncio.gather(*(warm(folder / f"{name}.stamps") for name in ("pool", "run")))
+        async with pool_up(folder / "home", PoolOptions(hosts=1, slots=NUM_SLOTS)) as client:
+            in_pool, in_run = (Stamps(folder / f"{name}.stamps") for name in ("pool", "run"))
+            await submit(client, in_pool, name="pool", min_workers=NUM_WORKERS, max_workers=NUM_WORKERS)
+            with running(folder, in_run) as process:
+                await asyncio.gather(warm(in_pool), warm(in_run))
                 run = [process, *process.children(recursive=True)]
                 pool = [child for child in psutil.Process().children(recursive=True) if child not in run]
-                sides = [Side(folder / "pool.stamps", pool), Side(folder / "run.stamps", run)]
+                sides = [Side(in_pool, pool), Side(in_run, run)]
                 return await in_turns(sides, rounds)
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[psutil.Process]:
+def running(folder: Path, stamps: Stamps) -> Iterator[psutil.Process]:
     """`resile run` of the same script, while the block runs."""
-    stamps = folder / "run.stamps"
-    stamps.touch()
-    command = ("run", str(SCRIPT), "--workers", str(NUM_WORKERS), "--", *arguments(stamps))
+    command = ("run", str(SCRIPT), "--workers", str(NUM_WORKERS), "--", *arguments(stamps.path))
     process = psutil.Popen(
         [sys.executable, "-m", "resile", *command],
         stdout=subprocess.DEVNULL,
@@ -288,7 +240,7 @@ def running(folder: Path) -> Iterator[psutil.Process]:
 class Side:
     """One of two that are compared: all its processes, and where it notes its iterations."""
 
-    stamps: Path
+    stamps: Stamps
     processes: Sequence[psutil.Process]
 
     async def take_turn(self) -> float:
@@ -299,7 +251,7 @@ class Side:
         begin = time.monotonic()
         await asyncio.sleep(TURN_SECONDS)
         self.freeze()
-        stamps = [stamp for stamp in read_stamps(self.stamps) if stamp >= begin]
+        stamps = [stamp.time for stamp in self.stamps.read() if stamp.time >= begin]
         return (len(stamps) - 1) / (stamps[-1] - stamps[0])
 
     def freeze(self) -> None:
@@ -324,9 +276,9 @@ async def in_turns(sides: Sequence[Side], rounds: int) -> list[tuple[float, floa
                 process.resume()
 
 
-async def warm(stamps: Path) -> None:
+async def warm(stamps: Stamps) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(read_stamps(stamps)) < WARM_UP:  # noqa: ASYNC110 - another process writes
+        while len(stamps.read()) < WARM_UP:  # noqa: ASYNC110 - another process writes
             await asyncio.sleep(10 * POLL_SECONDS)
 
 

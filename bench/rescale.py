@@ -25,6 +25,7 @@ from pathlib import Path
 
 from bandwidth import loopback_bytes_per_second
 from report import Target, conclude, print_table
+from stamps import Stamps
 
 from resile_learner.local.events import Printed, Rescaled, RunEvent
 from resile_learner.local.launcher import LocalRun
@@ -75,10 +76,9 @@ class Disturbed:
 
     def __init__(self, scale: Scale, folder: Path) -> None:
         self._scale = scale
-        self._stamps = folder / "stamps"
-        self._stamps.touch()
+        self._stamps = Stamps(folder / "stamps")
         args = ("--millions", scale.millions, "--batch-size", scale.batch_size, "--num-shards", NUM_SHARDS)
-        script_args = (*map(str, args), "--stamps", str(self._stamps))
+        script_args = (*map(str, args), "--stamps", str(self._stamps.path))
         settings = RunSettings(HERE / "rescaled.py", args=script_args, workers=LARGE, home=folder / "home")
         self._run = LocalRun(settings)
         self._rescaled: asyncio.Queue[Rescaled] = asyncio.Queue()
@@ -113,7 +113,8 @@ class Disturbed:
         return orders, switches
 
     async def _switch(self) -> Rescaled:
-        return await asyncio.wait_for(self._rescaled.get(), PATIENCE_SECONDS)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self._rescaled.get()
 
     async def _committed(self, iteration: int) -> None:
         """Wait until so many iterations are committed."""
@@ -128,8 +129,7 @@ class Disturbed:
             print(event.line, file=sys.stderr)
 
     def _read(self) -> list[float]:
-        lines = self._stamps.read_text().split("\n")[:-1]
-        return [float(line.split()[1]) for line in lines]
+        return [stamp.time for stamp in self._stamps.read()]
 
     def _measured(self, stamps: Sequence[float], order: float, switch: Rescaled) -> Change:
         steady, after = self._scale.steady, self._scale.after

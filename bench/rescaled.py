@@ -1,23 +1,24 @@
-"""The training that bench/rescale.py disturbs: an MLP with AdamW that notes when each iteration was committed."""
+"""The training that rescale.py, pool.py and recovery.py disturb: an MLP with AdamW that notes its iterations."""
 
 import argparse
-import time
 
 import torch
 from models import mlp_of
+from stamps import StampPad
 
 import resile.training
 from resile.training import Callback, ElasticLoop, ElasticModel, Iteration
 
 
-class Stamps(Callback):
-    """Appends "iteration, monotonic time" to a file; the clock is that of the bench."""
+class Noting(Callback):
+    """Notes each iteration, and in which generation it was committed."""
 
     def __init__(self, path: str) -> None:
-        self._file = open(path, "a", buffering=1)  # noqa: SIM115 - as long as the process
+        self._pad = StampPad(path)
 
     def on_iteration(self, loop: ElasticLoop, iteration: Iteration) -> None:
-        self._file.write(f"{iteration.number} {time.monotonic()}\n")
+        view = loop._session.view
+        self._pad.stamp(iteration.number, membership=view.generation, workers=view.size)
 
 
 def main() -> None:
@@ -36,7 +37,7 @@ def main() -> None:
         lambda: (work.dataset, None),
         torch.nn.functional.cross_entropy,
         optimizer,
-        callbacks=[Stamps(args.stamps)],
+        callbacks=[Noting(args.stamps)],
     )
     elastic.train(epochs=1_000_000, batch_size=work.batch_size, num_shards=args.num_shards)
 

@@ -1,0 +1,200 @@
+"""Recovery: what it costs that workers or hosts die, or freeze.
+
+    python bench/recovery.py [--quick] [--kills N] [--only workers hosts frozen run torchrun torchft]
+
+Four workers train an MLP with AdamW. At a random moment of an iteration a random one of them is killed (kill -9), or a
+whole host at once (its agent, with all below it), or a worker is frozen (SIGSTOP). The time runs until the survivors
+have committed an iteration; `strikes.py` says how. When four train again, the next one is hit.
+
+- workers, hosts, frozen: a job on a pool of two hosts of two slots.
+- run: the launcher of `resile run`.
+- torchrun: torchrun elastic, two agents of two workers, DistributedDataParallel on gloo, a checkpoint every 10
+  iterations.
+- torchft: four replicas on gloo. It is installed into a folder of its own, and left out where that does not work.
+"""
+
+import argparse
+import asyncio
+import math
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from jobs import SCRIPT, arguments, pool_up, submit
+from peers import Unusable, torchft, torchrun
+from report import Target, conclude, print_table
+from stamps import Stamps
+from strikes import NotRecovered, Recovery, Struck, strike
+
+from resile.chaos.attacks import Target as Attacked
+from resile.chaos.attacks import What
+from resile.chaos.processes import PoolProcesses
+from resile.pool import supervisor
+from resile.pool.services import PoolOptions
+from resile_learner.local.launcher import LocalRun
+from resile_learner.local.settings import RunSettings
+
+NUM_WORKERS = 4
+NUM_HOSTS = 2
+DETECTION_SECONDS = 3.0
+BINS = (0.05, 0.1, 0.15, 0.25, 0.5)
+
+
+class JobOnPool:
+    """A job of a pool that is hit at one of its workers, or at a whole host."""
+
+    size = NUM_WORKERS
+
+    def __init__(self, stamps: Stamps, *, hits_hosts: bool) -> None:
+        self.stamps = stamps
+        self._hits_hosts = hits_hosts
+        self._processes = PoolProcesses(os.getpid())
+
+    def victims(self, chance: random.Random) -> Sequence[int]:
+        """Return a worker, or an agent and all below it."""
+        if self._hits_hosts:
+            host = chance.choice(sorted(self._processes.hosts()))
+            return self._processes.victims(Attacked(What.HOST, host))
+        return [chance.choice(self._processes.workers()).pid]
+
+    async def mend(self) -> None:
+        """The pool does that."""
+
+
+@asynccontextmanager
+async def job_on_pool(folder: Path, *, hits_hosts: bool = False) -> AsyncIterator[Struck]:
+    """A pool with one job, while the block runs. Agents that die are started again at once, however often."""
+    supervisor.LONGEST_PAUSE_SECONDS = supervisor.FIRST_PAUSE_SECONDS
+    stamps = Stamps(folder / "stamps")
+    options = PoolOptions(hosts=NUM_HOSTS, slots=NUM_WORKERS // NUM_HOSTS)
+    async with pool_up(folder / "home", options) as client:
+        await submit(client, stamps, name="struck", max_workers=NUM_WORKERS)
+        yield JobOnPool(stamps, hits_hosts=hits_hosts)
+
+
+class Local:
+    """A run without a pool that is hit at one of its workers."""
+
+    size = NUM_WORKERS
+
+    def __init__(self, run: LocalRun, stamps: Stamps) -> None:
+        self.stamps = stamps
+        self._run = run
+
+    def victims(self, chance: random.Random) -> Sequence[int]:
+        """Return a worker."""
+        return [chance.choice(sorted(self._run.pids.values()))]
+
+    async def mend(self) -> None:
+        """The launcher does that."""
+
+
+@asynccontextmanager
+async def local_run(folder: Path) -> AsyncIterator[Struck]:
+    """A `resile run`, while the block runs."""
+    stamps = Stamps(folder / "stamps")
+    run = LocalRun(RunSettings(SCRIPT, args=arguments(stamps.path), workers=NUM_WORKERS, home=folder / "home"))
+    training = asyncio.create_task(run.run())
+    try:
+        yield Local(run, stamps)
+    finally:
+        training.cancel()
+        with suppress(asyncio.CancelledError):
+            await training
+
+
+@dataclass(frozen=True)
+class Part:
+    """One way to disturb a training: how often at full length and in a quick run, and what it may take."""
+
+    label: str
+    open: Callable[[Path], AbstractAsyncContextManager[Struck]]
+    times: int
+    quick: int
+    sent: signal.Signals = signal.SIGKILL
+    median: float | None = None
+    """Limits in seconds; of a peer there is none."""
+    p99: float | None = None
+
+
+PARTS = {
+    "workers": Part("a worker of a pool, killed", job_on_pool, 200, 12, median=0.15, p99=0.5),
+    "hosts": Part("a host, killed", lambda folder: job_on_pool(folder, hits_hosts=True), 50, 3, median=0.15, p99=0.5),
+    "frozen": Part("a worker of a pool, frozen", job_on_pool, 20, 2, signal.SIGSTOP, p99=DETECTION_SECONDS + 0.5),
+    "run": Part("a worker of `resile run`, killed", local_run, 50, 5, median=0.15, p99=0.5),
+    "torchrun": Part("torchrun: a worker, killed", torchrun, 10, 1),
+    "torchft": Part("torchft: a replica, killed", torchft, 10, 2),
+}
+
+
+async def measure(part: Part, times: int) -> list[Recovery]:
+    """Return what the strikes of one part did."""
+    with tempfile.TemporaryDirectory(prefix="resile-bench-") as name:
+        async with part.open(Path(name)) as training:
+            return await strike(training, times=times, sent=part.sent)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that at least ``share`` of all do not exceed."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
+
+
+def row(part: Part, found: Sequence[Recovery]) -> Sequence[str]:
+    took = [recovery.seconds for recovery in found]
+    figures = (statistics.median(took), percentile(took, 0.99), max(took))
+    usual = statistics.median(recovery.usual for recovery in found)
+    lost = sum(recovery.lost for recovery in found)
+    return part.label, str(len(found)), *(f"{seconds * 1e3:.0f}" for seconds in (usual, *figures)), str(lost)
+
+
+def spread(part: Part, found: Sequence[Recovery]) -> Sequence[str]:
+    edges = (0.0, *BINS, float("inf"))
+    counts = [sum(low < recovery.seconds <= high for recovery in found) for low, high in pairwise(edges)]
+    return part.label, *map(str, counts)
+
+
+def targets(part: Part, found: Sequence[Recovery]) -> Iterator[Target]:
+    took = [recovery.seconds * 1e3 for recovery in found]
+    if part.median:
+        yield Target(f"{part.label}: median", statistics.median(took), part.median * 1e3, "ms")
+    if part.p99:
+        yield Target(f"{part.label}: p99", percentile(took, 0.99), part.p99 * 1e3, "ms")
+        yield Target(f"{part.label}: committed iterations lost", sum(recovery.lost for recovery in found), 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What it costs that workers or hosts die, or freeze.")
+    parser.add_argument("--quick", action="store_true", help="fewer strikes")
+    parser.add_argument("--kills", type=int, help="strikes of each part")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    args = parser.parse_args()
+
+    rows, spreads, verdicts = [], [], []
+    for name in args.only:
+        part = PARTS[name]
+        try:
+            found = asyncio.run(measure(part, args.kills or (part.quick if args.quick else part.times)))
+        except (Unusable, NotRecovered) as error:
+            print(f"{part.label}: {error}", file=sys.stderr)
+            verdicts += [Target(f"{part.label}: recovers", float("inf"), 0)] if part.p99 else []
+            continue
+        rows.append(row(part, found))
+        spreads.append(spread(part, found))
+        verdicts += targets(part, found)
+    header = ("", "strikes", "iteration ms", "median ms", "p99 ms", "max ms", "iterations lost")
+    print_table(f"From the signal to the next committed iteration; load {os.getloadavg()[0]:.1f}", header, rows)
+    bins = [f"to {seconds * 1e3:g}" for seconds in BINS]
+    print_table("How many took so many ms", ("", *bins, "more"), spreads)
+    conclude(verdicts)
+
+
+if __name__ == "__main__":
+    main()
