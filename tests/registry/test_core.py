@@ -243,6 +243,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.incarnations: dict[str, int] = {}
         self.beating: set[str] = set()
         self.silence: dict[str, float] = {}  # listening time since the last word
+        self.said: list[HostHello | HostGoodbye] = []  # what the bus keeps, and may bring again
 
     def current(self, host: str) -> bool:
         record = self.bench.stored.get(host)
@@ -258,7 +259,8 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(host=st.sampled_from(HOSTS))
     def a_host_comes(self, host: str) -> None:
         self.incarnations[host] = self.incarnations.get(host, 0) + 1
-        self.bench.tell(hello(host, self.incarnations[host]))
+        self.said.append(hello(host, self.incarnations[host]))
+        self.bench.tell(self.said[-1])
         self.beating.add(host)
         self.silence[host] = 0.0
 
@@ -271,8 +273,23 @@ class AnyOrder(RuleBasedStateMachine):
     def a_host_leaves(self, data: st.DataObject) -> None:
         host = data.draw(st.sampled_from(sorted(self.beating)))
         self.beating.discard(host)
-        self.bench.tell(HostGoodbye(host=host, incarnation=self.incarnations[host]))
+        self.said.append(HostGoodbye(host=host, incarnation=self.incarnations[host]))
+        self.bench.tell(self.said[-1])
         assert not self.current(host)
+
+    @precondition(lambda self: self.said)
+    @rule(data=st.data())
+    def something_arrives_again_and_late(self, data: st.DataObject) -> None:
+        again = data.draw(st.sampled_from(self.said))
+        is_of_now = again.incarnation == self.incarnations[again.host]
+        assert is_of_now or self.bench.tell(again) == []
+        if is_of_now and isinstance(again, HostGoodbye):
+            assert self.bench.tell(again) == []
+        elif is_of_now:
+            was_here = self.current(again.host)
+            assert self.bench.tell(again) == []
+            assert self.current(again.host) == was_here, "who is lost or has left stays so"
+            self.silence[again.host] = 0.0
 
     @rule(host=st.sampled_from(HOSTS), data=st.data())
     def an_old_incarnation_speaks(self, host: str, data: st.DataObject) -> None:

@@ -278,6 +278,15 @@ def test_a_new_scheduler_carries_a_recovery_on() -> None:
     assert named(bench) == [0, 3, 4]
 
 
+def test_a_worker_that_is_gone_before_a_new_scheduler_hears_its_host_is_missed_all_the_same() -> None:
+    bench = running(2)
+    bench.submit(2)
+    bench.restart()
+    bench.switch(iteration=5)  # the shrink came into force, and the leaver was gone and forgotten meanwhile
+    bench.beat(member(0))
+    assert [placement.slot_name for placement in bench.newest("job-2").placements] == ["host-1/1"]
+
+
 def test_a_new_scheduler_counts_failures_on_and_none_twice() -> None:
     bench = running(4)
     alive = [0, 1, 2]

@@ -167,20 +167,22 @@ def test_whatever_ends_a_pool_nothing_is_left_and_the_next_one_carries_on(
     assert not pool.left()
     assert "no pool is running" in pool.run("jobs").last_error
 
-    with pool_up(home, "--slots", 2) as second:
+    with pool_up(home, "--hosts", 2, "--slots", 1) as second:
         assert second.ready["url"] == pool.ready["url"]
         view = second.completed(job)
         assert view["params_sha256"] == undisturbed
         assert "suspending" in [item["kind"] for item in view["history"]]
-        running = second.submit(train, "--max-workers", 1, "--", "--pause", 1)
-        second.becomes(running, lambda job: job["iteration"] >= 1)
+        running = second.submit(train, "--", "--pause", 0.3, "--every", 3)
+        second.becomes(running, lambda job: job["workers"] == 2 and job["iteration"] >= 6)
         waiting = second.submit(train, "--min-workers", 2)
         second.end(signal.SIGKILL)
     until(lambda: not second.left(), seconds=10)
 
-    with pool_up(home, "--slots", 2) as third:
+    with pool_up(home, "--hosts", 2, "--slots", 1) as third:
+        view = third.completed(running)
+        assert view["params_sha256"] == undisturbed, "everything was killed at once, and nobody asked for it again"
+        assert any("it starts again from the checkpoint of iteration" in item["reason"] for item in view["history"])
         assert third.completed(waiting)["params_sha256"] == undisturbed
-        assert third.view(running)["iteration"] >= 1
 
 
 def test_a_second_ctrl_c_ends_it_at_once_and_leaves_nothing(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from resile_shared.buckets import Bucket, ConflictError, Entry
@@ -34,10 +35,13 @@ class Deposed(ResileError):
 class Lease:
     """The lease as one scheduler sees it. `take` it, then `hold` it; `confirm` it before each deed."""
 
-    def __init__(self, bucket: Bucket[Record], *, holder: str, seconds: float) -> None:
+    def __init__(
+        self, bucket: Bucket[Record], *, holder: str, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._bucket = bucket
         self._holder = holder
         self._seconds = seconds
+        self._clock = clock
         self._record = Record(epoch=1, holder=holder, counter=0)
         self._revision = 0
         self._trusted_until = float("-inf")
@@ -52,9 +56,9 @@ class Lease:
         """Return when this scheduler leads."""
         standby = _Standby(patience=self._seconds)
         while True:
-            begun = time.monotonic()
+            begun = self._clock()
             entry = await self._bucket.get(LEASE_KEY)
-            if entry is None or standby.may_take(entry, begun=begun, now=time.monotonic()):
+            if entry is None or standby.may_take(entry, begun=begun, now=self._clock()):
                 try:
                     return await self._take(entry)
                 except ConflictError:
@@ -69,7 +73,7 @@ class Lease:
 
     async def confirm(self) -> None:
         """Return when it is certain that no other scheduler leads. Raises Deposed."""
-        if time.monotonic() >= self._trusted_until:
+        if self._clock() >= self._trusted_until:
             await self._renew()
 
     async def release(self) -> None:
@@ -92,7 +96,7 @@ class Lease:
                 raise Deposed(self.epoch) from None
 
     async def _write(self, record: Record, revision: int) -> None:
-        begun = time.monotonic()
+        begun = self._clock()
         if revision:
             self._revision = await self._bucket.update(LEASE_KEY, record, revision=revision)
         else:

@@ -292,6 +292,7 @@ class Scheduler:
                 now,
                 phase=Phase.MEMBER if placement in job.in_force else Phase.STARTING,
                 address=placement.address,
+                was_seen=placement.address is not None,
             )
             self.pool.add_worker(job, worker)
 

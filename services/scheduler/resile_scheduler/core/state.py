@@ -44,6 +44,7 @@ class Worker:
     phase: Phase = Phase.STARTING
     address: Address | None = None
     was_seen: bool = False
+    """A heartbeat listed it, be it to an earlier scheduler: its address came in one."""
     failure: str = ""
     """The kind of its bad end, if it had one."""
     reason: str = ""

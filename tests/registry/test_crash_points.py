@@ -1,0 +1,79 @@
+"""The registry is killed before and after each thing that it stores or says: what comes out is the same each time."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from resile_shared.messages.commands import Accepted, HostDrain
+from resile_shared.messages.hosts import HostState
+from resile_shared.nats_server import NatsServer
+from resile_shared.subjects import HOSTS
+from resile_shared.testing.crash_points import Forker, MortalService, Outcome, die_at
+from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.mortal import Point
+from resile_shared.testing.waiting import until
+
+from .test_service import DRAIN, House
+
+NUM_SAMPLED = 6
+SECONDS = 60.0
+
+
+async def play(forker: Forker, folder: Path, fatal: Point | None) -> Outcome:
+    """Three hosts come; one drains, one leaves, one falls silent and returns."""
+    async with AsyncExitStack() as stack:
+        server = NatsServer(folder / "bus")
+        await server.start()
+        stack.push_async_callback(server.stop)
+        pool = Pool(server, await stack.enter_async_context(AsyncExitStack()))
+        flags = ("--credentials", str(server.credentials("registry")), "--log-level", "error")
+        service = MortalService(forker, *flags, fatal=fatal, log=folder / "points")
+        await stack.enter_async_context(service.kept())
+        house = House(pool, stack, await pool.bus("monitor"), await pool.bus("publisher"))
+        for task in house.watch():
+            stack.callback(task.cancel)
+        await asyncio.wait_for(act(house), SECONDS)
+        result = await look(house)
+        return Outcome(result, service.points, len(service.ends))
+
+
+async def act(house: House) -> None:
+    leaving, _, falling = [await house.agent(f"host-{number}") for number in (1, 2, 3)]
+    await until(lambda: [house.state(f"host-{number}")[0] for number in (1, 2, 3)] == ["up"] * 3)
+    assert await house.publisher.ask(DRAIN, HostDrain(host_id="host-2"), message_id="drain") == Accepted()
+    entry = await house.bus.bucket(HOSTS).get("host-2")
+    assert entry is not None
+    assert entry.value.state is HostState.DRAINING, "it is stored before the answer is sent"
+    await leaving.goodbye()
+    await falling.vanish()
+    await until(lambda: (house.state("host-1"), house.state("host-3")) == (("left", 1), ("lost", 1)))
+    await house.agent("host-3", incarnation=2)
+    await until(lambda: house.state("host-3") == ("up", 2))
+
+
+async def look(house: House) -> object:
+    """Return what is stored of each host and what was announced of it, once all of that is on the stream."""
+    newest = {record.host: (record.state.value, record.incarnation) for record in house.records.values()}
+    kinds = {"up": "joined"}
+    announced: dict[str, list[tuple[str, int]]] = {}
+
+    def is_told() -> bool:
+        announced.clear()
+        for host, what, incarnation in house.announced:
+            announced.setdefault(host, []).append((what, incarnation))
+        return all(announced.get(h, [()])[-1] == (kinds.get(state, state), n) for h, (state, n) in newest.items())
+
+    await until(is_told)
+    return newest, announced
+
+
+async def test_after_a_death_at_some_points_all_is_as_without_it(tmp_path: Path) -> None:
+    await die_at("registry", play, tmp_path, sample=NUM_SAMPLED)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_after_a_death_at_any_point_all_is_as_without_it(tmp_path: Path) -> None:
+    await die_at("registry", play, tmp_path)
