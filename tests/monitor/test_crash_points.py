@@ -43,7 +43,8 @@ async def play(forker: Forker, folder: Path, fatal: Point | None) -> Outcome:
         client = await stack.enter_async_context(Client(address))
         script = folder / "train.py"
         script.write_text("")
-        result = await asyncio.wait_for(act(client, script), SECONDS)
+        async with asyncio.timeout(SECONDS):
+            result = await act(client, script)
         return Outcome(result, service.points, len(service.ends))
 
 

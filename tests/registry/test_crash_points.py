@@ -34,7 +34,8 @@ async def play(forker: Forker, folder: Path, fatal: Point | None) -> Outcome:
         house = House(pool, stack, await pool.bus("monitor"), await pool.bus("publisher"))
         for task in house.watch():
             stack.callback(task.cancel)
-        await asyncio.wait_for(act(house), SECONDS)
+        async with asyncio.timeout(SECONDS):
+            await act(house)
         result = await look(house)
         return Outcome(result, service.points, len(service.ends))
 

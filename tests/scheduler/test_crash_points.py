@@ -26,6 +26,7 @@ from .test_service import Watcher, spec
 
 NUM_SAMPLED = 8
 DETECTION_SECONDS = 1.0
+SECONDS = 60.0
 
 
 class Scenario:
@@ -49,7 +50,8 @@ class Scenario:
             service = MortalService(self._forker, *flags, fatal=self._fatal, log=self._folder / "points")
             await stack.enter_async_context(service.kept())
             async with watching(pool) as watcher:
-                await asyncio.wait_for(self._act(pool, watcher), 60)
+                async with asyncio.timeout(SECONDS):
+                    await self._act(pool, watcher)
                 outcome = await look(pool, watcher)
             return Outcome(outcome, service.points, len(service.ends))
 
