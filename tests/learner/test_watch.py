@@ -24,9 +24,9 @@ class Scene:
     def knows(self, phase: Phase, *, longest: float) -> None:
         self.phases.longest[phase] = longest
 
-    def look_for(self, seconds: float) -> Overdue | None:
-        for _ in range(math.ceil(seconds / INTERVAL)):
-            self.now += INTERVAL
+    def look_for(self, seconds: float, *, every: float = INTERVAL) -> Overdue | None:
+        for _ in range(math.ceil(seconds / every)):
+            self.now += every
             if overdue := self.watch.look(self.phases, now=self.now):
                 return overdue
         return None
@@ -95,6 +95,13 @@ def test_time_in_which_the_process_stood_still_does_not_count() -> None:
     scene.stand_still(1000)
     assert scene.look_for(29) is None
     assert scene.look_for(2) is not None
+
+
+def test_who_looks_late_all_the_time_sees_it_all_the_same() -> None:
+    scene = Scene()
+    scene.knows("compute", longest=0.1)
+    scene.enter("compute")
+    assert scene.look_for(61, every=10 * INTERVAL) is not None
 
 
 def test_phases_know_how_long_they_took() -> None:

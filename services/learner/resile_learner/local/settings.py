@@ -37,6 +37,8 @@ class RunSettings:
     name: str | None = None
     output: Path | None = None
     """Where to copy the trained model."""
+    detection_seconds: float = 3.0
+    """A worker that is silent for so long is lost."""
 
     def __post_init__(self) -> None:
         if sys.platform != "linux":

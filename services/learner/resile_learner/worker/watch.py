@@ -3,7 +3,7 @@
 A phase is overdue when it lasts longer than twenty times ``detection_seconds`` and ten times the longest that it has
 taken so far in this worker. What has not been done before may take ten minutes: a first iteration may compile. So may
 a callback each time, as it may do something rare. Waiting for others is never overdue: they watch themselves. Time in
-which the whole process stood still counts against nothing.
+which the whole process stood still for ``detection_seconds`` or longer does not count.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Watch:
     """Looks at the phases of one worker every ``interval`` seconds."""
 
     def __init__(self, *, detection_seconds: float, interval: float) -> None:
-        self._min_seconds = MIN_DETECTIONS * detection_seconds
+        self._detection_seconds = detection_seconds
         self._interval = interval
         self._looked: float | None = None
         self._doing: Doing | None = None
@@ -46,7 +46,7 @@ class Watch:
             self._doing, self._stood_still = doing, 0.0
         late = now - self._looked - self._interval if self._looked is not None else 0.0
         self._looked = now
-        if late > self._interval:
+        if late >= self._detection_seconds:
             self._stood_still += late
         if doing.phase == "waiting":
             return None
@@ -55,5 +55,6 @@ class Watch:
         return Overdue(doing.phase, seconds, longest) if seconds >= self._limit(doing.phase, longest) else None
 
     def _limit(self, phase: Phase, longest: float | None) -> float:
-        is_new = longest is None or phase == "callback"
-        return max(FIRST_SECONDS if is_new else self._min_seconds, MIN_LONGEST * (longest or 0.0))
+        is_rare = longest is None or phase == "callback"
+        least = FIRST_SECONDS if is_rare else MIN_DETECTIONS * self._detection_seconds
+        return max(least, MIN_LONGEST * (longest or 0.0))
