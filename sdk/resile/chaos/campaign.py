@@ -77,7 +77,7 @@ class Campaign:
                 self.assault.check(kind, what)
                 menu.append((kind, what))
             except UsageError as error:
-                self.tell(f"left out: {kind} {what}: {error}")
+                self.tell(f"left out: {error}")
         return menu
 
     def _take(self, job: str) -> None:

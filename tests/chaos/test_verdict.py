@@ -1,0 +1,134 @@
+"""A promise that breaks is found in what a pool tells, and named; what an attack and a restart do to a job is none."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from resile.chaos.attacks import Attack, Kind, Target, What
+from resile.chaos.observation import Commit, Observations
+from resile.chaos.recovery import Recovered, Struck, goes_on
+from resile.chaos.report import percentile, recovery_times
+from resile.chaos.verdict import Evidence, Outcome, faults
+from resile_shared.api import JobView
+from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
+from resile_shared.messages.reports import EpochCount
+
+from ..sdk.api_server import job_view
+
+SHA = "a" * 64
+ONCE = EpochCount(epoch=0, samples=96, once=96, more=0, never=0)
+
+
+def item(number: int, kind: str = "allocation", **changes: Any) -> HistoryItem:
+    fields = {"generation": number, "workers": 1, "slots": ("host-1/0",), "iteration": 10 * number}
+    return HistoryItem.model_validate(
+        {"number": number, "time": datetime.fromtimestamp(number, UTC), "kind": kind, **fields, **changes}
+    )
+
+
+HISTORY = (item(1), item(2), item(3, "completed"))
+
+
+def completed(job: str = "job-1", history: tuple[HistoryItem, ...] = HISTORY, **changes: Any) -> JobView:
+    fields = {"state": JobState.COMPLETED, "params_sha256": SHA, "ledger": (ONCE,), "history": history}
+    return job_view(job, **{**fields, **changes})
+
+
+def events(job: JobView) -> list[JobEvent]:
+    told = {"job": job.id, "name": job.name, "tenant": "default", "state": job.state, "priority": 5000}
+    return [JobEvent.model_validate({**told, "item": entry}) for entry in job.history]
+
+
+def found(*jobs: JobView, published: list[JobEvent] | None = None, **seen: Any) -> list[str]:
+    """The faults of a campaign in which ``jobs`` were accepted, and ended so."""
+    told = [event for job in jobs for event in events(job)] if published is None else published
+    observations = Observations(events=told)
+    for name, values in seen.items():
+        getattr(observations, name).update(values)
+    return list(faults(Evidence([job.id for job in jobs], jobs, observations, [], SHA)))
+
+
+def test_a_job_that_ended_as_if_undisturbed_has_no_fault() -> None:
+    assert found(completed(), commits={"job-1": [Commit(1.0, 1, 5, 0.5, 60)]}) == []
+
+
+def test_a_job_that_starts_again_from_a_checkpoint_has_no_fault() -> None:
+    again = (item(1), item(2, iteration=40), item(3, "queued", slots=()), item(4, iteration=20), item(5, "completed"))
+    commits = [Commit(1.0, 2, 41, 0.5, 500), Commit(2.0, 4, 41, 0.5, 500)]
+    assert found(completed(history=again), commits={"job-1": commits}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"params_sha256": "b" * 64}, "an undisturbed run"),
+        ({"ledger": (ONCE.model_copy(update={"once": 95, "never": 1}),)}, "every sample once"),
+        ({"ledger": ()}, "none is counted"),
+        ({"state": JobState.FAILED}, "failed instead of completed"),
+        ({"history": (item(1), item(2, generation=1), item(3, "completed"))}, "generation 1 took effect after 1"),
+        ({"history": (item(1), item(2, iteration=9), item(3, "completed"))}, "began at iteration 9"),
+    ],
+)
+def test_a_job_that_ended_otherwise_is_named(changes: dict[str, Any], fault: str) -> None:
+    (told,) = found(completed(**changes))
+    assert fault in told
+
+
+def test_an_accepted_job_that_is_not_there_is_lost() -> None:
+    evidence = Evidence(["job-1"], [], Observations(), [], SHA)
+    assert list(faults(evidence)) == ["job-1 was accepted, and is lost"]
+
+
+@pytest.mark.parametrize("numbers", [(1, 3), (1, 2, 2, 3), (2, 1, 3)])
+def test_an_item_that_is_published_twice_or_never_is_found(numbers: tuple[int, ...]) -> None:
+    job = completed()
+    published = [events(job)[number - 1] for number in numbers]
+    assert any("its events have the numbers" in fault for fault in found(job, published=published))
+
+
+def test_a_slot_that_two_jobs_hold_is_found() -> None:
+    assert any("host-1/0 is held by job-1, job-2" in fault for fault in found(completed(), completed("job-2")))
+
+
+def test_two_commits_of_one_iteration_that_differ_are_found() -> None:
+    commits = [Commit(1.0, 2, 41, 0.5, 500), Commit(2.0, 3, 41, 0.6, 500)]
+    (fault,) = found(completed(), commits={"job-1": commits})
+    assert "iteration 41 has loss 0.5" in fault
+
+
+@pytest.mark.parametrize(("numbers", "fault"), [([4, 5, 7], "a gap"), ([4, 5, 5], "or twice"), ([4, 6, 5], "a gap")])
+def test_a_stream_with_a_gap_or_a_double_is_found(numbers: list[int], fault: str) -> None:
+    assert any(fault in told for told in found(completed(), sequences={"pool": numbers}))
+
+
+def test_an_attack_that_nobody_recovered_from_is_found() -> None:
+    struck = Struck(Attack(Kind.KILL, Target(What.BUS)), since=1.0, until=1.0)
+    evidence = Evidence([], [], Observations(), [Outcome(7, struck, [Recovered("bus", None)])], SHA)
+    assert list(faults(evidence)) == ["attack 7, kill bus: bus had not recovered after 120 s"]
+
+
+def seen(*commits: Commit) -> Observations:
+    told = Observations(members={("job-1", 1): frozenset({0, 1}), ("job-1", 2): frozenset({0})})
+    told.commits["job-1"] += commits
+    return told
+
+
+def test_a_job_goes_on_with_the_first_iteration_without_the_victims() -> None:
+    told = seen(Commit(4.0, 1, 1, None, 0), Commit(6.0, 1, 2, None, 0), Commit(7.0, 2, 3, None, 0))
+    assert goes_on(told, "job-1", frozenset({1}), since=5.0, until=5.0) == 7.0
+    assert goes_on(told, "job-1", frozenset({0}), since=5.0, until=5.0) is None
+
+
+def test_a_frozen_worker_may_go_on_with_the_others_when_it_is_let_go() -> None:
+    told = seen(Commit(6.0, 1, 2, None, 0), Commit(9.0, 1, 3, None, 0))
+    assert goes_on(told, "job-1", frozenset({1}), since=5.0, until=8.0) == 9.0
+
+
+def test_recovery_times_are_told_by_kind_of_attack_and_what_recovers() -> None:
+    struck = Struck(Attack(Kind.KILL, Target(What.HOST, "host-1")), 1.0, 1.0, workers={"job-1": frozenset({1})})
+    outcomes = [Outcome(n, struck, [Recovered("job-1", float(n)), Recovered("host-1", 9.0)]) for n in (1, 2, 3)]
+    host, job = recovery_times(outcomes)
+    assert (host["attack"], host["part"], host["count"], host["median_seconds"]) == ("kill host", "host", 3, 9.0)
+    assert (job["part"], job["median_seconds"], job["p99_seconds"]) == ("job", 2.0, 3.0)
+    assert percentile([float(n) for n in range(1, 101)], 0.99) == 99.0
