@@ -242,6 +242,8 @@ class Client:
             try:
                 async with self._http.get(self._url(path), params={**query, "follow": 1}, headers=headers) as answer:
                     await _check(answer, self.server)
+                    if answer.status == 204:  # nothing more will come
+                        return
                     heard = time.monotonic()
                     async for event in read_events(answer.content):
                         last = event.id or last

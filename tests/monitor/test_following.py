@@ -7,7 +7,7 @@ from pathlib import Path
 from resile_shared import subjects
 from resile_shared.api import EventList, EventView, LogEntry, LogList
 from resile_shared.messages.hosts import HostLost
-from resile_shared.messages.jobs import JobEvent, JobRecord
+from resile_shared.messages.jobs import JobEvent, JobRecord, JobState
 from resile_shared.messages.logs import LogLine, LogLines
 from resile_shared.messages.message import at
 from resile_shared.testing.fixtures import Pool
@@ -85,6 +85,30 @@ async def test_a_follower_that_comes_back_misses_nothing_and_sees_nothing_twice(
     seen += await take(again, "/v1/events?follow=1&tail=10", 11, last=seen[-1].id)
     assert numbers(seen) == list(range(1, 16))
     assert seen[-1].id == "events:15"
+
+
+async def test_a_log_ends_when_its_job_is_over_and_nobody_need_come_back(monitors: Monitors, scene: Scene) -> None:
+    await scene.store_job(job())
+    monitor = await monitors.start()
+    path = "/v1/jobs/job-1/logs?follow=1"
+    await say(scene, "one", "two")
+    seen: list[Event] = []
+
+    async def read() -> None:
+        async with aclosing(monitor.events(path)) as events:
+            async for event in events:
+                seen.append(event)  # noqa: PERF401 - it is looked at meanwhile
+
+    async with asyncio.timeout(30):
+        reading = asyncio.create_task(read())
+        await until(lambda: len(seen) == 2)
+        await scene.store_job(job().model_copy(update={"state": JobState.COMPLETED}))
+        await reading
+    assert [event.data["text"] for event in seen] == ["one", "two"]
+    async with monitor.http.get(path, headers={"Last-Event-ID": seen[-1].id}) as answer:
+        assert answer.status == 204
+    (rest,) = await take(monitor, path, 1, last=seen[0].id)
+    assert rest.data["text"] == "two", "but what was not seen yet is told"
 
 
 async def test_a_job_is_followed_in_two_streams_at_once(monitors: Monitors, scene: Scene) -> None:

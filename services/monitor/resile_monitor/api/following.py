@@ -8,8 +8,8 @@ reading of the streams for itself, and nothing piles up.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
 from typing import Any
 
 from aiohttp import web
@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 QUEUE_LENGTH = 16
 KEEP_ALIVE_SECONDS = 10.0
 WRITE_SECONDS = 60.0
+LOOK_SECONDS = 0.5
+LAST_SECONDS = 1.0
+"""In which the last entries of what is over arrive."""
 NO_ANSWER = "the bus does not answer: try again"
 _PLACE = re.compile(r"([a-z]+):([0-9]{1,18}(?:\.[0-9]{1,9})?)")
 
@@ -38,13 +41,21 @@ async def newest(readings: Sequence[Reading[Any, V]], num: int) -> tuple[list[En
 
 
 async def follow(
-    request: web.Request, readings: Sequence[Reading[Any, V]], *, num: int, closing: asyncio.Event
+    request: web.Request,
+    readings: Sequence[Reading[Any, V]],
+    *,
+    num: int,
+    closing: asyncio.Event,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> web.StreamResponse:
     """Send what comes after ``Last-Event-ID``, without one the newest ``num`` entries and what comes after them.
 
-    Ends when the client goes or ``closing`` is set. Raises ProblemError.
+    Ends when the client goes, ``closing`` is set, or nothing more can come as ``is_over``; who comes back then for
+    nothing is told by 204 that it need not again. Raises ProblemError.
     """
     places = _places(request, readings)
+    if places and is_over() and not any([await reading.has_after(places[reading.name]) for reading in readings]):
+        return web.Response(status=204)
     present: list[Entry[V]] = []
     if places is None:
         present, places = await newest(readings, num)
@@ -53,7 +64,7 @@ async def follow(
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
-    await _send(response, _Frames(reached), present, sources, closing)
+    await _send(response, _Frames(reached), present, sources, closing, is_over)
     return response
 
 
@@ -82,10 +93,11 @@ async def _send(
     present: list[Entry[V]],
     sources: Sequence[AsyncGenerator[Entry[V], None]],
     closing: asyncio.Event,
+    is_over: Callable[[], bool],
 ) -> None:
     queue: asyncio.Queue[Entry[V] | None] = asyncio.Queue(QUEUE_LENGTH)
     tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
-    tasks.append(asyncio.create_task(_end(closing, queue)))
+    tasks.append(asyncio.create_task(_end(closing, is_over, queue)))
     try:
         await _write(response, frames.start())
         for entry in present:
@@ -127,9 +139,21 @@ async def _pump(source: AsyncGenerator[Entry[V], None], queue: asyncio.Queue[Ent
     await queue.put(None)
 
 
-async def _end(closing: asyncio.Event, queue: asyncio.Queue[Entry[V] | None]) -> None:
-    await closing.wait()
+async def _end(closing: asyncio.Event, is_over: Callable[[], bool], queue: asyncio.Queue[Entry[V] | None]) -> None:
+    """End the stream when the monitor does, or when what is over had time to have its last entries arrive."""
+    while not is_over():
+        if await _is_set(closing, seconds=LOOK_SECONDS):
+            break
+    await _is_set(closing, seconds=LAST_SECONDS)
     await queue.put(None)
+
+
+async def _is_set(event: asyncio.Event, *, seconds: float) -> bool:
+    """Wait so long for an event; tell whether it has come."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 def _places(request: web.Request, readings: Sequence[Reading[Any, V]]) -> dict[str, str] | None:

@@ -38,9 +38,14 @@ class Logs:
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         query = read_query(request, LogQuery)
         job = (await self._pool.record(request.match_info["job"])).job
+
+        def is_over() -> bool:
+            record = self._pool.projection.record(job)
+            return record is not None and record.state.is_final
+
         readings = [Reading("logs", self._pool.bus.replay(LOGS, LogLines, subject=log(job)), _entries)]
         if query.follow:
-            return await follow(request, readings, num=query.tail, closing=self._pool.closing)
+            return await follow(request, readings, num=query.tail, closing=self._pool.closing, is_over=is_over)
         entries, _ = await newest(readings, query.tail)
         return answer(LogList(lines=tuple(entry.view for entry in entries)))
 

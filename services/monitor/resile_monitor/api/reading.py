@@ -62,6 +62,13 @@ class Reading(Generic[M, V]):
                 return entries[max(0, len(entries) - num) :], f"{tail.last}"
             width = min(num, _WIDER * width)
 
+    async def has_after(self, place: str) -> bool:
+        """Tell whether there is an entry after ``place`` now."""
+        sequence, _, num_sent = place.partition(".")
+        newest, _ = await self.tail(1)
+        reached = (int(sequence), int(num_sent) if num_sent else float("inf"))
+        return any((entry.sequence, entry.number) > reached for entry in newest)
+
     async def follow(self, place: str) -> AsyncGenerator[Entry[V], None]:
         """Yield each entry after ``place``, for ever."""
         sequence, _, num_sent = place.partition(".")
