@@ -1,4 +1,4 @@
-"""The upload thread: what it is told to store gets stored, and told; failures are told too."""
+"""The upload threads: what they are told to store gets stored, and told; failures are told too."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -162,17 +162,21 @@ def test_a_storage_that_fails_does_not_keep_a_worker_from_ending(store: GatedSto
     upload.close(wait=True)
 
 
-def test_the_final_model_is_stored_after_the_checkpoint_under_way(store: GatedStore, workers: list[Uploads]) -> None:
+def test_the_final_model_is_stored_once_the_storage_takes_it(
+    store: GatedStore, workers: list[Uploads], monkeypatch: pytest.MonkeyPatch
+) -> None:
     upload = workers[0]
-    store.gate.clear()
-    upload.start(snapshot(), FIRST)
-    upload.assign([0])
-    assert store.entered.wait(30)
+    put_file = store.put_file
+    monkeypatch.setattr(store, "put_file", failing)
     upload.store_model({"w": torch.ones(2)})
+    assert "no space" in str(until(upload.trouble))
     assert not upload.has_stored_model
-    store.gate.set()
+    monkeypatch.setattr(store, "put_file", put_file)
     until(lambda: upload.has_stored_model)
-    assert upload.stored()
+
+
+def failing(key: str, content: object) -> None:
+    raise StorageError(f"write {key}", "no space is left there", "free some")
 
 
 def test_an_unexpected_failure_is_told(store: GatedStore, workers: list[Uploads]) -> None:

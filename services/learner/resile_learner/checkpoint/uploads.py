@@ -1,4 +1,4 @@
-"""The background thread of one worker that uploads its parts of a checkpoint while training goes on.
+"""The background threads of one worker that upload its parts of a checkpoint while training goes on.
 
 What the storage does not take is tried again, for as long as it is wanted: the trouble is told, and training goes on.
 """
@@ -6,11 +6,12 @@ What the storage does not take is tried again, for as long as it is wanted: the 
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from resile_shared.errors import ResileError
 from resile_shared.storage import StorageError
@@ -20,6 +21,8 @@ from .model import save_model
 from .snapshot import Snapshot, sha256
 from .store import CheckpointStore
 
+NUM_THREADS = 4
+"""At work at once: one connection does not fill the way to a cloud, and checksums take as long as writing to a disk."""
 MODEL_KEY = "model.safetensors"
 FIRST_WAIT_SECONDS = 0.5
 MAX_WAIT_SECONDS = 15.0
@@ -35,7 +38,16 @@ class _Upload:
     wanted: list[int] = field(default_factory=list)
     stored: dict[int, PartInfo] = field(default_factory=dict)
     to_commit: tuple[PartInfo, ...] | None = None
+    num_readers: int = 0
     finished: bool = False
+
+
+class _Work(NamedTuple):
+    """Something that one thread does; no two threads do what has the same name."""
+
+    name: tuple[object, ...]
+    run: Callable[[], None]
+    upload: _Upload | None = None
 
 
 class Uploads:
@@ -54,7 +66,7 @@ class Uploads:
         self._changed = threading.Condition()
         self._current: _Upload | None = None
         self._waiting: _Upload | None = None
-        self._at_work: _Upload | None = None
+        self._under_way: set[tuple[object, ...]] = set()
         self._stored: list[tuple[str, PartInfo]] = []
         self._committed: list[Manifest] = []
         self._must_prune = False
@@ -65,8 +77,12 @@ class Uploads:
         self._wait_seconds = FIRST_WAIT_SECONDS
         self._resume_at = 0.0
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="checkpoint-upload", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"checkpoint-upload-{number}", daemon=True)
+            for number in range(NUM_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def start(self, snapshot: Snapshot, checkpoint: CheckpointId) -> CheckpointId | None:
         """Begin a checkpoint, or let it wait for the current one; returns the one whose waiting place it took."""
@@ -141,10 +157,7 @@ class Uploads:
             self._changed.notify_all()
 
     def store_model(self, state_dict: Mapping[str, Any]) -> None:
-        """Store the final model as a safetensors file under ``MODEL_KEY``, once no part and no manifest is left to do.
-
-        Its tensors must not change any more.
-        """
+        """Store the final model as a safetensors file under ``MODEL_KEY``; its tensors must not change any more."""
         with self._changed:
             self._model = state_dict
             self._changed.notify_all()
@@ -166,7 +179,7 @@ class Uploads:
             return self._error
 
     def close(self, *, wait: bool) -> None:
-        """Stop: with ``wait``, after all that is wanted and that the storage takes; else after the part at hand."""
+        """Stop: with ``wait``, after all that is wanted and that the storage takes; else after the parts at hand."""
         with self._changed:
             self._closing = True
             if not wait:
@@ -174,43 +187,45 @@ class Uploads:
                 if self._current is not None:
                     self._current.wanted, self._current.to_commit = [], None
             self._changed.notify_all()
-        if wait:
-            self._thread.join()
+        for thread in self._threads if wait else ():
+            thread.join()
 
     def _drop(self, upload: _Upload) -> None:
-        """Let go of a snapshot, unless the thread is just reading it. Called with the lock held."""
+        """Let go of a snapshot, unless a thread is just reading it. Called with the lock held."""
         upload.finished = True
         upload.wanted, upload.to_commit = [], None
-        if upload is not self._at_work:
+        if not upload.num_readers:
             upload.snapshot.release()
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
             error: ResileError | None = None
             try:
-                work()
+                work.run()
             except ResileError as failure:
                 error = failure
             except Exception as failure:  # shown to the user by whoever asks for the error
                 error = ResileError(f"saving a checkpoint failed unexpectedly: {failure!r}")
-            with self._changed:
-                self._note(error)
-                upload, self._at_work = self._at_work, None
-                if upload is not None and upload.finished:
-                    upload.snapshot.release()
+            self._done(work, error)
 
-    def _note(self, error: ResileError | None) -> None:
-        """Take in how the last work ended. Called with the lock held."""
-        if error is None:
-            self._trouble, self._wait_seconds = None, FIRST_WAIT_SECONDS
-        elif isinstance(error, StorageError):
-            self._trouble = error
-            self._resume_at = time.monotonic() + self._wait_seconds
-            self._wait_seconds = min(2 * self._wait_seconds, MAX_WAIT_SECONDS)
-        else:
-            self._error = error
+    def _done(self, work: _Work, error: ResileError | None) -> None:
+        with self._changed:
+            self._under_way.discard(work.name)
+            if work.upload is not None:
+                work.upload.num_readers -= 1
+                if work.upload.finished and not work.upload.num_readers:
+                    work.upload.snapshot.release()
+            if error is None:
+                self._trouble, self._wait_seconds = None, FIRST_WAIT_SECONDS
+            elif isinstance(error, StorageError):
+                self._trouble = error
+                self._resume_at = time.monotonic() + self._wait_seconds
+                self._wait_seconds = min(2 * self._wait_seconds, MAX_WAIT_SECONDS)
+            else:
+                self._error = error
+            self._changed.notify_all()
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> _Work | None:
         """Wait for something to do; None when it is time to stop."""
         with self._changed:
             while True:
@@ -219,23 +234,27 @@ class Uploads:
                     return None
                 waits = self._resume_at - time.monotonic() if work and self._trouble else 0.0
                 if work and waits <= 0:
-                    self._at_work = self._current
+                    self._under_way.add(work.name)
+                    if work.upload is not None:
+                        work.upload.num_readers += 1
                     return work
                 self._changed.wait(waits or None)
 
-    def _wanted(self) -> Callable[[], None] | None:
+    def _wanted(self) -> _Work | None:
         """Find what is to be done next; it stays to be done until it has been. Called with the lock held."""
+        return next((work for work in self._all_wanted() if work.name not in self._under_way), None)
+
+    def _all_wanted(self) -> Iterator[_Work]:
         upload = self._current
-        if upload is not None and upload.wanted:
-            number = upload.wanted[0]
-            return lambda: self._put(upload, number)
-        if upload is not None and upload.to_commit is not None:
-            parts = upload.to_commit
-            return lambda: self._commit(upload, parts)
+        if upload is not None:
+            for number in upload.wanted:
+                yield _Work((upload.checkpoint, number), partial(self._put, upload, number), upload)
+            if upload.to_commit is not None:
+                yield _Work((upload.checkpoint,), partial(self._commit, upload, upload.to_commit), upload)
         if self._must_prune:
-            return self._prune
-        model = self._model
-        return (lambda: self._put_model(model)) if model is not None else None
+            yield _Work(("prune",), self._prune)
+        if self._model is not None:
+            yield _Work(("model",), partial(self._put_model, self._model))
 
     def _put(self, upload: _Upload, number: int) -> None:
         part = self._store.put_part(upload.checkpoint.name, number, upload.snapshot.part(number))
@@ -271,6 +290,11 @@ class Uploads:
             self._must_prune = True
 
     def _prune(self) -> None:
-        self._store.prune(self._keep)
         with self._changed:
-            self._must_prune = False
+            self._must_prune = False  # before: what is committed meanwhile has it done again
+        try:
+            self._store.prune(self._keep)
+        except StorageError:
+            with self._changed:
+                self._must_prune = True
+            raise
