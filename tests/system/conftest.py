@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from .trials import trial_script, trial_sha
+
+__all__ = ["trial_script", "trial_sha"]
+
 TRAIN = """
 import argparse, time
 import torch

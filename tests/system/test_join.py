@@ -1,0 +1,136 @@
+"""A machine, here a network namespace, joins a running pool, trains with it, and leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resile.client import Client, find_server
+from resile.pool.namespaces import Namespaces
+from resile_shared.messages.hosts import HostState
+
+from .conftest import Ended
+from .paced import host_becomes
+from .pools import UpPool, pool_up
+from .trials import trying
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+]
+
+
+@pytest.fixture
+def network() -> Iterator[Namespaces]:
+    """Another machine, with a cable to this one."""
+    network = Namespaces.create(["elsewhere"])
+    yield network
+    network.remove()
+
+
+class Joiner:
+    """Runs `resile host` on the other machine."""
+
+    def __init__(self, network: Namespaces, pool: UpPool) -> None:
+        url = json.loads((pool.home / "pool.json").read_bytes())["url"]
+        token = (pool.home / "token").read_text()
+        self._inside = (*network.enter("elsewhere"), sys.executable, "-m", "resile")
+        self._join = ("host", "--join", url, "--token", token, "--slots", "1", "--json")
+
+    def start(self, *options: object) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [*self._inside, *self._join, *map(str, options)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    @contextmanager
+    def joined(self, *options: object) -> Iterator["subprocess.Popen[str]"]:
+        """Have the host in the pool; behind the block its process is gone."""
+        process = self.start(*options)
+        try:
+            assert process.stdout is not None
+            ready = process.stdout.readline()
+            assert ready, process.communicate()[1]
+            assert json.loads(ready)["pid"] == process.pid
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def refusal(self, *options: object) -> str:
+        """Try to join in vain; return the one line that says why."""
+        _, err = (process := self.start(*options)).communicate(timeout=60)
+        assert process.returncode in (1, 2)
+        (line,) = err.splitlines()
+        return str(line)
+
+
+def end(process: "subprocess.Popen[str]", number: signal.Signals) -> Ended:
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    return Ended(process.returncode, out, err)
+
+
+async def test_a_machine_joins_trains_leaves_and_comes_back(
+    network: Namespaces, trial_script: Path, trial_sha: str, tmp_path: Path
+) -> None:
+    folder = ("--folder", tmp_path / "far")
+    with pool_up(tmp_path / "home", "--listen", network.address, "--slots", 1) as pool:
+        joiner = Joiner(network, pool)
+        assert "a host named host-1 is up" in joiner.refusal("--host", "host-1", *folder)
+        async with (
+            Client(find_server(home=pool.home)) as client,
+            trying(client, trial_script, tmp_path, num_hosts=2) as trial,
+        ):
+            with joiner.joined("--host", "far", "--label", "zone=b", *folder) as process:
+                assert set((await trial.spreads()).slots) == {"host-1/0", "far/0"}
+                far = await trial.host("far")
+                assert (far.address, far.labels) == (network.part("elsewhere").address, {"zone": "b"})
+                assert (tmp_path / "far" / "credentials.json").stat().st_mode & 0o777 == 0o600
+                assert "a host named far is up" in joiner.refusal("--host", "far", "--folder", tmp_path / "other")
+                left = end(process, signal.SIGTERM)
+            assert (left.status, left.err.splitlines()[-1]) == (0, "far has left")
+            await host_becomes(client, "far", lambda host: host.state is HostState.LEFT)
+            await trial.goes_on(workers=1)
+
+            with joiner.joined("--host", "far", *folder) as process:
+                await trial.spreads()
+                end(process, signal.SIGKILL)
+            with joiner.joined("--host", "far", *folder):  # its name is not taken: it is its own
+                await host_becomes(client, "far", lambda host: host.incarnation > far.incarnation + 1)
+                await trial.goes_on(workers=2)
+                await trial.keeps_its_promises(trial_sha)
+
+
+def test_a_joined_host_waits_for_its_pool(network: Namespaces, tmp_path: Path, until: Any) -> None:
+    def states(pool: UpPool) -> dict[str, str]:
+        return {host["id"]: host["state"] for host in pool.ask("hosts")["hosts"]}
+
+    home = tmp_path / "home"
+    listen = ("--listen", network.address, "--slots", 1)
+    with pool_up(home, *listen) as pool:
+        process = Joiner(network, pool).start("--host", "far", "--folder", tmp_path / "far")
+        try:
+            until(lambda: states(pool).get("far") == "up", seconds=60)
+            assert pool.end(signal.SIGINT).status == 0
+            with pool_up(home, *listen) as again:
+                assert again.ready["url"] == pool.ready["url"]
+                until(lambda: states(again) == {"far": "up", "host-1": "up"})
+                assert end(process, signal.SIGTERM).status == 0
+                assert states(again)["far"] == "left"
+        finally:
+            process.kill()
+            process.communicate()
+
+
+async def test_storage_that_is_not_shared_is_refused(network: Namespaces, tmp_path: Path) -> None:
+    with pool_up(tmp_path / "home", "--listen", network.address, "--slots", 1) as pool:
+        refusal = Joiner(network, pool).refusal("--storage", (tmp_path / "nothing").as_uri())
+    assert "is not the pool's storage here: share that folder" in refusal
