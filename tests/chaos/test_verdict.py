@@ -125,6 +125,12 @@ def test_a_frozen_worker_may_go_on_with_the_others_when_it_is_let_go() -> None:
     assert goes_on(told, "job-1", frozenset({1}), since=5.0, until=8.0) == 9.0
 
 
+def test_a_job_that_has_trained_to_its_end_needs_nobody() -> None:
+    told = seen(Commit(4.0, 1, 1, None, 0))
+    told.completed["job-1"] = 4.5
+    assert goes_on(told, "job-1", frozenset({1}), since=5.0, until=5.0) == 5.0
+
+
 def test_recovery_times_are_told_by_kind_of_attack_and_what_recovers() -> None:
     struck = Struck(Attack(Kind.KILL, Target(What.HOST, "host-1")), 1.0, 1.0, workers={"job-1": frozenset({1})})
     outcomes = [Outcome(n, struck, [Recovered("job-1", float(n)), Recovered("host-1", 9.0)]) for n in (1, 2, 3)]

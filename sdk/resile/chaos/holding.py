@@ -126,6 +126,7 @@ def _full(ballast: Path) -> Iterator[None]:
     try:
         with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(ballast.parent).free)
+            file.seek(0, os.SEEK_END)
             while file.write(bytes(_BLOCK_BYTES)):
                 pass
         yield

@@ -62,8 +62,8 @@ def goes_on(seen: Observations, job: str, victims: frozenset[int], *, since: flo
         if commit.time > since
         and (commit.time > until > since or _is_without(seen.members.get((job, commit.generation)), victims))
     ]
-    if (completed := seen.completed.get(job, 0.0)) > since:
-        times.append(completed)
+    if job in seen.completed:
+        times.append(max(since, seen.completed[job]))
     return min(times, default=None)
 
 

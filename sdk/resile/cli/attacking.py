@@ -45,6 +45,7 @@ def attack_once(home: Path, attack: Attack, *, object_store: int | None, as_json
 
     async def work() -> int:
         async with _connected(home, Random(), object_store) as (assault, client, observer, recovery):
+            assault.check(attack.kind, attack.target.what)
             chosen = await _choose(attack, client, assault)
             for job in await client.jobs():
                 if not job.state.is_final:

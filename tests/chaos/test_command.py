@@ -1,0 +1,91 @@
+"""`resile chaos` attacks a pool that may be attacked, and no other."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resile.cli import main
+
+from ..system.pools import UpPool, pool_up
+
+SCRIPT = Path(__file__).with_name("scripts") / "attacked.py"
+
+
+def announce(home: Path, *, chaos: bool) -> None:
+    """Make ``home`` that of a pool whose `resile up` is this process."""
+    pool = {"url": "http://127.0.0.1:1", "token": "t", "pid": os.getpid(), "chaos": chaos}
+    (home / "pool.json").write_text(json.dumps(pool))
+    (home / "storage-url").write_text((home / "storage").as_uri())
+
+
+def refusal(capsys: pytest.CaptureFixture[str], home: Path, *words: str) -> str:
+    """What a command that has to be refused says."""
+    assert main(["chaos", *words, "--home", str(home)]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_pool_that_was_not_opened_to_chaos_is_not_attacked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    announce(tmp_path, chaos=False)
+    assert "`resile up --open-to-chaos`" in refusal(capsys, tmp_path, "kill", "bus")
+    assert "`resile up --open-to-chaos`" in refusal(capsys, tmp_path, "campaign", "--job", "job-1")
+
+
+def test_where_no_pool_runs_nothing_is_attacked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "no pool is running" in refusal(capsys, tmp_path, "kill", "bus")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("partition", "host", "host-1"), "`resile up --namespaces`"),
+        (("disk-full", "object-store"), "shares its file system"),
+        (("kill", "object-store"), "--object-store-pid"),
+        (("partition", "worker", "job-1"), "the network belongs to the host"),
+        (("kill", "worker"), "name the job"),
+        (("corrupt", "object-store"), "name the job"),
+        (("campaign",), "--own-pool"),
+        (("campaign", "--job", "job-1", "3"), "arguments are for the script of --own-pool"),
+    ],
+)
+def test_what_cannot_be_attacked_on_this_pool_is_refused_with_the_reason(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], why: str
+) -> None:
+    announce(tmp_path, chaos=True)
+    (tmp_path / "storage").mkdir()
+    assert why in refusal(capsys, tmp_path, *words)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpPool]:
+    """Two hosts of one slot."""
+    with pool_up(tmp_path_factory.mktemp("pool") / "home", "--hosts", 2, "--slots", 1, "--open-to-chaos") as pool:
+        yield pool
+
+
+@pytest.mark.long
+def test_one_attack_after_the_other_tells_how_long_the_pool_took_to_recover(pool: UpPool) -> None:
+    job = pool.submit(SCRIPT, "--", "--epochs", 400)
+    pool.becomes(job, lambda view: view["workers"] == 2 and view["checkpoint"])
+    for words, parts in [
+        (("kill", "worker", job), {job}),
+        (("freeze", "worker", job, "--seconds", 1), {job}),
+        (("slow", "scheduler", "--seconds", 1), {"scheduler"}),
+        (("kill", "monitor"), {"monitor"}),
+        (("kill", "agent", "host-2"), {job, "host-2"}),
+        (("kill", "bus"), {"bus"}),
+    ]:
+        told = pool.ask("chaos", *words)
+        assert told["recovered"].keys() >= parts, told
+        assert all(seconds is not None for seconds in told["recovered"].values()), told
+    pool.becomes(job, lambda view: view["workers"] == 2)
+    number = int(pool.ask("chaos", "kill", "worker", job)["target"].partition("/")[2])
+    gone = pool.run("chaos", "kill", "worker", f"{job}/{number}")
+    assert gone.status == 1
+    assert f"worker {job}/{number} is not running now" in gone.last_error
+    assert "host host-9 is not running now" in pool.run("chaos", "freeze", "host", "host-9").last_error
+    pool.run("stop", job)
