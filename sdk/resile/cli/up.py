@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import sys
-from collections.abc import Callable
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
@@ -145,29 +144,38 @@ async def _serve(options: "PoolOptions", home: "PoolHome", *, as_json: bool) -> 
         if as_json:
             print_json({"url": url, "home": str(home.path), "pid": os.getpid()})
         else:
-            _greet(home, options, url, tell)
+            for line in greeting(home, options, url):
+                tell(line)
 
     supervisor = Supervisor(home, options, tell=tell)
     return await until_stopped(supervisor, supervisor.run(greet), tell=tell, last_word="the pool has ended")
 
 
-def _greet(home: "PoolHome", options: "PoolOptions", url: str, tell: Callable[[str], None]) -> None:
+def greeting(home: "PoolHome", options: "PoolOptions", url: str) -> list[str]:
+    """Return what people are told when the pool is up."""
     from .tables import count
 
     where = "" if home.path == DEFAULT_HOME.expanduser() else f" --home {home.path}"
-    tell(f"the pool is up at {url}")
     slots = f" of {count(options.slots_per_host, 'slot')}" if options.slots_per_host else ""
-    tell(f"  hosts     {options.hosts}{slots}")
-    tell(f"  home      {home.path}  (logs/ has a log of each service, pool.json the token)")
-    if options.is_open:
-        there = f"[{options.reached_at}]" if ":" in options.reached_at else options.reached_at
-        there = f"http://{there}:{url.rpartition(':')[2]}"
-        tell(f"  elsewhere RESILE_SERVER={there}, RESILE_TOKEN is in {home.token_file}")
-        tell(f"  join      resile host --join {there} --token $(cat {home.token_file})")
-        storage = home.storage(options.storage)
-        if storage.startswith("file:"):
-            tell(f"            only machines that share {storage} can: other --storage needs no shared folder")
-    tell(f"  submit    resile submit train.py{where}")
-    tell(f"  look      resile top{where}")
-    tell("  tenants   are not separated here: everyone on this pool trusts each other")
-    tell("Ctrl-C drains it; the next `resile up` here carries on with its jobs")
+    return [
+        f"the pool is up at {url}",
+        f"  hosts     {options.hosts}{slots}",
+        f"  home      {home.path}  (logs/ has a log of each service, pool.json the token)",
+        *(_from_elsewhere(home, options, url) if options.is_open else ()),
+        f"  submit    resile submit train.py{where}",
+        f"  look      resile top{where}",
+        "  tenants   are not separated here: everyone on this pool trusts each other",
+        "Ctrl-C drains it; the next `resile up` here carries on with its jobs",
+    ]
+
+
+def _from_elsewhere(home: "PoolHome", options: "PoolOptions", url: str) -> list[str]:
+    address = f"[{options.reached_at}]" if ":" in options.reached_at else options.reached_at
+    there = f"http://{address}:{url.rpartition(':')[2]}"
+    storage = home.storage(options.storage)
+    limit = [f"            only machines that share {storage} can, unless you choose another --storage"]
+    return [
+        f"  elsewhere RESILE_SERVER={there}, and the token in {home.token_file} as RESILE_TOKEN",
+        f"  join      resile host --join {there} --token $(cat {home.token_file})",
+        *(limit if storage.startswith("file:") else ()),
+    ]

@@ -1,0 +1,57 @@
+"""`resile up`: what it refuses, and what it tells people."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from resile.cli.up import greeting
+from resile.pool.home import PoolHome
+from resile.pool.services import ADDRESS, PoolOptions, outward_address
+
+from .test_pool_commands import failure
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--listen", "here"], "--listen 'here' is no IP address"),
+        (["--listen", "192.0.2.1"], "--listen 192.0.2.1 --port 0: nothing can listen there"),
+        (["--listen", "0.0.0.0", "--namespaces"], "leave out one of them"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reason in failure(["up", "--home", str(tmp_path), *options], capsys, status=2)
+
+
+def test_namespaces_need_root(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "need root" in failure(["up", "--home", str(tmp_path), "--namespaces"], capsys, status=2)
+
+
+def test_a_pool_that_listens_to_other_machines_tells_how_they_join(tmp_path: Path) -> None:
+    home = PoolHome(tmp_path)
+    try:
+        shut = greeting(home, PoolOptions(), "http://127.0.0.1:8080")
+        assert not any("--join" in line for line in shut)
+        text = "\n".join(greeting(home, PoolOptions(listen="0.0.0.0"), "http://0.0.0.0:8080"))
+        assert f"resile host --join http://{outward_address()}:8080 --token $(cat {home.token_file})" in text
+        assert f"only machines that share {(tmp_path / 'storage').as_uri()} can" in text
+        assert home.token not in text
+        text = "\n".join(greeting(home, PoolOptions(listen="fd00::1", storage="s3://b/p"), "http://[fd00::1]:8080"))
+        assert "--join http://[fd00::1]:8080" in text
+        assert "share" not in text
+    finally:
+        home.close()
+
+
+def test_workers_are_reached_where_the_pool_listens() -> None:
+    assert PoolOptions().workers_at == ADDRESS
+    assert PoolOptions(listen="::1").workers_at == ADDRESS
+    assert PoolOptions(listen="10.0.0.1").workers_at == "10.0.0.1"
+    assert PoolOptions(listen="0.0.0.0").workers_at == outward_address()
+    assert PoolOptions(listen="fd00::1").workers_at == outward_address()
