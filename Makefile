@@ -4,12 +4,14 @@
 #   TORCH_ARGS=...  more arguments for `pip install torch`, to choose another build of it
 #   PYTEST_ARGS=... more arguments for pytest
 #   BENCH_ARGS=...  arguments for the benchmarks, instead of --quick
+#   CHAOS_ARGS=...  arguments for the campaign, instead of --minutes 10
 
 BIN := .venv/bin
 STAMP := .venv/installed
 TORCH_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --quick
+CHAOS_ARGS ?= --minutes 10
 BENCHMARKS := $(wildcard bench/checkpoint.py bench/exchange.py bench/pool.py bench/registry.py bench/rescale.py bench/shards.py bench/steady.py)
 
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
@@ -17,7 +19,7 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
 PYTHON ?= $(shell for python in $(CANDIDATES); do \
 	if $$python -c '$(NEW_ENOUGH)' 2>/dev/null; then command -v $$python; break; fi; done)
 
-.PHONY: install demo test test-long test-quick test-gpu lint bench clean
+.PHONY: install demo test test-long test-quick test-gpu lint bench chaos chaos-nightly clean
 
 # In .venv/installed is what TORCH_ARGS was: pip keeps a torch that is there, whatever build of it is asked for.
 define CHECK_TORCH
@@ -55,6 +57,12 @@ bench: $(STAMP)
 	@status=0; for script in $(BENCHMARKS); do \
 		echo "$(BIN)/python $$script $(BENCH_ARGS)"; $(BIN)/python $$script $(BENCH_ARGS) || status=1; \
 	done; exit $$status
+
+chaos: $(STAMP)
+	$(BIN)/resile chaos campaign --own-pool tests/chaos/scripts/attacked.py $(CHAOS_ARGS)
+
+chaos-nightly: CHAOS_ARGS = --minutes 120 --seed $(shell date +%Y%m%d)
+chaos-nightly: chaos
 
 clean:
 	rm -rf .venv demo-out build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
