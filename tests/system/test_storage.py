@@ -1,6 +1,7 @@
 """Checkpoints and models on a real S3 server, and what becomes of a run when the server goes away."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,8 @@ from resile_shared.storage import StorageError
 from resile_shared.testing.fixtures import s3
 from resile_shared.testing.s3 import S3Server
 
-from .conftest import ITERATIONS_PER_EPOCH, Ended, Resile
+from .conftest import ITERATIONS_PER_EPOCH, TRAIN, Ended, Resile
+from .pools import pool_up
 from .wide import WIDE, Watched, plain_sha
 
 __all__ = ["s3"]
@@ -85,6 +87,26 @@ def test_the_end_of_a_run_waits_for_the_storage_of_its_model_and_says_so(
     assert ended.status == 0, ended.err
     assert ended.json["params_sha256"] == undisturbed
     assert model.stat().st_size > 0
+
+
+def test_a_job_of_a_pool_outlasts_its_storage_and_waits_for_it_at_its_end(
+    tmp_path: Path, s3: S3Server, undisturbed: str
+) -> None:
+    script = tmp_path / "code" / "train.py"
+    script.parent.mkdir()
+    script.write_text(TRAIN)
+    with pool_up(tmp_path / "home", "--hosts", 1, "--slots", 2, "--storage", s3.url + "/pool") as pool:
+        job = pool.submit(script, "--", "--pause", 0.1)
+        pool.becomes(job, lambda view: view["iteration"] > 2)
+        s3.kill()
+        warned = pool.becomes(job, lambda view: [item for item in view["history"] if item["kind"] == "warning"])
+        assert warned["iteration"] == 30
+        assert "the final model is not stored yet in s3://resile/pool/jobs/" in warned["history"][-1]["reason"]
+        s3.start()
+        assert pool.completed(job)["params_sha256"] == undisturbed
+        model = tmp_path / "model.safetensors"
+        assert pool.run("model", job, "-o", model).status == 0
+        assert model.stat().st_size > 0
 
 
 def test_a_run_is_refused_at_once_when_its_storage_is_not_there(resile: Resile, s3: S3Server) -> None:
