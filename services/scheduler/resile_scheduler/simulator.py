@@ -5,6 +5,7 @@ real ones, and tell the core so. An iteration takes ``ceil(num_shards / workers)
 """
 
 import heapq
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -335,7 +336,7 @@ class Simulator:
         worker = training.workers.pop(number, None)
         if worker is None:
             return
-        exit_ = WorkerExit.model_validate({"kind": kind})
+        exit_ = WorkerExit.model_validate({"kind": kind, "status": -signal.SIGKILL if kind == "killed" else 0})
         gone = WorkerReport(job=training.submission.job, worker=number, slot=worker.slot, state="gone", exit=exit_)
         training.gone[number] = (worker.host, gone, self.now)
         self._beat(worker.host, gone)

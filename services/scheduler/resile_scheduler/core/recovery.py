@@ -6,7 +6,7 @@
 - If nobody is left, the job goes back to the queue, and starts again by itself from its newest checkpoint. But where
   the newest generation moves it as a whole, that may train already: word of it gets some time to come.
 - An error of the script is forgiven once at one iteration, if somebody is left to go on; three failures of workers
-  at one iteration fail the job. Hosts that are lost count for neither.
+  at one iteration fail the job. Hosts that are lost count for neither, nor do workers that were killed by SIGKILL.
 """
 
 from resile_shared.messages.jobs import JobState
@@ -68,7 +68,7 @@ class Recovery:
     def _count(self, job: Job, lost: list[Worker], *, is_last: bool) -> str:
         """Count what is new among the failures; return why the job fails by them, or nothing."""
         known = job.record.setbacks
-        failures = [w for w in lost if w.failure != "abandoned" and w.number not in known.workers]
+        failures = [w for w in lost if w.may_be_at_fault and w.number not in known.workers]
         faults = [worker for worker in failures if worker.failure in SCRIPT_FAULTS]
         is_further = job.iteration > known.iteration
         counted = known.model_copy(

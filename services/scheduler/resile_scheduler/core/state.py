@@ -5,6 +5,7 @@
 - Worker ids rise within their job and are never used again; a worker that an allocation drops is never named again.
 """
 
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -47,6 +48,8 @@ class Worker:
     """A heartbeat listed it, be it to an earlier scheduler: its address came in one."""
     failure: str = ""
     """The kind of its bad end, if it had one."""
+    status: int = 0
+    """Its exit status, or minus the signal that killed it."""
     reason: str = ""
     """Its bad end, in words."""
     is_lost: bool = False
@@ -60,6 +63,12 @@ class Worker:
     def has_failed(self) -> bool:
         """Whether it cannot go on."""
         return bool(self.failure)
+
+    @property
+    def may_be_at_fault(self) -> bool:
+        """Whether its end may be its script's doing: neither the loss of a host nor a kill from outside is."""
+        is_from_outside = self.failure == "killed" and self.status == -signal.SIGKILL
+        return self.has_failed and self.failure != "abandoned" and not is_from_outside
 
     @property
     def is_sound(self) -> bool:

@@ -296,7 +296,7 @@ class Workers:
         is_counted = any(placement.worker == worker.number for placement in job.in_force)
         if worker.has_failed or worker.is_fenced or job.is_over or not (is_counted or worker.number in job.named):
             return
-        worker.failure, worker.reason = how.kind, describe(worker, how)
+        worker.failure, worker.status, worker.reason = how.kind, how.status, describe(worker, how)
         if is_counted or was_member or worker.phase is Phase.MEMBER:
             self._lost_member(job, worker, now)
         elif job.names(worker.number) and job.is_founded:
@@ -307,7 +307,7 @@ class Workers:
     def _failed_to_start(self, job: Job, worker: Worker, now: float) -> None:
         """A founder ended before its job was founded."""
         setbacks = job.record.setbacks
-        failed_starts = setbacks.failed_starts + (worker.failure != "abandoned")
+        failed_starts = setbacks.failed_starts + worker.may_be_at_fault
         job.update(setbacks=setbacks.model_copy(update={"failed_starts": failed_starts}))
         if worker.failure in _OWN_FAULTS or failed_starts >= MAX_FOUNDINGS:
             self._recovery.fail(job, worker.reason, now=now)
