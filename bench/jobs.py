@@ -1,9 +1,10 @@
 """A pool on this machine, and the jobs that benches train on it: an MLP with AdamW that notes its iterations."""
 
 import asyncio
+import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from stamps import Stamps
@@ -14,6 +15,7 @@ from resile.pool.home import PoolHome
 from resile.pool.services import PoolOptions
 from resile.pool.supervisor import Supervisor
 from resile_shared.messages.jobs import JobSpec
+from resile_shared.testing.collector import Collector, collecting
 
 SCRIPT = Path(__file__).resolve().with_name("rescaled.py")
 BATCH_SIZE = 96
@@ -62,3 +64,15 @@ async def pool_up(home: Path, options: PoolOptions) -> AsyncIterator[Client]:
         await asyncio.wait({running})
         await supervisor.kill()
         pool.close()
+
+
+@contextmanager
+def traced() -> Iterator[Collector]:
+    """Collect the traces of pools that are up only while the block runs."""
+    with collecting() as collector:
+        os.environ |= collector.environment
+        try:
+            yield collector
+        finally:
+            for variable in collector.environment:
+                del os.environ[variable]

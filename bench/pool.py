@@ -26,14 +26,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
-from jobs import SCRIPT, arguments, pool_up, submit
+from jobs import SCRIPT, arguments, pool_up, submit, traced
 from report import Target, conclude, print_table
 from stamps import Stamps
 
 from resile.client import Client
 from resile.pool.services import PoolOptions
 from resile_shared.messages.jobs import DEFAULT_PRIORITY
-from resile_shared.testing.collector import Collector, Span, collecting
+from resile_shared.testing.collector import Collector, Span
 
 NUM_SLOTS = 4
 LOW_PRIORITY = DEFAULT_PRIORITY // 3  # 3 slots for the other job, 1 for this one
@@ -162,14 +162,9 @@ async def measure_changes(num_changes: int) -> tuple[list[tuple[Change, Change]]
     """Return what each command did, and when its hops ended."""
     with tempfile.TemporaryDirectory(prefix="resile-bench-") as name:
         folder = Path(name)
-        with collecting() as collector:
-            os.environ |= collector.environment
-            try:
-                async with pool_up(folder / "home", PoolOptions(hosts=1, slots=NUM_SLOTS)) as client:
-                    commands = await flip(client, folder, num_changes)
-            finally:
-                for variable in collector.environment:
-                    del os.environ[variable]
+        with traced() as collector:
+            async with pool_up(folder / "home", PoolOptions(hosts=1, slots=NUM_SLOTS)) as client:
+                commands = await flip(client, folder, num_changes)
         return [command.changes() for command in commands], list(traced_hops(commands, collector))
 
 

@@ -22,13 +22,15 @@ import signal
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from jobs import SCRIPT, arguments, pool_up, submit
+from jobs import SCRIPT, arguments, pool_up, submit, traced
 from peers import Unusable, torchft, torchrun
 from report import Target, conclude, print_table
 from stamps import Stamps
@@ -41,6 +43,7 @@ from resile.pool import supervisor
 from resile.pool.services import PoolOptions
 from resile_learner.local.launcher import LocalRun
 from resile_learner.local.settings import RunSettings
+from resile_shared.testing.collector import Span
 
 NUM_WORKERS = 4
 NUM_HOSTS = 2
@@ -123,23 +126,46 @@ class Part:
     median: float | None = None
     """Limits in seconds; of a peer there is none."""
     p99: float | None = None
+    is_traced: bool = False
 
 
 PARTS = {
-    "workers": Part("a worker of a pool, killed", job_on_pool, 200, 12, median=0.15, p99=0.5),
-    "hosts": Part("a host, killed", lambda folder: job_on_pool(folder, hits_hosts=True), 50, 3, median=0.15, p99=0.5),
-    "frozen": Part("a worker of a pool, frozen", job_on_pool, 20, 2, signal.SIGSTOP, p99=DETECTION_SECONDS + 0.5),
+    "workers": Part("a worker of a pool, killed", job_on_pool, 200, 12, median=0.15, p99=0.5, is_traced=True),
+    "hosts": Part("a host, killed", partial(job_on_pool, hits_hosts=True), 50, 3, median=0.15, p99=0.5, is_traced=True),
+    "frozen": Part(
+        "a worker of a pool, frozen", job_on_pool, 20, 2, signal.SIGSTOP, p99=DETECTION_SECONDS + 0.5, is_traced=True
+    ),
     "run": Part("a worker of `resile run`, killed", local_run, 50, 5, median=0.15, p99=0.5),
     "torchrun": Part("torchrun: a worker, killed", torchrun, 10, 1),
     "torchft": Part("torchft: a replica, killed", torchft, 10, 2),
 }
 
 
-async def measure(part: Part, times: int) -> list[Recovery]:
-    """Return what the strikes of one part did."""
-    with tempfile.TemporaryDirectory(prefix="resile-bench-") as name:
+async def measure(part: Part, times: int) -> tuple[list[Recovery], list[list[float]]]:
+    """Return what the strikes of one part did, and when the hops of their traces ended."""
+    with tempfile.TemporaryDirectory(prefix="resile-bench-") as name, ExitStack() as stack:
+        collector = stack.enter_context(traced()) if part.is_traced else None
+        clocks = time.time() - time.monotonic()
         async with part.open(Path(name)) as training:
-            return await strike(training, times=times, sent=part.sent)
+            found = await strike(training, times=times, sent=part.sent)
+        spans = [span for trace in collector.traces.values() for span in trace] if collector else []
+        return found, [ends for recovery in found if (ends := hops(recovery, recovery.struck + clocks, spans))]
+
+
+HOPS = ("a peer or the agent noticed", "agents have read who goes on", "all go on", "an iteration is committed")
+
+
+def hops(recovery: Recovery, struck: float, spans: Sequence[Span]) -> list[float] | None:
+    """Return when each of `HOPS` ended, in seconds since the strike; None if the traces do not show it."""
+    later = [span for span in spans if span.begin >= struck]
+    noticed = [span for span in later if span.name == "worker is gone" or span.name.endswith(".lost")]
+    ours = [span for span in later if str(span.attributes.get("generation")) == recovery.membership]
+    read = [span for span in ours if span.name == "carry out allocation"]
+    formed = [span for span in ours if span.name == "form generation"]
+    if not (noticed and read and formed):
+        return None
+    ends = min(span.begin for span in noticed), min(span.begin for span in read), max(span.end for span in formed)
+    return [*(end - struck for end in ends), recovery.seconds]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -177,22 +203,27 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     args = parser.parse_args()
 
-    rows, spreads, verdicts = [], [], []
+    rows, spreads, hop_rows, verdicts = [], [], [], []
     for name in args.only:
         part = PARTS[name]
         try:
-            found = asyncio.run(measure(part, args.kills or (part.quick if args.quick else part.times)))
+            found, ends = asyncio.run(measure(part, args.kills or (part.quick if args.quick else part.times)))
         except (Unusable, NotRecovered) as error:
             print(f"{part.label}: {error}", file=sys.stderr)
             verdicts += [Target(f"{part.label}: recovers", float("inf"), 0)] if part.p99 else []
             continue
         rows.append(row(part, found))
         spreads.append(spread(part, found))
+        if ends:
+            since = [f"{statistics.median(hop) * 1e3:.0f}" for hop in zip(*ends, strict=True)]
+            hop_rows.append((part.label, str(len(ends)), *since))
         verdicts += targets(part, found)
     header = ("", "strikes", "iteration ms", "median ms", "p99 ms", "max ms", "iterations lost")
     print_table(f"From the signal to the next committed iteration; load {os.getloadavg()[0]:.1f}", header, rows)
     bins = [f"to {seconds * 1e3:g}" for seconds in BINS]
     print_table("How many took so many ms", ("", *bins, "more"), spreads)
+    if hop_rows:
+        print_table("The hops of those on a pool, medians in ms since the signal", ("", "traces", *HOPS), hop_rows)
     conclude(verdicts)
 
 

@@ -19,6 +19,8 @@ from stamps import Stamp, Stamps
 
 STEADY = 20
 """Iterations that one membership has trained before it is hit."""
+SPREAD = 10
+"""Iterations in which the moment of a strike lies; as many as others train between two checkpoints."""
 POLL_SECONDS = 0.01
 PATIENCE_SECONDS = 120.0
 SEED = 1
@@ -47,7 +49,9 @@ class Recovery:
     """What one strike did. Times in seconds."""
 
     struck: float
-    """On the clock of stamps."""
+    """When, on the clock of stamps."""
+    membership: str
+    """That which committed the first iteration after it."""
     seconds: float
     lost: int
     """Committed iterations that were computed again."""
@@ -61,7 +65,7 @@ async def strike(training: Struck, *, times: int, sent: signal.Signals = signal.
     recoveries = []
     for number in range(times):
         usual = await _until_whole(training, f"before strike {number + 1}")
-        await asyncio.sleep(chance.uniform(0, 2 * usual))
+        await asyncio.sleep(chance.uniform(0, SPREAD) * usual)
         victims = training.victims(chance)
         struck = time.monotonic()
         for pid in victims:
@@ -99,6 +103,7 @@ async def _recovery(stamps: Stamps, struck: float, usual: float, when: str) -> R
         after = next((stamp for stamp in seen if stamp.time > struck and stamp.membership != membership), None)
         if after is not None:
             committed = max(stamp.iteration for stamp in seen if stamp.membership == membership)
-            return Recovery(struck, after.time - struck, max(0, committed + 1 - after.iteration), usual)
+            lost = max(0, committed + 1 - after.iteration)
+            return Recovery(struck, after.membership, after.time - struck, lost, usual)
         await asyncio.sleep(POLL_SECONDS)
     raise NotRecovered(f"{when}: nothing was committed within {PATIENCE_SECONDS:g} s")
