@@ -57,6 +57,16 @@ def test_a_host_that_does_not_answer_is_left_behind_before_it_is_lost() -> None:
     assert bench.records["job-1"].state is JobState.RUNNING
 
 
+def test_a_host_that_did_not_answer_is_used_as_soon_as_it_is_back_with_a_new_incarnation() -> None:
+    bench = two_hosts()
+    [challenge] = accuse(bench, 0, 2)
+    assert isinstance(challenge, Challenge)
+    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+    bench.switch(iteration=7)
+    bench.host("host-2", 2, incarnation=2)
+    assert {placement.host for placement in bench.newest().placements} == {"host-1", "host-2"}
+
+
 def test_workers_that_were_left_behind_are_stopped_when_their_host_is_back() -> None:
     bench = two_hosts()
     [challenge] = accuse(bench, 0, 2)

@@ -91,6 +91,9 @@ class Workers:
             is_heard=known.is_heard if known and is_same else is_live,
             beat=known.beat if known and is_same else -1,
         )
+        if known and not is_same:
+            for job in self._pool.jobs.values():
+                job.shunned.pop(record.host, None)
         how = record.state.value if is_gone else "lost"
         for job, worker in held:
             self._gone(job, worker, WorkerExit(kind="abandoned", message=f"{record.host} {how}"), now)
