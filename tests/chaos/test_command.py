@@ -2,14 +2,20 @@
 
 import json
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from resile.cli import main
+from resile_shared.testing.fixtures import s3
+from resile_shared.testing.s3 import S3Server
 
 from ..system.pools import UpPool, pool_up
+
+__all__ = ["s3"]
 
 SCRIPT = Path(__file__).with_name("scripts") / "attacked.py"
 
@@ -89,3 +95,30 @@ def test_one_attack_after_the_other_tells_how_long_the_pool_took_to_recover(pool
     assert f"worker {job}/{number} is not running now" in gone.last_error
     assert "host host-9 is not running now" in pool.run("chaos", "freeze", "host", "host-9").last_error
     pool.run("stop", job)
+
+
+@pytest.mark.long
+def test_an_object_store_is_frozen_and_killed_and_checkpoints_come_again(tmp_path: Path, s3: S3Server) -> None:
+    options = ("--slots", 1, "--storage", s3.url + "/pool", "--open-to-chaos")
+    with pool_up(tmp_path / "home", *options) as pool:
+        job = pool.submit(SCRIPT, "--", "--epochs", 1000)
+        pool.becomes(job, lambda view: view["checkpoint"])
+        attack = ("object-store", job, "--object-store-pid", s3.pid)
+        assert pool.ask("chaos", "freeze", *attack, "--seconds", 1)["recovered"][f"checkpoint of {job}"] is not None
+        with ThreadPoolExecutor() as elsewhere:  # the server would die with a thread that starts it
+            killing = elsewhere.submit(pool.ask, "chaos", "kill", *attack)
+            wait_for_end(s3)
+            s3.kill()
+            s3.start()
+            told = killing.result()
+        assert told["recovered"][f"checkpoint of {job}"] is not None
+        assert pool.run("chaos", "kill", *attack).status == 1
+        pool.run("stop", job)
+
+
+def wait_for_end(server: S3Server) -> None:
+    """Return when the server is gone."""
+    deadline = time.monotonic() + 60
+    while server.running:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -75,6 +75,8 @@ class Campaign:
         for kind, what in ((kind, what) for kind in Kind for what in What if not refusal(kind, what)):
             try:
                 self.assault.check(kind, what)
+                if (kind, what) == (Kind.KILL, What.OBJECT_STORE):
+                    raise UsageError("kill object-store: nobody would start it again")
                 menu.append((kind, what))
             except UsageError as error:
                 self.tell(f"left out: {error}")

@@ -50,7 +50,8 @@ class PoolProcesses:
     def pid(self, what: What) -> int | None:
         """Return the process of a service, None while it is not there."""
         if what is What.OBJECT_STORE:
-            return self.object_store
+            store = self.object_store
+            return store if store is not None and Path(f"/proc/{store}").exists() else None
         return next((pid for pid, words in self._children() if _is(what, words)), None)
 
     def workers(self, job: str | None = None) -> list[WorkerProcess]:

@@ -84,6 +84,11 @@ class S3Server:
         """Whether its process lives."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int | None:
+        """Its process, None before the first start."""
+        return self._process.pid if self._process else None
+
     def kill(self) -> None:
         """``kill -9`` the server; return when it is gone."""
         if self._process is not None:
