@@ -155,6 +155,7 @@ def test_storage_that_cannot_be_used_is_said_at_once(resile: Resile) -> None:
     assert "use file:///folder, s3://bucket/folder" in refused.last_error
 
 
+@pytest.mark.timeout(400)
 def test_whatever_ends_a_pool_nothing_is_left_and_the_next_one_carries_on(
     tmp_path: Path, train: Path, undisturbed: str, until: Callable[..., None]
 ) -> None:
@@ -178,7 +179,7 @@ def test_whatever_ends_a_pool_nothing_is_left_and_the_next_one_carries_on(
         second.end(signal.SIGKILL)
     until(lambda: not second.left(), seconds=10)
 
-    with pool_up(home, "--hosts", 2, "--slots", 1) as third:
+    with pool_up(home, "--hosts", 2, "--slots", 1, "--detection-seconds", 2) as third:
         view = third.completed(running)
         assert view["params_sha256"] == undisturbed, "everything was killed at once, and nobody asked for it again"
         assert any("it starts again from the checkpoint of iteration" in item["reason"] for item in view["history"])

@@ -151,6 +151,8 @@ class ActingAgent:
         await self.beat()
 
     async def _start(self, job: str, placement: Placement) -> None:
+        here = [key for key, known in self.workers.items() if known.slot == placement.slot and known.state != "gone"]
+        assert not here, f"{placement.slot_name} is given to a worker of {job}, and held by {here}"
         self.workers[job, placement.worker] = WorkerReport(
             job=job,
             worker=placement.worker,
