@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 from stamps import Stamps
 
+from resile_shared.parent_death import dying_with_parent
+
 SCRIPT = Path(__file__).resolve().with_name("recovered.py")
 CONSTRAINTS = SCRIPT.parents[1] / "constraints.txt"
 ADDRESS = "127.0.0.1"
@@ -50,7 +52,12 @@ class Started:
         """Start a process."""
         with self._log.open("ab") as log:
             process = psutil.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **(environment or {})},
+                preexec_fn=dying_with_parent(),
             )
         self._processes.append(process)
         return process
@@ -58,6 +65,8 @@ class Started:
     def end(self) -> None:
         """Kill all."""
         alive = [process for process in self._processes if process.poll() is None]
+        for process in alive:
+            process.suspend()  # it starts nothing more
         below = [child for process in alive for child in process.children(recursive=True)]
         for process in (*alive, *below):
             if process.is_running():

@@ -47,7 +47,6 @@ from resile_shared.testing.collector import Span
 
 NUM_WORKERS = 4
 NUM_HOSTS = 2
-DETECTION_SECONDS = 3.0
 BINS = (0.05, 0.1, 0.15, 0.25, 0.5)
 
 
@@ -127,13 +126,20 @@ class Part:
     """Limits in seconds; of a peer there is none."""
     p99: float | None = None
     is_traced: bool = False
+    """Whether traces tell where the time goes."""
 
 
 PARTS = {
     "workers": Part("a worker of a pool, killed", job_on_pool, 200, 12, median=0.15, p99=0.5, is_traced=True),
     "hosts": Part("a host, killed", partial(job_on_pool, hits_hosts=True), 50, 3, median=0.15, p99=0.5, is_traced=True),
     "frozen": Part(
-        "a worker of a pool, frozen", job_on_pool, 20, 2, signal.SIGSTOP, p99=DETECTION_SECONDS + 0.5, is_traced=True
+        "a worker of a pool, frozen",
+        job_on_pool,
+        20,
+        2,
+        signal.SIGSTOP,
+        p99=PoolOptions().detection_seconds + 0.5,
+        is_traced=True,
     ),
     "run": Part("a worker of `resile run`, killed", local_run, 50, 5, median=0.15, p99=0.5),
     "torchrun": Part("torchrun: a worker, killed", torchrun, 10, 1),
@@ -212,14 +218,14 @@ def main() -> None:
             print(f"{part.label}: {error}", file=sys.stderr)
             verdicts += [Target(f"{part.label}: recovers", float("inf"), 0)] if part.p99 else []
             continue
-        rows.append(row(part, found))
+        rows.append((*row(part, found), f"{os.getloadavg()[0]:.1f}"))
         spreads.append(spread(part, found))
         if ends:
             since = [f"{statistics.median(hop) * 1e3:.0f}" for hop in zip(*ends, strict=True)]
             hop_rows.append((part.label, str(len(ends)), *since))
         verdicts += targets(part, found)
-    header = ("", "strikes", "iteration ms", "median ms", "p99 ms", "max ms", "iterations lost")
-    print_table(f"From the signal to the next committed iteration; load {os.getloadavg()[0]:.1f}", header, rows)
+    header = ("", "strikes", "iteration ms", "median ms", "p99 ms", "max ms", "iterations lost", "load")
+    print_table("From the signal to the next committed iteration", header, rows)
     bins = [f"to {seconds * 1e3:g}" for seconds in BINS]
     print_table("How many took so many ms", ("", *bins, "more"), spreads)
     if hop_rows:
