@@ -7,7 +7,7 @@ import pytest
 
 from resile.chaos.attacks import Attack, Kind, Target, What
 from resile.chaos.observation import Commit, Observations
-from resile.chaos.recovery import Recovered, Struck, goes_on
+from resile.chaos.recovery import Recovered, Struck, goes_on, stores_again
 from resile.chaos.report import percentile, recovery_times
 from resile.chaos.verdict import Evidence, Outcome, faults
 from resile_shared.api import JobView
@@ -129,6 +129,14 @@ def test_a_job_that_has_trained_to_its_end_needs_nobody() -> None:
     told = seen(Commit(4.0, 1, 1, None, 0))
     told.completed["job-1"] = 4.5
     assert goes_on(told, "job-1", frozenset({1}), since=5.0, until=5.0) == 5.0
+    assert stores_again(told, "job-1", until=5.0) == 5.0
+
+
+def test_a_storage_has_recovered_with_the_first_checkpoint_after_the_attack() -> None:
+    told = Observations()
+    told.checkpoints["job-1"] += [4.0, 6.0, 7.0]
+    assert stores_again(told, "job-1", until=5.0) == 6.0
+    assert stores_again(told, "job-1", until=8.0) is None
 
 
 def test_recovery_times_are_told_by_kind_of_attack_and_what_recovers() -> None:

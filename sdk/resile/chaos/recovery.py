@@ -67,6 +67,14 @@ def goes_on(seen: Observations, job: str, victims: frozenset[int], *, since: flo
     return min(times, default=None)
 
 
+def stores_again(seen: Observations, job: str, *, until: float) -> float | None:
+    """Return when ``job`` first had a complete checkpoint after ``until``; one that has completed needs none."""
+    times = [when for when in seen.checkpoints[job] if when > until]
+    if job in seen.completed:
+        times.append(max(until, seen.completed[job]))
+    return min(times, default=None)
+
+
 def _is_without(members: frozenset[int] | None, victims: frozenset[int]) -> bool:
     return members is not None and not members & victims
 
@@ -124,9 +132,7 @@ class Recovery:
         return goes_on(self._observer.seen, job, struck.workers[job], since=struck.since, until=struck.until)
 
     async def _checkpoint(self, struck: Struck) -> float | None:
-        seen, job = self._observer.seen, struck.attack.target.name
-        times = [*seen.checkpoints[job], seen.completed.get(job, 0.0)]
-        return min((when for when in times if when > struck.until), default=None)
+        return stores_again(self._observer.seen, struck.attack.target.name, until=struck.until)
 
     async def _host(self, struck: Struck) -> float | None:
         if time.time() < struck.until:
