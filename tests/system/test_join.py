@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from resile.client import Client, find_server
@@ -78,13 +79,19 @@ def end(process: "subprocess.Popen[str]", number: signal.Signals) -> Ended:
     return Ended(process.returncode, out, err)
 
 
+def folder_of(path: Path) -> tuple[str, Path]:
+    return ("--folder", path / "far")
+
+
 async def test_a_machine_joins_trains_leaves_and_comes_back(
     network: Namespaces, trial_script: Path, trial_sha: str, tmp_path: Path
 ) -> None:
-    folder = ("--folder", tmp_path / "far")
+    folder = folder_of(tmp_path)
     with pool_up(tmp_path / "home", "--listen", network.address, "--slots", 1) as pool:
         joiner = Joiner(network, pool)
         assert "a host named host-1 is up" in joiner.refusal("--host", "host-1", *folder)
+        elsewhere = ("--storage", (tmp_path / "nothing").as_uri())
+        assert "is not the pool's storage here: share that folder" in joiner.refusal(*elsewhere)
         async with (
             Client(find_server(home=pool.home)) as client,
             trying(client, trial_script, tmp_path, num_hosts=2) as trial,
@@ -109,28 +116,24 @@ async def test_a_machine_joins_trains_leaves_and_comes_back(
                 await trial.keeps_its_promises(trial_sha)
 
 
-def test_a_joined_host_waits_for_its_pool(network: Namespaces, tmp_path: Path, until: Any) -> None:
-    def states(pool: UpPool) -> dict[str, str]:
-        return {host["id"]: host["state"] for host in pool.ask("hosts")["hosts"]}
+def test_a_joined_host_is_kept_alive_and_waits_for_its_pool(network: Namespaces, tmp_path: Path, until: Any) -> None:
+    def host(pool: UpPool, name: str) -> dict[str, Any]:
+        return next((host for host in pool.ask("hosts")["hosts"] if host["id"] == name), {})
 
     home = tmp_path / "home"
     listen = ("--listen", network.address, "--slots", 1)
-    with pool_up(home, *listen) as pool:
-        process = Joiner(network, pool).start("--host", "far", "--folder", tmp_path / "far")
-        try:
-            until(lambda: states(pool).get("far") == "up", seconds=60)
-            assert pool.end(signal.SIGINT).status == 0
-            with pool_up(home, *listen) as again:
-                assert again.ready["url"] == pool.ready["url"]
-                until(lambda: states(again) == {"far": "up", "host-1": "up"})
-                assert end(process, signal.SIGTERM).status == 0
-                assert states(again)["far"] == "left"
-        finally:
-            process.kill()
-            process.communicate()
+    with pool_up(home, *listen) as pool, Joiner(network, pool).joined("--host", "far", *folder_of(tmp_path)) as process:
+        until(lambda: host(pool, "far").get("state") == "up", seconds=60)
+        first = host(pool, "far")["incarnation"]
+        (agent,) = psutil.Process(process.pid).children()
+        agent.kill()
+        until(lambda: host(pool, "far")["incarnation"] > first, seconds=60)
+        second = host(pool, "far")["incarnation"]
 
-
-async def test_storage_that_is_not_shared_is_refused(network: Namespaces, tmp_path: Path) -> None:
-    with pool_up(tmp_path / "home", "--listen", network.address, "--slots", 1) as pool:
-        refusal = Joiner(network, pool).refusal("--storage", (tmp_path / "nothing").as_uri())
-    assert "is not the pool's storage here: share that folder" in refusal
+        assert pool.end(signal.SIGINT).status == 0
+        with pool_up(home, *listen) as again:
+            assert again.ready["url"] == pool.ready["url"]
+            until(lambda: {host(again, name).get("state") for name in ("far", "host-1")} == {"up"})
+            assert host(again, "far")["incarnation"] == second
+            assert end(process, signal.SIGTERM).status == 0
+            assert host(again, "far")["state"] == "left"
