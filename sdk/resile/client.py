@@ -236,7 +236,7 @@ class Client:
     async def _follow(self, model: type[V], path: str, **query: str | int) -> AsyncIterator[V]:
         """Read events, and go on after the last one when the connection breaks; a pool that stays away is an error."""
         last = ""
-        heard = time.monotonic()
+        broken_since: float | None = None
         while True:
             headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
             try:
@@ -244,12 +244,11 @@ class Client:
                     await _check(answer, self.server)
                     if answer.status == 204:  # nothing more will come
                         return
-                    heard = time.monotonic()
+                    broken_since = None
                     async for event in read_events(answer.content):
                         last = event.id or last
                         if event.data:
                             yield self._read(model, event.data)
-                        heard = time.monotonic()
                     why = "it closed the connection"
             except (aiohttp.ClientError, TimeoutError) as error:
                 why = _reason(error)
@@ -257,7 +256,9 @@ class Client:
                 if error.status < 500:
                     raise
                 why = str(error)
-            if time.monotonic() - heard > PATIENCE_SECONDS:
+            now = time.monotonic()
+            broken_since = now if broken_since is None else broken_since
+            if now - broken_since > PATIENCE_SECONDS:
                 raise Unreachable(self.server, why)
             await asyncio.sleep(_PAUSE_SECONDS)
 

@@ -152,6 +152,13 @@ def test_followed_logs_survive_broken_connections_and_end_with_the_job(
     assert capsys.readouterr().out.splitlines() == [f"[worker 0] line {number}" for number in range(1, 5)]
 
 
+def test_patience_with_a_connection_begins_when_it_breaks_however_quiet_it_was(
+    api_server: ApiServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resile.client.PATIENCE_SECONDS", 0)
+    test_followed_logs_survive_broken_connections_and_end_with_the_job(api_server, capsys)
+
+
 @pytest.mark.parametrize(("state", "status"), [(JobState.COMPLETED, 0), (JobState.FAILED, 1), (JobState.STOPPED, 1)])
 def test_waiting_ends_with_the_job_and_tells_how_it_went(
     state: JobState, status: int, api_server: ApiServer, capsys: pytest.CaptureFixture[str]
