@@ -1,0 +1,36 @@
+"""What a worker says of its failure is one line with its place, and tells want of memory from other errors."""
+
+import threading
+
+import pytest
+import torch
+
+from resile_learner.messages import WorkerConfig
+from resile_learner.worker.failure import raised, stuck
+from resile_learner.worker.watch import Overdue
+
+CONFIG = WorkerConfig(job="job-1", worker=3, script=__file__, directory="/", storage="file:///none")
+
+
+def test_an_error_is_told_in_one_line_with_its_place() -> None:
+    with pytest.raises(ValueError, match="two") as caught:
+        raise ValueError("two\nlines")
+    failed = raised(CONFIG, caught.value)
+    assert failed.message.startswith("ValueError: two lines (test_failure.py, line ")
+    assert "Traceback (most recent call last)" in failed.details
+
+
+def test_want_of_memory_is_told_with_what_helps() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    for error in (caught.value, MemoryError(), torch.OutOfMemoryError("CUDA out of memory")):
+        assert raised(CONFIG, error).message.endswith("memory ran out: fewer workers or a smaller batch need less")
+
+
+def test_who_is_stuck_shows_the_stack_of_its_main_thread() -> None:
+    said = []
+    watching = threading.Thread(target=lambda: said.append(stuck(CONFIG, Overdue("data", 70.0, 0.5))))
+    watching.start()
+    watching.join()
+    assert said[0].message.startswith("stuck in data for 70 s; it took at most 0.5 s before (test_failure.py, line ")
+    assert "watching" in said[0].details
