@@ -11,7 +11,8 @@ from ..messages import Failed, Finished, WorkerConfig
 from ..training.seeds import seed
 from ..training.session import enter_session
 from .allocator import keep_freed_memory
-from .control import Control, Withdrawn
+from .control import Control
+from .control_thread import Withdrawn
 from .failure import failed, raised
 from .session import WorkerSession, leave_process
 
