@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -14,6 +14,7 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("scripts") / "attacked.py"
 SEED = 11
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
@@ -22,27 +23,56 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture
+def start(temporary: Path) -> Iterator[Start]:
+    """Start a campaign with a pool of its own."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: object) -> "subprocess.Popen[str]":
+        command = ["chaos", "campaign", "--own-pool", SCRIPT, "--seed", SEED, "--json", *options]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "resile", *map(str, command)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(temporary)},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:  # so that it can take its pool with it
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=90)
+
+
+def assert_nothing_is_left(temporary: Path) -> None:
+    assert not list(temporary.iterdir())
+    assert not psutil.Process().children(recursive=True)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_pool_under_random_attacks_keeps_its_promises(temporary: Path) -> None:
-    command = ["chaos", "campaign", "--own-pool", str(SCRIPT), "--seed", str(SEED), "--minutes", "1.5", "--json"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "resile", *command, "--", "--epochs", "80"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(temporary)},
-    )
-    try:
-        out, err = process.communicate(timeout=500)
-    finally:
-        if process.poll() is None:  # so that it can take its pool with it
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
+def test_a_pool_under_random_attacks_keeps_its_promises(start: Start, temporary: Path) -> None:
+    process = start("--minutes", 1.5)
+    out, err = process.communicate(timeout=500)
     found = json.loads(out)
     assert found["faults"] == [], err
     assert process.returncode == 0
     assert len(found["attacks"]) >= 8
-    assert found["jobs"]
-    assert not list(temporary.iterdir()), "the pool is gone with all it had"
-    assert not psutil.Process().children()
+    assert len(found["jobs"]) >= 2
+    assert_nothing_is_left(temporary)
+
+
+@pytest.mark.long
+def test_a_campaign_that_is_told_to_end_takes_its_pool_with_it(start: Start, temporary: Path) -> None:
+    process = start("--minutes", 10)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "#1 " in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (128 + signal.SIGTERM, ""), err
+    assert_nothing_is_left(temporary)

@@ -1,4 +1,4 @@
-"""Random attacks from a seed on a pool that trains a job: the shell around `plan`, which ends with the evidence."""
+"""Random attacks from a seed on a pool that trains: the shell around `plan`, which ends with the evidence."""
 
 import asyncio
 import tempfile
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resile_learner.agent.packages import Packages, find_script
-from resile_shared.api import JobView
+from resile_shared.api import JobSummary, JobView
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.jobs import JobSpec, JobState
 
@@ -28,22 +28,19 @@ PUBLISHED_SECONDS = 15.0
 Tell = Callable[[str], None]
 
 
-class Standstill(ResileError):
-    """A job does not come to its end."""
-
-    def __init__(self, job: str) -> None:
-        super().__init__(f"{job} has committed nothing for {STANDSTILL_SECONDS:.0f} s, and is not over")
-
-
 @dataclass
 class Campaign:
-    """Attacks the pool of ``assault`` while it trains ``job``, which is submitted again whenever it is over."""
+    """Attacks the pool of ``assault`` while it trains ``jobs``, all of one kind.
+
+    Each of them is submitted again when it is over.
+    """
 
     assault: Assault
     client: Client
     observer: Observer
     recovery: Recovery
-    job: str
+    jobs: list[str]
+    """Those that train now."""
     tell: Tell
     accepted: list[str] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
@@ -52,9 +49,10 @@ class Campaign:
     """A job failed: there is nothing more to find out."""
 
     async def run(self, *, seed: int, seconds: float, sha256: str | None) -> Evidence:
-        """Attack for so long, let the last job come to its end, and collect the evidence. Raises ResileError."""
-        spec = await self.client.spec(self.job)
-        self._take(self.job)
+        """Attack for so long, let the last jobs come to their ends, and collect the evidence. Raises ResileError."""
+        spec = await self.client.spec(self.jobs[0])
+        for job in self.jobs:
+            self._accept(job)
         menu = self._menu()
         await self._trains()
         self.began = time.time()
@@ -82,17 +80,16 @@ class Campaign:
                 self.tell(f"left out: {error}")
         return menu
 
-    def _take(self, job: str) -> None:
-        self.job = job
+    def _accept(self, job: str) -> None:
         self.accepted.append(job)
         self.observer.follow(job)
 
     async def _trains(self) -> None:
-        """Wait for the first iteration."""
+        """Wait for the first iteration. Raises ResileError."""
         deadline = time.time() + STANDSTILL_SECONDS
-        while not self.observer.seen.commits[self.job]:
+        while not any(self.observer.seen.commits.values()):
             if time.time() > deadline:
-                raise Standstill(self.job)
+                raise ResileError(f"{' and '.join(self.jobs)} did not train within {STANDSTILL_SECONDS:.0f} s")
             await asyncio.sleep(LOOK_SECONDS)
 
     # attacks
@@ -116,11 +113,12 @@ class Campaign:
         """Choose whom the card hits, of those that are there."""
         match card.what:
             case What.WORKER:
-                names = [f"{worker.job}/{worker.number}" for worker in self.assault.processes.workers(self.job)]
+                workers = self.assault.processes.workers()
+                names = [f"{worker.job}/{worker.number}" for worker in workers if worker.job in self.jobs]
             case What.AGENT | What.HOST:
                 names = sorted(self.assault.processes.hosts())
             case What.JOB | What.OBJECT_STORE:
-                names = [self.job]
+                names = self.jobs
             case _:
                 names = [""]
         if not names:
@@ -147,23 +145,29 @@ class Campaign:
     # jobs
 
     async def _keep_training(self, spec: JobSpec) -> None:
-        """Submit the job again whenever it is over."""
+        """Submit each job again when it is over."""
         while not self.is_hopeless:
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                view = await self.client.job(self.job)
-                if view.state is JobState.COMPLETED:
-                    self._take(await self.client.submit(spec))
-                    self._say(f"{view.id} has completed; it is submitted again: {self.job}")
-                elif view.state.is_final:
-                    self._say(f"{view.id} {view.state}: {view.reason}")
-                    self.is_hopeless = True
+                over = [job for job in await self.client.jobs() if job.id in self.jobs and job.state.is_final]
+                for job in over:
+                    await self._replace(job, spec)
             except ResileError as error:
                 self._say(f"the pool does not answer now: {error}")
 
+    async def _replace(self, job: JobSummary, spec: JobSpec) -> None:
+        if job.state is not JobState.COMPLETED:
+            self._say(f"{job.id} {job.state}: {job.reason}")
+            self.is_hopeless = True
+            return
+        again = await self.client.submit(spec)
+        self._accept(again)
+        self.jobs[self.jobs.index(job.id)] = again
+        self._say(f"{job.id} has completed; it is submitted again: {again}")
+
     async def _come_to_their_ends(self) -> None:
-        """Wait until all jobs are over. Raises Standstill."""
-        self._say("no more attacks; the last job trains to its end")
+        """Wait until all jobs are over, or nothing comes any more."""
+        self._say("no more attacks; what trains comes to its end")
         known, since = 0, time.time()
         while True:
             try:
@@ -176,7 +180,8 @@ class Campaign:
             if num_commits != known:
                 known, since = num_commits, time.time()
             if time.time() - since > STANDSTILL_SECONDS:
-                raise Standstill(self.job)
+                self._say(f"nothing was committed for {STANDSTILL_SECONDS:.0f} s")
+                return
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _all_told(self) -> Sequence[JobView]:

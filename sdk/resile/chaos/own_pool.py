@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from resile_shared.errors import ResileError
+from resile_shared.parent_death import dying_with_parent
 
 STORAGE_SIZE = "256m"
 END_SECONDS = 90.0
@@ -58,6 +59,7 @@ class OwnPool:
             stdout=asyncio.subprocess.PIPE,
             stderr=(self.home.parent / "up.log").open("wb"),
             start_new_session=True,
+            preexec_fn=dying_with_parent(),
         )
         assert process.stdout is not None
         stack.push_async_callback(_end, process)

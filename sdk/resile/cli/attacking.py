@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,10 +70,12 @@ def attack_once(home: Path, attack: Attack, *, object_store: int | None, as_json
 
 def campaign(home: Path, job: str, orders: Orders) -> int:
     """Attack a pool that is up; return the exit status."""
-    return _run(_campaign(home, job, orders), as_json=orders.as_json)
+    return _run(_campaign(home, [job], orders), as_json=orders.as_json)
 
 
-def campaign_on_own_pool(script: Path, args: tuple[str, ...], orders: Orders, *, hosts: int, slots: int) -> int:
+def campaign_on_own_pool(
+    script: Path, args: tuple[str, ...], orders: Orders, *, jobs: int, hosts: int, slots: int
+) -> int:
     """Start a pool, attack it, and end it; return the exit status."""
 
     async def work() -> int:
@@ -80,17 +83,19 @@ def campaign_on_own_pool(script: Path, args: tuple[str, ...], orders: Orders, *,
         async with OwnPool(hosts=hosts, slots=slots, tell=_teller(orders)) as pool:
             async with Client(find_server(home=pool.home)) as client:
                 key = await client.upload(package.content)
-                job = await client.submit(JobSpec(name=script.stem, package=key, script=package.script, args=args))
-            return await _campaign(pool.home, job, orders)
+                spec = JobSpec(name=script.stem, package=key, script=package.script, args=args)
+                names = [await client.submit(spec) for _ in range(jobs)]
+            return await _campaign(pool.home, names, orders)
 
     return _run(work(), as_json=orders.as_json)
 
 
-async def _campaign(home: Path, job: str, orders: Orders) -> int:
+async def _campaign(home: Path, jobs: Sequence[str], orders: Orders) -> int:
     tell = _teller(orders)
     async with _connected(home, Random(orders.seed), orders.object_store) as (assault, client, observer, recovery):
-        campaign = Campaign(assault, client, observer, recovery, job=await client.find(job), tell=tell)
-        tell(f"seed {orders.seed}, {orders.minutes:g} minutes, {campaign.job}")
+        found_jobs = [await client.find(job) for job in jobs]
+        campaign = Campaign(assault, client, observer, recovery, found_jobs, tell)
+        tell(f"seed {orders.seed}, {orders.minutes:g} minutes, {', '.join(found_jobs)}")
         evidence = await campaign.run(seed=orders.seed, seconds=60 * orders.minutes, sha256=orders.sha256)
         found = [*faults(evidence), *([observer.fault] if observer.fault else [])]
     if orders.as_json:
@@ -140,8 +145,18 @@ def _teller(orders: Orders) -> Callable[[str], None]:
 
 
 def _run(work: Coroutine[Any, Any, int], *, as_json: bool) -> int:
+    """Do it; SIGTERM ends it as Ctrl-C does, so that nothing stays frozen and no pool is left."""
+
+    async def until_told_to_end() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
     try:
-        return asyncio.run(work)
+        return asyncio.run(until_told_to_end())
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
     except ResileError as error:
         if as_json:
             typer.echo(json.dumps({"error": str(error)}))

@@ -182,6 +182,9 @@ def campaign(
         str | None,
         typer.Option(metavar="SHA", help="What its parameters have to be. Default: trains it undisturbed, at the end."),
     ] = None,
+    jobs: Annotated[
+        int, typer.Option(metavar="N", min=1, max=16, help="How often SCRIPT is submitted: jobs share the own pool.")
+    ] = 2,
     hosts: Annotated[int, typer.Option(metavar="H", min=1, max=64, help="Hosts of the own pool.")] = 3,
     slots: Annotated[int, typer.Option(metavar="S", min=1, max=256, help="Slots of each of them.")] = 2,
     object_store: ObjectStore = None,
@@ -195,7 +198,7 @@ def campaign(
     resile chaos campaign --job job-1 --seed 7                        a pool that is up, and one of its jobs
     resile chaos campaign --own-pool train.py --seed 7 -- --epochs 50
 
-    When the job completes it is submitted again. The verdict: the parameters are those of an undisturbed run, every
+    A job that completes is submitted again. The verdict: the parameters are those of an undisturbed run, every
     sample was used once, no slot was held twice, each job has one lineage, none was lost, histories and events have no
     gap and nothing twice, and the pool recovered from every attack. As root the own pool has its hosts in network
     namespaces and its storage on a file system of its own, so that links can be cut and the disk can be full.
@@ -208,7 +211,7 @@ def campaign(
         raise UsageError("arguments are for the script of --own-pool; a job has its own")
     orders = attacking.Orders(seed=seed, minutes=minutes, sha256=sha256, object_store=object_store, as_json=as_json)
     if own_pool is not None:
-        return attacking.campaign_on_own_pool(own_pool, tuple(args or ()), orders, hosts=hosts, slots=slots)
+        return attacking.campaign_on_own_pool(own_pool, tuple(args or ()), orders, jobs=jobs, hosts=hosts, slots=slots)
     assert job is not None
     return attacking.campaign(home, job, orders)
 
