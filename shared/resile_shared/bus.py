@@ -94,6 +94,11 @@ class Bus:
         self.num_not_sent += not sent
         return sent
 
+    async def has_listener(self, subject: str, message: BaseModel, *, seconds: float) -> bool:
+        """Send at most once; returns False as soon as it is known that nobody listens, else True after ``seconds``."""
+        headers = headers_for(message, source=self.service)
+        return await self.connection.has_listener(subject, encode(message), headers=headers, seconds=seconds)
+
     async def publish(self, subject: str, message: BaseModel, *, message_id: str | None = None) -> None:
         """Publish an event; return when it is stored. The same ``message_id`` is stored once."""
         with traced(f"publish {subject}"):

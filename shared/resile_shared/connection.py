@@ -136,7 +136,7 @@ class Connection:
         while True:
             await self._wait_until_up()
             try:
-                return await self._request_once(subject, body, headers)
+                return await self._request_once(subject, body, headers, seconds=RESEND_SECONDS)
             except (NoRespondersError, OutboundBufferLimitError):
                 await asyncio.sleep(PAUSE_SECONDS)
             except (ConnectionClosedError, ConnectionDrainingError):
@@ -149,12 +149,24 @@ class Connection:
                 if subject.lower() in self.denied:
                     raise BusRefused(f"{self._credentials.user!r} is not allowed to publish {subject}") from None
 
-    async def _request_once(self, subject: str, body: bytes, headers: dict[str, str] | None) -> Msg:
+    async def has_listener(self, subject: str, body: bytes, *, headers: dict[str, str], seconds: float) -> bool:
+        """Send at most once; returns False as soon as it is known that nobody listens, else True after ``seconds``."""
+        try:
+            if self._up.is_set():
+                await self._request_once(subject, body, headers, seconds=seconds)
+            await asyncio.sleep(seconds)
+        except NoRespondersError:
+            return False
+        except (TimeoutError, OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError):
+            pass
+        return True
+
+    async def _request_once(self, subject: str, body: bytes, headers: dict[str, str] | None, *, seconds: float) -> Msg:
         """Request. A cancellation that comes with the answer counts, though Python 3.11 drops it in `wait_for`."""
         task = asyncio.current_task()
         assert task is not None
         num_cancellations = task.cancelling()
-        reply = await self._client.request(subject, body, timeout=RESEND_SECONDS, headers=headers)
+        reply = await self._client.request(subject, body, timeout=seconds, headers=headers)
         if task.cancelling() > num_cancellations:
             raise asyncio.CancelledError
         return reply

@@ -148,9 +148,10 @@ class _Service:
                 self._tell(Tick())
 
     async def _await_answer(self, challenge: Challenge, asked: Batch) -> None:
-        """Tell the core when the time for an answer is over, and all that came by then was heard."""
+        """Ask, and tell the core when no answer can come any more and all that came by then was heard."""
         await asked.done.wait()
-        await asyncio.sleep(challenge.seconds)
+        question = Instruction(instructions.Beat(incarnation=challenge.incarnation))
+        await self._bus.has_listener(subjects.instruction(challenge.host), question, seconds=challenge.seconds)
         await self._bus.round_trip()
         self._tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
 
@@ -188,8 +189,6 @@ class _Service:
             case StopWorkers(job, host, incarnation, workers):
                 stop = instructions.StopWorkers(job=job, incarnation=incarnation, workers=workers)
                 return [(host, Instruction(stop))]
-            case Challenge(host, incarnation):
-                return [(host, Instruction(instructions.Beat(incarnation=incarnation)))]
             case PauseWorkers(job, generation):
                 pause = instructions.PauseWorkers(job=job, generation=generation)
                 hosts = {worker.slot.host for worker in self._core.pool.jobs[job].workers.values()}
