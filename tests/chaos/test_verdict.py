@@ -7,9 +7,10 @@ import pytest
 
 from resile.chaos.attacks import Attack, Kind, Target, What
 from resile.chaos.observation import Commit, Observations
+from resile.chaos.processes import WorkerProcess
 from resile.chaos.recovery import Recovered, Struck, goes_on, stores_again
 from resile.chaos.report import percentile, recovery_times
-from resile.chaos.verdict import Evidence, Outcome, faults
+from resile.chaos.verdict import Evidence, Outcome, crowds, faults
 from resile_shared.api import JobView
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 from resile_shared.messages.reports import EpochCount
@@ -89,6 +90,13 @@ def test_an_item_that_is_published_twice_or_never_is_found(numbers: tuple[int, .
 
 def test_a_slot_that_two_jobs_hold_is_found() -> None:
     assert any("host-1/0 is held by job-1, job-2" in fault for fault in found(completed(), completed("job-2")))
+
+
+def test_a_host_with_more_workers_than_slots_is_found() -> None:
+    here = [WorkerProcess("job-1", 1, "host-1", 71), WorkerProcess("job-2", 4, "host-1", 72)]
+    assert not list(crowds(here, {"host-1": 2}))
+    (fault,) = crowds(here, {"host-1": 1})
+    assert "job-1/1 (process 71), job-2/4 (process 72)" in fault
 
 
 def test_two_commits_of_one_iteration_that_differ_are_found() -> None:

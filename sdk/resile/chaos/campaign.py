@@ -19,7 +19,7 @@ from .attacks import Attack, Kind, Target, What, refusal
 from .observation import Observer
 from .plan import Card, deal
 from .recovery import Recovery
-from .verdict import Evidence, Outcome
+from .verdict import Evidence, Outcome, crowds
 
 LOOK_SECONDS = 0.5
 STANDSTILL_SECONDS = 180.0
@@ -44,6 +44,8 @@ class Campaign:
     tell: Tell
     accepted: list[str] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+    crowds: list[str] = field(default_factory=list)
+    """When a host was seen with more workers than slots."""
     began: float = field(default_factory=time.time)
     is_hopeless: bool = False
     """A job failed: there is nothing more to find out."""
@@ -58,14 +60,15 @@ class Campaign:
         self.began = time.time()
         async with asyncio.TaskGroup() as tasks:
             attacking = tasks.create_task(self._attack(deal(seed, menu), until=self.began + seconds))
-            training = tasks.create_task(self._keep_training(spec))
+            beside = [tasks.create_task(self._keep_training(spec)), tasks.create_task(self._count_workers())]
             await asyncio.wait({attacking})
-            training.cancel()
+            for task in beside:
+                task.cancel()
         await self._come_to_their_ends()
         jobs = await self._all_told()
         alone = sha256 or await self._alone(spec)
         outcomes = sorted(self.outcomes, key=lambda outcome: outcome.number)
-        return Evidence(tuple(self.accepted), jobs, self.observer.seen, outcomes, alone)
+        return Evidence(tuple(self.accepted), jobs, self.observer.seen, outcomes, alone, tuple(self.crowds))
 
     def _menu(self) -> list[tuple[Kind, What]]:
         """Return all attacks that this pool allows; those that make sense on others only are told."""
@@ -143,6 +146,15 @@ class Campaign:
         self.tell(f"{time.time() - self.began:6.1f} s  {text}")
 
     # jobs
+
+    async def _count_workers(self) -> None:
+        """Look at the processes themselves: no host may ever have more workers than slots."""
+        slots = {host.id: len(host.slots) for host in await self.client.hosts()}
+        while True:
+            there = await asyncio.to_thread(self.assault.processes.workers)
+            living = [worker for worker in there if Path(f"/proc/{worker.pid}").exists()]  # noqa: ASYNC240 - no disk
+            self.crowds += crowds(living, slots)
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _keep_training(self, spec: JobSpec) -> None:
         """Submit each job again when it is over."""

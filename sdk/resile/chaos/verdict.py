@@ -10,6 +10,7 @@ from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 
 from ..demo.verdict import used_once
 from .observation import Commit, Observations
+from .processes import WorkerProcess
 from .recovery import PATIENCE_SECONDS, Recovered, Struck
 
 HOLDS_NOTHING = frozenset({"queued", "paused", "completed", "stopped", "failed"})
@@ -36,6 +37,8 @@ class Evidence:
     seen: Observations
     outcomes: Sequence[Outcome]
     alone_sha256: str
+    crowds: Sequence[str] = ()
+    """When a host was seen with more workers than slots."""
 
 
 def faults(evidence: Evidence) -> Iterator[str]:
@@ -45,6 +48,7 @@ def faults(evidence: Evidence) -> Iterator[str]:
         yield from _end(name, known.get(name), evidence.alone_sha256)
     yield from histories(evidence.jobs, evidence.seen.events)
     yield from slots_held_twice(evidence.seen.events)
+    yield from evidence.crowds
     for job in evidence.jobs:
         yield from lineage(job)
         yield from commits(job.id, evidence.seen.commits[job.id])
@@ -97,6 +101,14 @@ def slots_held_twice(events: Iterable[JobEvent]) -> Iterator[str]:
         for slot in (slot for slot, num in num_holders.items() if num > 1):
             names = ", ".join(job for job, slots in holds.items() if slot in slots)
             yield f"{slot} is held by {names} after item {event.item.number} of {event.job}"
+
+
+def crowds(workers: Sequence[WorkerProcess], slots: Mapping[str, int]) -> Iterator[str]:
+    """No host has more processes of workers than it has slots."""
+    for host, number in Counter(worker.host for worker in workers).items():
+        if number > slots[host]:
+            names = ", ".join(f"{w.job}/{w.number} (process {w.pid})" for w in workers if w.host == host)
+            yield f"{host} has {slots[host]} slots, and was seen with the workers {names}"
 
 
 def lineage(job: JobView) -> Iterator[str]:
