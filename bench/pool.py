@@ -43,7 +43,8 @@ SETTLE = 10
 NUM_WORKERS = 2
 """Of the job whose speed is compared."""
 WARM_UP = 30
-THAW_SECONDS, TURN_SECONDS = 0.5, 2.0  # together less than what makes a host or a worker count as lost
+THAW_SECONDS, TURN_SECONDS = 2.0, 8.0
+PATIENT_SECONDS = 60.0  # who is frozen for a turn is not lost
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 120.0
 COMMAND = "POST /v1/jobs/{job}/priority"
@@ -203,7 +204,8 @@ async def measure_overhead(rounds: int) -> list[tuple[float, float]]:
     """Return iterations per second in a pool and without one, of each round."""
     with tempfile.TemporaryDirectory(prefix="resile-bench-") as name:
         folder = Path(name)
-        async with pool_up(folder / "home", PoolOptions(hosts=1, slots=NUM_SLOTS)) as client:
+        options = PoolOptions(hosts=1, slots=NUM_SLOTS, detection_seconds=PATIENT_SECONDS)
+        async with pool_up(folder / "home", options) as client:
             in_pool, in_run = (Stamps(folder / f"{name}.stamps") for name in ("pool", "run"))
             await submit(client, in_pool, name="pool", min_workers=NUM_WORKERS, max_workers=NUM_WORKERS)
             with running(folder, in_run) as process:
@@ -300,7 +302,7 @@ def main() -> None:
     if args.only != "overhead":
         verdicts += print_changes(*asyncio.run(measure_changes(args.changes or (5 if args.quick else 20))))
     if args.only != "changes":
-        verdicts += print_overhead(asyncio.run(measure_overhead(8 if args.quick else 30)))
+        verdicts += print_overhead(asyncio.run(measure_overhead(2 if args.quick else 10)))
     conclude(verdicts)
 
 
