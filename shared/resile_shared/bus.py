@@ -94,10 +94,10 @@ class Bus:
         self.num_not_sent += not sent
         return sent
 
-    async def has_listener(self, subject: str, message: BaseModel, *, seconds: float) -> bool:
-        """Send at most once; returns False as soon as it is known that nobody listens, else True after ``seconds``."""
+    async def send_to_listener(self, subject: str, message: BaseModel, *, seconds: float) -> bool:
+        """Send at most once, and leave a listener ``seconds`` to act; returns False at once when there is none."""
         headers = headers_for(message, source=self.service)
-        return await self.connection.has_listener(subject, encode(message), headers=headers, seconds=seconds)
+        return await self.connection.send_to_listener(subject, encode(message), headers=headers, seconds=seconds)
 
     async def publish(self, subject: str, message: BaseModel, *, message_id: str | None = None) -> None:
         """Publish an event; return when it is stored. The same ``message_id`` is stored once."""

@@ -149,16 +149,18 @@ class Connection:
                 if subject.lower() in self.denied:
                     raise BusRefused(f"{self._credentials.user!r} is not allowed to publish {subject}") from None
 
-    async def has_listener(self, subject: str, body: bytes, *, headers: dict[str, str], seconds: float) -> bool:
-        """Send at most once; returns False as soon as it is known that nobody listens, else True after ``seconds``."""
+    async def send_to_listener(self, subject: str, body: bytes, *, headers: dict[str, str], seconds: float) -> bool:
+        """Send at most once, and leave a listener ``seconds`` to act; returns False at once when there is none."""
         try:
             if self._up.is_set():
                 await self._request_once(subject, body, headers, seconds=seconds)
-            await asyncio.sleep(seconds)
         except NoRespondersError:
             return False
-        except (TimeoutError, OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError):
-            pass
+        except TimeoutError:
+            return True
+        except (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError):
+            pass  # nobody was asked
+        await asyncio.sleep(seconds)
         return True
 
     async def _request_once(self, subject: str, body: bytes, headers: dict[str, str] | None, *, seconds: float) -> Msg:

@@ -44,8 +44,8 @@ def ready(num_shards: int = 24) -> Ready:
 class Bench:
     """A scheduler, and a hand that plays the agents."""
 
-    def __init__(self, *slots: int) -> None:
-        self.scheduler = Scheduler(epoch=1, secret="s")
+    def __init__(self, *slots: int, detection_seconds: float = 3.0) -> None:
+        self.scheduler = Scheduler(epoch=1, secret="s", detection_seconds=detection_seconds)
         self.now = 1000.0
         self.beats = 0
         self.records: dict[str, JobRecord] = {}

@@ -1,8 +1,7 @@
 """Accusations: who is left behind though nobody has seen it die."""
 
-from typing import Literal
-
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from resile_scheduler.core.core import Scheduler
@@ -10,23 +9,20 @@ from resile_scheduler.core.evidence import undivided
 from resile_scheduler.core.seam import Challenge, Command, Restored, StopWorkers, Unanswered
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobState
-from resile_shared.messages.reports import Lost
+from resile_shared.messages.reports import Evidence, Lost
 
 from .test_core import Bench, gone, worker
 from .test_recovery import member, named, switched
 
 
-def two_hosts() -> Bench:
+def two_hosts(detection_seconds: float = 3.0) -> Bench:
     """A job with two members on each of two hosts."""
-    bench = Bench(2, 2)
+    bench = Bench(2, 2, detection_seconds=detection_seconds)
     bench.submit()
     bench.beat(worker(0, 0), worker(1, 1))
     bench.beat(worker(2, 0), worker(3, 1), host="host-2")
     bench.switch()
     return bench
-
-
-Evidence = Literal["broken link", "silence", "hearsay"]
 
 
 def accuse(bench: Bench, accuser: int, suspect: int, evidence: Evidence = "broken link") -> list[Command]:
@@ -130,6 +126,14 @@ def test_a_frozen_worker_is_left_behind_as_soon_as_its_agent_has_answered() -> N
     answered(bench, challenge)
     assert named(bench) == [1, 2, 3], "though the lowest id is the one that is frozen"
     assert not bench.scheduler.pool.jobs["job-1"].shunned, "another worker can take its place at once"
+
+
+def test_who_hears_nothing_has_a_moment_to_say_so_that_grows_with_the_time_of_detection() -> None:
+    for detection_seconds, moment in ((3.0, 0.2), (30.0, 2.0)):
+        bench = two_hosts(detection_seconds)
+        [challenge] = accuse(bench, 1, 0, "silence")
+        assert isinstance(challenge, Challenge)
+        assert challenge.seconds == pytest.approx(moment)
 
 
 def test_a_worker_that_hears_nobody_while_all_others_hear_each_other_is_left_behind_with_its_host() -> None:

@@ -303,7 +303,7 @@ async def test_it_is_known_at_once_that_nobody_listens(pool: Pool) -> None:
     scheduler, learner = await pool.bus("scheduler"), await pool.bus("learner")
     subject, question = subjects.instruction("host-1"), Instruction(Beat(incarnation=1))
     async with asyncio.timeout(5):
-        assert not await scheduler.has_listener(subject, question, seconds=60)
+        assert not await scheduler.send_to_listener(subject, question, seconds=60)
     heard: list[Instruction] = []
 
     async def listen(received: Received[Instruction]) -> None:
@@ -311,9 +311,9 @@ async def test_it_is_known_at_once_that_nobody_listens(pool: Pool) -> None:
 
     listening = await learner.subscribe(subject, Instruction, listen)
     await learner.connection.flush()
-    assert await scheduler.has_listener(subject, question, seconds=0.2)
+    assert await scheduler.send_to_listener(subject, question, seconds=0.2)
     assert heard == [question]
     await listening.unsubscribe()
     await learner.connection.flush()
     async with asyncio.timeout(5):
-        assert not await scheduler.has_listener(subject, question, seconds=60)
+        assert not await scheduler.send_to_listener(subject, question, seconds=60)

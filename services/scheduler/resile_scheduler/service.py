@@ -151,7 +151,7 @@ class _Service:
         """Ask, and tell the core when no answer can come any more and all that came by then was heard."""
         await asked.done.wait()
         question = Instruction(instructions.Beat(incarnation=challenge.incarnation))
-        await self._bus.has_listener(subjects.instruction(challenge.host), question, seconds=challenge.seconds)
+        await self._bus.send_to_listener(subjects.instruction(challenge.host), question, seconds=challenge.seconds)
         await self._bus.round_trip()
         self._tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
 

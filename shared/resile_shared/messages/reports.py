@@ -103,15 +103,19 @@ class Left(Message):
     iteration: int = Field(ge=0)
 
 
+Evidence = Literal["broken link", "silence", "hearsay"]
+"""The link to the suspect broke; nothing was heard from it for ``detection_seconds``; somebody else says so."""
+
+
 class Lost(Message):
     """``suspect`` does not take part in the training any more. An accusation, not a death.
 
-    The worker waits for a generation without it, or will, and says so again each second until there is one.
+    The worker waits for a generation without it, or will, and says so again and again until there is one.
     """
 
     kind: Literal["lost"] = "lost"
     suspect: int = Field(ge=0)
-    evidence: Literal["broken link", "silence", "hearsay"] = Field(
+    evidence: Evidence = Field(
         description="the link to it broke; nothing was heard from it for detection_seconds; somebody else says so"
     )
     reason: str

@@ -4,11 +4,13 @@ import socket
 from collections.abc import Callable
 from typing import TypeVar
 
+from resile_shared.messages.reports import Evidence
+
 from ..collectives.mesh import Mesh
 from ..membership import Event, Membership, Switch
 from ..messages import Message, WorkerConfig, encode
 from ..training.phases import Phases
-from .control_thread import ControlThread, Evidence
+from .control_thread import ControlThread
 
 T = TypeVar("T")
 

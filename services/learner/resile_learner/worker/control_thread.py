@@ -12,11 +12,12 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import pydantic
 
 from resile_shared.errors import ResileError
+from resile_shared.messages.reports import Evidence
 
 from ..collectives.mesh import Mesh
 from ..membership import (
@@ -60,7 +61,6 @@ from .failure import stuck
 from .watch import Watch
 
 T = TypeVar("T")
-Evidence = Literal["broken link", "silence", "hearsay"]
 
 MAX_LINE_BYTES = 1 << 20
 REDIAL_SECONDS = 0.2

@@ -1,6 +1,6 @@
 """Which workers are to be left behind though nobody has seen them die.
 
-A worker names a suspect, and says so again each second while it waits. That is an accusation, not a death:
+A worker names a suspect, and says so again and again while it waits. That is an accusation, not a death:
 
 - The agent of the suspect's host is asked at once. Its answer, a heartbeat, says whether the suspect is gone.
 - If it does not answer, all workers of the job on that host are lost to the job; their slots stay held until the
@@ -22,7 +22,7 @@ from .state import Accusation, Job, Pair, Phase, Pool, Worker
 
 ASK_AGAIN_SECONDS = 0.5
 ANSWER_SECONDS = 0.05
-HEARING_SECONDS = 0.2  # in which all who hear nothing of a suspect notice that
+HEARINGS_PER_DETECTION = 15  # in one, all who hear nothing of a suspect notice that
 
 
 class Evidence:
@@ -31,6 +31,7 @@ class Evidence:
     def __init__(self, pool: Pool, *, detection_seconds: float) -> None:
         self._pool = pool
         self._detection_seconds = detection_seconds
+        self._hearing_seconds = detection_seconds / HEARINGS_PER_DETECTION
         self._asked: list[Challenge] = []
         self._asked_at: dict[tuple[str, float], float] = {}
 
@@ -55,7 +56,7 @@ class Evidence:
         if standing.latest - standing.since >= self._detection_seconds:
             self._cut(job, now=now)
         elif suspect is not None and suspect.phase < Phase.GONE:
-            self._ask(suspect, seconds=HEARING_SECONDS if lost.evidence == "silence" else ANSWER_SECONDS, now=now)
+            self._ask(suspect, seconds=self._hearing_seconds if lost.evidence == "silence" else ANSWER_SECONDS, now=now)
 
     def _ask(self, suspect: Worker, *, seconds: float, now: float) -> None:
         host = suspect.slot.host

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import cached_property
-from typing import Literal
 
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, HostRecord, HostState
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobState
 from resile_shared.messages.message import at
+from resile_shared.messages.reports import Evidence
 
 from .lifecycle import Step, advance
 from .placement import SlotId
@@ -112,7 +112,7 @@ class Accusation:
 
     since: float
     latest: float = float("-inf")
-    evidence: Literal["broken link", "silence", "hearsay"] = "broken link"
+    evidence: Evidence = "broken link"
 
 
 @dataclass
