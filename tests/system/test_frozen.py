@@ -5,11 +5,11 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
+from resile.chaos.attacks import Target, What
+from resile.chaos.processes import PoolProcesses
 from resile.client import Client, find_server
-from resile_learner.agent.protocol import process_name
 from resile_shared.api import JobView
 
 from .paced import Pace, becomes, submit
@@ -25,34 +25,26 @@ def pool(tmp_path: Path) -> Iterator[UpPool]:
         yield pool
 
 
-def worker(pool: UpPool, job: str, number: int) -> psutil.Process:
-    """The process of a worker."""
-    name = process_name(job, number)
-    for process in psutil.Process(pool.process.pid).children(recursive=True):
-        files = Path(f"/proc/{process.pid}/fd")
-        if os.getsid(process.pid) == process.pid and any(name in os.readlink(file) for file in files.iterdir()):
-            return process
-    raise AssertionError(f"worker {number} of {job} is not there")
-
-
 @pytest.mark.long
 async def test_frozen_workers_and_agents_change_neither_bits_nor_ledger(pool: UpPool, tmp_path: Path) -> None:
     script = tmp_path / "code/measured.py"
     script.parent.mkdir()
     script.write_text(SCRIPT)
     pace = Pace(tmp_path / "pace")
+    processes = PoolProcesses(pool.process.pid)
     async with Client(find_server(home=pool.home)) as client:
         job = await submit(client, script, "--pace", pace.file, name="measured", max_workers=4)
         for number in (0, 2):
             await becomes(client, job, lambda view: view.workers == 4)
-            worker(pool, job, number).send_signal(signal.SIGSTOP)
+            (pid,) = processes.victims(Target(What.WORKER, f"{job}/{number}"))
+            os.kill(pid, signal.SIGSTOP)
             await becomes(client, job, lambda view, number=number: told(view, f"worker {number} on"))
         for host in ("host-1", "host-2"):
             await becomes(client, job, lambda view: view.workers == 4)
-            (agent,) = (child for child in pool.children() if host in child.cmdline())
-            agent.suspend()
+            (agent,) = processes.victims(Target(What.AGENT, host))
+            os.kill(agent, signal.SIGSTOP)
             await becomes(client, job, lambda view, host=host: told(view, f"{host} lost"))
-            agent.resume()
+            os.kill(agent, signal.SIGCONT)
         await becomes(client, job, lambda view: view.workers == 4)
         pace.fast_until(10**6)
     view = JobView.model_validate(pool.completed(job))

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resile_learner.agent.descendants import descendants, processes
+from resile_learner.agent.protocol import PROCESS_NAME_PREFIX
 from resile_shared.errors import ResileError
 
 from .attacks import Target, What
 
-_MARK = "/memfd:resile-worker:"
+_MARK = f"/memfd:{PROCESS_NAME_PREFIX}"
 _GONE = " (deleted)"
 
 

@@ -16,9 +16,12 @@ FORK_DESCRIPTORS = ("config", "agent", "stdout", "stderr")
 MAX_PACKET_BYTES = 64 * 1024
 
 
+PROCESS_NAME_PREFIX = "resile-worker:"
+
+
 def process_name(job: str, worker: int) -> str:
     """Return the name of a worker's memory file."""
-    return f"resile-worker:{job}/{worker}"
+    return f"{PROCESS_NAME_PREFIX}{job}/{worker}"
 
 
 class Fork(Message):
