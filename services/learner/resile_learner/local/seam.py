@@ -81,7 +81,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Kill:
-    """End a worker that hears nobody."""
+    """End a worker of which its peers hear nothing."""
 
     worker: int
 
