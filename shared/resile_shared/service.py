@@ -1,8 +1,8 @@
-"""The frame that all services share: settings, logs, traces, the bus, health, and a clean end.
+"""What all services share: settings, logs, traces, the bus, health, and a clean end.
 
-    async def run(frame: Frame[SchedulerSettings]) -> None:
-        ...                  # connect handlers to frame.bus
-        frame.is_ready = True
+    async def run(context: ServiceContext[SchedulerSettings]) -> None:
+        ...                  # connect handlers to context.bus
+        context.is_ready = True
         ...                  # until cancelled; `finally` blocks drain
 
     main("scheduler", SchedulerSettings, run)
@@ -35,7 +35,7 @@ S = TypeVar("S", bound=ServiceSettings)
 
 
 @dataclass
-class Frame(Generic[S]):
+class ServiceContext(Generic[S]):
     """What a service runs in."""
 
     name: str
@@ -45,7 +45,7 @@ class Frame(Generic[S]):
     """Set by the service once it can do its work."""
 
 
-Run = Callable[[Frame[S]], Awaitable[None]]
+Run = Callable[[ServiceContext[S]], Awaitable[None]]
 
 
 def main(name: str, settings: type[S], run: Run[S], *, arguments: Sequence[str] | None = None) -> None:
@@ -90,9 +90,9 @@ async def serve(name: str, settings: S, run: Run[S]) -> None:
 async def _work(name: str, settings: S, run: Run[S], health: "Health[S]") -> None:
     """Connect and run; end with BusClosed when the connection is closed for good."""
     bus = await Bus.open(read_credentials(settings.credentials), service=name)
-    health.frame = Frame(name, settings, bus)
+    health.context = ServiceContext(name, settings, bus)
     logger.info("started")
-    running = asyncio.ensure_future(run(health.frame))
+    running = asyncio.ensure_future(run(health.context))
     closed = asyncio.ensure_future(bus.connection.closed.wait())
     try:
         await asyncio.wait({running, closed}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,7 +110,7 @@ class Health(Generic[S]):
     """Answers for orchestrators: ``/healthz`` while the loop turns, ``/readyz`` when work can be done."""
 
     def __init__(self) -> None:
-        self.frame: Frame[S] | None = None
+        self.context: ServiceContext[S] | None = None
 
     def application(self) -> web.Application:
         """Return the web application."""
@@ -122,8 +122,8 @@ class Health(Generic[S]):
         return web.json_response({"status": "alive"})
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        frame = self.frame
-        facts = {"bus": frame is not None and frame.bus.is_up, "service": frame is not None and frame.is_ready}
+        context = self.context
+        facts = {"bus": context is not None and context.bus.is_up, "service": context is not None and context.is_ready}
         return web.json_response(facts, status=200 if all(facts.values()) else 503)
 
 

@@ -14,7 +14,7 @@ from resile_learner.agent.core import (
     PROGRESS_SECONDS,
     AgentCore,
 )
-from resile_learner.agent.seam import (
+from resile_learner.agent.events import (
     AllocationGone,
     Command,
     End,

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from resile_learner.agent.core import AgentCore
-from resile_learner.agent.seam import AllocationGone, Event, Exited, Kill, Said, Send, Start, Tick
+from resile_learner.agent.events import AllocationGone, Event, Exited, Kill, Said, Send, Start, Tick
 from resile_learner.messages import CheckpointSaved, FromWorker, Hello, Order, Progress
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, WorkerExit

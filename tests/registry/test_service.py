@@ -17,7 +17,7 @@ from resile_shared.errors import UsageError
 from resile_shared.messages.commands import Accepted, HostDrain, Refused
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.hosts import HostEvent, HostRecord
-from resile_shared.service import Frame
+from resile_shared.service import ServiceContext
 from resile_shared.settings import load
 from resile_shared.subjects import DEAD_LETTERS, EVENTS, HOST_EVENTS, HOSTS
 from resile_shared.testing.acting_agent import ActingAgent
@@ -81,7 +81,7 @@ async def house(pool: Pool) -> AsyncIterator[House]:
         yield house
 
 
-def registry(pool: Pool, **settings: object) -> AbstractAsyncContextManager[Frame[RegistrySettings]]:
+def registry(pool: Pool, **settings: object) -> AbstractAsyncContextManager[ServiceContext[RegistrySettings]]:
     return in_process(pool, "registry", run, RegistrySettings, **{"detection_seconds": 1.5, **settings})
 
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from resile_scheduler.core.core import Scheduler
-from resile_scheduler.core.seam import (
+from resile_scheduler.core.events import (
     Asked,
     Command,
     Event,

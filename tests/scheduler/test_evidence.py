@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 
 from resile_scheduler.core.core import Scheduler
+from resile_scheduler.core.events import Challenge, Command, Restored, StopWorkers, Unanswered
 from resile_scheduler.core.evidence import undivided
-from resile_scheduler.core.seam import Challenge, Command, Restored, StopWorkers, Unanswered
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import Evidence, Lost

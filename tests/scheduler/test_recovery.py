@@ -5,7 +5,7 @@ import signal
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from resile_scheduler.core.seam import Asked, Event, StopWorkers, Tick
+from resile_scheduler.core.events import Asked, Event, StopWorkers, Tick
 from resile_scheduler.simulated import Submission
 from resile_scheduler.simulator import Simulator
 from resile_shared.messages.commands import JobPause

@@ -3,8 +3,8 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
+from resile_scheduler.core.events import Asked
 from resile_scheduler.core.policies import POLICIES, Demand
-from resile_scheduler.core.seam import Asked
 from resile_scheduler.simulated import Submission
 from resile_scheduler.simulator import Simulator
 from resile_shared.messages.commands import JobPause, JobPriority, JobResume

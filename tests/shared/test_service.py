@@ -1,4 +1,4 @@
-"""The frame of a service, in a process of its own."""
+"""The context of a service, in a process of its own."""
 
 import asyncio
 import json
@@ -20,15 +20,15 @@ from .waiting import until
 SERVICE = """
 import asyncio
 from resile_shared.messages.commands import Accepted, JobStop
-from resile_shared.service import Frame, main
+from resile_shared.service import ServiceContext, main
 from resile_shared.settings import ServiceSettings
 
-async def run(frame: Frame[ServiceSettings]) -> None:
+async def run(context: ServiceContext[ServiceSettings]) -> None:
     async def stop(received):
         return Accepted(job_id=received.message.job_id)
 
-    await frame.bus.answer("resile.command.job.stop", JobStop, stop)
-    frame.is_ready = True
+    await context.bus.answer("resile.command.job.stop", JobStop, stop)
+    context.is_ready = True
     try:
         await asyncio.Event().wait()
     finally:

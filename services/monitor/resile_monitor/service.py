@@ -8,7 +8,7 @@ from resile_shared.credentials import read_credentials, write_private
 from resile_shared.envelope import Received
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.reports import Report
-from resile_shared.service import Frame
+from resile_shared.service import ServiceContext
 from resile_shared.storage import ObjectStorage
 from resile_shared.subjects import HEARTBEATS, HOSTS, JOBS, REPORTS, reports_of_kind
 
@@ -20,20 +20,20 @@ from .settings import MonitorSettings
 logger = logging.getLogger(__name__)
 
 
-async def run(frame: Frame[MonitorSettings]) -> None:
+async def run(context: ServiceContext[MonitorSettings]) -> None:
     """Serve until cancelled."""
-    settings = frame.settings
+    settings = context.settings
     token = settings.read_token()
     storage = await asyncio.to_thread(ObjectStorage, settings.storage)
     admission = read_credentials(settings.agent_credentials) if settings.agent_credentials else None
-    pool = Pool(frame.bus, storage, Projection(), settings.max_package_bytes, admission=admission)
+    pool = Pool(context.bus, storage, Projection(), settings.max_package_bytes, admission=admission)
     served = application(pool, token=token)
     async with serving(served, host=settings.api_host, port=settings.api_port) as url:
         if settings.url_file:
             await asyncio.to_thread(write_private, settings.url_file, url.encode())
         async with asyncio.TaskGroup() as group:
             present = [asyncio.Event() for _ in range(4)]
-            feed = Feed(frame.bus, pool.projection)
+            feed = Feed(context.bus, pool.projection)
             await feed.hear()
             group.create_task(feed.jobs(present[0]))
             group.create_task(feed.hosts(present[1]))
@@ -41,7 +41,7 @@ async def run(frame: Frame[MonitorSettings]) -> None:
             group.create_task(feed.warnings(present[3]))
             for event in present:
                 await event.wait()
-            frame.is_ready = pool.has_caught_up = True
+            context.is_ready = pool.has_caught_up = True
 
 
 class Feed:

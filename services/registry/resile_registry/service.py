@@ -35,7 +35,7 @@ from resile_shared.messages.hosts import (
 )
 from resile_shared.messages.message import timestamp
 from resile_shared.messages.pool import PoolSettings
-from resile_shared.service import Frame
+from resile_shared.service import ServiceContext
 from resile_shared.subjects import EVENTS, GOODBYES, HELLOS, HOSTS
 
 from .core import Announcement, Beat, Command, DrainAsked, Event, Publish, Registry, Reply, Restored, StoreHost, Tick
@@ -50,11 +50,11 @@ _HEARTBEAT = type_of(Heartbeat)
 _WHAT = {HostJoined: "joined", HostDraining: "draining", HostLost: "lost", HostLeft: "left"}
 
 
-async def run(frame: Frame[RegistrySettings]) -> None:
+async def run(context: ServiceContext[RegistrySettings]) -> None:
     """Keep the records of all hosts, until cancelled. Raises ConflictError when another registry does."""
-    await store_settings(frame.bus, PoolSettings(detection_seconds=frame.settings.detection_seconds))
+    await store_settings(context.bus, PoolSettings(detection_seconds=context.settings.detection_seconds))
     async with asyncio.TaskGroup() as group:
-        await _Service(frame, group).start()
+        await _Service(context, group).start()
 
 
 class _Lanes:
@@ -83,12 +83,12 @@ class _Lanes:
 
 
 class _Service:
-    def __init__(self, frame: Frame[RegistrySettings], group: asyncio.TaskGroup) -> None:
-        self._frame = frame
-        self._bus = frame.bus
-        self._hosts = frame.bus.bucket(HOSTS)
+    def __init__(self, context: ServiceContext[RegistrySettings], group: asyncio.TaskGroup) -> None:
+        self._context = context
+        self._bus = context.bus
+        self._hosts = context.bus.bucket(HOSTS)
         self._revisions: dict[str, int] = {}
-        self._core = Registry(detection_seconds=frame.settings.detection_seconds, tick_seconds=TICK_SECONDS)
+        self._core = Registry(detection_seconds=context.settings.detection_seconds, tick_seconds=TICK_SECONDS)
         self._group = group
         self._lanes = _Lanes(self._carry_out, group)
         self._answers: dict[str, asyncio.Future[Accepted | Refused]] = {}
@@ -101,7 +101,7 @@ class _Service:
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._beat, shortcut=self._beat_at_a_glance)
         self._group.create_task(self._listen())
         self._group.create_task(self._tick())
-        self._frame.is_ready = True
+        self._context.is_ready = True
         logger.info("%s hosts are stored", len(stored))
 
     # events

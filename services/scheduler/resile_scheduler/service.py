@@ -28,13 +28,12 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.reports import Report
-from resile_shared.service import Frame
+from resile_shared.service import ServiceContext
 from resile_shared.subjects import HOSTS, LEASE, REPORTS
 from resile_shared.telemetry import continued, traced
 
 from .core.core import Scheduler
-from .core.policies import POLICIES
-from .core.seam import (
+from .core.events import (
     Asked,
     Challenge,
     Command,
@@ -49,6 +48,7 @@ from .core.seam import (
     Unanswered,
     WriteAllocation,
 )
+from .core.policies import POLICIES
 from .execution import Batch, Execution
 from .lease import Lease
 from .settings import SchedulerSettings
@@ -60,36 +60,38 @@ SETTLE_TICKS = 12
 """Longer than the bus takes to deliver a report again that an earlier scheduler had received and not handled."""
 
 
-async def run(frame: Frame[SchedulerSettings]) -> None:
+async def run(context: ServiceContext[SchedulerSettings]) -> None:
     """Wait for the lease, then decide until cancelled. Raises Deposed, ConflictError and UsageError."""
-    pool = await settings_of_pool(frame.bus, detection_seconds=frame.settings.detection_seconds)
+    pool = await settings_of_pool(context.bus, detection_seconds=context.settings.detection_seconds)
     holder = f"scheduler-{os.getpid()}-{secrets.token_hex(4)}"
-    lease = Lease(frame.bus.bucket(LEASE), holder=holder, seconds=frame.settings.lease_seconds or pool.lease_seconds)
+    lease = Lease(
+        context.bus.bucket(LEASE), holder=holder, seconds=context.settings.lease_seconds or pool.lease_seconds
+    )
     await lease.take()
     logger.info("leads, in epoch %s", lease.epoch)
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(lease.hold())
-            await _Service(frame, pool, lease, group).start()
+            await _Service(context, pool, lease, group).start()
     finally:
-        frame.is_ready = False
+        context.is_ready = False
         await lease.release()
 
 
 class _Service:
     def __init__(
-        self, frame: Frame[SchedulerSettings], pool: PoolSettings, lease: Lease, group: asyncio.TaskGroup
+        self, context: ServiceContext[SchedulerSettings], pool: PoolSettings, lease: Lease, group: asyncio.TaskGroup
     ) -> None:
-        self._frame = frame
-        self._bus = frame.bus
+        self._context = context
+        self._bus = context.bus
         self._group = group
         self._core = Scheduler(
             epoch=lease.epoch,
             secret=secrets.token_hex(32),
-            policy=POLICIES[frame.settings.policy],
+            policy=POLICIES[context.settings.policy],
             detection_seconds=pool.detection_seconds,
         )
-        self._execution = Execution(frame.bus, lease)
+        self._execution = Execution(context.bus, lease)
 
     async def start(self) -> None:
         jobs, allocations = await self._execution.read()
@@ -105,7 +107,7 @@ class _Service:
         self._group.create_task(self._tick())
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._beat)
         await self._bus.answer(subjects.JOB_COMMANDS, model_of, self._asked)
-        self._frame.is_ready = True
+        self._context.is_ready = True
         logger.info("%s jobs and %s hosts are stored", len(jobs), len(hosts))
 
     # events

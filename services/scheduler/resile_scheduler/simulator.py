@@ -16,8 +16,7 @@ from resile_shared.messages.message import at
 from resile_shared.messages.reports import CheckpointSaved, Completed, Content, Lost, Report, Switched
 
 from .core.core import Scheduler
-from .core.policies import Policy, fairshare
-from .core.seam import (
+from .core.events import (
     Challenge,
     Command,
     Event,
@@ -30,6 +29,7 @@ from .core.seam import (
     Unanswered,
     WriteAllocation,
 )
+from .core.policies import Policy, fairshare
 from .simulated import SimulatedWorker, Submission, Training
 
 FORK_SECONDS = 0.03

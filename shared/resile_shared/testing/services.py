@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from ..bus import Bus
 from ..credentials import read_credentials
-from ..service import Frame, Run, S
+from ..service import Run, S, ServiceContext
 from .fixtures import Pool
 from .waiting import until
 
@@ -15,15 +15,15 @@ from .waiting import until
 @asynccontextmanager
 async def in_process(
     pool: Pool, name: str, run: Run[S], settings: type[S], **values: object
-) -> AsyncIterator[Frame[S]]:
+) -> AsyncIterator[ServiceContext[S]]:
     """Run a service in this event loop; yield when it is ready. What ends it before its time is raised."""
     credentials = pool.server.credentials(name)
     bus = await Bus.open(read_credentials(credentials), service=name)
-    frame = Frame(name, settings.model_validate({"credentials": credentials, **values}), bus)
-    running = asyncio.ensure_future(run(frame))
+    context = ServiceContext(name, settings.model_validate({"credentials": credentials, **values}), bus)
+    running = asyncio.ensure_future(run(context))
     try:
-        await until(lambda: frame.is_ready or running.done())
-        yield frame
+        await until(lambda: context.is_ready or running.done())
+        yield context
     finally:
         ended = running.done()
         running.cancel()

@@ -1,6 +1,6 @@
 """The agent of one host: it starts, orders, hears and ends the workers that allocations place there.
 
-core.py       what is to be done; pure. seam.py: its events and commands
+core.py       what is to be done; pure. events.py: its events and commands
 service.py    one incarnation after the other; life.py: one of them, the shell around the core
 processes.py  workers from their preparation to their end; packages, outputs, logs and reporting serve them
 workers.py    processes forked from a warm zygote, heard line by line, their ends told apart

@@ -41,7 +41,7 @@ from ..messages import (
     Switched,
     content_of,
 )
-from .seam import AllocationGone, Command, End, Event, Exited, Garbled, Kill, Said, SayHello, Send, Start, Tick
+from .events import AllocationGone, Command, End, Event, Exited, Garbled, Kill, Said, SayHello, Send, Start, Tick
 
 HELLO_SECONDS = 5.0
 MAX_HELLO_SECONDS = 300.0

@@ -20,10 +20,10 @@ from resile_shared.subjects import ALLOCATIONS, HOSTS
 from resile_shared.telemetry import context_of
 
 from .core import AgentCore
+from .events import AllocationGone, Command, End, Event, Kill, SayHello, Send, Start, Tick
 from .logs import MAX_WAITING_LINES
 from .processes import Place, Processes
 from .reporting import Outgoing
-from .seam import AllocationGone, Command, End, Event, Kill, SayHello, Send, Start, Tick
 from .spool import Spool
 from .traces import Traces
 from .workers import Zygote

@@ -19,13 +19,13 @@ from resile_shared.messages.pool import PoolSettings
 from resile_shared.telemetry import traced
 
 from ..messages import Order, Pause, WorkerConfig
+from .events import Event, Exited, Garbled, Said, Start
 from .exits import Exit
 from .folder import AgentFolder
 from .logs import WaitingLines, WorkerLog, worker_log
 from .machine import slot_environment
 from .outputs import Outputs
 from .packages import Packages, find_script
-from .seam import Event, Exited, Garbled, Said, Start
 from .workers import MalformedMessageError, Stream, WorkerProcess, Zygote
 
 logger = logging.getLogger(__name__)

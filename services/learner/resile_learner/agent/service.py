@@ -11,16 +11,16 @@ from resile_shared.agreement import settings_of_pool
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.hosts import HostGoodbye, HostHello
 from resile_shared.messages.pool import PoolSettings
-from resile_shared.service import Frame
+from resile_shared.service import ServiceContext
 from resile_shared.subjects import HOSTS, JOBS
 
+from .events import End
 from .folder import AgentFolder
 from .life import Life
 from .machine import Machine, inheritable, look_around
 from .outputs import Outputs
 from .packages import Packages
 from .processes import Place
-from .seam import End
 from .settings import LearnerSettings, parse_labels
 from .workers import Zygote, ZygoteSettings
 
@@ -30,13 +30,13 @@ CLOSE_SECONDS = 20.0
 GOODBYE_SECONDS = 2.0
 
 
-async def run(frame: Frame[LearnerSettings]) -> None:
+async def run(context: ServiceContext[LearnerSettings]) -> None:
     """Run the agent of this host until it is cancelled. Raises ResileError."""
-    folder = await AgentFolder.open(frame.settings.folder)
+    folder = await AgentFolder.open(context.settings.folder)
     try:
-        await asyncio.to_thread(_check_storage, frame.settings.storage)
-        pool = await settings_of_pool(frame.bus, detection_seconds=frame.settings.detection_seconds)
-        await Agent(frame, folder, pool).run()
+        await asyncio.to_thread(_check_storage, context.settings.storage)
+        pool = await settings_of_pool(context.bus, detection_seconds=context.settings.detection_seconds)
+        await Agent(context, folder, pool).run()
     finally:
         folder.close()
 
@@ -61,10 +61,10 @@ def _check_storage(url: str) -> None:
 class Agent:
     """The agent of one host, in its locked ``folder``."""
 
-    def __init__(self, frame: Frame[LearnerSettings], folder: AgentFolder, pool: PoolSettings) -> None:
-        self._frame = frame
+    def __init__(self, context: ServiceContext[LearnerSettings], folder: AgentFolder, pool: PoolSettings) -> None:
+        self._context = context
         self._pool = pool
-        self._settings = frame.settings
+        self._settings = context.settings
         self._folder = folder
         self._packages = Packages(self._settings.storage, folder.packages)
         self._outputs = Outputs(self._settings.storage)
@@ -80,7 +80,7 @@ class Agent:
 
     async def _next_incarnation(self) -> int:
         """Take a number that no agent of this host had before, also where its folder is a new one."""
-        stored = await self._frame.bus.bucket(HOSTS).get(self._settings.host)
+        stored = await self._context.bus.bucket(HOSTS).get(self._settings.host)
         incarnation = max(self._folder.incarnation, stored.value.incarnation if stored else 0) + 1
         self._folder.note_incarnation(incarnation)
         return incarnation
@@ -93,15 +93,15 @@ class Agent:
                 await zygote.loaded()
                 hello = self._hello(incarnation, machine)
                 logger.info("host %s, incarnation %s, has %s slots", hello.host, incarnation, len(hello.slots))
-                life = Life(self._frame.bus, hello, self._place(machine), zygote)
-                self._frame.is_ready = True
+                life = Life(self._context.bus, hello, self._place(machine), zygote)
+                self._context.is_ready = True
                 return await life.run()
         except asyncio.CancelledError:
             if life is not None:
                 await self._say_goodbye(incarnation)
             raise
         finally:
-            self._frame.is_ready = False
+            self._context.is_ready = False
             if life is not None:
                 await self._close(life)
 
@@ -126,7 +126,7 @@ class Agent:
             slots=machine.slots,
             packages=self._packages,
             outputs=self._outputs,
-            jobs=self._frame.bus.bucket(JOBS),
+            jobs=self._context.bus.bucket(JOBS),
             pool=self._pool,
         )
 
@@ -145,7 +145,7 @@ class Agent:
         goodbye = HostGoodbye(host=host, incarnation=incarnation, reason="its agent was told to end")
         try:
             async with asyncio.timeout(GOODBYE_SECONDS):
-                await self._frame.bus.publish(subjects.host_event(host, "goodbye"), goodbye)
+                await self._context.bus.publish(subjects.host_event(host, "goodbye"), goodbye)
         except (TimeoutError, ResileError) as error:
             logger.warning("the pool could not be told goodbye: %s", str(error) or "the bus is away")
 

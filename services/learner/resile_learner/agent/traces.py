@@ -16,7 +16,7 @@ from resile_shared.messages.allocations import Allocation
 from resile_shared.telemetry import begin, resumed, traced
 
 from ..messages import FromWorker, Hello, Joined, Left, Order, Ready, Switched
-from .seam import AllocationGone, Command, Event, Exited, Kill, Said, Send, Start
+from .events import AllocationGone, Command, Event, Exited, Kill, Said, Send, Start
 
 Key = tuple[str, int]
 _ABOUT_AN_ALLOCATION = (Hello, Ready, Joined, Switched, Left)

@@ -19,14 +19,7 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import Report
 
-from .evidence import Evidence
-from .generations import Generations, next_change
-from .lifecycle import Step
-from .people import People
-from .placement import SlotId, Want, place
-from .policies import Demand, Policy, Target, fairshare
-from .recovery import Recovery
-from .seam import (
+from .events import (
     Asked,
     Command,
     Event,
@@ -40,6 +33,13 @@ from .seam import (
     Unanswered,
     WriteAllocation,
 )
+from .evidence import Evidence
+from .generations import Generations, next_change
+from .lifecycle import Step
+from .people import People
+from .placement import SlotId, Want, place
+from .policies import Demand, Policy, Target, fairshare
+from .recovery import Recovery
 from .state import Intent, Job, Phase, Pool, Worker
 from .workers import Workers
 

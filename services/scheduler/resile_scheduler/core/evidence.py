@@ -17,7 +17,7 @@ from collections.abc import Iterable, Set
 
 from resile_shared.messages.reports import Lost, Report
 
-from .seam import Challenge, Unanswered
+from .events import Challenge, Unanswered
 from .state import Accusation, Job, Pair, Phase, Pool, Worker
 
 ASK_AGAIN_SECONDS = 0.5

@@ -4,9 +4,9 @@ from resile_shared.messages.commands import Accepted, JobPause, JobPriority, Job
 from resile_shared.messages.jobs import JobRecord, JobState
 from resile_shared.messages.message import at
 
+from .events import Asked, Submitted
 from .generations import Generations
 from .lifecycle import Step
-from .seam import Asked, Submitted
 from .state import Intent, Job, Pool
 
 Answer = Accepted | Refused
