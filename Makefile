@@ -2,7 +2,7 @@
 #
 #   PYTHON=...      the Python to build .venv with; by default the first one found that is new enough
 #   TORCH_ARGS=...  more arguments for `pip install torch`, to choose another build of it
-#   PYTEST_ARGS=... more arguments for pytest
+#   PYTEST_ARGS=... more arguments for pytest; `-n 0` runs the tests in one process, for a debugger
 #   BENCH_ARGS=...  arguments for the benchmarks, instead of --quick
 #   CHAOS_ARGS=...  arguments for the campaign, instead of --minutes 10
 
@@ -10,6 +10,10 @@ BIN := .venv/bin
 STAMP := .venv/installed
 TORCH_ARGS ?=
 PYTEST_ARGS ?=
+# Most tests wait for other processes. A file's tests stay in one process, since they share pools. Not reordered, so
+# that the longest files of test-long do not come last.
+PYTEST := $(BIN)/python -m pytest
+IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?= --quick
 CHAOS_ARGS ?= --minutes 10
 BENCHMARKS := $(wildcard bench/checkpoint.py bench/exchange.py bench/pool.py bench/recovery.py bench/registry.py bench/rescale.py bench/shards.py bench/steady.py)
@@ -35,16 +39,18 @@ demo: $(STAMP)
 	$(BIN)/resile demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not long' $(PYTEST_ARGS)
+	$(PYTEST) $(IN_PARALLEL) -m 'not long' $(PYTEST_ARGS)
 
+# Status 5, no tests collected: PYTEST_ARGS may select tests of one part alone.
 test-long: $(STAMP)
-	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+	$(PYTEST) $(IN_PARALLEL) -m 'long and not alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) -m 'long and alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 test-quick: $(STAMP)
-	$(BIN)/python -m pytest --ignore=tests/system $(PYTEST_ARGS)
+	$(PYTEST) $(IN_PARALLEL) -m 'not long' --ignore=tests/system $(PYTEST_ARGS)
 
 test-gpu: $(STAMP)
-	$(BIN)/python -m pytest -o addopts='-ra --strict-markers --import-mode=importlib' tests/gpu $(PYTEST_ARGS)
+	$(PYTEST) -o addopts='-ra --strict-markers --import-mode=importlib' tests/gpu $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from .trials import Trial, trying
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.alone,
     pytest.mark.timeout(400),
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
 ]

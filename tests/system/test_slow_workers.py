@@ -13,7 +13,7 @@ from resile_learner.local.launcher import LocalRun
 from resile_learner.local.result import Result
 from resile_learner.local.settings import RunSettings
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.alone]
 
 SCRIPT = """
 import ctypes, os, pathlib, sys, threading, time
