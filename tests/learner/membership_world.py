@@ -46,7 +46,7 @@ Phase = Literal["joining", "computing", "exchanging", "lost", "levelling", "lett
 
 def order(generation: int, *workers: int, **more: object) -> Order:
     members = tuple(Member(worker=w, host="127.0.0.1", port=1000 + w) for w in workers)
-    return Order(job="j", generation=generation, members=members, secret="s", founding=generation == 1, **more)
+    return Order(job="j", generation=generation, members=members, secret="s", cold_start=generation == 1, **more)
 
 
 @dataclass(frozen=True)
@@ -118,15 +118,15 @@ class World:
 
     # the scheduler
 
-    def order(self, workers: tuple[int, ...], told: tuple[int, ...], *, recovers: bool = False) -> None:
-        new = order(len(self.orders) + 1, *workers, recovers=recovers)
+    def order(self, workers: tuple[int, ...], told: tuple[int, ...], *, is_recovery: bool = False) -> None:
+        new = order(len(self.orders) + 1, *workers, is_recovery=is_recovery)
         self.orders.append(new)
         for worker in workers:
             if worker not in self.nodes:
                 self.nodes[worker] = Node(Membership(worker))
                 self.in_flight.append(Sent(worker, ScriptReady()))
         for worker in {*told, *(w for w in workers if w not in self.members())}:
-            if new.founding:  # the agent's first word: it comes before anything a link could bring
+            if new.cold_start:  # the agent's first word: it comes before anything a link could bring
                 self.post(worker, OrderSeen(new))
             elif worker in self.nodes:
                 self.in_flight.append(Sent(worker, OrderSeen(new)))
@@ -140,13 +140,13 @@ class World:
         if not survivors:
             return False
         self.dropped |= set(self.nodes) - set(survivors)
-        self.order(survivors, told, recovers=True)
+        self.order(survivors, told, is_recovery=True)
         return True
 
     @property
     def is_recovering(self) -> bool:
         newest = self.orders[-1]
-        return newest.recovers and newest.generation not in self.in_force
+        return newest.is_recovery and newest.generation not in self.in_force
 
     def members(self) -> set[int]:
         return {w for w, node in self.nodes.items() if node.machine.current is not None and not node.gone}

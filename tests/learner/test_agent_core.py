@@ -129,9 +129,9 @@ def agent() -> Agent:
 @pytest.fixture
 def training(agent: Agent) -> Agent:
     """Workers 0 and 1 train in generation 1."""
-    agent.handle(allocation(1, 0, 1, founding=True))
+    agent.handle(allocation(1, 0, 1, cold_start=True))
     agent.says_hello(0, 1)
-    agent.handle(allocation(1, 0, 1, founding=True, addresses=True))
+    agent.handle(allocation(1, 0, 1, cold_start=True, addresses=True))
     agent.says(Switched(worker=0, generation=1, workers=(0, 1), iteration=0))
     return agent
 
@@ -173,7 +173,7 @@ def test_an_allocation_with_all_addresses_is_an_order_to_members_joiners_and_lea
     assert [send.worker for send in orders] == [0, 1, 2]
     assert isinstance(orders[0].message, Order)
     assert orders[0].message.workers == (0, 2)
-    assert (orders[0].message.generation, orders[0].message.founding) == (2, False)
+    assert (orders[0].message.generation, orders[0].message.cold_start) == (2, False)
 
 
 def test_a_worker_that_says_hello_after_the_order_hears_it_then(agent: Agent) -> None:

@@ -72,7 +72,7 @@ async def stage(pool: Pool, tmp_path: Path) -> AsyncIterator[Stage]:
 async def test_a_job_is_founded_grown_shrunk_and_completed_as_its_allocations_say(stage: Stage) -> None:
     agent = await stage.start_agent()
     await stage.submit("job-1", TRAIN, args=("--deep",), env=stage.variables())
-    await stage.allocate("job-1", 1, (0, 1), founding=True)
+    await stage.allocate("job-1", 1, (0, 1), cold_start=True)
     await until(lambda: stage.said("job-1", "switched"))
     await stage.allocate("job-1", 2, (0, 1, 2))
     await until(lambda: stage.said("job-1", "switched")[-1].generation == 2)
@@ -114,7 +114,7 @@ async def test_what_workers_do_about_an_allocation_is_told_in_its_trace(stage: S
     await stage.start_agent()
     await stage.submit("job-1", TRAIN, env=stage.variables())
     with traced("found") as founding:
-        await stage.allocate("job-1", 1, (0, 1), founding=True)
+        await stage.allocate("job-1", 1, (0, 1), cold_start=True)
     await until(lambda: stage.said("job-1", "progress"))
     with traced("shrink") as shrinking:
         await stage.allocate("job-1", 2, (0,))
@@ -128,7 +128,7 @@ async def test_what_workers_do_about_an_allocation_is_told_in_its_trace(stage: S
 async def test_workers_die_with_their_agent_and_the_next_one_has_a_higher_incarnation(stage: Stage) -> None:
     agent = await stage.start_agent()
     await stage.submit("job-1", TRAIN, env=stage.variables())
-    await stage.allocate("job-1", 1, (0, 1), founding=True)
+    await stage.allocate("job-1", 1, (0, 1), cold_start=True)
     await until(lambda: len(stage.pids()) == 2)
     await stage.end_agent(agent, signal.SIGKILL)
     await until(lambda: not any(map(psutil.pid_exists, stage.pids())))
@@ -142,12 +142,12 @@ async def test_workers_die_with_their_agent_and_the_next_one_has_a_higher_incarn
 async def test_who_misses_a_member_says_so_again_and_again_until_somebody_decides(stage: Stage) -> None:
     await stage.start_agent()
     await stage.submit("job-1", TRAIN, env=stage.variables())
-    await stage.allocate("job-1", 1, (0, 1), founding=True)
+    await stage.allocate("job-1", 1, (0, 1), cold_start=True)
     await until(lambda: stage.said("job-1", "progress"))
     os.kill(stage.pids()[0], signal.SIGKILL)
     await until(lambda: len(stage.said("job-1", "lost")) >= 3)
     (accuser,) = {report.worker for report in stage.said("job-1", "lost")}
-    await stage.allocate("job-1", 2, (accuser,), recovers=True)
+    await stage.allocate("job-1", 2, (accuser,), is_recovery=True)
     await until(lambda: stage.said("job-1", "switched")[-1].generation == 2)
     number = len(stage.said("job-1", "lost"))
     stage.hurry.touch()
@@ -158,7 +158,7 @@ async def test_who_misses_a_member_says_so_again_and_again_until_somebody_decide
 async def test_training_outlives_an_outage_of_the_bus_and_no_fact_is_lost(stage: Stage) -> None:
     await stage.start_agent()
     await stage.submit("job-1", TRAIN, env=stage.variables())
-    await stage.allocate("job-1", 1, (0, 1), founding=True)
+    await stage.allocate("job-1", 1, (0, 1), cold_start=True)
     await until(lambda: stage.said("job-1", "progress"))
     await stage.pool.kill()
     stage.hurry.touch()
@@ -173,7 +173,7 @@ async def test_training_outlives_an_outage_of_the_bus_and_no_fact_is_lost(stage:
 async def test_an_agent_that_is_killed_during_an_outage_loses_no_fact(stage: Stage) -> None:
     agent = await stage.start_agent()
     await stage.submit("job-1", TRAIN, env=stage.variables())
-    await stage.allocate("job-1", 1, (0, 1), founding=True)
+    await stage.allocate("job-1", 1, (0, 1), cold_start=True)
     await until(lambda: stage.said("job-1", "progress"))
     await stage.pool.kill()
     stage.hurry.touch()
@@ -224,7 +224,7 @@ async def test_workers_of_two_jobs_with_the_same_number_are_told_apart(stage: St
 async def test_an_agent_comes_back_when_its_host_was_given_up_and_when_its_zygote_was_killed(stage: Stage) -> None:
     agent = await stage.start_agent()
     await stage.submit("job-1", TRAIN, env=stage.variables())
-    await stage.allocate("job-1", 1, (0,), founding=True)
+    await stage.allocate("job-1", 1, (0,), cold_start=True)
     await until(lambda: stage.pids())
     await stage.store_host(HostState.LOST)
     await until(lambda: not any(map(psutil.pid_exists, stage.pids())))

@@ -146,7 +146,7 @@ class Cluster:
     def can_switch(self, order: Order) -> bool:
         """Whether the members could take ``order`` up: every joiner of it is there, linked and at its training call."""
         joiners = set(order.workers) - set(self.members)
-        if order.recovers:
+        if order.is_recovery:
             return order.generation > self.generation and all(worker in self.alive for worker in order.workers)
         return (
             order.generation > self.generation
@@ -210,7 +210,7 @@ def test_a_plan_is_followed_to_the_iteration() -> None:
     assert cluster.changes == [(0, 1), (50, 4), (120, 3)]
     assert [(order.not_before, order.until) for order in cluster.orders] == [(0, 50), (50, 120), (120, None)]
     assert [order.workers for order in cluster.orders] == [(0,), (0, 1, 2, 3), (0, 1, 2)]
-    assert [order.founding for order in cluster.orders] == [True, False, False]
+    assert [order.cold_start for order in cluster.orders] == [True, False, False]
     cluster.finish()
     assert cluster.outcome == Outcome("completed")
 
@@ -362,7 +362,7 @@ def test_others_go_on_without_a_killed_worker_and_a_new_one_takes_its_place() ->
     cluster = Cluster("0:3")
     cluster.settle()
     cluster.exit(1, "killed", -9)
-    assert (cluster.orders[-1].workers, cluster.orders[-1].recovers) == ((0, 2), True)
+    assert (cluster.orders[-1].workers, cluster.orders[-1].is_recovery) == ((0, 2), True)
     cluster.settle()
     assert cluster.members == (0, 2, 3)
     kinds = [(item.workers, item.reason) for item in cluster.director.history if item.kind == "allocation"]
@@ -421,7 +421,7 @@ def test_a_member_that_leaves_while_others_wait_for_it_is_a_loss_too() -> None:
     assert cluster.orders[-1].workers == (1, 2)
     cluster.tell(Said(Left(worker=2, generation=1, iteration=5)))
     cluster.exit(2, "left")
-    assert (cluster.orders[-1].workers, cluster.orders[-1].recovers) == ((1,), True)
+    assert (cluster.orders[-1].workers, cluster.orders[-1].is_recovery) == ((1,), True)
     cluster.settle()
     assert cluster.outcome is None
 
@@ -444,7 +444,7 @@ def test_a_joiner_that_says_it_trains_is_known_to_have_the_state() -> None:
     cluster.ready(1)
     cluster.tell(Said(Joined(worker=1, generation=2, iteration=5)))
     cluster.exit(0, "killed", -9)
-    assert (cluster.orders[-1].workers, cluster.orders[-1].recovers) == ((1,), True)
+    assert (cluster.orders[-1].workers, cluster.orders[-1].is_recovery) == ((1,), True)
 
 
 def test_a_joiner_that_dies_before_it_is_ordered_costs_nobody_an_iteration() -> None:
@@ -455,7 +455,7 @@ def test_a_joiner_that_dies_before_it_is_ordered_costs_nobody_an_iteration() -> 
     cluster.hello(1)
     cluster.exit(2, "killed", -9)
     cluster.settle()
-    assert not any(order.recovers for order in cluster.orders)
+    assert not any(order.is_recovery for order in cluster.orders)
     assert cluster.members == (0, 1, 3)
     assert cluster.changes[-1] == (50, 3)
 
@@ -477,7 +477,7 @@ def test_once_training_is_complete_one_member_is_enough() -> None:
     cluster.settle()
     cluster.tell(Said(completed(0)))
     cluster.exit(1, "killed", -9)
-    assert (cluster.orders[-1].workers, cluster.orders[-1].recovers) == ((0,), True)
+    assert (cluster.orders[-1].workers, cluster.orders[-1].is_recovery) == ((0,), True)
     cluster.exit(2, "exited")
     cluster.exit(0, "finished")
     assert cluster.outcome == Outcome("completed")
@@ -514,7 +514,7 @@ def test_an_error_of_one_worker_is_forgiven_and_told_with_its_traceback() -> Non
     cluster = Cluster("0:3")
     cluster.settle()
     cluster.fail(1)
-    assert (cluster.orders[-1].workers, cluster.orders[-1].recovers) == ((0, 2), True)
+    assert (cluster.orders[-1].workers, cluster.orders[-1].is_recovery) == ((0, 2), True)
     assert Noted("worker 1 failed: ValueError: no; the others go on\nTraceback ...") in cluster.shown
     cluster.settle()
     assert cluster.members == (0, 2, 3)
@@ -693,7 +693,7 @@ def test_a_resumed_run_uses_no_number_again() -> None:
     cluster.settle()
     assert cluster.orders[0].workers == (5, 6)
     assert cluster.orders[0].generation == 4
-    assert cluster.orders[0].founding
+    assert cluster.orders[0].cold_start
     assert cluster.director.history[0].number == 9
 
 
@@ -790,9 +790,9 @@ class AnyOrder(RuleBasedStateMachine):
         assert [order.generation for order in orders] == list(range(1, len(orders) + 1))
         dropped: set[int] = set()
         for before, order in zip([None, *orders], orders, strict=False):
-            assert order.founding == (before is None)
+            assert order.cold_start == (before is None)
             assert order.workers == tuple(sorted(order.workers)), "joiners have higher ids"
-            if order.recovers:  # it may name those whom an order dropped that did not come into force
+            if order.is_recovery:  # it may name those whom an order dropped that did not come into force
                 dropped |= {worker for known in orders[: order.generation - 1] for worker in known.workers}
                 dropped -= set(order.workers)
             assert not dropped & set(order.workers), "a dropped worker is never named again"

@@ -45,7 +45,7 @@ class Checker:
         assert numbers == sorted(numbers), "joiners have higher ids"
         assert max(numbers, default=-1) < self.records[job].next_worker, "ids are stored before they are used"
         dropped = self.dropped.setdefault(job, set())
-        if allocation.recovers:
+        if allocation.is_recovery:
             assert set(numbers) <= self.sim.trained(job), "who recovers has the state"
             dropped -= set(numbers)
         else:
@@ -57,13 +57,13 @@ class Checker:
             else:
                 old = {placement.worker for placement in before.placements}
                 is_new = [number >= self.used[job] for number in numbers if number not in old]
-                assert allocation.recovers or all(is_new), "joiners have new ids"
+                assert allocation.is_recovery or all(is_new), "joiners have new ids"
                 dropped |= old - set(numbers)
-                is_pending = before.recovers and before.generation > self.records[job].generation
-                is_allowed = allocation.recovers or allocation.founding or not numbers
+                is_pending = before.is_recovery and before.generation > self.records[job].generation
+                is_allowed = allocation.is_recovery or allocation.cold_start or not numbers
                 assert is_allowed or not is_pending, "a recovery is not written over"
         self.used[job] = max(self.used.get(job, 0), max(numbers, default=-1) + 1)
-        if allocation.founding and before is not None and allocation.generation > before.generation:
+        if allocation.cold_start and before is not None and allocation.generation > before.generation:
             is_new_life = not {placement.worker for placement in before.placements} & set(numbers)
             assert is_new_life or not before.has_addresses, "an ordered founding is not written over"
         self.newest[job] = allocation

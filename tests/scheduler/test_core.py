@@ -162,7 +162,7 @@ def test_the_same_request_submits_once() -> None:
 def test_an_allocation_becomes_an_order_when_all_can_be_reached() -> None:
     bench = Bench(2)
     bench.submit()
-    assert bench.newest().founding
+    assert bench.newest().cold_start
     assert not bench.newest().has_addresses
     bench.beat(worker(0))
     assert len(bench.allocations) == 1
@@ -356,7 +356,7 @@ def test_the_loss_of_a_host_during_the_start_starts_again_elsewhere() -> None:
     assert bench.records["job-1"].history[-1].reason == "its start was given up: host-2 lost"
     bench.beat(gone(0, kind="exited"))
     assert [p.worker for p in bench.newest().placements] == [2]
-    assert bench.newest().founding
+    assert bench.newest().cold_start
 
 
 def test_a_script_that_fails_at_once_fails_the_job() -> None:

@@ -42,7 +42,7 @@ def test_a_host_that_does_not_answer_is_left_behind_before_it_is_lost() -> None:
     [challenge] = accuse(bench, 0, 2)
     assert isinstance(challenge, Challenge)
     bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
-    assert bench.newest().recovers
+    assert bench.newest().is_recovery
     assert named(bench) == [0, 1]
     assert bench.newest().reason == "host-2 does not answer"
     bench.switch(iteration=7)
@@ -181,7 +181,7 @@ def test_a_suspect_that_a_new_scheduler_never_saw_is_left_behind_when_the_accusa
     for _ in range(4):
         accuse(bench, 0, 2)
         bench.now += 1.0
-    assert bench.newest("job-1").recovers
+    assert bench.newest("job-1").is_recovery
     assert named(bench) == [0, 1]
     assert bench.newest().reason == "worker 2 is gone without a word"
 

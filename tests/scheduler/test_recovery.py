@@ -42,7 +42,7 @@ def test_survivors_go_on_at_once_and_the_history_says_why() -> None:
     bench = running(3)
     bench.beat(member(0), member(1), gone(2, kind="killed"))
     order = bench.newest()
-    assert order.recovers
+    assert order.is_recovery
     assert order.has_addresses, "it is an order at once"
     assert named(bench) == [0, 1]
     assert bench.records["job-1"].state is JobState.RECOVERING
@@ -69,7 +69,7 @@ def test_once_the_recovery_is_in_force_the_job_grows_again() -> None:
     assert len(bench.allocations) == num_written, "nothing is written over a recovery"
     bench.switch(iteration=40)
     assert named(bench) == [0, 1, 3]
-    assert not bench.newest().recovers
+    assert not bench.newest().is_recovery
     assert bench.newest().placements[-1].slot == 2
 
 
@@ -77,7 +77,7 @@ def test_several_deaths_at_one_moment_are_one_recovery() -> None:
     bench = running(4)
     bench.beat(member(0), member(1), gone(2, kind="killed"), gone(3, kind="killed"))
     assert named(bench) == [0, 1]
-    assert len([allocation for allocation in bench.allocations if allocation.recovers]) == 1
+    assert len([allocation for allocation in bench.allocations if allocation.is_recovery]) == 1
     assert bench.newest().reason == "worker 2 on host-1/2 was killed: why; worker 3 on host-1/3 was killed: why"
 
 
@@ -90,14 +90,14 @@ def test_the_loss_of_a_host_is_one_recovery_with_one_reason() -> None:
     bench.host("host-2", 2, state=HostState.LOST)
     assert named(bench) == [0, 1]
     assert bench.newest().reason == "host-2 lost"
-    assert len([allocation for allocation in bench.allocations if allocation.recovers]) == 1
+    assert len([allocation for allocation in bench.allocations if allocation.is_recovery]) == 1
 
 
 def test_a_death_during_the_recovery_leads_to_a_newer_one() -> None:
     bench = running(4)
     bench.beat(member(0), member(1), member(2), gone(3, kind="killed"))
     bench.beat(member(0), member(1), gone(2, kind="killed"), gone(3, kind="killed"))
-    assert bench.newest().recovers
+    assert bench.newest().is_recovery
     assert named(bench) == [0, 1]
     assert "worker 2" in bench.newest().reason
     assert "worker 3" in bench.newest().reason
@@ -145,9 +145,9 @@ def test_a_joiner_that_was_a_member_by_then_is_lost_like_one() -> None:
     bench.beat(worker(2, 0), host="host-2")
     growth = bench.newest()
     bench.beat(gone(2, 0, kind="killed"), host="host-2")
-    assert not bench.newest().recovers, "it is withdrawn as a joiner"
+    assert not bench.newest().is_recovery, "it is withdrawn as a joiner"
     bench.report(switched(0, 1, 2), generation=growth.generation)
-    assert bench.newest().recovers
+    assert bench.newest().is_recovery
     assert named(bench) == [0, 1]
 
 
@@ -158,7 +158,7 @@ def test_a_job_without_survivors_starts_again_from_its_checkpoint() -> None:
     history = bench.records["job-1"].history
     assert history[-1].kind == "queued"
     assert "it starts again from the checkpoint of iteration 30" in history[-1].reason
-    assert bench.newest().founding
+    assert bench.newest().cold_start
     assert bench.newest().resume
     assert named(bench) == [1]
 
@@ -171,7 +171,7 @@ def test_a_job_without_survivors_and_checkpoint_starts_from_the_beginning() -> N
         "host-1 lost: nobody is left, so it starts again from the beginning"
     )
     bench.host("host-1", 1, incarnation=2)
-    assert bench.newest().founding
+    assert bench.newest().cold_start
     assert not bench.newest().resume
 
 
@@ -182,7 +182,7 @@ def test_a_new_life_waits_until_every_worker_of_the_last_is_gone() -> None:
     assert bench.newest().placements == (), "the joiner was not ordered, so it is no member"
     assert StopWorkers("job-1", "host-2", 1, (2,)) in bench.beat(worker(2, 0), host="host-2")
     bench.beat(gone(2, 0, kind="exited"), host="host-2")
-    assert bench.newest().founding
+    assert bench.newest().cold_start
 
 
 def test_a_joiner_that_may_have_become_a_member_gets_some_time_to_say_so() -> None:
@@ -194,7 +194,7 @@ def test_a_joiner_that_may_have_become_a_member_gets_some_time_to_say_so() -> No
     assert bench.newest() == growth, "nothing is written meanwhile"
     bench.report(switched(0, 1, 2), generation=growth.generation)
     assert named(bench) == [2]
-    assert bench.newest().recovers
+    assert bench.newest().is_recovery
 
 
 def test_a_job_whose_joiners_never_became_members_starts_again() -> None:
@@ -218,7 +218,7 @@ def test_a_job_that_pauses_and_loses_all_members_is_paused() -> None:
 def test_an_error_of_the_script_is_forgiven_once_at_one_iteration() -> None:
     bench = running(3)
     bench.report(Failed(message="ValueError: bad sample"), worker=2)
-    assert bench.newest().recovers
+    assert bench.newest().is_recovery
     bench.switch(iteration=40)
     assert named(bench) == [0, 1], "its host is shunned for a while"
     bench.beat(member(0, iteration=40), gone(1, kind="failed"), gone(2, kind="failed"))
@@ -287,7 +287,7 @@ def test_a_new_scheduler_carries_a_recovery_on() -> None:
     bench.beat(member(0), member(1), gone(2, kind="killed"))
     bench.restart()
     bench.beat(member(0), gone(1, kind="killed"), gone(2, kind="killed"))
-    assert bench.newest().recovers
+    assert bench.newest().is_recovery
     assert named(bench) == [0]
     bench.switch(iteration=3)
     assert named(bench) == [0, 3, 4]

@@ -290,7 +290,7 @@ async def test_a_job_that_loses_a_host_goes_on_with_its_other_members(house: Hou
         await second.vanish()
         await until(lambda: house.watcher.workers() == 4 and house.watcher.state() == "running")
         assert house.watcher.records["job-1"].history[-1].reason == "host-2 lost"
-        assert [allocation.recovers for allocation in first.seen][-1]
+        assert [allocation.is_recovery for allocation in first.seen][-1]
 
 
 async def test_an_accused_worker_whose_agent_answers_stays(house: House) -> None:
@@ -303,7 +303,7 @@ async def test_an_accused_worker_whose_agent_answers_stays(house: House) -> None
         await until(lambda: second.num_asked == 1)
         await house.submit()
         await until(lambda: house.watcher.workers("job-2") == 4)
-        assert not any(allocation.recovers for allocation in first.seen)
+        assert not any(allocation.is_recovery for allocation in first.seen)
 
 
 async def test_an_accused_worker_whose_agent_is_silent_is_left_behind_before_its_host_is_lost(house: House) -> None:

@@ -118,7 +118,7 @@ def test_a_job_pauses_with_a_checkpoint_and_goes_on_from_there() -> None:
     assert kinds(sim, "job-1") == ["accepted", "allocation", "pausing", "paused", "allocation", "completed"]
     again = sim.records["job-1"].history[4]
     assert again.iteration == record.checkpoint.iteration
-    assert [a.resume for a in sim.allocations if a.founding] == [False, False, True, True]
+    assert [a.resume for a in sim.allocations if a.cold_start] == [False, False, True, True]
 
 
 def test_a_job_whose_minimum_exceeds_the_pool_waits_until_a_host_comes() -> None:

@@ -251,7 +251,7 @@ class Membership:
     @property
     def _recovering(self) -> Order | None:
         """The newest order that recovers and is not in force."""
-        return max((o for o in self._orders.values() if o.recovers), key=lambda o: o.generation, default=None)
+        return max((o for o in self._orders.values() if o.is_recovery), key=lambda o: o.generation, default=None)
 
     def handle(self, event: Event) -> list[Command]:
         """Take ``event`` in; return what is to be done about it, in order."""
@@ -280,12 +280,12 @@ class Membership:
     def _order_seen(self, order: Order) -> list[Command]:
         self._named = self._named or self.worker in order.workers
         newest = max(self._orders, default=self.current.generation if self.current else 0)
-        founds = order.founding and self.current is None  # the run begins with it, whatever was ordered since
+        founds = order.cold_start and self.current is None  # the run begins with it, whatever was ordered since
         if order.generation in self._orders or (order.generation <= newest and not founds):
             return self._progress()
         self._orders[order.generation] = order
         told: list[Command] = [TellOrder(peer, order) for peer in sorted(self._links)]
-        if not order.recovers:
+        if not order.is_recovery:
             return [*told, *self._dials(order), *self._progress()]
         if self._named and self.worker not in order.workers:
             return [*told, *self._dropped()]
@@ -353,14 +353,14 @@ class Membership:
         if self.current is not None or self.must_recover or not self._orders:
             return []
         newest = self._orders[max(self._orders)]
-        if newest.recovers and self._named and self.worker not in newest.workers:
+        if newest.is_recovery and self._named and self.worker not in newest.workers:
             return self._withdraw()
         commands: list[Command] = []
         for generation, order in sorted(self._orders.items()):
-            is_mine = self.worker in order.workers and not order.recovers
+            is_mine = self.worker in order.workers and not order.is_recovery
             if not (is_mine and self._ready and self._linked_to(order.workers)):
                 continue
-            if order.founding:
+            if order.cold_start:
                 return [Start(order), *self._become(order)]
             for peer in sorted(self._links):
                 if (peer, generation) not in self._announced:
@@ -371,7 +371,7 @@ class Membership:
         return commands
 
     def _superseded(self) -> bool:
-        founder = any(order.founding and self.worker in order.workers for order in self._orders.values())
+        founder = any(order.cold_start and self.worker in order.workers for order in self._orders.values())
         return self._named and not founder and self.worker not in self._orders[max(self._orders)].workers
 
     def _may_be_taken(self) -> bool:
@@ -421,7 +421,7 @@ class Membership:
         return [TellInForce(peer, order.generation) for peer in sorted(outside)]
 
     def _has_formed(self, order: Order) -> bool:
-        if self.current is None or order.recovers:
+        if self.current is None or order.is_recovery:
             return False
         members = set(self.current.workers)
         joiners = [worker for worker in order.workers if worker not in members]

@@ -34,10 +34,10 @@ class Order(Message):
     generation: int = Field(ge=1)
     members: tuple[Member, ...] = Field(min_length=1, description="in rank order")
     secret: str = Field(description="proves membership of this generation on worker links")
-    founding: bool = Field(
+    cold_start: bool = Field(
         default=False, description="the first generation of a run: its members start without a hand-over"
     )
-    recovers: bool = Field(
+    is_recovery: bool = Field(
         default=False, description="its members leave the round under way, become level, and go on without the others"
     )
     not_before: int = Field(default=0, ge=0, description="the first iteration this generation may train")

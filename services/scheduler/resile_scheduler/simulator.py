@@ -193,7 +193,9 @@ class Simulator:
     def _allocate(self, training: Training, allocation: Allocation) -> None:
         """Do what the agents do: start the workers that are new; hand the order to all."""
         before = {placement.worker for placement in training.allocation.placements} if training.allocation else set()
-        is_new_life = allocation.founding and before.isdisjoint(placement.worker for placement in allocation.placements)
+        is_new_life = allocation.cold_start and before.isdisjoint(
+            placement.worker for placement in allocation.placements
+        )
         if is_new_life or not allocation.placements:
             training.members, training.orders, training.shall_pause = (), [], False
             training.life += 1
@@ -206,7 +208,7 @@ class Simulator:
                 self._check_is_free(placement.host, placement.slot)
                 training.workers[placement.worker] = SimulatedWorker(placement.host, placement.slot)
                 self.later(FORK_SECONDS, lambda n=placement.worker: self._listens(training, n))  # type: ignore[misc]
-        if allocation.recovers:
+        if allocation.is_recovery:
             self._recover(training, allocation)
         elif allocation.placements and allocation.has_addresses:
             training.orders.append(allocation)
@@ -258,7 +260,7 @@ class Simulator:
         self._found(training)
 
     def _found(self, training: Training) -> None:
-        if not training.members and (order := training.newest_formed()) and order.founding:
+        if not training.members and (order := training.newest_formed()) and order.cold_start:
             self._switch(training, order)
             self._train(training)
 

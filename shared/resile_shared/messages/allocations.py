@@ -35,9 +35,9 @@ class Allocation(Message):
     generation: int = Field(ge=1)
     placements: tuple[Placement, ...] = Field(description="in rank order")
     secret: str = Field(repr=False, description="proves membership of this generation on worker links")
-    founding: bool = Field(default=False, description="its members start without a hand-over")
+    cold_start: bool = Field(default=False, description="its members start without a hand-over")
     resume: bool = Field(default=False, description="founders load the newest complete checkpoint")
-    recovers: bool = Field(
+    is_recovery: bool = Field(
         default=False,
         description="its members left a round unfinished: they compare how far each has come, take the state of "
         "whoever has come furthest, and go on without the others",

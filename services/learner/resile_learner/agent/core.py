@@ -324,8 +324,8 @@ def _order(allocation: Allocation | None) -> Order | None:
             if placement.address
         ),
         secret=allocation.secret,
-        founding=allocation.founding,
-        recovers=allocation.recovers,
+        cold_start=allocation.cold_start,
+        is_recovery=allocation.is_recovery,
     )
 
 

@@ -97,7 +97,7 @@ class _Pending:
     not_before: int
     until: int | None
     reason: str
-    recovers: bool = False
+    is_recovery: bool = False
 
 
 class Director:
@@ -340,8 +340,8 @@ class Director:
             generation=self._next_generation,
             members=members,
             secret=self._secret_of(self._next_generation),
-            founding=is_founding,
-            recovers=pending.recovers,
+            cold_start=is_founding,
+            is_recovery=pending.is_recovery,
             not_before=pending.not_before,
             until=pending.until,
         )
@@ -351,7 +351,7 @@ class Director:
         self._pending = None
         surplus = self._dismiss(self._superseded()) if is_founding else []
         hearers = [number for number, worker in self._workers.items() if worker.hello and not worker.is_unneeded]
-        dropped = self._drop_others(order) if order.recovers else []
+        dropped = self._drop_others(order) if order.is_recovery else []
         return [*surplus, *(Send(number, order) for number in hearers), *dropped]
 
     def _drop_others(self, order: Order) -> list[Command]:
@@ -367,7 +367,7 @@ class Director:
     @property
     def _is_recovering(self) -> bool:
         newest = self._newest
-        return newest is not None and newest.recovers and newest is not self.in_force
+        return newest is not None and newest.is_recovery and newest is not self.in_force
 
     @property
     def _newest(self) -> Order | None:
@@ -437,7 +437,7 @@ class Director:
         if not self._is_recovering:
             self._size_before = self._size_to_restore()
         until = self._steps[0].iteration if self._steps else None
-        self._pending = _Pending(survivors, 0, until, exit_.describe(), recovers=True)
+        self._pending = _Pending(survivors, 0, until, exit_.describe(), is_recovery=True)
         note = f"{exit_.describe()}; the others go on"
         return [Show(Noted("\n".join(filter(None, (note, exit_.details.rstrip()))))), *self._order()]
 

@@ -226,7 +226,7 @@ class ControlThread(threading.Thread):
         """Ignore what was meant for the job's life before this one."""
         with self._changed:
             first = self._membership.first_order
-        if not (first and first.founding and generation < first.generation):
+        if not (first and first.cold_start and generation < first.generation):
             self.pause_asked = True
 
     # the peers

@@ -45,7 +45,7 @@ class WorkerSession:
     def expected(self) -> View | None:
         """Before `join`: the generation that this worker is going to join. None for a founder, or while not known."""
         (order,) = self._control.wait_for(lambda membership: (membership.first_order,))
-        return self._view_of(order) if order and not order.founding else None
+        return self._view_of(order) if order and not order.cold_start else None
 
     @property
     def pause_asked(self) -> bool:
@@ -97,7 +97,7 @@ class WorkerSession:
         if self._control.started:
             return True
         first = membership.first_order
-        return False if membership.must_recover or (first and not first.founding) else None
+        return False if membership.must_recover or (first and not first.cold_start) else None
 
     def _must_recover(self) -> bool:
         return self._control.ask(lambda membership: membership.must_recover)

@@ -81,7 +81,7 @@ class Generations:
         if not change.kept and not change.joining:
             self.withdraw_founding(job)
             return
-        founding = not job.is_founded
+        cold_start = not job.is_founded
         placements = list(change.kept)
         for slot in change.joining:
             worker = Worker(job.record.next_worker, slot, self._pool.hosts[slot.host].record.incarnation, now)
@@ -91,14 +91,14 @@ class Generations:
                 Placement(worker=worker.number, host=slot.host, incarnation=worker.incarnation, slot=slot.number)
             )
         reason = job.news or job.cause
-        if founding:
+        if cold_start:
             is_first = job.record.generation == 0 and not job.record.setbacks.failed_starts
             reason = "start" if is_first else "start again"
             if not job.placements:
                 job.enter(Step.START)
         else:
             job.enter(Step.RESCALE)
-        self._write(job, placements, founding=founding, reason=reason)
+        self._write(job, placements, cold_start=cold_start, reason=reason)
         self.give_order(job)
 
     def recover(self, job: Job, survivors: Sequence[Worker], *, reason: str) -> None:
@@ -113,7 +113,7 @@ class Generations:
         job.accusations.clear()
         job.vanished = ""
         job.enter(Step.RECOVER)
-        self._write(job, placements, recovers=True, reason=reason)
+        self._write(job, placements, is_recovery=True, reason=reason)
         self.give_order(job)
 
     def withdraw_founding(self, job: Job) -> None:
@@ -154,8 +154,8 @@ class Generations:
         placements: Iterable[Placement],
         *,
         reason: str,
-        founding: bool = False,
-        recovers: bool = False,
+        cold_start: bool = False,
+        is_recovery: bool = False,
     ) -> None:
         generation = job.allocation.generation + 1 if job.allocation else 1
         job.allocation = Allocation(
@@ -164,9 +164,9 @@ class Generations:
             generation=generation,
             placements=tuple(placements),
             secret=self._secret_of(job.id, generation),
-            founding=founding,
-            resume=founding and job.record.checkpoint is not None,
-            recovers=recovers,
+            cold_start=cold_start,
+            resume=cold_start and job.record.checkpoint is not None,
+            is_recovery=is_recovery,
             reason=reason,
         )
         self._pool.changed()

@@ -174,7 +174,7 @@ class Job:
         allocation = self.allocation
         if allocation is None or not allocation.placements:
             return False
-        return not allocation.founding or allocation.generation <= self.record.generation
+        return not allocation.cold_start or allocation.generation <= self.record.generation
 
     @property
     def is_settling(self) -> bool:
@@ -184,7 +184,7 @@ class Job:
     @property
     def is_recovering(self) -> bool:
         """Whether a recovering generation is not in force yet: until it is, only a newer one may be written over it."""
-        return self.is_settling and self.allocation is not None and self.allocation.recovers
+        return self.is_settling and self.allocation is not None and self.allocation.is_recovery
 
     @property
     def is_founding(self) -> bool:

@@ -221,11 +221,11 @@ class Workers:
         order = job.orders[generation]
         job.in_force, job.lingering = order.placements, frozenset()
         job.orders = {number: newer for number, newer in job.orders.items() if number >= generation}
-        job.iteration = iteration if order.founding else max(job.iteration, iteration)
+        job.iteration = iteration if order.cold_start else max(job.iteration, iteration)
         job.ended_at = None
         job.accusations.clear()
         before = job.record.setbacks
-        reached = max(before.iteration, iteration) if order.recovers else before.iteration
+        reached = max(before.iteration, iteration) if order.is_recovery else before.iteration
         setbacks = before.model_copy(update={"iteration": reached, "failed_starts": 0})
         job.update(generation=generation, setbacks=setbacks)
         for placement in job.in_force:
