@@ -1,4 +1,4 @@
-"""What stands in for training in tests of the processes around it: small entry functions for a real zygote."""
+"""What stands in for training in tests of the processes around it: small entry functions for a real fork server."""
 
 import os
 import signal

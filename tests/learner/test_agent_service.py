@@ -167,7 +167,6 @@ async def test_training_outlives_an_outage_of_the_bus_and_no_fact_is_lost(stage:
     await until(lambda: stage.said("job-1", "completed"))
     await until(lambda: [stage.worker("job-1", number).state for number in (0, 1)] == ["gone", "gone"])
     assert [stage.exit("job-1", number).kind for number in (0, 1)] == ["finished", "finished"]
-    assert max(beat.gap_seconds for beat in stage.beats) > 0
 
 
 async def test_an_agent_that_is_killed_during_an_outage_loses_no_fact(stage: Stage) -> None:
@@ -221,7 +220,7 @@ async def test_workers_of_two_jobs_with_the_same_number_are_told_apart(stage: St
     assert stage.exit("job-2", 0).kind == "killed"
 
 
-async def test_an_agent_comes_back_when_its_host_was_given_up_and_when_its_zygote_was_killed(stage: Stage) -> None:
+async def test_an_agent_comes_back_when_its_host_was_given_up_and_when_its_fork_server_was_killed(stage: Stage) -> None:
     agent = await stage.start_agent()
     await stage.submit("job-1", TRAIN, env=stage.variables())
     await stage.allocate("job-1", 1, (0,), cold_start=True)
@@ -230,8 +229,8 @@ async def test_an_agent_comes_back_when_its_host_was_given_up_and_when_its_zygot
     await until(lambda: not any(map(psutil.pid_exists, stage.pids())))
     await until(lambda: stage.beats[-1].incarnation == 2)
     assert stage.beats[-1].workers == ()
-    (zygote,) = psutil.Process(agent.pid).children()
-    zygote.kill()
+    (fork_server,) = psutil.Process(agent.pid).children()
+    fork_server.kill()
     await until(lambda: stage.beats[-1].incarnation == 3)
 
 

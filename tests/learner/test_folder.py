@@ -24,11 +24,11 @@ async def test_a_second_agent_is_refused_while_a_copy_of_the_lock_is_open(
 ) -> None:
     monkeypatch.setattr(module, "LOCK_SECONDS", 0.0)
     first = await AgentFolder.open(tmp_path / "agent")
-    in_zygote = os.dup(first.lock)
+    in_fork_server = os.dup(first.lock)
     first.close()
     with pytest.raises(UsageError, match="another agent"):
         await AgentFolder.open(tmp_path / "agent")
-    os.close(in_zygote)
+    os.close(in_fork_server)
     (await AgentFolder.open(tmp_path / "agent")).close()
 
 

@@ -1,13 +1,10 @@
 """The director of a local run: who trains when, tried without a single process."""
 
-from dataclasses import replace
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from resile_learner.agent.exits import Exit
 from resile_learner.local.core import Director, Origin
 from resile_learner.local.events import Noted, Recorded, Rescaled
 from resile_learner.local.plan import PlanError, Step, parse_plan
@@ -46,6 +43,7 @@ from resile_learner.messages import (
     Switched,
 )
 from resile_shared.errors import UsageError
+from resile_shared.messages.hosts import WorkerExit
 
 NUM_SHARDS = 8
 TOTAL = 200
@@ -175,13 +173,14 @@ class Cluster:
 
     def exit(self, worker: int, kind: str, status: int = 0) -> None:
         del self.alive[worker]
-        self.tell(Exited(Exit(worker, kind, status)))  # type: ignore[arg-type]
+        self.tell(Exited(worker, WorkerExit.model_validate({"kind": kind, "status": status})))
 
     def fail(self, worker: int) -> None:
         """Let a worker end by an error of its script."""
         del self.alive[worker]
         self.tell(Said(Failed(worker=worker, message="ValueError: no", details="Traceback ...")))
-        self.tell(Exited(Exit(worker, "failed", 1, "ValueError: no", "Traceback ...")))
+        exit_ = WorkerExit(kind="failed", status=1, message="ValueError: no", details="Traceback ...")
+        self.tell(Exited(worker, exit_))
 
     def settle(self) -> None:
         """Let everything that is under way come to its end."""
@@ -780,7 +779,9 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.cluster.outcome.error.startswith(f"worker {worker} was killed by SIGKILL")
 
     @precondition(over)
-    @rule(event=st.sampled_from([ResizeAsked(3), StopAsked(), DeadlinePassed(), Exited(Exit(0, "finished"))]))
+    @rule(
+        event=st.sampled_from([ResizeAsked(3), StopAsked(), DeadlinePassed(), Exited(0, WorkerExit(kind="finished"))])
+    )
     def nothing_follows_the_end(self, event: Event) -> None:
         assert self.cluster.tell(event) == []
 
@@ -844,9 +845,3 @@ def test_a_malformed_plan_is_explained(text: str, fault: str) -> None:
 
 def test_a_plan_may_have_spaces() -> None:
     assert parse_plan(" 0:1, 50 : 4 ") == (Step(0, 1), Step(50, 4))
-
-
-def test_an_exit_has_one_line_for_the_user() -> None:
-    killed = Exit(3, "killed", -11)
-    assert killed.describe() == "worker 3 was killed by SIGSEGV (Segmentation fault)"
-    assert replace(killed, kind="out of memory").describe().startswith("worker 3 was killed because memory ran out")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from resile_learner.agent.logs import MAX_LOG_BYTES, worker_log
 from resile_learner.local import runs
 from resile_learner.local.core import Origin
 from resile_learner.local.history import HistoryItem
 from resile_learner.local.runs import Home, Journal, RunFolder, read_journal
+from resile_learner.processes.worker_log import MAX_LOG_BYTES, worker_log
 from resile_shared.errors import ResileError, UsageError
 
 SCRIPT = Path("/somewhere/train.py")
@@ -138,7 +138,7 @@ def test_a_log_stops_growing_at_its_limit(tmp_path: Path) -> None:
     line = "x" * 1_000_000
     with worker_log(tmp_path, 3) as log:
         for _ in range(MAX_LOG_BYTES // len(line) + 10):
-            log.keep(line)
+            log.write(line)
     file = tmp_path / "worker-3.log"
     assert file.stat().st_size <= MAX_LOG_BYTES
     assert file.read_bytes().endswith(b"[this log is full: what follows is not kept]\n")

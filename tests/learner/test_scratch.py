@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resile_learner.agent.scratch import Scratch
+from resile_learner.processes.scratch import Scratch
 
 HOUR_AGO = 3600.0
 

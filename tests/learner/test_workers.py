@@ -1,4 +1,4 @@
-"""Workers forked from a real zygote: what they are given, what is heard from them, how their ends are told apart."""
+"""Workers forked from a real fork server: what they are given, what they send, and how their exits are classified."""
 
 import ast
 import asyncio
@@ -13,19 +13,21 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from resile_learner.agent import memory
-from resile_learner.agent.exits import Exit, classify
-from resile_learner.agent.workers import MalformedMessageError, WorkerProcess, Zygote, ZygoteSettings
 from resile_learner.messages import Failed, Finished, Hello, Left, Member, Order, WorkerConfig
+from resile_learner.processes import memory
+from resile_learner.processes.client import ForkServerClient, ForkServerSettings
+from resile_learner.processes.exits import classify
+from resile_learner.processes.worker_process import MalformedMessageError, WorkerProcess
+from resile_shared.messages.hosts import WorkerExit
 
 Start = Callable[..., Any]
 
 
 class Stage:
-    """A zygote whose workers act, and what they printed."""
+    """A fork server whose workers act, and what they printed."""
 
-    def __init__(self, zygote: Zygote, folder: Path) -> None:
-        self.zygote = zygote
+    def __init__(self, fork_server: ForkServerClient, folder: Path) -> None:
+        self.fork_server = fork_server
         self.folder = folder
         self.printed: list[tuple[int, str, str]] = []
         self._next = 0
@@ -41,11 +43,11 @@ class Stage:
             "storage": "file:///none",
             **config,
         }
-        return await self.zygote.fork(
+        return await self.fork_server.fork(
             WorkerConfig(**settings), lambda stream, line: self.printed.append((worker, stream, line))
         )
 
-    async def play(self, *act: str, **config: Any) -> tuple[list[Any], Exit]:
+    async def play(self, *act: str, **config: Any) -> tuple[list[Any], WorkerExit]:
         process = await self.start(*act, **config)
         said = [message async for message in process.messages()]
         return said, await process.wait()
@@ -60,14 +62,14 @@ class Stage:
 @pytest_asyncio.fixture
 async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    zygote = await Zygote.start(
-        log=tmp_path / "zygote.log", settings=ZygoteSettings(entry="acting_workers:main", preload=())
+    fork_server = await ForkServerClient.start(
+        log=tmp_path / "fork-server.log", settings=ForkServerSettings(entry="acting_workers:main", preload=())
     )
     try:
-        yield Stage(zygote, tmp_path)
+        yield Stage(fork_server, tmp_path)
     finally:
-        await zygote.close()
-        assert not psutil.pid_exists(zygote.pid)
+        await fork_server.close()
+        assert not psutil.pid_exists(fork_server.pid)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -98,12 +100,12 @@ async def test_each_end_is_told_apart(stage: Stage) -> None:
 async def test_all_that_a_worker_says_is_heard_before_its_end(stage: Stage) -> None:
     said, exit_ = await stage.play("finishes")
     assert said == [Hello(worker=0, host="127.0.0.1", port=1), Finished(worker=0)]
-    assert exit_ == Exit(0, "finished")
+    assert exit_ == WorkerExit(kind="finished")
 
 
 async def test_a_failure_keeps_the_workers_own_words(stage: Stage) -> None:
     _, exit_ = await stage.play("fails")
-    assert exit_.describe() == "worker 0 failed: it went wrong"
+    assert exit_.describe("worker 0") == "worker 0 failed: it went wrong"
     assert exit_.details == "where"
 
 
@@ -111,7 +113,7 @@ async def test_a_killed_worker_is_told_as_such(stage: Stage) -> None:
     process = await stage.start("waits")
     async for _ in process.messages():
         process.kill()
-    assert (await process.wait()).describe() == "worker 0 was killed by SIGKILL (Killed)"
+    assert (await process.wait()).describe("worker 0") == "worker 0 was killed by SIGKILL (Killed)"
 
 
 async def test_a_message_that_nobody_understands_names_its_worker(stage: Stage) -> None:
@@ -184,7 +186,7 @@ async def test_closing_ends_everything_that_workers_started(stage: Stage) -> Non
     await stage.until_printed()
     *pids, memory_name = stage.lines()[0].split()
     assert len(pids) == 4
-    await stage.zygote.close()
+    await stage.fork_server.close()
     assert not any(psutil.pid_exists(int(pid)) for pid in pids)
     assert memory_name not in os.listdir("/dev/shm")
     assert (await process.wait()).kind == "abandoned"
@@ -192,14 +194,14 @@ async def test_closing_ends_everything_that_workers_started(stage: Stage) -> Non
 
 async def test_a_stranger_that_holds_the_pipes_does_not_hold_up_the_end(stage: Stage) -> None:
     _, exit_ = await stage.play("starts_stubborn_process")
-    assert exit_ == Exit(0, "exited", 0)
+    assert exit_ == WorkerExit(kind="exited")
     assert stage.lines()
 
 
-async def test_a_zygote_that_dies_takes_its_workers_along(stage: Stage) -> None:
+async def test_a_fork_server_that_dies_takes_its_workers_along(stage: Stage) -> None:
     process = await stage.start("waits")
     async for _ in process.messages():
-        os.kill(stage.zygote.pid, signal.SIGKILL)
+        os.kill(stage.fork_server.pid, signal.SIGKILL)
     exit_ = await process.wait()
     assert exit_.kind == "abandoned"
     assert process.pid is not None
@@ -214,23 +216,24 @@ async def test_many_workers_at_once(stage: Stage) -> None:
 
 
 async def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
-    zygote = await Zygote.start(log=tmp_path / "log", settings=ZygoteSettings(preload=("resile_no_such_module",)))
+    settings = ForkServerSettings(preload=("resile_no_such_module",))
+    fork_server = await ForkServerClient.start(log=tmp_path / "log", settings=settings)
     config = WorkerConfig(job="j", worker=0, script="/none.py", directory="/", storage="file:///none")
-    process = await zygote.fork(config, lambda stream, line: None)
+    process = await fork_server.fork(config, lambda stream, line: None)
     exit_ = await process.wait()
-    await zygote.close()
-    assert "could not be imported: ModuleNotFoundError: No module named 'resile_no_such_module'" in exit_.describe()
+    await fork_server.close()
+    assert "could not be imported: ModuleNotFoundError: No module named 'resile_no_such_module'" in exit_.message
     assert "Traceback" in exit_.details
 
 
-async def test_a_zygote_that_dies_during_its_imports_is_told(tmp_path: Path) -> None:
-    zygote = await Zygote.start(log=tmp_path / "log")
+async def test_a_fork_server_that_dies_during_its_imports_is_told(tmp_path: Path) -> None:
+    fork_server = await ForkServerClient.start(log=tmp_path / "log")
     config = WorkerConfig(job="j", worker=0, script="/none.py", directory="/", storage="file:///none")
-    process = await zygote.fork(config, lambda stream, line: None)
-    os.kill(zygote.pid, signal.SIGKILL)
+    process = await fork_server.fork(config, lambda stream, line: None)
+    os.kill(fork_server.pid, signal.SIGKILL)
     exit_ = await process.wait()
-    await zygote.close()
-    assert exit_.describe() == "worker 0 could not be started: the warm process ended during its imports"
+    await fork_server.close()
+    assert exit_.describe("worker 0") == "worker 0 could not be started: the warm process ended during its imports"
 
 
 def test_a_kill_for_memory_is_told_from_any_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -245,7 +248,7 @@ def test_a_kill_for_memory_is_told_from_any_other(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("status", "last_word", "memory_ran_out", "kind"),
+    ("status", "last_message", "memory_ran_out", "kind"),
     [
         (0, Finished(worker=1), False, "finished"),
         (1, Finished(worker=1), False, "finished"),
@@ -258,5 +261,14 @@ def test_a_kill_for_memory_is_told_from_any_other(monkeypatch: pytest.MonkeyPatc
         (0, None, False, "exited"),
     ],
 )
-def test_ends_are_classified(status: int, last_word: Any, memory_ran_out: bool, kind: str) -> None:
-    assert classify(1, status, last_word, memory_ran_out=memory_ran_out).kind == kind
+def test_ends_are_classified(status: int, last_message: Any, memory_ran_out: bool, kind: str) -> None:
+    assert classify(status, last_message, memory_ran_out=memory_ran_out).kind == kind
+
+
+def test_an_exit_is_described_in_one_line_for_the_user() -> None:
+    killed = WorkerExit(kind="killed", status=-signal.SIGSEGV)
+    assert killed.describe("worker 3 on host-1/2") == "worker 3 on host-1/2 was killed by SIGSEGV (Segmentation fault)"
+    exited = WorkerExit(kind="exited", status=4)
+    assert exited.describe("worker 3") == "worker 3 ended its process with exit status 4"
+    out_of_memory = WorkerExit(kind="out of memory", status=-signal.SIGKILL)
+    assert out_of_memory.describe("worker 3").startswith("worker 3 was killed because memory ran out")

@@ -1,5 +1,6 @@
 """The scheduler's core: one rule a test, and then everything at once in any order, with a lossy bus."""
 
+import signal
 from collections.abc import Iterable
 from random import Random
 
@@ -139,7 +140,9 @@ def worker(number: int, slot: int | None = None, *, job: str = "job-1", state: s
 
 def gone(number: int, slot: int | None = None, *, job: str = "job-1", kind: str = "left") -> WorkerReport:
     ended = worker(number, slot, job=job, state="gone")
-    return ended.model_copy(update={"exit": WorkerExit.model_validate({"kind": kind, "message": "why"})})
+    status = -signal.SIGSEGV if kind == "killed" else 0
+    exit_ = WorkerExit.model_validate({"kind": kind, "status": status, "message": "why"})
+    return ended.model_copy(update={"exit": exit_})
 
 
 def test_accepted_is_answered_after_the_job_is_stored() -> None:

@@ -16,6 +16,8 @@ from resile_shared.messages.reports import CheckpointSaved, Failed, Left, Switch
 from .checks import Checker
 from .test_core import Bench, gone, result, spec, worker
 
+KILLED = "was killed by SIGSEGV (Segmentation fault)"
+
 
 def running(*slots: int, **changes: object) -> Bench:
     """A job with a member on each slot of host-1."""
@@ -48,7 +50,11 @@ def test_survivors_go_on_at_once_and_the_history_says_why() -> None:
     assert bench.records["job-1"].state is JobState.RECOVERING
     bench.switch(iteration=40)
     item = [item for item in bench.records["job-1"].history if item.kind == "allocation"][-1]
-    assert (item.reason, item.workers, item.iteration) == ("worker 2 on host-1/2 was killed: why", 2, 40)
+    assert (item.reason, item.workers, item.iteration) == (
+        f"worker 2 on host-1/2 {KILLED}",
+        2,
+        40,
+    )
 
 
 def test_what_workers_warn_of_is_in_the_history_once_and_is_not_why_the_job_is_in_its_state() -> None:
@@ -78,7 +84,7 @@ def test_several_deaths_at_one_moment_are_one_recovery() -> None:
     bench.beat(member(0), member(1), gone(2, kind="killed"), gone(3, kind="killed"))
     assert named(bench) == [0, 1]
     assert len([allocation for allocation in bench.allocations if allocation.is_recovery]) == 1
-    assert bench.newest().reason == "worker 2 on host-1/2 was killed: why; worker 3 on host-1/3 was killed: why"
+    assert bench.newest().reason == f"worker 2 on host-1/2 {KILLED}; worker 3 on host-1/3 {KILLED}"
 
 
 def test_the_loss_of_a_host_is_one_recovery_with_one_reason() -> None:
@@ -247,7 +253,7 @@ def test_three_failures_at_one_iteration_fail_the_job() -> None:
         bench.beat(*(member(n) for n in alive if n < number), *(gone(n, kind="killed") for n in range(number, 4)))
         assert bench.records["job-1"].state is JobState.RECOVERING
     bench.beat(member(0), *(gone(n, kind="killed") for n in (1, 2, 3)))
-    assert bench.records["job-1"].reason == "three failures at one iteration: worker 1 on host-1/1 was killed: why"
+    assert bench.records["job-1"].reason == f"three failures at one iteration: worker 1 on host-1/1 {KILLED}"
 
 
 def test_workers_that_are_killed_from_outside_never_fail_a_job() -> None:
@@ -311,7 +317,7 @@ def test_a_new_scheduler_counts_failures_on_and_none_twice() -> None:
         bench.beat(*(member(n) for n in alive if n < number), *(gone(n, kind="killed") for n in range(number, 4)))
         assert bench.records["job-1"].state is JobState.RECOVERING
     bench.beat(member(0), *(gone(n, kind="killed") for n in (1, 2, 3)))
-    assert bench.records["job-1"].reason == "three failures at one iteration: worker 1 on host-1/1 was killed: why"
+    assert bench.records["job-1"].reason == f"three failures at one iteration: worker 1 on host-1/1 {KILLED}"
 
 
 def test_a_new_scheduler_counts_failed_starts_on() -> None:

@@ -54,7 +54,7 @@ def test_the_users_traceback_is_shown_above_the_line(resile: Any) -> None:
     assert "Traceback (most recent call last):" in ended.err
     assert "raise ValueError('bad data')" in ended.err
     assert "runpy" not in ended.err
-    assert "zygote" not in ended.err
+    assert "fork server" not in ended.err
 
 
 @pytest.mark.parametrize("size", [["--workers", "7"], ["--plan", "0:1,1:7"]])

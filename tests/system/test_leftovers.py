@@ -69,7 +69,7 @@ def test_nothing_is_left(moment: str, number: signal.Signals, resile: Any) -> No
     else:
         raise AssertionError(process.stderr.read())
     if moment == "training":
-        assert len(marked(mark)) > 8, "the launcher, the zygote, two workers, and what they started"
+        assert len(marked(mark)) > 8, "the launcher, the fork server, two workers, and what they started"
     process.send_signal(number)
     ended = resile.finish(process)
     assert ended.status == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number], ended.err
@@ -85,14 +85,14 @@ def test_nothing_is_left(moment: str, number: signal.Signals, resile: Any) -> No
     assert half_written == []
 
 
-def test_a_killed_zygote_leaves_nothing_either(resile: Any) -> None:
+def test_a_killed_fork_server_leaves_nothing_either(resile: Any) -> None:
     mark = uuid.uuid4().hex
     process = resile.start("run", resile.script(GREEDY), "-w", "2", RESILE_TEST_MARK=mark)
     for line in process.stdout:
         if line.startswith("training"):
             break
-    (zygote,) = (child.pid for child in psutil.Process(process.pid).children())
-    os.kill(zygote, signal.SIGKILL)
+    (fork_server,) = (child.pid for child in psutil.Process(process.pid).children())
+    os.kill(fork_server, signal.SIGKILL)
     ended = resile.finish(process)
     assert ended.status == 1
     assert "was lost because the process that starts workers was killed" in ended.last_error

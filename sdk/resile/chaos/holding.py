@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from resile_learner.agent.descendants import descendants
+from resile_learner.processes.descendants import descendants
 
 from ..pool.namespaces import Namespaces
 from .attacks import Kind

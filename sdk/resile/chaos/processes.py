@@ -1,7 +1,7 @@
 """Which processes a pool on this machine consists of, read from /proc.
 
 Services and agents are children of `resile up`, told apart by their command lines. Workers are forked, and have none of
-their own: each keeps a file in memory open whose name says whose worker it is (`agent/protocol.py`).
+their own: each keeps a file in memory open whose name says whose worker it is (`resile_learner/processes/protocol.py`).
 """
 
 import os
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from resile_learner.agent.descendants import descendants, processes
-from resile_learner.agent.protocol import PROCESS_NAME_PREFIX
+from resile_learner.processes.descendants import descendants, processes
+from resile_learner.processes.protocol import PROCESS_NAME_PREFIX
 from resile_shared.errors import ResileError
 
 from .attacks import Target, What

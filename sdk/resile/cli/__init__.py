@@ -25,13 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _process() -> int:
     if sys.platform != "linux":
         return _main(sys.argv[1:])
-    from resile_learner.agent.descendants import adopt_orphans, kill_all
+    from resile_learner.processes.descendants import adopt_orphans, kill_all
 
     adopt_orphans()
     try:
         return _main(sys.argv[1:])
     finally:
-        kill_all()  # the zygote of a run sees to this, unless it was killed: then we have inherited what it left
+        kill_all()  # what a fork server that was killed has left: this process has adopted it
 
 
 def _main(arguments: list[str]) -> int:

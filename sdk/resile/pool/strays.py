@@ -1,7 +1,7 @@
 """Processes that lost their parent below this one, and are its children since.
 
-The command adopts them (`resile_learner.agent.descendants`), so that nothing outlives it. What an agent leaves behind
-when it is killed must not wait for that.
+The command adopts them (`resile_learner.processes.descendants`), so that nothing outlives it. What an agent leaves
+behind when it is killed must not wait for that.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Set
 
-from resile_learner.agent.descendants import kill, processes
+from resile_learner.processes.descendants import kill, processes
 
 LOOK_SECONDS = 2.0
 

@@ -1,6 +1,7 @@
 """The learner: the processes that train, and the agent that starts them.
 
-agent/        the agent of a host in a pool: starts workers from a warm zygote, hears and ends them (never loads torch)
+agent/        the agent of a host in a pool: starts and stops the workers placed there (never loads torch)
+processes/    worker processes: forked from a warm process, followed to their end (never loads torch)
 devices.py    asks torch what a machine has, in a process of its own
 local/        `resile run`: one job on this machine, no pool (never loads torch)
 worker/       one worker process: its control thread, and the session the training loop talks to

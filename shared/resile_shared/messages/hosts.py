@@ -3,6 +3,7 @@
 An agent's word counts for its incarnation alone: whoever has seen a higher one ignores it.
 """
 
+import signal
 from enum import StrEnum
 from typing import Literal
 
@@ -46,12 +47,45 @@ class Address(Message):
 
 
 class WorkerExit(Message):
-    """How a worker's process ended."""
+    """How a worker's process ended.
+
+    ``finished``: its training call and its script are complete; ``left``: released from its generation as ordered;
+    ``failed``: it reported an error; ``exited``: without any report; ``killed``: by a signal; ``out of memory``: by the
+    kernel; ``abandoned``: lost with its host or its fork server; ``not started``: it never ran.
+    """
 
     kind: Literal["finished", "left", "failed", "exited", "killed", "out of memory", "abandoned", "not started"]
     status: int = Field(default=0, description="exit status, or minus the signal")
-    message: str = Field(default="", description="one line for the user")
+    message: str = Field(default="", description="one line for the user; of an abandoned worker, the whole sentence")
     details: str = Field(default="", description="the traceback, where there is one")
+
+    def describe(self, who: str) -> str:
+        """Return one line for the user about the worker named ``who``, for example "worker 3 on host-1/2"."""
+        match self.kind:
+            case "finished" | "left":
+                return f"{who} {self.kind}"
+            case "failed":
+                return f"{who} failed: {self.message}"
+            case "exited":
+                return f"{who} ended its process with exit status {self.status}"
+            case "killed":
+                return f"{who} was killed by {_signal_name(-self.status)}"
+            case "out of memory":
+                return f"{who} was killed because memory ran out; fewer workers or a smaller batch need less"
+            case "abandoned":
+                return self.message or f"{who} was lost because the process that starts workers was killed"
+            case "not started":
+                return f"{who} could not be started: {self.message}"
+
+
+def _signal_name(number: int) -> str:
+    """For example ``SIGSEGV (Segmentation fault)``."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    description = signal.strsignal(number)
+    return f"{name} ({description})" if description else name
 
 
 class WorkerReport(Message):
@@ -78,9 +112,6 @@ class Heartbeat(Message):
     incarnation: int = Field(ge=1)
     number: int = Field(ge=0, description="rises with each beat of an incarnation; an older beat is ignored")
     workers: tuple[WorkerReport, ...] = ()
-    gap_seconds: float = Field(
-        default=0.0, ge=0.0, description="how long the agent itself stood still, or could not send, before this beat"
-    )
 
 
 class HostState(StrEnum):

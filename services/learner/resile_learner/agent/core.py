@@ -5,9 +5,8 @@ Events go in through `AgentCore.handle`, commands come out; the shell carries th
 - The newest allocation of a job is the truth; an older one has no effect. A worker that it places on this host and
   incarnation, and that never was here, is started. With all addresses it is an order, and every worker of the job here
   hears it: members, joiners and leavers alike. Without placements, all workers of the job here end.
-- A heartbeat lists every worker, each ``beat_seconds`` and at each change. One that is gone stays listed while the
-  newest allocation names it, and for a while in any case. While the bus is away none is sent; the next one tells of
-  the gap.
+- A heartbeat lists every worker, once a tick and at each change. One that is gone stays listed while the
+  newest allocation names it, and for a while in any case. While NATS is disconnected none is sent.
 - What workers report is told on. Of progress the newest word counts and is told a few times a second; all else is a
   fact, told in order and after the progress that preceded it.
 - Until the host's record shows this incarnation, its hello is repeated, ever more rarely, as each one is stored. One
@@ -49,7 +48,6 @@ PROGRESS_SECONDS = 0.25
 LISTED_SECONDS = 10.0
 MAX_MESSAGE = 2000
 MAX_DETAILS = 20_000
-_LATE_SECONDS = 0.25
 _GONE = (HostState.LOST, HostState.LEFT)
 
 T = TypeVar("T", bound=Message)
@@ -74,7 +72,7 @@ class Worker:
 class AgentCore:
     """The state of one incarnation and all its decisions. What it knows can be read; only `handle` changes it."""
 
-    def __init__(self, host: str, incarnation: int, *, beat_seconds: float = 1.0) -> None:
+    def __init__(self, host: str, incarnation: int) -> None:
         self.host = host
         self.incarnation = incarnation
         self.is_known = False
@@ -82,9 +80,7 @@ class AgentCore:
         self.workers: dict[tuple[str, int], Worker] = {}
         self._allocations: dict[str, Allocation] = {}
         self._is_bus_up = False
-        self._beat_seconds = beat_seconds
         self._num_beats = 0
-        self._beat_at: float | None = None
         self._hello_due = 0.0
         self._hello_pause = HELLO_SECONDS
         self._progress: dict[str, Report] = {}  # not told yet
@@ -258,15 +254,12 @@ class AgentCore:
     def _beat(self, now: float) -> list[Command]:
         if not self._is_bus_up:
             return []
-        late = now - self._beat_at - self._beat_seconds if self._beat_at is not None else 0.0
-        self._beat_at = now
         self._num_beats += 1
         beat = Heartbeat(
             host=self.host,
             incarnation=self.incarnation,
             number=self._num_beats,
             workers=tuple(_described(job, number, worker) for (job, number), worker in self.workers.items()),
-            gap_seconds=late if late > _LATE_SECONDS else 0.0,
         )
         return [beat]
 

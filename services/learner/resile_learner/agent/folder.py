@@ -14,7 +14,7 @@ KEEP_JOBS = 20
 
 
 class AgentFolder:
-    """One agent's folder. It is locked while this agent, or a zygote that inherits ``lock``, lives.
+    """One agent's folder. It is locked while this agent, or a fork server that inherits ``lock``, lives.
 
     So a new agent starts only when no worker of an earlier one is left.
     """

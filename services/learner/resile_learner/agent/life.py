@@ -19,6 +19,7 @@ from resile_shared.messages.reports import Report
 from resile_shared.subjects import ALLOCATIONS, HOSTS
 from resile_shared.telemetry import context_of
 
+from ..processes.client import ForkServerClient
 from .core import AgentCore
 from .events import AllocationGone, Command, End, Event, Kill, SayHello, Send, Start, Tick
 from .logs import MAX_WAITING_LINES
@@ -26,7 +27,6 @@ from .processes import Place, Processes
 from .reporting import Outgoing
 from .spool import Spool
 from .traces import Traces
-from .workers import Zygote
 
 logger = logging.getLogger(__name__)
 
@@ -36,18 +36,18 @@ OUTPUT_SECONDS = 5.0
 
 
 class Life:
-    """One incarnation. `run` it once, and `close` it when its zygote is gone."""
+    """One incarnation. `run` it once, and `close` it when its fork server has ended."""
 
-    def __init__(self, bus: Bus, hello: HostHello, place: Place, zygote: Zygote) -> None:
+    def __init__(self, bus: Bus, hello: HostHello, place: Place, fork_server: ForkServerClient) -> None:
         self._bus = bus
         self._hello = hello
         self._place = place
-        self._zygote = zygote
+        self._fork_server = fork_server
         self._beat_seconds = place.pool.beat_seconds
-        self._core = AgentCore(hello.host, hello.incarnation, beat_seconds=self._beat_seconds)
+        self._core = AgentCore(hello.host, hello.incarnation)
         self._events: asyncio.Queue[tuple[Event, Context]] = asyncio.Queue()
         self._traces = Traces()
-        self._processes = Processes(zygote, place, self._post)
+        self._processes = Processes(fork_server, place, self._post)
         self._outgoing = Outgoing(bus, Spool(place.folder.path / "facts"))
         self._is_informed = False
         """Whether all allocations that were stored are known."""
@@ -63,7 +63,7 @@ class Life:
             self._tick(),
             self._watch_allocations(),
             self._watch_host(),
-            self._watch_zygote(),
+            self._watch_fork_server(),
             self._watch_processes(),
             self._outgoing.publish(),
             self._send_lines(),
@@ -117,8 +117,8 @@ class Life:
                 if change.value is not None:
                     self._post(change.value)
 
-    async def _watch_zygote(self) -> None:
-        await self._zygote.ended()
+    async def _watch_fork_server(self) -> None:
+        await self._fork_server.ended()
         self._finish(End("the process that starts workers ended"))
 
     async def _watch_processes(self) -> None:

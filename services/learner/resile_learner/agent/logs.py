@@ -1,47 +1,13 @@
 """What workers printed: kept in one file each, and on its way to the bus in batches."""
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from io import RawIOBase
-from pathlib import Path
 
 from resile_shared.messages.logs import LogLine
 
-MAX_LOG_BYTES = 64 * 1024 * 1024
 BATCH_LINES = 200
 BATCH_BYTES = 512 * 1024  # control characters may take six times as much on the bus
 MAX_WAITING_LINES = 5000
 MAX_WAITING_BYTES = 2 * 1024 * 1024
-
-
-class WorkerLog:
-    """Keeps the lines of one worker, up to `MAX_LOG_BYTES`."""
-
-    def __init__(self, file: RawIOBase) -> None:
-        self._file = file
-        self._room = MAX_LOG_BYTES
-
-    def keep(self, line: str) -> None:
-        """Append a line; once the log is full, say so there and drop the rest. Raises OSError."""
-        content = line.encode(errors="replace") + b"\n"
-        if 0 < self._room < len(content):
-            content = b"[this log is full: what follows is not kept]\n"
-            self._room = len(content)
-        if self._room > 0:
-            self._room -= len(content)
-            self._file.write(content)
-
-    def give_up(self) -> None:
-        """Keep nothing more."""
-        self._room = 0
-
-
-@contextmanager
-def worker_log(folder: Path, worker: int) -> Iterator[WorkerLog]:
-    """Open the log of ``worker`` in ``folder``."""
-    with (folder / f"worker-{worker}.log").open("ab", buffering=0) as file:
-        yield WorkerLog(file)
 
 
 class WaitingLines:

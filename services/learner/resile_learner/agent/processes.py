@@ -19,14 +19,15 @@ from resile_shared.messages.pool import PoolSettings
 from resile_shared.telemetry import traced
 
 from ..messages import Order, Pause, WorkerConfig
+from ..processes.client import ForkServerClient
+from ..processes.worker_log import WorkerLog, worker_log
+from ..processes.worker_process import MalformedMessageError, Stream, WorkerProcess
 from .events import Event, Exited, Garbled, Said, Start
-from .exits import Exit
 from .folder import AgentFolder
-from .logs import WaitingLines, WorkerLog, worker_log
+from .logs import WaitingLines
 from .machine import slot_environment
 from .outputs import Outputs
 from .packages import Packages, find_script
-from .workers import MalformedMessageError, Stream, WorkerProcess, Zygote
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +52,8 @@ class Place:
 class Processes:
     """Starts, hears and ends workers. All that happens is posted as events of the core."""
 
-    def __init__(self, zygote: Zygote, place: Place, post: Callable[[Event], None]) -> None:
-        self._zygote = zygote
+    def __init__(self, fork_server: ForkServerClient, place: Place, post: Callable[[Event], None]) -> None:
+        self._fork_server = fork_server
         self._place = place
         self._post = post
         self._preparing: dict[Key, asyncio.Task[WorkerConfig]] = {}
@@ -92,7 +93,7 @@ class Processes:
             self._running[key].kill()
 
     async def ended(self) -> None:
-        """Wait until all is told of workers that have ended; to be called when the zygote is gone."""
+        """Wait until all is told of workers that have ended; to be called when the fork server has ended."""
         for preparing in self._preparing.values():
             preparing.cancel()
         if self._tasks:
@@ -109,7 +110,7 @@ class Processes:
         logger.info("job %s: starting worker %s on slot %s", job, worker, start.slot)
         exit_ = await self._train(start)
         self._unneeded.discard((job, worker))
-        logger.info("job %s: %s", job, Exit(worker, exit_.kind, exit_.status, exit_.message).describe())
+        logger.info("job %s: %s", job, exit_.describe(f"worker {worker}"))
         if exit_.kind in ("finished", "left"):
             await self.upload_output(job)
         self._post(Exited(job, worker, exit_))
@@ -134,7 +135,9 @@ class Processes:
         try:
             config = preparing.result()
             with worker_log(self._place.folder.job(start.job), start.worker) as log:
-                process = await self._zygote.fork(config, lambda stream, line: self._printed(key, log, stream, line))
+                process = await self._fork_server.fork(
+                    config, lambda stream, line: self._printed(key, log, stream, line)
+                )
                 self._running[key], self._packages[key] = process, Path(config.directory)
                 if key in self._unneeded:  # since it was prepared
                     process.kill()
@@ -142,9 +145,9 @@ class Processes:
                 del self._running[key], self._packages[key]
         except (ResileError, OSError) as error:
             return WorkerExit(kind="not started", message=" ".join(str(error).split()))
-        return WorkerExit(kind=exit_.kind, status=exit_.status, message=exit_.message, details=exit_.details)
+        return exit_
 
-    async def _hear(self, job: str, process: WorkerProcess) -> Exit:
+    async def _hear(self, job: str, process: WorkerProcess) -> WorkerExit:
         """Post all that a worker says, until it is gone."""
         try:
             async for message in process.messages():
@@ -187,9 +190,8 @@ class Processes:
 
     def _printed(self, key: Key, log: WorkerLog, stream: Stream, line: str) -> None:
         try:
-            log.keep(line)
+            log.write(line)
         except OSError as error:  # a full disk: training goes on
-            log.give_up()
             logger.warning("what worker %s of job %s prints is not kept any more: %s", key[1], key[0], error.strerror)
         self.lines[key].add(LogLine(time=at(time.time()), stream=stream, text=line))
         self.has_lines.set()

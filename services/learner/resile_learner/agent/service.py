@@ -14,6 +14,7 @@ from resile_shared.messages.pool import PoolSettings
 from resile_shared.service import ServiceContext
 from resile_shared.subjects import HOSTS, JOBS
 
+from ..processes.client import ForkServerClient, ForkServerSettings
 from .events import End
 from .folder import AgentFolder
 from .life import Life
@@ -22,7 +23,6 @@ from .outputs import Outputs
 from .packages import Packages
 from .processes import Place
 from .settings import LearnerSettings, parse_labels
-from .workers import Zygote, ZygoteSettings
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +88,12 @@ class Agent:
     async def _live(self, incarnation: int) -> End:
         life: Life | None = None
         try:
-            async with self._warm() as zygote:
+            async with self._warm() as fork_server:
                 machine = self._machine = self._machine or await self._look_around()
-                await zygote.loaded()
+                await fork_server.loaded()
                 hello = self._hello(incarnation, machine)
                 logger.info("host %s, incarnation %s, has %s slots", hello.host, incarnation, len(hello.slots))
-                life = Life(self._context.bus, hello, self._place(machine), zygote)
+                life = Life(self._context.bus, hello, self._place(machine), fork_server)
                 self._context.is_ready = True
                 return await life.run()
         except asyncio.CancelledError:
@@ -106,14 +106,14 @@ class Agent:
                 await self._close(life)
 
     @asynccontextmanager
-    async def _warm(self) -> AsyncIterator[Zygote]:
-        """Have a zygote; behind the block it is gone, and all workers with it."""
-        settings = ZygoteSettings(inherit=(self._folder.lock,), environment=inheritable(os.environ))
-        zygote = await Zygote.start(log=self._folder.path / "zygote.log", settings=settings)
+    async def _warm(self) -> AsyncIterator[ForkServerClient]:
+        """Run a fork server; after the block it has ended, and all workers with it."""
+        settings = ForkServerSettings(inherit=(self._folder.lock,), environment=inheritable(os.environ))
+        fork_server = await ForkServerClient.start(log=self._folder.path / "fork-server.log", settings=settings)
         try:
-            yield zygote
+            yield fork_server
         finally:
-            await zygote.close()
+            await fork_server.close()
 
     async def _look_around(self) -> Machine:
         return await look_around(slots=self._settings.slots, slots_per_gpu=self._settings.slots_per_gpu)

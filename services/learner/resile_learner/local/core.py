@@ -22,8 +22,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from resile_shared.errors import UsageError
+from resile_shared.messages.hosts import WorkerExit
 
-from ..agent.exits import Exit
 from ..messages import (
     CheckpointSaved,
     Completed,
@@ -161,8 +161,8 @@ class Director:
                 return self._said(message, now)
             case Garbled(problem):
                 return self._fail(problem, now)
-            case Exited(exit_):
-                return self._exited(exit_, now)
+            case Exited(number, exit_):
+                return self._exited(number, exit_, now)
             case ResizeAsked(workers):
                 return self._resize(workers)
             case StopAsked():
@@ -404,15 +404,15 @@ class Director:
     def _stop_all(self) -> list[Command]:
         return [Send(number, Stop()) for number in self._workers]
 
-    def _exited(self, exit_: Exit, now: float) -> list[Command]:
-        worker = self._workers.pop(exit_.worker)
+    def _exited(self, number: int, exit_: WorkerExit, now: float) -> list[Command]:
+        worker = self._workers.pop(number)
         if self._is_stopping:
             return [] if self._workers else self._end(Outcome("stopped"), now)
-        expected = exit_.kind in ("finished", "left") or worker.is_unneeded or self._may_go(exit_.worker, worker)
-        if not expected or self._is_awaited(exit_.worker):
-            return self._lost(exit_, now, was_member=worker.was_member)
+        expected = exit_.kind in ("finished", "left") or worker.is_unneeded or self._may_go(number, worker)
+        if not expected or self._is_awaited(number):
+            return self._lost(number, exit_, now, was_member=worker.was_member)
         members = self.in_force.workers if self.in_force else ()
-        if any(number in self._workers for number in members):
+        if any(member in self._workers for member in members):
             return []
         if self.completed is not None:
             return self._end(Outcome("completed"), now)
@@ -423,22 +423,23 @@ class Director:
         newest = self._newest
         return newest is not None and self._is_recovering and number in newest.workers and self.completed is None
 
-    def _lost(self, exit_: Exit, now: float, *, was_member: bool) -> list[Command]:
+    def _lost(self, number: int, exit_: WorkerExit, now: float, *, was_member: bool) -> list[Command]:
         """Have the members that are left go on without the one that has ended, if that can be."""
+        description = exit_.describe(f"worker {number}")
         is_training = self.in_force is not None and self.completed is None
         iteration = self.progress.iteration if self.progress else 0
         if self._setbacks.ends_run(exit_, iteration=iteration, is_training=is_training, was_member=was_member):
-            return self._fail(exit_.describe(), now, exit_.details)
-        if self._pending and not any(exit_.worker in order.workers for order in self._orders.values()):
-            return self._replace_joiner(exit_.worker, self._pending)
+            return self._fail(description, now, exit_.details)
+        if self._pending and not any(number in order.workers for order in self._orders.values()):
+            return self._replace_joiner(number, self._pending)
         survivors = self._survivors()
         if not survivors:
-            return self._fail(exit_.describe(), now, exit_.details)
+            return self._fail(description, now, exit_.details)
         if not self._is_recovering:
             self._size_before = self._size_to_restore()
         until = self._steps[0].iteration if self._steps else None
-        self._pending = _Pending(survivors, 0, until, exit_.describe(), is_recovery=True)
-        note = f"{exit_.describe()}; the others go on"
+        self._pending = _Pending(survivors, 0, until, description, is_recovery=True)
+        note = f"{description}; the others go on"
         return [Show(Noted("\n".join(filter(None, (note, exit_.details.rstrip()))))), *self._order()]
 
     def _survivors(self) -> tuple[int, ...]:

@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from ..agent.logs import WorkerLog, worker_log
-from ..agent.workers import MalformedMessageError, Stream, WorkerProcess, Zygote, ZygoteSettings
 from ..messages import WorkerConfig
+from ..processes.client import ForkServerClient, ForkServerSettings
+from ..processes.worker_log import WorkerLog, worker_log
+from ..processes.worker_process import MalformedMessageError, Stream, WorkerProcess
 from .core import Director
 from .events import Noted, Opened, Printed, Recorded, RunEvent, Saved
 from .result import Result
@@ -41,16 +42,16 @@ OnEvent = Callable[[RunEvent], None]
 class LocalRun:
     """One run. `run` it once; from its first event on, `resize` and `stop` may be called in the same event loop."""
 
-    def __init__(self, settings: RunSettings, *, zygote: ZygoteSettings | None = None) -> None:
+    def __init__(self, settings: RunSettings, *, fork_server: ForkServerSettings | None = None) -> None:
         self._settings = settings
-        self._zygote_settings = zygote or ZygoteSettings()
+        self._fork_server_settings = fork_server or ForkServerSettings()
         self._events: asyncio.Queue[Event | Exception] = asyncio.Queue()
         self._processes: dict[int, WorkerProcess] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._folder: RunFolder
         self._director: Director
         self._stopping = False
-        self._zygote: Zygote
+        self._fork_server: ForkServerClient
         self._on_event: OnEvent
         self._ordered = 0
         self._has_told_fault = False
@@ -118,13 +119,13 @@ class LocalRun:
 
     async def _train(self) -> None:
         folder = self._folder
-        zygote = ZygoteSettings(
-            entry=self._zygote_settings.entry,
-            preload=self._zygote_settings.preload,
+        fork_server = ForkServerSettings(
+            entry=self._fork_server_settings.entry,
+            preload=self._fork_server_settings.preload,
             storage=_local_folder(self._storage),
-            inherit=(*self._zygote_settings.inherit, folder.lock),
+            inherit=(*self._fork_server_settings.inherit, folder.lock),
         )
-        self._zygote = await Zygote.start(log=folder.logs / "zygote.log", settings=zygote)
+        self._fork_server = await ForkServerClient.start(log=folder.logs / "fork-server.log", settings=fork_server)
         try:
             self._on_event(Opened(folder.job, str(folder.path), resumed=self._settings.resume is not None))
             self._post(Begin())
@@ -160,7 +161,7 @@ class LocalRun:
             raise cancelled
 
     async def _close(self) -> None:
-        await self._zygote.close()
+        await self._fork_server.close()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -212,7 +213,9 @@ class LocalRun:
         )
         with ExitStack() as stack:
             log = stack.enter_context(worker_log(self._folder.logs, worker))
-            process = await self._zygote.fork(config, lambda stream, line: self._printed(worker, log, stream, line))
+            process = await self._fork_server.fork(
+                config, lambda stream, line: self._printed(worker, log, stream, line)
+            )
             task = asyncio.create_task(self._follow(process, stack.pop_all()))
         self._processes[worker] = process
         self._tasks.add(task)
@@ -229,7 +232,7 @@ class LocalRun:
                 process.kill()
             exit_ = await process.wait()
         del self._processes[process.worker]
-        self._post(Exited(exit_))
+        self._post(Exited(process.worker, exit_))
 
     def _reap(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
@@ -239,9 +242,8 @@ class LocalRun:
 
     def _printed(self, worker: int, log: WorkerLog, stream: Stream, line: str) -> None:
         try:
-            log.keep(line)
+            log.write(line)
         except OSError as error:  # a full disk: training goes on
-            log.give_up()
             self._on_event(Noted(f"what worker {worker} prints is not kept any more: {error.strerror}"))
         if not (self._stopping and stream == "stderr"):  # complaints of what is being killed are for the log alone
             self._on_event(Printed(worker, stream, line, leads=worker == self._director.leader))

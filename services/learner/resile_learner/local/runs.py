@@ -44,7 +44,7 @@ class Journal:
 
 
 class RunFolder:
-    """One run's folder, locked for as long as this object, or the zygote that inherits `lock`, lives."""
+    """One run's folder, locked for as long as this object, or the fork server that inherits `lock`, lives."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..agent.exits import Exit
+from resile_shared.messages.hosts import WorkerExit
+
 from ..messages import FromWorker, Order, Pause, Stop
 from .events import RunEvent
 
@@ -31,7 +32,8 @@ class Garbled:
 class Exited:
     """A worker's process has ended; all that it said was told before."""
 
-    exit: Exit
+    worker: int
+    exit: WorkerExit
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@
 
 import signal
 
-from ..agent.exits import Exit
+from resile_shared.messages.hosts import WorkerExit
 
 MAX_FAULTS = 2
 MAX_CRASHES = 3
@@ -26,7 +26,7 @@ class Setbacks:
         self._crashes = 0
         self._failed_joiners = 0
 
-    def ends_run(self, exit_: Exit, *, iteration: int, is_training: bool, was_member: bool) -> bool:
+    def ends_run(self, exit_: WorkerExit, *, iteration: int, is_training: bool, was_member: bool) -> bool:
         """Count the unexpected end of a worker, when so many iterations were known to be committed; judge it."""
         if exit_.kind not in SURVIVABLE:
             return True

@@ -299,7 +299,8 @@ class Workers:
         is_counted = any(placement.worker == worker.number for placement in job.in_force)
         if worker.has_failed or worker.is_fenced or job.is_over or not (is_counted or worker.number in job.named):
             return
-        worker.failure, worker.status, worker.reason = how.kind, how.status, describe(worker, how)
+        worker.failure, worker.status = how.kind, how.status
+        worker.reason = how.describe(f"worker {worker.number} on {worker.slot.name}")
         if is_counted or was_member or worker.phase is Phase.MEMBER:
             self._lost_member(job, worker, now)
         elif job.names(worker.number) and job.is_founded:
@@ -384,13 +385,3 @@ class Workers:
                 f"after {self._link_seconds:g} seconds"
             )
             self._failed(job, worker, WorkerExit(kind="abandoned", message=text), now)
-
-
-def describe(worker: Worker, how: WorkerExit) -> str:
-    """One line that says how a worker ended."""
-    if how.kind == "abandoned" and how.message:
-        return how.message
-    kinds = {"failed": "failed", "exited": f"exited with status {how.status}", "killed": "was killed"}
-    kinds |= {"out of memory": "ran out of memory", "not started": "could not be started"}
-    text = f"worker {worker.number} on {worker.slot.name} {kinds.get(how.kind, how.kind)}"
-    return f"{text}: {how.message}" if how.message else text

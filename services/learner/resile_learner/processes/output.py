@@ -1,4 +1,4 @@
-"""What workers print, line by line."""
+"""Reads what a worker prints, line by line."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,9 +7,9 @@ MAX_LINE_BYTES = 64 * 1024
 
 
 class Lines(asyncio.Protocol):
-    """Reads one pipe and delivers its lines: decoded, without the newline, cut where they are absurdly long.
+    """Reads one pipe and delivers its lines: decoded, without the newline, cut at `MAX_LINE_BYTES`.
 
-    Of a line that was redrawn with carriage returns, the way progress bars do, the last drawing counts.
+    Of a line that is redrawn with carriage returns, as progress bars do, only the last drawing is delivered.
     """
 
     def __init__(self, deliver: Callable[[str], None]) -> None:
@@ -30,13 +30,13 @@ class Lines(asyncio.Protocol):
             self._cutting = True
 
     def eof_received(self) -> None:
-        """Deliver what had no newline."""
+        """Deliver the last line if it had no newline."""
         if self._rest:
             self._line(self._rest)
         self._rest = b""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell who waits for the end."""
+        """Resolve `closed`."""
         self.eof_received()
         if not self.closed.done():
             self.closed.set_result(None)

@@ -1,8 +1,8 @@
-"""Holding on to every process below this one, so that none outlives it. Linux only.
+"""Finds and kills every process below this one, so that none outlives it. Linux only.
 
 A worker runs the user's code, which may start anything: loaders, shells, daemons. Process groups alone miss what leaves
-its group, so the zygote is a *subreaper*: whatever loses its parent below it becomes its child, and `kill_all` goes on
-until no child is left.
+its group, so the fork server is a *subreaper*: whatever loses its parent below it becomes its child, and `kill_all`
+continues until no child is left.
 """
 
 import ctypes
@@ -17,14 +17,14 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 JANITOR_SECONDS = 2.0
-GIVE_UP_SECONDS = 5.0
+MAX_KILL_SECONDS = 5.0
 _JANITORS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
 
 def die_with_parent(parent: int) -> None:
-    """Die with the process ``parent``, to be exact: with the thread of it that started this process.
+    """Have this process killed when ``parent`` ends, precisely: when its thread that started this process ends.
 
-    Die now if it is gone already.
+    Exits now if the parent has ended already.
     """
     signal_on_parent_death(signal.SIGKILL)
     if os.getppid() != parent:
@@ -32,7 +32,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def signal_on_parent_death(number: signal.Signals) -> None:
-    """Ask for a signal at the parent's death. A fork forgets this."""
+    """Request a signal at the parent's death. A forked child does not inherit this."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -59,7 +59,7 @@ class Process:
 
     @property
     def is_janitor(self) -> bool:
-        """Whether it is a helper of multiprocessing or torch that removes shared memory once all its users are gone."""
+        """Whether it is a helper of multiprocessing or torch that removes shared memory once all its users ended."""
         try:
             command = Path(f"/proc/{self.pid}/cmdline").read_bytes()
         except OSError:
@@ -68,7 +68,7 @@ class Process:
 
 
 def processes() -> Iterator[Process]:
-    """All processes of this machine, as far as they stand still for it."""
+    """Iterate over all processes of this machine; those that end meanwhile are left out."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
@@ -99,9 +99,9 @@ def kill_session(session: int) -> None:
 
 
 def _kill_while_any(find: Callable[[], list[Process]]) -> None:
-    """Look again until there is nothing to find: a process can fork between being found and being killed."""
-    give_up = time.monotonic() + GIVE_UP_SECONDS
-    while (found := find()) and time.monotonic() < give_up:
+    """Kill until nothing is found: a process can fork between being found and being killed."""
+    deadline = time.monotonic() + MAX_KILL_SECONDS
+    while (found := find()) and time.monotonic() < deadline:
         for process in found:
             kill(process.pid)
         time.sleep(0.001)
@@ -110,19 +110,19 @@ def _kill_while_any(find: Callable[[], list[Process]]) -> None:
 def kill_all() -> None:
     """Kill and reap every descendant; the janitors last, after they had time to clean up.
 
-    It finds them all only if `adopt_orphans` was called before the first was started.
+    It finds all of them only if `adopt_orphans` was called before the first was started.
     """
     start = time.monotonic()
-    while _reap_some() and time.monotonic() - start < JANITOR_SECONDS + GIVE_UP_SECONDS:
-        patient = time.monotonic() - start < JANITOR_SECONDS
+    while _reap_some() and time.monotonic() - start < JANITOR_SECONDS + MAX_KILL_SECONDS:
+        spare_janitors = time.monotonic() - start < JANITOR_SECONDS
         for process in descendants(os.getpid()):
-            if not (patient and process.is_janitor):
+            if not (spare_janitors and process.is_janitor):
                 kill(process.pid)
         time.sleep(0.005)
 
 
 def _reap_some() -> bool:
-    """Reap the children that have ended; tell whether any is left."""
+    """Reap the children that have ended; return whether any is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -132,7 +132,7 @@ def _reap_some() -> bool:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL to ``pid``, if it is there and ours to kill."""
+    """Send SIGKILL to ``pid``, if it exists and belongs to this user."""
     try:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

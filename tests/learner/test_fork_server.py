@@ -11,22 +11,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resile_learner.agent.workers import Zygote
 from resile_learner.messages import WorkerConfig
+from resile_learner.processes.client import ForkServerClient
 
 AGENT = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from resile_learner.agent.workers import Zygote, ZygoteSettings
+from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.messages import WorkerConfig
 
 async def main():
-    zygote = await Zygote.start(log=Path(sys.argv[1]) / "log", settings=ZygoteSettings("acting_workers:main", ()))
-    print("zygote", zygote.pid, flush=True)
+    settings = ForkServerSettings("acting_workers:main", ())
+    fork_server = await ForkServerClient.start(log=Path(sys.argv[1]) / "log", settings=settings)
+    print("fork-server", fork_server.pid, flush=True)
     config = WorkerConfig(
         job="j", worker=0, script="/none.py", args=("starts_processes",), directory="/", storage="file:///none"
     )
-    process = await zygote.fork(config, lambda stream, line: print(line, flush=True))
+    process = await fork_server.fork(config, lambda stream, line: print(line, flush=True))
     {trick}
     await process.wait()
 
@@ -46,11 +47,11 @@ def start_agent(folder: Path, trick: str = "") -> "subprocess.Popen[str]":
 
 
 def read_pids(agent: "subprocess.Popen[str]") -> tuple[list[int], str]:
-    """Process ids of the zygote, the worker and what the worker started; the name of its shared memory."""
+    """Process ids of the fork server, the worker and what the worker started; the name of its shared memory."""
     assert agent.stdout is not None
-    zygote = int(agent.stdout.readline().split()[1])
+    fork_server = int(agent.stdout.readline().split()[1])
     *pids, memory = agent.stdout.readline().split()
-    return [zygote, *map(int, pids)], memory
+    return [fork_server, *map(int, pids)], memory
 
 
 def all_gone(pids: list[int], seconds: float = 10.0) -> bool:
@@ -78,8 +79,8 @@ def test_a_copy_of_the_agents_socket_does_not_keep_it_alive(tmp_path: Path, monk
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     agent = start_agent(tmp_path, trick="copy = os.fork() or signal.pause(); print(copy, flush=True)")
     assert agent.stdout is not None
-    zygote, copy = agent.stdout.readline(), int(agent.stdout.readline())
-    pids = [int(zygote.split()[1]), *map(int, agent.stdout.readline().split()[:-1])]
+    fork_server, copy = agent.stdout.readline(), int(agent.stdout.readline())
+    pids = [int(fork_server.split()[1]), *map(int, agent.stdout.readline().split()[:-1])]
     agent.kill()
     agent.wait()
     try:
@@ -88,7 +89,7 @@ def test_a_copy_of_the_agents_socket_does_not_keep_it_alive(tmp_path: Path, monk
         os.kill(copy, signal.SIGKILL)
 
 
-def test_the_workers_die_even_if_the_zygote_is_killed(agent: "subprocess.Popen[str]") -> None:
+def test_the_workers_die_even_if_the_fork_server_is_killed(agent: "subprocess.Popen[str]") -> None:
     pids, _ = read_pids(agent)
     os.kill(pids[0], signal.SIGKILL)
     assert all_gone(pids[:3]), "the worker, by the kernel's word; its child, by the agent's"
@@ -98,32 +99,32 @@ def test_the_workers_die_even_if_the_zygote_is_killed(agent: "subprocess.Popen[s
 
 
 def test_during_the_imports_it_dies_at_once(tmp_path: Path) -> None:
-    code = AGENT.replace('ZygoteSettings("acting_workers:main", ())', "ZygoteSettings()").replace("{trick}", "")
+    code = AGENT.replace('ForkServerSettings("acting_workers:main", ())', "ForkServerSettings()").replace("{trick}", "")
     agent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert agent.stdout is not None
-    zygote = int(agent.stdout.readline().split()[1])
+    fork_server = int(agent.stdout.readline().split()[1])
     agent.kill()
     agent.wait()
-    assert all_gone([zygote], seconds=5.0)
+    assert all_gone([fork_server], seconds=5.0)
 
 
 async def test_it_loads_what_training_needs_and_stays_single_threaded(tmp_path: Path) -> None:
-    zygote = await Zygote.start(log=tmp_path / "log")
+    fork_server = await ForkServerClient.start(log=tmp_path / "log")
     try:
-        await zygote.loaded()
-        assert len(os.listdir(f"/proc/{zygote.pid}/task")) == 1
+        await fork_server.loaded()
+        assert len(os.listdir(f"/proc/{fork_server.pid}/task")) == 1
         assert (tmp_path / "log").read_text() == ""
         script = tmp_path / "script.py"
         script.write_text("import sys; print([name for name in ('torch', 'torch._dynamo') if name in sys.modules])")
         config = WorkerConfig(job="j", worker=0, script=str(script), directory=str(tmp_path), storage="file:///none")
         lines: list[str] = []
-        process = await zygote.fork(config, lambda stream, line: lines.append(line))
+        process = await fork_server.fork(config, lambda stream, line: lines.append(line))
         said = [message async for message in process.messages()]
         await process.wait()
         assert ast.literal_eval(lines[0]) == ["torch", "torch._dynamo"]
         assert said[0].kind == "hello"
     finally:
-        await zygote.close()
+        await fork_server.close()
 
 
 def test_threads_that_an_import_starts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,8 +132,7 @@ def test_threads_that_an_import_starts_are_refused(tmp_path: Path, monkeypatch: 
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parent}")
-    code = AGENT.replace(
-        'ZygoteSettings("acting_workers:main", ())', 'ZygoteSettings("acting_workers:main", ("threading_module",))'
-    ).replace("{trick}", "print((await process.wait()).describe())")
+    code = AGENT.replace('"acting_workers:main", ()', '"acting_workers:main", ("threading_module",)')
+    code = code.replace("{trick}", "print((await process.wait()).describe('worker 0'))")
     output = subprocess.check_output([sys.executable, "-c", code, str(tmp_path)], text=True)
     assert "an import left 2 threads running" in output

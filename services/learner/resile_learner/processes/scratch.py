@@ -1,4 +1,4 @@
-"""A folder for temporary files that goes with the process that made it, however that ends."""
+"""A folder for temporary files that is removed with the process that made it, however that ends."""
 
 import fcntl
 import os
@@ -17,8 +17,8 @@ _MAX_PARENT = 107 - len(f"/{_PREFIX}12345678/pymp-12345678/listener-12345678")
 class Scratch:
     """Makes TMPDIR of this process, and of all that it starts, a new folder, until `remove`.
 
-    The folder is locked while its maker lives. One whose maker was killed is removed by the next, which knows it by a
-    mark inside: whatever else has such a name is not ours.
+    The folder is locked while its maker lives. One whose maker was killed is removed by the next maker, which
+    recognizes it by a marker file inside: any other folder with such a name is left alone.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ def _remove_stale(parent: Path) -> None:
     for path in parent.glob(f"{_PREFIX}*"):
         try:
             if time.time() - path.stat().st_mtime < _STALE_SECONDS or not (path / _MARK).exists():
-                continue  # its maker may be about to lock it; or it is somebody else's
+                continue  # its maker may be about to lock it; or it is not ours
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
-            continue  # gone, or somebody else's
+            continue  # removed meanwhile, or not ours
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)

@@ -1,15 +1,15 @@
-"""The warm process that workers are forked from: `python -m resile_learner.agent.zygote --fd N --parent PID`.
+"""The warm process that workers are forked from: `python -m resile_learner.processes.fork_server --fd N --parent PID`.
 
 It imports torch once, so that a worker starts in milliseconds; it computes nothing and has one thread, because a fork
 copies only the thread that calls it. It also holds on to everything below it:
 
-- A worker dies with the zygote (`PR_SET_PDEATHSIG`, armed again after the fork).
-- When a worker ends, by itself or not, the rest of its session is killed before its end is told.
-- When the agent ends, however it ends, its side of the socket closes (and SIGTERM comes as the parent-death signal,
-  should a copy of the socket survive somewhere). The zygote then kills all its descendants, being their subreaper,
-  removes its scratch folder and exits. It does not die at once with the agent, since nobody would be left to find what
-  the user's script had started.
-- During the imports there is nothing below it yet, and it does not listen: then SIGTERM ends it at once.
+- A worker dies with the fork server (`PR_SET_PDEATHSIG`, armed again after the fork).
+- When a worker ends, by itself or not, the rest of its session is killed before its end is reported.
+- When the parent (the agent, or `resile run`) ends, its side of the socket closes (and SIGTERM comes as the
+  parent-death signal, should a copy of the socket survive somewhere). The fork server then kills all its descendants,
+  being their subreaper, removes its scratch folder and exits. It does not die at once with the parent, since nothing
+  would be left to find what the user's script had started.
+- During the imports there is nothing below it yet, and it reads no requests: then SIGTERM ends it at once.
 """
 
 import argparse
@@ -33,14 +33,14 @@ from .descendants import adopt_orphans, die_with_parent, kill, kill_all, kill_se
 from .protocol import (
     FORK_DESCRIPTORS,
     MAX_PACKET_BYTES,
-    Exited,
-    Fork,
-    Forked,
-    Kill,
-    Loaded,
-    Refused,
-    Unloadable,
-    to_zygote,
+    ForkRefused,
+    ForkRequest,
+    KillRequest,
+    Preloaded,
+    PreloadFailed,
+    ProcessExited,
+    ProcessForked,
+    request,
 )
 from .scratch import Scratch
 
@@ -52,7 +52,7 @@ DEFAULT_ENTRY = "resile_learner.worker.bootstrap:main"
 PRELOAD = ("numpy", "torch", "torch.optim", "torch.utils.data", "torch._dynamo", "resile_learner.training.model")
 
 
-class Zygote:
+class ForkServer:
     """The loop of the warm process: requests and signals in, forks and exits out."""
 
     def __init__(self, control: socket.socket, entry: Entry, inherited: Sequence[int] = ()) -> None:
@@ -61,7 +61,7 @@ class Zygote:
         self._inherited = inherited
         self._pid = os.getpid()
         self._workers: dict[int, int] = {}
-        """Process ids of the workers, and the numbers that the agent gave them."""
+        """Process ids of the workers, and the numbers that the client gave them."""
         self._wakeup, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._ended = False
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
@@ -69,8 +69,8 @@ class Zygote:
         signal.signal(signal.SIGTERM, self._end)
 
     def run(self) -> None:
-        """Serve until the agent is gone."""
-        self._tell(Loaded())
+        """Serve until the parent has ended."""
+        self._send(Preloaded())
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         poller.register(self._wakeup, select.POLLIN)
@@ -78,14 +78,14 @@ class Zygote:
             ready = {descriptor for descriptor, _ in poller.poll()}
             if self._wakeup in ready:
                 os.read(self._wakeup, 4096)
-                self._bury()
+                self._reap()
             if self._control.fileno() in ready:
-                self._take_request()
+                self._read_request()
 
     def _end(self, signum: int, frame: FrameType | None) -> None:
         self._ended = True
 
-    def _take_request(self) -> None:
+    def _read_request(self) -> None:
         try:
             packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, len(FORK_DESCRIPTORS))
         except ConnectionResetError:
@@ -93,10 +93,10 @@ class Zygote:
         if not packet:
             self._ended = True
             return
-        match to_zygote.validate_json(packet):
-            case Fork(process=process):
+        match request.validate_json(packet):
+            case ForkRequest(process=process):
                 self._fork(process, descriptors)
-            case Kill(process=process):
+            case KillRequest(process=process):
                 for pid, other in self._workers.items():
                     if other == process:
                         kill(pid)
@@ -105,17 +105,17 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError as error:
-            self._tell(Refused(process=process, reason=str(error)))
+            self._send(ForkRefused(process=process, reason=str(error)))
         else:
             if pid == 0:
                 self._become_worker(descriptors)
             self._workers[pid] = process
-            self._tell(Forked(process=process, pid=pid))
+            self._send(ProcessForked(process=process, pid=pid))
         for descriptor in descriptors:
             os.close(descriptor)
 
     def _become_worker(self, descriptors: list[int]) -> None:
-        """In the child: turn into a worker, run it, and end the process."""
+        """In the child: become a worker, run it, and end the process."""
         status = 1
         try:
             die_with_parent(self._pid)
@@ -126,7 +126,7 @@ class Zygote:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             for descriptor in (self._wakeup, self._wakeup_writer, self._control.detach(), *self._inherited):
                 os.close(descriptor)
-            status = self._entry(*_take_up(descriptors))
+            status = self._entry(*_adopt(descriptors))
         except SystemExit as leaving:
             status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
         except BaseException:
@@ -136,7 +136,7 @@ class Zygote:
                 sys.stdout.flush()
             os._exit(status & 0xFF)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         """Report the workers that have ended, and reap every child that has."""
         while True:
             try:
@@ -147,38 +147,38 @@ class Zygote:
                 return
             process = self._workers.pop(ended.si_pid, None)
             if process is not None:
-                kill_session(ended.si_pid)  # before the process is reaped: until then nobody else can get its number
+                kill_session(ended.si_pid)  # before the process is reaped: until then its id cannot be reused
             _, status = os.waitpid(ended.si_pid, 0)
             if process is not None:
-                self._tell(Exited(process=process, status=os.waitstatus_to_exitcode(status)))
+                self._send(ProcessExited(process=process, status=os.waitstatus_to_exitcode(status)))
 
-    def _tell(self, message: Message) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the agent is gone: the next request says so
+    def _send(self, message: Message) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended: the next read shows it
             self._control.send(message.model_dump_json().encode())
 
 
 def _ignore(signum: int, frame: FrameType | None) -> None:
-    """Take a signal, so that it wakes the loop."""
+    """Handle a signal, so that it wakes the loop."""
 
 
-def _take_up(descriptors: list[int]) -> tuple[WorkerConfig, socket.socket]:
-    """Make the descriptors of a fork request this process's own; return what its entry is called with."""
-    request = dict(zip(FORK_DESCRIPTORS, descriptors, strict=True))
-    os.dup2(request["stdout"], 1)
-    os.dup2(request["stderr"], 2)
+def _adopt(descriptors: list[int]) -> tuple[WorkerConfig, socket.socket]:
+    """Make the descriptors of a fork request this process's own; return the arguments of the entry function."""
+    ends = dict(zip(FORK_DESCRIPTORS, descriptors, strict=True))
+    os.dup2(ends["stdout"], 1)
+    os.dup2(ends["stderr"], 2)
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         raw = io.FileIO(descriptor, "w", closefd=False)
         text = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=True)
         setattr(sys, name, text)
-    os.close(request["stdout"])
-    os.close(request["stderr"])
+    os.close(ends["stdout"])
+    os.close(ends["stderr"])
     for name in ("agent", "config"):
-        os.set_inheritable(request[name], False)
-    with open(request["config"], "rb", closefd=False) as file:  # open while it lives: `protocol.process_name`
+        os.set_inheritable(ends[name], False)
+    with open(ends["config"], "rb", closefd=False) as file:  # stays open: `protocol.process_name`
         config = WorkerConfig.model_validate_json(file.read())
     os.environ.update(config.env)
     os.chdir(config.directory)
-    return config, socket.socket(fileno=request["agent"])
+    return config, socket.socket(fileno=ends["agent"])
 
 
 def _preload(modules: Sequence[str], entry: str) -> Entry:
@@ -212,22 +212,22 @@ def _remove_staged(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Load, then serve the agent at the other end of ``--fd`` until it is gone."""
+    """Import, then serve the client at the other end of ``--fd`` until it has ended."""
     options = _parse(arguments)
     scratch = Scratch()
-    _give_up_with_agent(options.parent, scratch)
+    _exit_with_parent(options.parent, scratch)
     control = socket.socket(fileno=options.fd)
     try:
         entry = _preload([name for name in options.preload.split(",") if name], options.entry)
     except BaseException as error:
-        fault = Unloadable(error=f"{type(error).__name__}: {error}", details=traceback.format_exc()[-MAX_DETAILS:])
+        fault = PreloadFailed(error=f"{type(error).__name__}: {error}", details=traceback.format_exc()[-MAX_DETAILS:])
         control.send(fault.model_dump_json().encode())
         scratch.remove()
         return 1
     inherited = [int(descriptor) for descriptor in options.inherited.split(",") if descriptor]
     adopt_orphans()
     try:
-        Zygote(control, entry, [scratch.lock, *inherited]).run()
+        ForkServer(control, entry, [scratch.lock, *inherited]).run()
     finally:
         kill_all()
         scratch.remove()
@@ -236,25 +236,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _give_up_with_agent(agent: int, scratch: Scratch) -> None:
-    """Until there are workers, end at once when the agent does."""
+def _exit_with_parent(parent: int, scratch: Scratch) -> None:
+    """Until there are workers, exit as soon as the parent does."""
 
-    def give_up(signum: int, frame: FrameType | None) -> None:
+    def leave(signum: int, frame: FrameType | None) -> None:
         scratch.remove()
         os._exit(1)
 
-    signal.signal(signal.SIGTERM, give_up)
+    signal.signal(signal.SIGTERM, leave)
     signal_on_parent_death(signal.SIGTERM)
-    if os.getppid() != agent:
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The warm process that workers are forked from; started by the agent.")
-    parser.add_argument("--fd", type=int, required=True, help="our end of a SOCK_SEQPACKET pair")
-    parser.add_argument("--parent", type=int, required=True, help="process id of the agent")
-    parser.add_argument("--inherited", default="", help="descriptors to hold, and to close in workers")
-    parser.add_argument("--storage", type=Path, help="the storage, if it is a folder, to clean of half-written objects")
+    parser = argparse.ArgumentParser(description="The warm process that workers are forked from.")
+    parser.add_argument("--fd", type=int, required=True, help="this side of a SOCK_SEQPACKET pair")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the parent")
+    parser.add_argument("--inherited", default="", help="descriptors to keep open here, and to close in workers")
+    parser.add_argument("--storage", type=Path, help="the storage, if it is a folder: half-written objects are removed")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, help="module:function that a worker runs")
     parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import first, with commas between")
     return parser.parse_args(arguments)

@@ -1,16 +1,16 @@
-"""Telling a kill for want of memory from any other kill."""
+"""Distinguishes the kernel's out-of-memory kills from other kills."""
 
 from pathlib import Path
 
 
 class OutOfMemoryKills:
-    """Counts the kernel's out-of-memory kills in this control group; on this machine, where groups do not count."""
+    """Counts the kernel's out-of-memory kills in this control group, or on the machine where the group has no count."""
 
     def __init__(self) -> None:
         self._accounted = _count()
 
     def claim(self) -> bool:
-        """Whether there was such a kill that answers no earlier claim: call it once for each worker found killed."""
+        """Whether there was a kill that no earlier call has claimed. Call it once for each worker that was killed."""
         if _count() <= self._accounted:
             return False
         self._accounted += 1

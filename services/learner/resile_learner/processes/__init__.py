@@ -1,0 +1,11 @@
+"""Worker processes: forked from a warm process, followed to their end. Used by the agent and by `resile run`.
+
+fork_server.py     the warm process that has imported torch: forks, kills and reaps workers, and ends with its parent
+client.py          starts a fork server and talks to it (protocol.py)
+worker_process.py  one worker: its messages, its output (output.py), how it ended (exits.py, memory.py)
+worker_log.py      the file that keeps what a worker prints
+descendants.py     finds and kills every process below this one
+scratch.py         the folder for temporary files
+
+Nothing here loads torch, the bus or tracing: only the fork server imports torch, by name, once it runs.
+"""

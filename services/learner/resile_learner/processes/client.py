@@ -1,0 +1,238 @@
+"""Starts a fork server, requests workers from it, and notices when it ends."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from resile_shared.errors import ResileError
+from resile_shared.messages.hosts import WorkerExit
+
+from ..messages import WorkerConfig
+from .descendants import kill, kill_session
+from .memory import OutOfMemoryKills
+from .protocol import (
+    MAX_PACKET_BYTES,
+    ForkRefused,
+    ForkRequest,
+    KillRequest,
+    Preloaded,
+    PreloadFailed,
+    ProcessExited,
+    ProcessForked,
+    process_name,
+    response,
+)
+from .worker_process import OnOutput, WorkerProcess
+
+CLOSE_SECONDS = 15.0
+RETRY_SECONDS = 0.01
+MAX_DETAILS = 4000
+# Strings hash alike in all workers; and an import that asks whether there is a GPU must not open it before the fork.
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+@dataclass(frozen=True)
+class ForkServerSettings:
+    """How a fork server is started; the defaults are those of real training."""
+
+    entry: str | None = None
+    preload: Sequence[str] | None = None
+    storage: Path | None = None
+    """The folder that workers store objects in, if it is one: half-written objects are removed from it at the end."""
+    inherit: Sequence[int] = ()
+    """Descriptors that the fork server, but no worker, keeps open for its life."""
+    environment: Mapping[str, str] | None = None
+    """What the fork server and its workers inherit; None: this process's own environment."""
+
+    def command(self, descriptor: int) -> list[str]:
+        """Return the command line of a fork server whose end of the socket is ``descriptor``."""
+        command = [sys.executable, "-P", "-m", "resile_learner.processes.fork_server", f"--fd={descriptor}"]
+        command += [f"--parent={os.getpid()}", f"--inherited={','.join(map(str, self.inherit))}"]
+        if self.storage is not None:
+            command.append(f"--storage={self.storage}")
+        if self.entry is not None:
+            command.append(f"--entry={self.entry}")
+        if self.preload is not None:
+            command.append(f"--preload={','.join(self.preload)}")
+        return command
+
+
+class ForkServerClient:
+    """A fork server and the workers forked from it. Make one with `ForkServerClient.start`, and always `close` it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, log: Path) -> None:
+        self._process = process
+        self._control = control
+        self._log = log
+        self._workers: dict[int, WorkerProcess] = {}
+        self._numbers = itertools.count()
+        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._fault = WorkerExit(kind="abandoned")
+        """How workers end when the fork server has ended."""
+        self._kills = OutOfMemoryKills()
+        self._open = True
+        asyncio.get_running_loop().add_reader(control, self._readable)
+
+    @classmethod
+    async def start(cls, *, log: Path, settings: ForkServerSettings | None = None) -> "ForkServerClient":
+        """Start a fork server whose own output goes to ``log``. Forks requested before it is loaded wait for that.
+
+        Call it from the thread that lives longest: the kernel counts that thread's end as the parent's.
+        """
+        settings = settings or ForkServerSettings()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs, log.open("wb") as output:
+            process = subprocess.Popen(  # noqa: ASYNC220 - a few ms; the parent-death signal needs this very thread
+                settings.command(theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**(os.environ if settings.environment is None else settings.environment), **ENVIRONMENT},
+                pass_fds=(theirs.fileno(), *settings.inherit),
+                start_new_session=True,  # a Ctrl-C in the terminal is for the launcher alone
+            )
+        return cls(process, ours, log)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the fork server."""
+        return self._process.pid
+
+    async def loaded(self) -> None:
+        """Wait until everything is imported. Raises ResileError if that fails."""
+        await asyncio.shield(self._loaded)
+
+    async def fork(self, config: WorkerConfig, on_output: OnOutput) -> WorkerProcess:
+        """Request a worker. Messages can be sent to it at once; if it cannot be started, its exit says so."""
+        number = next(self._numbers)
+        theirs, worker = await WorkerProcess.connect(config.worker, on_output, partial(self._kill, number))
+        with contextlib.ExitStack() as stack:
+            for descriptor in theirs:
+                stack.callback(os.close, descriptor)
+            configuration = os.memfd_create(process_name(config.job, config.worker), os.MFD_CLOEXEC)
+            stack.callback(os.close, configuration)
+            os.write(configuration, config.model_dump_json().encode())
+            os.lseek(configuration, 0, os.SEEK_SET)
+            self._workers[number] = worker
+            if self._open:
+                await self._send(ForkRequest(process=number), [configuration, *theirs])
+            else:
+                self._abandon(number)
+        return worker
+
+    async def close(self) -> None:
+        """Kill every worker and all they started, and the fork server; return when they are gone. Idempotent."""
+        if not self._loaded.done():
+            self._process.terminate()  # it does not read requests during the imports, and nothing is below it yet
+        self._disconnect()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.ended()
+        except TimeoutError:
+            self._process.kill()
+            await self.ended()
+        self._abandon_all()
+
+    async def ended(self) -> None:
+        """Wait for the end of the process, whatever causes it."""
+        if self._process.poll() is not None:
+            return
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        descriptor = os.pidfd_open(self._process.pid)
+        loop.add_reader(descriptor, _resolve, ended)
+        try:
+            await ended
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        self._process.wait()
+
+    async def _send(self, message: ForkRequest, descriptors: Sequence[int]) -> None:
+        packet = message.model_dump_json().encode()
+        while True:
+            try:
+                socket.send_fds(self._control, [packet], descriptors)
+                return
+            except BlockingIOError:
+                await asyncio.sleep(RETRY_SECONDS)
+            except OSError:
+                return  # the fork server has ended: `_readable` sees that
+
+    def _kill(self, number: int) -> None:
+        """Have the fork server kill a worker and its session: only a parent can be sure of a process id."""
+        if not self._open:
+            return
+        try:
+            self._control.send(KillRequest(process=number).model_dump_json().encode())
+        except BlockingIOError:
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._kill, number)
+        except OSError:
+            return  # the fork server has ended: `_readable` sees that
+
+    def _readable(self) -> None:
+        try:
+            packet = self._control.recv(MAX_PACKET_BYTES)
+        except (BlockingIOError, ConnectionResetError):
+            return  # a reset comes before what was sent before it: that, and the end, are read next
+        if not packet:
+            self._lost()
+            return
+        match response.validate_json(packet):
+            case Preloaded():
+                self._loaded.set_result(None)
+            case PreloadFailed(error=error, details=details):
+                message = f"what training needs could not be imported: {error}"
+                self._fault = WorkerExit(kind="not started", message=message, details=details)
+            case ProcessForked(process=number, pid=pid):
+                self._workers[number].pid = pid
+            case ForkRefused(process=number, reason=reason):
+                message = f"the system refused another process: {reason}"
+                self._workers.pop(number).ended(WorkerExit(kind="not started", message=message))
+            case ProcessExited(process=number, status=status):
+                self._workers.pop(number).exited(status, self._kills)
+
+    def _disconnect(self) -> None:
+        if self._open:
+            self._open = False
+            asyncio.get_running_loop().remove_reader(self._control)
+            self._control.close()
+
+    def _lost(self) -> None:
+        """The fork server has ended: the kernel kills its workers, and their sessions are killed here."""
+        self._disconnect()
+        tail = self._log.read_text(errors="replace")[-MAX_DETAILS:]
+        if self._loaded.done():
+            self._fault = WorkerExit(kind="abandoned", details=tail)
+        else:
+            if self._fault.kind == "abandoned":
+                message = "the warm process ended during its imports"
+                self._fault = WorkerExit(kind="not started", message=message, details=tail)
+            self._loaded.set_exception(ResileError(self._fault.message))
+            self._loaded.exception()  # retrieved: every worker's exit reports it as well
+        self._abandon_all()
+
+    def _abandon_all(self) -> None:
+        for number in list(self._workers):
+            self._abandon(number)
+
+    def _abandon(self, number: int) -> None:
+        worker = self._workers.pop(number)
+        if worker.pid is not None:
+            kill(worker.pid)
+            kill_session(worker.pid)
+        worker.ended(self._fault)
+
+
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

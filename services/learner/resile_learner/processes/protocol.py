@@ -1,0 +1,81 @@
+"""The protocol between a fork server and its client: one JSON object a packet, over a SOCK_SEQPACKET pair.
+
+Workers of several jobs may have the same id, so the client numbers the processes that it requests.
+A fork request carries four file descriptors, in the order of `FORK_DESCRIPTORS`. The configuration travels as a memory
+file because a packet is bounded and a script's arguments are not. The worker keeps the file open: its name in
+/proc/PID/fd identifies the job and the worker that a process belongs to.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from ..messages import Message
+
+FORK_DESCRIPTORS = ("config", "agent", "stdout", "stderr")
+MAX_PACKET_BYTES = 64 * 1024
+
+PROCESS_NAME_PREFIX = "resile-worker:"
+
+
+def process_name(job: str, worker: int) -> str:
+    """Return the name of a worker's memory file."""
+    return f"{PROCESS_NAME_PREFIX}{job}/{worker}"
+
+
+class ForkRequest(Message):
+    """Fork a worker from the warm process."""
+
+    kind: Literal["fork"] = "fork"
+    process: int
+
+
+class KillRequest(Message):
+    """Kill the worker and what it started. No effect on a worker that has ended."""
+
+    kind: Literal["kill"] = "kill"
+    process: int
+
+
+class Preloaded(Message):
+    """Everything is imported: from now on a fork takes milliseconds."""
+
+    kind: Literal["preloaded"] = "preloaded"
+
+
+class PreloadFailed(Message):
+    """An import failed; the fork server exits."""
+
+    kind: Literal["preload failed"] = "preload failed"
+    error: str
+    details: str
+
+
+class ProcessForked(Message):
+    """The worker's process runs."""
+
+    kind: Literal["forked"] = "forked"
+    process: int
+    pid: int
+
+
+class ForkRefused(Message):
+    """The system did not allow the fork."""
+
+    kind: Literal["refused"] = "refused"
+    process: int
+    reason: str
+
+
+class ProcessExited(Message):
+    """The worker's process has ended, and its session with it. ``status`` is its exit status, or minus the signal."""
+
+    kind: Literal["exited"] = "exited"
+    process: int
+    status: int
+
+
+Request = ForkRequest | KillRequest
+Response = Preloaded | PreloadFailed | ProcessForked | ForkRefused | ProcessExited
+request: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
+response: TypeAdapter[Response] = TypeAdapter(Annotated[Response, Field(discriminator="kind")])
