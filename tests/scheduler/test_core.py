@@ -35,7 +35,8 @@ from .checks import Checker
 
 
 def spec(**changes: object) -> JobSpec:
-    return JobSpec.model_validate({"name": "train", "package": "packages/1", "script": "train.py", **changes})
+    settings = {"name": "train", "package": "packages/1", "script": "train.py", "max_workers": 100, **changes}
+    return JobSpec.model_validate(settings)
 
 
 def ready(num_shards: int = 24) -> Ready:
@@ -90,7 +91,7 @@ class Bench:
         self.tell(record)
 
     def submit(self, number: int = 1, **changes: object) -> list[Command]:
-        return self.tell(Submitted(f"submit-{number}", f"job-{number}", spec(**changes)))
+        return self.tell(Submitted(f"submit-{number}", spec(**changes), job=f"job-{number}"))
 
     def beat(self, *workers: WorkerReport, host: str = "host-1") -> list[Command]:
         self.beats += 1
@@ -157,7 +158,7 @@ def test_accepted_is_answered_after_the_job_is_stored() -> None:
 def test_the_same_request_submits_once() -> None:
     bench = Bench(2)
     bench.submit()
-    commands = bench.tell(Submitted("submit-1", "job-7", spec()))
+    commands = bench.tell(Submitted("submit-1", spec(), job="job-7"))
     assert commands == [Reply("submit-1", Accepted(job_id="job-1"))]
     assert list(bench.records) == ["job-1"]
 
@@ -424,13 +425,73 @@ def test_workers_that_end_without_a_result_fail_the_job() -> None:
     assert bench.records["job-1"].reason == "every worker ended, but none reported a result"
 
 
+def test_a_job_without_a_maximum_starts_with_no_more_workers_than_shards() -> None:
+    bench = Bench(4)
+    bench.submit(max_workers=10_000)
+    bench.listen()
+    assert not any(allocation.has_addresses for allocation in bench.allocations), "its shards are not known yet"
+    bench.report(ready(2), worker=0)
+    assert bench.newest().has_addresses
+    assert len(bench.newest().placements) == 2
+
+
+def test_initial_members_that_make_different_training_calls_fail_the_job() -> None:
+    bench = Bench(2)
+    bench.submit()
+    bench.listen()
+    bench.report(ready(), worker=0)
+    bench.report(ready().model_copy(update={"epochs": 7}), worker=1)
+    assert bench.records["job-1"].state is JobState.FAILED
+    assert "it disagrees with worker 0 on epochs (7 instead of 1)" in bench.records["job-1"].reason
+
+
+def test_a_joiner_that_makes_another_training_call_does_not_join() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.found()
+    bench.host("host-2", 1)
+    joiner = bench.newest().placements[-1]
+    bench.report(ready().model_copy(update={"samples": 7}), worker=joiner.worker)
+    assert bench.records["job-1"].state is not JobState.FAILED
+    assert [p.worker for p in bench.newest().placements] == [0]
+
+
+def test_a_start_that_failed_on_the_only_host_is_tried_there_again_at_once() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.beat(gone(0, 0, kind="not started"))
+    assert [p.worker for p in bench.newest().placements] == [1]
+
+
+def test_a_drain_ends_at_its_deadline_what_has_not_left() -> None:
+    bench = Bench(1, 1)
+    bench.submit()
+    bench.beat(worker(0, 0))
+    bench.beat(worker(1, 0), host="host-2")
+    bench.report(ready(), worker=0)
+    bench.switch()
+    record = bench.scheduler.pool.hosts["host-2"].record
+    draining = {"state": HostState.DRAINING, "drain_deadline": at(bench.now + 30)}
+    bench.tell(record.model_copy(update=draining))
+    assert not bench.newest().is_recovery, "at first it is asked to leave at a boundary"
+    bench.now += 29
+    bench.tell(Tick())
+    assert not bench.newest().is_recovery
+    bench.now += 1
+    commands = bench.tell(Tick())
+    assert bench.newest().is_recovery
+    assert [p.worker for p in bench.newest().placements] == [0]
+    assert StopWorkers("job-1", "host-2", 1, (1,)) in commands
+    assert "host-2 reached its drain deadline" in bench.newest().reason
+
+
 def test_a_pause_is_asked_for_until_a_checkpoint_is_saved() -> None:
     bench = Bench(1)
     bench.submit()
     bench.found()
-    assert bench.tell(Asked("c1", JobPause(job_id="job-1")))[-1] == PauseWorkers("job-1", 1)
+    assert bench.tell(Asked("c1", JobPause(job_id="job-1")))[-1] == PauseWorkers("job-1", 1, ("host-1",))
     bench.now += 5.0
-    assert PauseWorkers("job-1", 1) in bench.tell(Tick())
+    assert PauseWorkers("job-1", 1, ("host-1",)) in bench.tell(Tick())
 
 
 def test_a_new_scheduler_goes_on_with_what_is_stored() -> None:

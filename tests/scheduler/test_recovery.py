@@ -169,16 +169,17 @@ def test_a_job_without_survivors_starts_again_from_its_checkpoint() -> None:
     assert named(bench) == [1]
 
 
-def test_a_job_without_survivors_and_checkpoint_starts_from_the_beginning() -> None:
+def test_a_job_without_survivors_looks_for_a_checkpoint_that_nobody_reported() -> None:
     bench = running(1)
     bench.host("host-1", 1, state=HostState.LOST)
     assert bench.records["job-1"].state is JobState.QUEUED
     assert bench.records["job-1"].history[-1].reason == (
-        "host-1 lost: nobody is left, so it starts again from the beginning"
+        "host-1 lost: nobody is left, "
+        "so it starts again from the newest complete checkpoint, or else from the beginning"
     )
     bench.host("host-1", 1, incarnation=2)
     assert bench.newest().cold_start
-    assert not bench.newest().resume
+    assert bench.newest().resume
 
 
 def test_a_new_life_waits_until_every_worker_of_the_last_is_gone() -> None:

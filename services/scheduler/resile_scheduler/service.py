@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, nullcontext
 
 from pydantic import BaseModel
@@ -131,7 +131,7 @@ class _Service:
     async def _asked(self, received: Received[BaseModel]) -> Accepted | Refused:
         match received.message:
             case JobSubmit(spec=spec):
-                event: Event = Submitted(received.id, next_id(self._core.pool.jobs), spec)
+                event: Event = Submitted(received.id, spec)
             case JobPriority() | JobStop() | JobPause() | JobResume() as request:
                 event = Asked(received.id, request)
             case other:
@@ -191,15 +191,8 @@ class _Service:
             case StopWorkers(job, host, incarnation, workers):
                 stop = instructions.StopWorkers(job=job, incarnation=incarnation, workers=workers)
                 return [(host, Instruction(stop))]
-            case PauseWorkers(job, generation):
+            case PauseWorkers(job, generation, hosts):
                 pause = instructions.PauseWorkers(job=job, generation=generation)
-                hosts = {worker.slot.host for worker in self._core.pool.jobs[job].workers.values()}
-                return [(host, Instruction(pause)) for host in sorted(hosts)]
+                return [(host, Instruction(pause)) for host in hosts]
             case _:
                 return []
-
-
-def next_id(jobs: Iterable[str]) -> str:
-    """Return the id of the next job: ``job-1``, ``job-2``, ..."""
-    numbers = (name.removeprefix("job-") for name in jobs)
-    return f"job-{1 + max((int(number) for number in numbers if number.isdecimal()), default=0)}"

@@ -188,7 +188,7 @@ class Simulator:
 
     def _submit(self, submission: Submission) -> None:
         self._jobs[submission.job] = Training(submission)
-        self.tell(Submitted(f"submit {submission.job}", submission.job, submission.spec))
+        self.tell(Submitted(f"submit {submission.job}", submission.spec, job=submission.job))
 
     def _allocate(self, training: Training, allocation: Allocation) -> None:
         """Do what the agents do: start the workers that are new; hand the order to all."""

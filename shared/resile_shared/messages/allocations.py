@@ -42,6 +42,8 @@ class Allocation(Message):
         description="its members left a round unfinished: they compare how far each has come, take the state of "
         "whoever has come furthest, and go on without the others",
     )
+    not_before: int = Field(default=0, ge=0, description="the first iteration that this generation may train")
+    until: int | None = Field(default=None, ge=0, description="the iteration at which members wait for the next one")
     reason: str = ""
 
     @property

@@ -47,6 +47,11 @@ class JobSpec(Message):
     tenant: Id = "default"
     group: str = Field(default="", description="labels a host must have: 'gpu=h200,zone=a'; empty: any host")
 
+    @property
+    def has_default_size(self) -> bool:
+        """Whether nobody gave a maximum: then it is the job's number of shards."""
+        return self.max_workers == MAX_WORKERS
+
     @model_validator(mode="after")
     def _has_room(self) -> Self:
         if self.min_workers > self.max_workers:
@@ -77,6 +82,7 @@ class Setbacks(Message):
     faults: int = Field(default=0, ge=0, description="errors that the script itself raised")
     workers: tuple[int, ...] = Field(default=(), description="whose failures are counted in this")
     failed_starts: int = Field(default=0, ge=0, description="starts given up since it trained last")
+    failed_joins: int = Field(default=0, ge=0, description="workers that failed to join since it grew last")
 
 
 class JobRecord(Message):

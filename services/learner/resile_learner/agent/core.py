@@ -319,6 +319,8 @@ def _order(allocation: Allocation | None) -> Order | None:
         secret=allocation.secret,
         cold_start=allocation.cold_start,
         is_recovery=allocation.is_recovery,
+        not_before=allocation.not_before,
+        until=allocation.until,
     )
 
 

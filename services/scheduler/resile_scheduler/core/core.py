@@ -18,12 +18,14 @@ from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import Report
+from resile_shared.recent_events import RecentEvents
 
 from .events import (
     Asked,
     Command,
     Event,
     PauseWorkers,
+    PolicyChanged,
     Reply,
     Restored,
     StopWorkers,
@@ -56,8 +58,9 @@ class Scheduler:
     def __init__(
         self, *, epoch: int = 1, secret: str = "", policy: Policy = fairshare, detection_seconds: float = 3.0
     ) -> None:
+        self._recent = RecentEvents("scheduler")
         self.pool = Pool()
-        self.policy = policy
+        self.policy: Policy = policy
         self._epoch = epoch
         self._groups: dict[tuple[str, str], frozenset[SlotId]] = {}
         """The usable slots of a class of device that fit a job's group, as of one decision."""
@@ -76,22 +79,23 @@ class Scheduler:
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Take ``event`` in at ``now`` (seconds since the epoch); return what is to be done about it, in order."""
+        with self._recent.handling(event):
+            return self._handle(event, now)
+
+    def _handle(self, event: Event, now: float) -> list[Command]:
         replies: list[Command] = []
         match event:
             case Submitted():
                 replies = [Reply(event.command, self._people.submit(event, now=now))]
             case Asked():
                 replies = [Reply(event.command, self._people.ask(event, now=now))]
-            case HostRecord():
-                self._workers.host_changed(event, now=now)
-            case Heartbeat():
-                self._workers.beat(event, now=now)
-            case Report():
-                self._workers.report(event, now=now)
+            case HostRecord() | Heartbeat() | Report() | Tick():
+                self._workers.handle(event, now=now)
             case Unanswered():
                 self._evidence.unanswered(event, now=now)
-            case Tick():
-                self._workers.tick(now=now)
+            case PolicyChanged(policy, cause):
+                self.policy = policy
+                self.pool.changed(cause)
             case Restored():
                 self._restore(event, now)
         jobs = self._concerned(event)
@@ -158,12 +162,11 @@ class Scheduler:
         group = (device_class, job.record.spec.group)
         if group not in self._groups:
             self._groups[group] = frozenset(self._slots_of(*group))
+        fitting = self._groups[group]
         shunned = {name for name, shun in job.shunned.items() if shun.until > now}
-        return (
-            frozenset(slot for slot in self._groups[group] if slot.host not in shunned)
-            if shunned
-            else self._groups[group]
-        )
+        allowed = frozenset(slot for slot in fitting if slot.host not in shunned) if shunned else fitting
+        # A job without workers, or whose number of workers is exact, is never left without any host.
+        return allowed or (fitting if job.is_exact or not job.is_founded else allowed)
 
     def _slots_of(self, device_class: str, group: str) -> Iterable[SlotId]:
         for host in self.pool.hosts.values():
@@ -200,6 +203,11 @@ class Scheduler:
             most=most,
             num_shards=ready.num_shards if ready else None,
             holds_slots=bool(held),
+            iteration=job.iteration,
+            batch_size=ready.batch_size if ready else 0,
+            iterations_total=ready.iterations_total if ready else None,
+            active_workers=len(job.in_force) if job.is_founded else 0,
+            active_since=job.active_since,
         )
 
     def _want(self, job: Job, target: Target | None, eligible: frozenset[SlotId]) -> Want:
@@ -215,15 +223,20 @@ class Scheduler:
 
     def _pursue(self, job: Job, target: Target, wanted: tuple[SlotId, ...], cause: str, now: float) -> None:
         """Do now what can be done towards ``wanted``."""
-        if target.workers != job.target:
+        if target.error:
+            self._recovery.fail(job, target.error, now=now)
+            return
+        job.is_exact = target.is_exact
+        if target.workers != job.target or target.is_exact:
             job.target = target.workers
-            job.cause = cause or target.reason
+            job.cause = target.reason if target.is_exact else cause or target.reason
         if not target.workers and job.is_founded:
             job.intend(Intent.SUSPEND, target.reason, now=now)
             return
-        change = next_change(job, wanted, pool=self.pool)
+        change = next_change(job, target, wanted, pool=self.pool)
         if change is not None:
             self._generations.carry_out(job, change, now=now)
+        self._generations.give_order(job)
         job.news = ""
         self._explain(job, target, now)
 
@@ -260,6 +273,7 @@ class Scheduler:
         for record in sorted(event.jobs, key=lambda r: (r.submitted, r.job)):
             job = Job(record, number=len(self.pool.jobs), cause="the scheduler started anew")
             job.iteration = max((item.iteration for item in record.history), default=0)
+            job.active_since = next((i.iteration for i in reversed(record.history) if i.kind == "allocation"), 0)
             self.pool.jobs[job.id] = job
             self.pool.handled.update(dict.fromkeys(record.handled, job.id))
         for host in event.hosts:
@@ -282,6 +296,7 @@ class Scheduler:
             job.lingering = frozenset(next(shown, ()))
         # A slot of the generation in force is given to nobody new, so who is on one is a member.
         job.in_force = tuple(p for p in allocation.placements if is_in_force or p.slot_name in job.lingering)
+        job.active_until = allocation.until if is_in_force else None
         if allocation.has_addresses and allocation.placements:
             job.orders[allocation.generation] = job.allocation
         for placement in allocation.placements:
@@ -333,5 +348,6 @@ def _pauses(jobs: Iterable[Job], now: float) -> list[Command]:
         is_due = not job.is_over and job.intent is not Intent.TRAIN and job.is_founded
         if is_due and now - job.pause_sent >= PAUSE_AGAIN_SECONDS:
             job.pause_sent = now
-            commands.append(PauseWorkers(job.id, job.record.generation))
+            hosts = sorted({worker.slot.host for worker in job.workers.values()})
+            commands.append(PauseWorkers(job.id, job.record.generation, tuple(hosts)))
     return commands

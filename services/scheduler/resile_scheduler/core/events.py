@@ -11,6 +11,8 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.jobs import JobRecord, JobSpec
 from resile_shared.messages.reports import Report
 
+from .policies import Policy
+
 
 @dataclass(frozen=True)
 class Restored:
@@ -23,11 +25,11 @@ class Restored:
 
 @dataclass(frozen=True)
 class Submitted:
-    """Somebody submits a job; ``job`` is the id it gets if the request ``command`` was not handled before."""
+    """A user submits a job, which gets the id ``job`` or, without one, the next number."""
 
     command: str
-    job: str
     spec: JobSpec
+    job: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,14 @@ class Asked:
 
     command: str
     request: JobPriority | JobStop | JobPause | JobResume
+
+
+@dataclass(frozen=True)
+class PolicyChanged:
+    """From now on ``policy`` decides how many workers each job has; ``cause`` is the reason in the histories."""
+
+    policy: Policy
+    cause: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class Unanswered:
     beat: int
 
 
-Event = Restored | Submitted | Asked | HostRecord | Heartbeat | Report | Tick | Unanswered
+Event = Restored | Submitted | Asked | PolicyChanged | HostRecord | Heartbeat | Report | Tick | Unanswered
 
 
 @dataclass(frozen=True)
@@ -84,10 +94,14 @@ class StopWorkers:
 
 @dataclass(frozen=True)
 class PauseWorkers:
-    """Tell the members of ``generation`` to save a checkpoint and to go no further. Repeated until one is saved."""
+    """Have the agents of ``hosts`` tell the members of ``generation`` to save a checkpoint and to go no further.
+
+    Repeated until one is saved.
+    """
 
     job: str
     generation: int
+    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@
 - A growth names slots that are free now. It may supersede a growth that is under way, but not a shrink.
 - A joiner that failed is withdrawn before anything else is done.
 - If all members have to go, those who join take over from those who leave, in one generation.
+- A target that is exact is not approached in steps: a growth towards it waits until all its slots are free. Only a
+  generation that reaches the target carries the target's iterations; any other keeps that of the active generation.
 - A new life of a job is founded only when every worker of the life before is gone.
 - While a recovering generation is not in force, only a newer recovering generation is written over it. It names
   members alone; nobody joins by it.
@@ -15,30 +17,60 @@
 import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from resile_shared.messages.allocations import Allocation, Placement
 
 from .lifecycle import Step
 from .placement import SlotId
+from .policies import Target
 from .state import Job, Phase, Pool, Worker
 
 
 @dataclass(frozen=True)
 class Change:
-    """The next membership: who stays, and on which slots somebody joins."""
+    """The next membership: who stays, on which slots somebody joins, and at which iterations it begins and ends."""
 
     kept: tuple[Placement, ...]
     joining: tuple[SlotId, ...] = ()
+    not_before: int = 0
+    until: int | None = None
 
 
-def next_change(job: Job, wanted: Sequence[SlotId], *, pool: Pool) -> Change | None:
-    """Return what can be done now towards ``wanted``; None if there is nothing to do, or it has to wait."""
+def next_change(job: Job, target: Target, wanted: Sequence[SlotId], *, pool: Pool) -> Change | None:
+    """Return what can be done now towards ``target`` on the slots ``wanted``; None if nothing, or it has to wait."""
+    change = _next_membership(job, wanted, pool=pool)
+    if change is None:
+        return _next_schedule(job, target)
+    size = len(change.kept) + len(change.joining)
+    if size == target.workers:
+        return replace(change, not_before=target.not_before, until=target.until)
+    if target.is_exact and change.joining:
+        return None
+    return replace(change, until=job.active_until)
+
+
+def _next_schedule(job: Job, target: Target) -> Change | None:
+    """Return the same membership with other iterations, if it has the size of the target and those are what differs."""
+    allocation = job.allocation
+    if allocation is None or not _may_change(job) or not job.is_founded or len(job.held) != target.workers:
+        return None
+    is_scheduled = allocation.until == target.until and (
+        not job.is_settling or allocation.not_before == target.not_before
+    )
+    return None if is_scheduled else Change(allocation.placements, not_before=target.not_before, until=target.until)
+
+
+def _may_change(job: Job) -> bool:
+    return not (job.is_founding or job.is_recovering or job.ended_at is not None)
+
+
+def _next_membership(job: Job, wanted: Sequence[SlotId], *, pool: Pool) -> Change | None:
     held = job.held
     sound = tuple(p for p in job.placements if p.worker in held)
     kept = tuple(p for p in sound if held[p.worker] in wanted)
     joining = tuple(slot for slot in wanted if slot not in held.values() and pool.is_free(slot))
-    if job.is_founding or job.is_recovering or job.ended_at is not None:
+    if not _may_change(job):
         return None
     if not job.is_founded:
         return _founding(job, kept, joining)
@@ -49,9 +81,14 @@ def next_change(job: Job, wanted: Sequence[SlotId], *, pool: Pool) -> Change | N
         if settled:
             return Change(settled)
         return Change(kept, joining) if kept or joining else None
-    if joining and not (job.is_settling and not job.joiners):
+    if joining and not (_is_due(job) and not job.joiners):
         return Change(kept, joining)
     return None
+
+
+def _is_due(job: Job) -> bool:
+    """Whether the newest generation is not active yet, and waits for no iteration."""
+    return job.is_settling and job.allocation is not None and job.allocation.not_before <= job.iteration
 
 
 def _founding(job: Job, kept: tuple[Placement, ...], joining: tuple[SlotId, ...]) -> Change | None:
@@ -98,8 +135,9 @@ class Generations:
                 job.enter(Step.START)
         else:
             job.enter(Step.RESCALE)
-        self._write(job, placements, cold_start=cold_start, reason=reason)
-        self.give_order(job)
+        self._write(
+            job, placements, cold_start=cold_start, reason=reason, not_before=change.not_before, until=change.until
+        )
 
     def recover(self, job: Job, survivors: Sequence[Worker], *, reason: str) -> None:
         """Have ``survivors`` go on without all others, from the round that they left unfinished."""
@@ -113,7 +151,7 @@ class Generations:
         job.accusations.clear()
         job.vanished = ""
         job.enter(Step.RECOVER)
-        self._write(job, placements, is_recovery=True, reason=reason)
+        self._write(job, placements, is_recovery=True, reason=reason, until=job.active_until)
         self.give_order(job)
 
     def withdraw_founding(self, job: Job) -> None:
@@ -133,9 +171,14 @@ class Generations:
         self._pool.changed()
 
     def give_order(self, job: Job) -> None:
-        """Complete the newest allocation once all its workers can be reached."""
+        """Complete the newest allocation once all its workers can be reached.
+
+        A job that was given no maximum starts with no more workers than it has shards, so its start waits for that.
+        """
         allocation = job.allocation
         if allocation is None or not allocation.placements or allocation.generation in job.orders:
+            return
+        if not job.is_founded and job.record.ready is None and job.record.spec.has_default_size:
             return
         addresses = [w.address if (w := job.workers.get(p.worker)) else None for p in allocation.placements]
         if not all(addresses):
@@ -156,6 +199,8 @@ class Generations:
         reason: str,
         cold_start: bool = False,
         is_recovery: bool = False,
+        not_before: int = 0,
+        until: int | None = None,
     ) -> None:
         generation = job.allocation.generation + 1 if job.allocation else 1
         job.allocation = Allocation(
@@ -165,8 +210,10 @@ class Generations:
             placements=tuple(placements),
             secret=self._secret_of(job.id, generation),
             cold_start=cold_start,
-            resume=cold_start and job.record.checkpoint is not None,
+            resume=cold_start and (job.record.checkpoint is not None or job.record.generation > 0),
             is_recovery=is_recovery,
+            not_before=not_before,
+            until=until,
             reason=reason,
         )
         self._pool.changed()

@@ -1,5 +1,7 @@
 """What people and programs ask of jobs. A request has its effect once, whatever arrives twice."""
 
+from collections.abc import Iterable
+
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
 from resile_shared.messages.jobs import JobRecord, JobState
 from resile_shared.messages.message import at
@@ -26,7 +28,7 @@ class People:
         if event.job in self._pool.jobs:
             return Refused(code="conflict", reason=f"there is a job {event.job} already: submit it again")
         record = JobRecord(
-            job=event.job,
+            job=event.job or _next_id(self._pool.jobs),
             spec=event.spec,
             state=JobState.ACCEPTED,
             priority=event.spec.priority,
@@ -114,3 +116,9 @@ class People:
         elif job.intent is Intent.PAUSE:
             # its workers may have stopped already, so there is no way but to the end of the pause
             job.intend(Intent.SUSPEND, "resumed while it was pausing: it starts again", now=now)
+
+
+def _next_id(jobs: Iterable[str]) -> str:
+    """Return the id of the next job: ``job-1``, ``job-2``, ..."""
+    numbers = (name.removeprefix("job-") for name in jobs)
+    return f"job-{1 + max((int(number) for number in numbers if number.isdecimal()), default=0)}"

@@ -94,7 +94,9 @@ class Recovery:
         job.iteration = checkpoint.iteration if checkpoint else 0
         job.enter(Step.PAUSE if job.intent is Intent.PAUSE else Step.REQUEUE)
         job.intent = Intent.TRAIN
-        start = f"from the checkpoint of iteration {checkpoint.iteration}" if checkpoint else "from the beginning"
+        start = "from the newest complete checkpoint, or else from the beginning"
+        if checkpoint:
+            start = f"from the checkpoint of iteration {checkpoint.iteration}"
         when = "when it is resumed, " if job.record.state is JobState.PAUSED else ""
         job.note(job.record.state.value, f"{reason}: nobody is left, so it starts again {when}{start}", now=now)
         self._pool.changed()

@@ -126,17 +126,25 @@ class Job:
     number: int
     allocation: Allocation | None = None
     in_force: tuple[Placement, ...] = ()
+    active_since: int = 0
+    """The first iteration of the generation in force."""
+    active_until: int | None = None
+    """The iteration at which its members wait for the next one."""
     orders: dict[int, Allocation] = field(default_factory=dict)
     """Generations that were ordered and are in force or may still be."""
     workers: dict[int, Worker] = field(default_factory=dict)
     iteration: int = 0
     intent: Intent = Intent.TRAIN
     target: int = 0
+    is_exact: bool = False
+    """Whether no other number of workers will do."""
     lingering: frozenset[str] = frozenset()
     """Slots in force according to the history, as long as an earlier scheduler's generation is and its workers are not
     known."""
     cause: str = ""
     """Why the target is what it is."""
+    first_ready: int | None = None
+    """The worker whose training call the others are compared with; None if an earlier scheduler heard it."""
     news: str = ""
     """What just happened to the job itself; its next generation is the answer to it."""
     shunned: dict[str, Shun] = field(default_factory=dict)

@@ -12,6 +12,7 @@ lost, so both lead to the same few steps here, and each of these has its effect 
 """
 
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
+from resile_shared.messages.message import at
 from resile_shared.messages.reports import (
     CheckpointSaved,
     Completed,
@@ -25,12 +26,13 @@ from resile_shared.messages.reports import (
     Warned,
 )
 
+from .events import Tick
 from .evidence import Evidence
 from .generations import Generations
 from .lifecycle import Step
 from .people import People
 from .placement import SlotId
-from .recovery import SCRIPT_FAULTS, Recovery
+from .recovery import MAX_FAILURES, MAX_FAULTS, SCRIPT_FAULTS, Recovery
 from .state import Host, Intent, Job, Linking, Phase, Pool, Worker
 
 REPORT_SECONDS = 2.0
@@ -72,6 +74,18 @@ class Workers:
         self._evidence = evidence
         self._link_seconds = LINK_DETECTIONS * detection_seconds
 
+    def handle(self, event: HostRecord | Heartbeat | Report | Tick, *, now: float) -> None:
+        """Take ``event`` in."""
+        match event:
+            case HostRecord():
+                self.host_changed(event, now=now)
+            case Heartbeat():
+                self._beat(event, now)
+            case Report():
+                self._report(event, now)
+            case Tick():
+                self._tick(now)
+
     # hosts
 
     def host_changed(self, record: HostRecord, *, now: float, is_live: bool = True) -> None:
@@ -107,7 +121,7 @@ class Workers:
                 how = WorkerExit(kind="abandoned", message=f"{worker.slot.host} lost")
                 self._gone(job, worker, how, now)
 
-    def beat(self, beat: Heartbeat, *, now: float) -> None:
+    def _beat(self, beat: Heartbeat, now: float) -> None:
         """Compare what a host runs with what is known of it."""
         host = self._pool.hosts.get(beat.host)
         if host is None or not host.is_alive:
@@ -171,7 +185,7 @@ class Workers:
 
     # reports
 
-    def report(self, report: Report, *, now: float) -> None:
+    def _report(self, report: Report, now: float) -> None:
         """Take in what a worker said."""
         job = self._pool.jobs.get(report.job)
         if job is None or job.is_over:
@@ -203,10 +217,7 @@ class Workers:
         """Take in what a worker said of itself."""
         match report.content:
             case Ready() as ready:
-                self._has_come(job, worker, Phase.READY)
-                if job.record.ready is None:
-                    job.update(ready=ready)
-                    self._pool.changed(f"{job.id} can use {ready.num_shards} workers", by=job.id)
+                self._ready(job, worker, ready, now)
             case Left():
                 self._has_come(job, worker, Phase.LEFT)
             case Warned(message=message):
@@ -214,12 +225,29 @@ class Workers:
             case Failed(message=message, details=details):
                 self._failed(job, worker, WorkerExit(kind="failed", message=message, details=details), now)
 
+    def _ready(self, job: Job, worker: Worker, ready: Ready, now: float) -> None:
+        """A script has reached its training call: what it asks for must be what the others asked for."""
+        self._has_come(job, worker, Phase.READY)
+        if job.record.ready is None:
+            job.update(ready=ready)
+            job.first_ready = worker.number
+            self._pool.changed(f"{job.id} can use {ready.num_shards} workers", by=job.id)
+        elif difference := _difference(job.record.ready, ready):
+            others = "the others" if job.first_ready is None else f"worker {job.first_ready}"
+            text = (
+                f"it disagrees with {others} on {difference}: the script must make the same training call in every "
+                "worker"
+            )
+            self._failed(job, worker, WorkerExit(kind="failed", message=text), now)
+
     def _in_force(self, job: Job, generation: int, iteration: int, now: float) -> None:
         """A generation took effect: whoever it does not name has trained its last iteration."""
         if generation <= job.record.generation or generation not in job.orders:
             return
         order = job.orders[generation]
+        has_grown = len(order.placements) > len(job.in_force)
         job.in_force, job.lingering = order.placements, frozenset()
+        job.active_since, job.active_until = iteration, order.until
         job.orders = {number: newer for number, newer in job.orders.items() if number >= generation}
         job.iteration = iteration if order.cold_start else max(job.iteration, iteration)
         job.ended_at = None
@@ -227,6 +255,8 @@ class Workers:
         before = job.record.setbacks
         reached = max(before.iteration, iteration) if order.is_recovery else before.iteration
         setbacks = before.model_copy(update={"iteration": reached, "failed_starts": 0})
+        if has_grown:
+            setbacks = setbacks.model_copy(update={"failed_joins": 0})
         job.update(generation=generation, setbacks=setbacks)
         for placement in job.in_force:
             if worker := job.workers.get(placement.worker):
@@ -333,26 +363,48 @@ class Workers:
         self._pool.changed()
 
     def _withdraw(self, job: Job, worker: Worker, now: float) -> None:
+        """A joiner failed. A job that cannot do with fewer fails when that happens again and again."""
+        setbacks = job.record.setbacks
+        failed_joins = setbacks.failed_joins + worker.may_be_at_fault
+        job.update(setbacks=setbacks.model_copy(update={"failed_joins": failed_joins}))
+        if job.is_exact and failed_joins >= (MAX_FAULTS if worker.failure in _OWN_FAULTS else MAX_FAILURES):
+            self._recovery.fail(job, worker.reason, now=now)
+            return
         job.shun(worker.slot.host, now=now)
         job.news = f"withdrawn: {worker.reason}"
         self._pool.changed()
 
     # time
 
-    def tick(self, *, now: float) -> None:
+    def _tick(self, now: float) -> None:
         """Look at the deadlines of all jobs."""
         for job in self._pool.jobs.values():
             if job.is_over:
                 continue
-            for host, shun in job.shunned.items():
+            for name, shun in job.shunned.items():
                 if shun.until <= now and shun.until != 0.0:
                     shun.until = 0.0
-                    job.news = f"{host} is tried again"
+                    job.news = f"{name} is tried again"
                     self._pool.changed()
             self._recovery.tick(job, now=now)
             if job.is_founded:
                 self._late(job, now)
                 self._unlinked(job, now)
+        for host in self._pool.hosts.values():
+            self._evict(host.record, now)
+
+    def _evict(self, host: HostRecord, now: float) -> None:
+        """End the workers that a draining host still has at its deadline; their jobs recover without them."""
+        if host.state is not HostState.DRAINING or host.drain_deadline is None or host.drain_deadline > at(now):
+            return
+        for _, worker in self._pool.held_on(host.host):
+            if worker.phase is Phase.GONE or worker.is_fenced:
+                continue
+            worker.is_fenced = True
+            if not worker.has_failed:
+                worker.failure, worker.is_lost = "abandoned", True
+                worker.reason = f"{host.host} reached its drain deadline"
+            self._pool.changed()
 
     def _late(self, job: Job, now: float) -> None:
         """Withdraw joiners that are not ready by their deadline."""
@@ -385,3 +437,11 @@ class Workers:
                 f"after {self._link_seconds:g} seconds"
             )
             self._failed(job, worker, WorkerExit(kind="abandoned", message=text), now)
+
+
+def _difference(one: Ready, other: Ready) -> str:
+    """Name the first thing that two training calls disagree on; empty if there is none."""
+    for name in ("iterations_total", "num_shards", "batch_size", "epochs", "samples"):
+        if (left := getattr(one, name)) != (right := getattr(other, name)):
+            return f"{name.replace('_', ' ')} ({right} instead of {left})"
+    return ""

@@ -1,0 +1,86 @@
+"""A policy that follows a plan: from which iteration on a job has how many workers, exactly.
+
+- The step that holds is the newest that begins no later than the generation that trains. If that generation has
+  another number of workers (members were lost, or nothing trains yet), the job gets as many as the step says, at once.
+- Otherwise the next step is prepared: its generation may not train before the step's iteration, and members wait at
+  that iteration until it is formed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .policies import Demand, Target
+
+
+@dataclass(frozen=True)
+class PlanStep:
+    """From ``iteration`` on, ``workers`` train."""
+
+    iteration: int
+    workers: int
+
+    def __str__(self) -> str:
+        return f"{self.iteration}:{self.workers}"
+
+
+@dataclass(frozen=True)
+class PlanPolicy:
+    """Gives each job what ``steps`` say: one or more, the first at iteration 0, iterations rising.
+
+    ``fits_shards``: numbers are cut to the job's number of shards; without it, a job that cannot have what the plan
+    says fails. ``reason`` goes into the history; without one, the step does.
+    """
+
+    steps: tuple[PlanStep, ...]
+    fits_shards: bool = False
+    reason: str = ""
+
+    def __call__(self, demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
+        """Return the target of each job."""
+        return {demand.job: self._target(demand) for demand in demands}
+
+    def error(self, *, num_shards: int, batch_size: int) -> str:
+        """Say why a job whose batches are cut like that can never follow this plan; empty if it can."""
+        most = max(step.workers for step in self.steps)
+        if self.fits_shards or most <= num_shards:
+            return ""
+        return (
+            f"{most} workers are too many: a batch of {batch_size} is cut into {num_shards} shards, so at most "
+            f"{num_shards} workers can share it (num_shards in the training call)"
+        )
+
+    def _target(self, demand: Demand) -> Target:
+        if demand.num_shards is not None:
+            error = self.error(num_shards=demand.num_shards, batch_size=demand.batch_size)
+            if error:
+                return Target(0, error, error=error)
+        steps = self._effective_steps(demand)
+        begun = demand.active_since if demand.active_workers else demand.iteration
+        now = max(number for number, step in enumerate(steps) if step.iteration <= begun or number == 0)
+        workers = self._workers(steps[now], demand)
+        if demand.active_workers == workers and now + 1 < len(steps):
+            now += 1
+            workers = self._workers(steps[now], demand)
+        is_ahead = demand.active_workers > 0 and steps[now].iteration > begun
+        until = steps[now + 1].iteration if now + 1 < len(steps) else None
+        return Target(
+            workers,
+            self.reason
+            or self._reason(steps[now], is_replacement=not is_ahead and 0 < demand.active_workers < workers),
+            is_exact=True,
+            not_before=steps[now].iteration if is_ahead else 0,
+            until=until,
+        )
+
+    def _reason(self, step: PlanStep, *, is_replacement: bool) -> str:
+        if is_replacement:
+            return "new workers replace those that were lost"
+        return f"plan {step}" if len(self.steps) > 1 else "as many as it was given"
+
+    def _workers(self, step: PlanStep, demand: Demand) -> int:
+        return min(step.workers, demand.num_shards or step.workers) if self.fits_shards else step.workers
+
+    def _effective_steps(self, demand: Demand) -> list[PlanStep]:
+        """Leave out the steps at which training has ended already."""
+        total = demand.iterations_total
+        return [step for step in self.steps if total is None or step.iteration < max(total, 1)]
