@@ -1,11 +1,10 @@
 """What a checkpoint costs: the pause for its snapshot, and its upload against a bare `obstore.put` of the same bytes.
 
-    python bench/checkpoint.py [--quick]
+    python bench/checkpoint.py [--quick | --tiny]
 
 To a folder, and to a real S3 server on this machine. Both sides take turns, so what else the machine does hits both.
 """
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from obstore.store import from_url
-from report import Target, conclude, print_table
+from report import Target, argument_parser, conclude, print_table
 
 from resile_learner.checkpoint.manifest import CheckpointId, PartTracker
 from resile_learner.checkpoint.snapshot import Snapshot
@@ -112,15 +111,13 @@ def stores(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the parameters, fewer turns")
-    quick = parser.parse_args().quick
-    parameters, turns = (10_000_000, 5) if quick else (100_000_000, 7)
+    length = argument_parser(__doc__).parse_args().length
+    parameters, turns = length.pick(full=(100_000_000, 7), quick=(10_000_000, 5), tiny=(100_000, 1))
     torch.set_num_threads(1)
     flat = state(parameters)
     own, bare, snapshot = pauses(flat, turns)
     megabytes = snapshot.num_bytes / 1e6
-    title = f"{parameters // 1_000_000} M parameters, {megabytes:.0f} MB: the pause for a snapshot"
+    title = f"{parameters / 1e6:g} M parameters, {megabytes:.0f} MB: the pause for a snapshot"
     pause, copy = statistics.median(own), statistics.median(bare)
     print_table(title, ("side", "ms", "GB/s"), [row("snapshot", pause, megabytes), row("bare copy", copy, megabytes)])
     targets = [Target("pause for a snapshot, by a bare copy", pause / copy, 1.10)]
@@ -132,7 +129,7 @@ def main() -> None:
             rows.append((name, f"{megabytes / mine:.0f}", f"{megabytes / theirs:.0f}", f"{theirs / mine:.2f}"))
             targets.append(Target(f"upload to {name}, by a bare put", mine / theirs, SLOWEST_UPLOAD))
     print_table("Upload by one worker", ("storage", "Resile MB/s", "bare put MB/s", "throughput ratio"), rows)
-    conclude(targets)
+    conclude(targets, length)
 
 
 def row(name: str, seconds: float, megabytes: float) -> tuple[str, str, str]:

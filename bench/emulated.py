@@ -7,7 +7,7 @@ import argparse
 import time
 
 import torch
-from rescaled import Stamps
+from rescaled import Noting
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -44,7 +44,7 @@ def main() -> None:
     model = Accelerator(args.sample_seconds)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ElasticModel(
-        model, lambda: (data, None), nn.functional.cross_entropy, optimizer, callbacks=[Stamps(args.stamps)]
+        model, lambda: (data, None), nn.functional.cross_entropy, optimizer, callbacks=[Noting(args.stamps)]
     ).train(epochs=1, batch_size=args.batch_size, num_shards=args.num_shards)
 
 

@@ -4,9 +4,9 @@ Everything is measured in one run, in the same processes, the two sides taking t
 
     python bench/exchange.py            # 2, 4 and 8 workers, 1, 16 and 100 MB
     python bench/exchange.py --quick    # fewer repetitions, at most 4 workers
+    python bench/exchange.py --tiny     # only tries every part
 """
 
-import argparse
 import ctypes
 import itertools
 import math
@@ -25,13 +25,14 @@ from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
-from report import Target, conclude
+from report import Target, argument_parser, conclude
 
 from resile_learner.collectives.exchange import RoundSpec, Tag
 from resile_learner.collectives.mesh import Mesh
 from resile_learner.collectives.tree import pieces, ranges
 
 MB = 1_000_000
+SIZES_MB = (0.01, 1, 16, 100)
 BARE_CHUNK_BYTES = 1 << 20
 GIVE_UP_SECONDS = 600
 
@@ -47,22 +48,23 @@ class Settings:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a shorter run")
+    parser = argument_parser(__doc__)
     parser.add_argument("--workers", type=int, nargs="+", help="numbers of processes (2 4 8)")
     parser.add_argument("--sizes", type=float, nargs="+", help="megabytes to reduce (0.01 1 16 100)")
     parser.add_argument("--bucket", type=float, default=4.0, help="megabytes in a bucket (4)")
     parser.add_argument("--state", type=int, help="megabytes of state to hand over (1200; 0: none)")
     arguments = parser.parse_args()
+    length = arguments.length
     settings = Settings(
-        sizes_mb=tuple(arguments.sizes or (0.01, 1, 16, 100)),
+        sizes_mb=tuple(arguments.sizes or length.pick(full=SIZES_MB, quick=SIZES_MB, tiny=(0.01,))),
         bucket_mb=arguments.bucket,
-        seconds=1.5 if arguments.quick else 6.0,
-        state_mb=arguments.state if arguments.state is not None else (300 if arguments.quick else 1200),
+        seconds=length.pick(full=6.0, quick=1.5, tiny=0.01),
+        state_mb=arguments.state if arguments.state is not None else length.pick(full=1200, quick=300, tiny=4),
     )
+    numbers_of_workers = arguments.workers or length.pick(full=(2, 4, 8), quick=(2, 4), tiny=(2,))
     targets = []
     print(f"{'workers':>7} {'MB':>8} {'resile ms':>10} {'gloo ms':>10} {'ratio':>6}")
-    for num_workers in arguments.workers or ((2, 4) if arguments.quick else (2, 4, 8)):
+    for num_workers in numbers_of_workers:
         with processes(num_workers, settings) as first:
             for size in settings.sizes_mb:
                 ours, gloo = answer(first)
@@ -72,14 +74,14 @@ def main() -> None:
             if num_workers == 2 and settings.state_mb:
                 ours, bare = answer(first)
                 handover = (ours, bare)
-    if 2 in (arguments.workers or (2,)) and settings.state_mb:
+    if 2 in numbers_of_workers and settings.state_mb:
         ours, bare = handover
         rates = [settings.state_mb / 1000 / seconds for seconds in (ours, bare)]
         print(
             f"state of {settings.state_mb} MB: {rates[0]:.2f} GB/s, bare socket {rates[1]:.2f} GB/s, "
             f"speed ratio {rates[0] / rates[1]:.2f}"
         )
-    conclude(targets)
+    conclude(targets, length)
 
 
 def answer(first: Connection) -> tuple[float, float]:

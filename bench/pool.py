@@ -1,6 +1,6 @@
 """A whole pool: how fast a change of priority takes effect, hop by hop, and what the platform costs a job.
 
-    python bench/pool.py [--quick] [--changes 20] [--only changes|overhead]
+    python bench/pool.py [--quick | --tiny] [--changes 20] [--only changes|overhead]
 
 Changes: two jobs train an MLP with AdamW on one host of 4 slots. The priority of the second one goes up and down, so
 that they have 3 and 1 workers, then 2 and 2, and so on: each time one job shrinks, and the other grows onto its slot.
@@ -11,7 +11,6 @@ Overhead: one job alone on a pool, and the same script by `resile run` with as m
 while one runs, all processes of the other are stopped.
 """
 
-import argparse
 import asyncio
 import os
 import statistics
@@ -27,7 +26,7 @@ from pathlib import Path
 
 import psutil
 from jobs import SCRIPT, arguments, pool_up, submit, traced
-from report import Target, conclude, print_table
+from report import Target, argument_parser, conclude, print_table
 from stamps import Stamps
 
 from resile.client import Client
@@ -43,7 +42,6 @@ SETTLE = 10
 NUM_WORKERS = 2
 """Of the job whose speed is compared."""
 WARM_UP = 30
-THAW_SECONDS, TURN_SECONDS = 2.0, 8.0
 PATIENT_SECONDS = 60.0  # who is frozen for a turn is not lost
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 120.0
@@ -200,7 +198,19 @@ def print_changes(changes: Sequence[tuple[Change, Change]], traces: Sequence[lis
 # what the platform costs
 
 
-async def measure_overhead(rounds: int) -> list[tuple[float, float]]:
+@dataclass(frozen=True)
+class Turn:
+    """How long one side runs while the other is frozen, in seconds."""
+
+    thaw: float
+    """Not measured."""
+    measured: float
+
+
+TURN, TINY_TURN = Turn(2.0, 8.0), Turn(0.5, 1.0)
+
+
+async def measure_overhead(rounds: int, turn: Turn) -> list[tuple[float, float]]:
     """Return iterations per second in a pool and without one, of each round."""
     with tempfile.TemporaryDirectory(prefix="resile-bench-") as name:
         folder = Path(name)
@@ -213,7 +223,7 @@ async def measure_overhead(rounds: int) -> list[tuple[float, float]]:
                 run = [process, *process.children(recursive=True)]
                 pool = [child for child in psutil.Process().children(recursive=True) if child not in run]
                 sides = [Side(in_pool, pool), Side(in_run, run)]
-                return await in_turns(sides, rounds)
+                return await in_turns(sides, rounds, turn)
 
 
 @contextmanager
@@ -240,13 +250,13 @@ class Side:
     stamps: Stamps
     processes: Sequence[psutil.Process]
 
-    async def take_turn(self) -> float:
+    async def take_turn(self, turn: Turn) -> float:
         """Be the only one that runs, for a while; return iterations per second, without the first moments."""
         for process in self.processes:
             process.resume()
-        await asyncio.sleep(THAW_SECONDS)
+        await asyncio.sleep(turn.thaw)
         begin = time.monotonic()
-        await asyncio.sleep(TURN_SECONDS)
+        await asyncio.sleep(turn.measured)
         self.freeze()
         stamps = [stamp.time for stamp in self.stamps.read() if stamp.time >= begin]
         return (len(stamps) - 1) / (stamps[-1] - stamps[0])
@@ -256,7 +266,7 @@ class Side:
             process.suspend()
 
 
-async def in_turns(sides: Sequence[Side], rounds: int) -> list[tuple[float, float]]:
+async def in_turns(sides: Sequence[Side], rounds: int, turn: Turn) -> list[tuple[float, float]]:
     """Measure each side while the other is frozen, again and again; what else the machine does meets both alike."""
     for side in sides:
         side.freeze()
@@ -264,7 +274,7 @@ async def in_turns(sides: Sequence[Side], rounds: int) -> list[tuple[float, floa
         found = []
         for number in range(rounds):
             order = list(range(len(sides)))[:: -1 if number % 2 else 1]  # who is first is last in the next round
-            speeds = {index: await sides[index].take_turn() for index in order}
+            speeds = {index: await sides[index].take_turn(turn) for index in order}
             found.append((speeds[0], speeds[1]))
         return found
     finally:
@@ -292,18 +302,20 @@ def print_overhead(speeds: Sequence[tuple[float, float]]) -> list[Target]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a change of priority and what a pool cost.")
-    parser.add_argument("--quick", action="store_true", help="fewer changes and turns")
+    parser = argument_parser(__doc__)
     parser.add_argument("--changes", type=int, help="of priority")
     parser.add_argument("--only", choices=["changes", "overhead"])
     args = parser.parse_args()
+    length = args.length
 
     verdicts: list[Target] = []
     if args.only != "overhead":
-        verdicts += print_changes(*asyncio.run(measure_changes(args.changes or (5 if args.quick else 20))))
+        verdicts += print_changes(*asyncio.run(measure_changes(args.changes or length.pick(full=20, quick=5, tiny=1))))
     if args.only != "changes":
-        verdicts += print_overhead(asyncio.run(measure_overhead(2 if args.quick else 10)))
-    conclude(verdicts)
+        verdicts += print_overhead(
+            asyncio.run(measure_overhead(*length.pick(full=(10, TURN), quick=(2, TURN), tiny=(1, TINY_TURN))))
+        )
+    conclude(verdicts, length)
 
 
 if __name__ == "__main__":

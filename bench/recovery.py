@@ -1,6 +1,6 @@
 """Recovery: what it costs that workers or hosts die, or freeze.
 
-    python bench/recovery.py [--quick] [--kills N] [--only workers hosts frozen run torchrun torchft]
+    python bench/recovery.py [--quick | --tiny] [--kills N] [--only workers hosts frozen run torchrun torchft]
 
 Four workers train an MLP with AdamW. At a random moment of an iteration a random one of them is killed (kill -9), or a
 whole host at once (its agent, with all below it), or a worker is frozen (SIGSTOP). The time runs until the survivors
@@ -13,7 +13,6 @@ have committed an iteration; `strikes.py` says how. When four train again, the n
 - torchft: four replicas on gloo. It is installed into a folder of its own, and left out where that does not work.
 """
 
-import argparse
 import asyncio
 import math
 import os
@@ -32,7 +31,7 @@ from pathlib import Path
 
 from jobs import SCRIPT, arguments, pool_up, submit, traced
 from peers import Unusable, torchft, torchrun
-from report import Target, conclude, print_table
+from report import Target, argument_parser, conclude, print_table
 from stamps import Stamps
 from strikes import NotRecovered, Recovery, Struck, strike
 
@@ -126,7 +125,9 @@ class Part:
     """Limits in seconds; of a peer there is none."""
     p99: float | None = None
     is_traced: bool = False
-    """Whether traces tell where the time goes."""
+    """Whether traces show where the time goes."""
+    tiny: int = 1
+    """0: left out of a tiny run, since another part has the same code, or it needs more than Resile."""
 
 
 PARTS = {
@@ -140,10 +141,11 @@ PARTS = {
         signal.SIGSTOP,
         p99=PoolOptions().detection_seconds + 0.5,
         is_traced=True,
+        tiny=0,
     ),
     "run": Part("a worker of `resile run`, killed", local_run, 50, 5, median=0.15, p99=0.5),
-    "torchrun": Part("torchrun: a worker, killed", torchrun, 10, 1),
-    "torchft": Part("torchft: a replica, killed", torchft, 10, 2),
+    "torchrun": Part("torchrun: a worker, killed", torchrun, 10, 1, tiny=0),
+    "torchft": Part("torchft: a replica, killed", torchft, 10, 2, tiny=0),
 }
 
 
@@ -203,17 +205,21 @@ def targets(part: Part, found: Sequence[Recovery]) -> Iterator[Target]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What it costs that workers or hosts die, or freeze.")
-    parser.add_argument("--quick", action="store_true", help="fewer strikes")
+    parser = argument_parser(__doc__)
     parser.add_argument("--kills", type=int, help="strikes of each part")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     args = parser.parse_args()
+    length = args.length
 
     rows, spreads, hop_rows, verdicts = [], [], [], []
     for name in args.only:
         part = PARTS[name]
+        times = args.kills or length.pick(full=part.times, quick=part.quick, tiny=part.tiny)
+        if not times:
+            print(f"{part.label}: left out of a tiny run")
+            continue
         try:
-            found, ends = asyncio.run(measure(part, args.kills or (part.quick if args.quick else part.times)))
+            found, ends = asyncio.run(measure(part, times))
         except (Unusable, NotRecovered) as error:
             print(f"{part.label}: {error}", file=sys.stderr)
             verdicts += [Target(f"{part.label}: recovers", float("inf"), 0)] if part.p99 else []
@@ -230,7 +236,7 @@ def main() -> None:
     print_table("How many took so many ms", ("", *bins, "more"), spreads)
     if hop_rows:
         print_table("The hops of those on a pool, medians in ms since the signal", ("", "traces", *HOPS), hop_rows)
-    conclude(verdicts)
+    conclude(verdicts, length)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """One registry and many hosts: what it costs, that nobody is lost by mistake, and how fast real losses are seen.
 
-    python bench/registry.py [--quick] [--hosts 10000] [--seconds 60]
+    python bench/registry.py [--quick | --tiny] [--hosts 10000] [--seconds 60]
 
 Other processes play the agents: their hosts say hello and beat once a second, to a real nats-server and the real
 registry. Then some of them fall silent; the time runs from a host's last beat to the moment at which its record says
 so to whoever watches.
 """
 
-import argparse
 import asyncio
 import multiprocessing
 import secrets
@@ -22,7 +21,7 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 import psutil
-from report import Target, conclude, print_table
+from report import Target, argument_parser, conclude, print_table
 
 from resile_shared import subjects
 from resile_shared.bus import Bus
@@ -183,7 +182,7 @@ async def measure(server: NatsServer, num_hosts: int, seconds: float) -> Measure
             silent: dict[str, float] = {}
             most_late = 0.0
             for pipe in pipes:
-                pipe.send(NUM_SILENT // NUM_PROCESSES)
+                pipe.send(min(NUM_SILENT, num_hosts // 2) // NUM_PROCESSES)
                 stopped, late = await asyncio.to_thread(pipe.recv)
                 silent |= stopped
                 most_late = max(most_late, late)
@@ -219,13 +218,12 @@ async def run(num_hosts: int, seconds: float) -> Measured:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer hosts, for a shorter time")
+    parser = argument_parser(__doc__)
     parser.add_argument("--hosts", type=int, help="how many beat")
     parser.add_argument("--seconds", type=float, help="for how long, before some fall silent")
     options = parser.parse_args()
-    num_hosts = options.hosts or (2000 if options.quick else 10_000)
-    seconds = options.seconds or (10.0 if options.quick else 60.0)
+    num_hosts = options.hosts or options.length.pick(full=10_000, quick=2000, tiny=20)
+    seconds = options.seconds or options.length.pick(full=60.0, quick=10.0, tiny=0.5)
     measured = asyncio.run(run(num_hosts, seconds))
     rows = [
         ("until all have joined", f"{measured.joined_seconds:.1f} s"),
@@ -239,7 +237,7 @@ def main() -> None:
         Target("hosts lost by mistake", measured.lost_by_mistake, 0.0),
         Target("a loss is seen after, at worst", max(measured.seen_after), DETECTION_SECONDS + MARGIN_SECONDS, "s"),
     )
-    conclude(targets)
+    conclude(targets, options.length)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Changes of membership: what a planned shrink (4 to 3 workers) and a planned grow (3 to 4) cost.
 
-    python bench/rescale.py [--quick] [--millions 1 100]
+    python bench/rescale.py [--quick | --tiny] [--millions 1 100]
 
 A real run (the launcher of `resile run`) is resized again and again while it trains an MLP with AdamW. The lowest rank
 notes when each iteration is committed, on the clock of the bench.
@@ -11,7 +11,6 @@ notes when each iteration is committed, on the clock of the bench.
   and after. It holds the pause, and what the joiner's start takes from the others' processors.
 """
 
-import argparse
 import asyncio
 import contextlib
 import statistics
@@ -24,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bandwidth import loopback_bytes_per_second
-from report import Target, conclude, print_table
+from report import Target, argument_parser, conclude, print_table
 from stamps import Stamps
 
 from resile_learner.local.events import Printed, Rescaled, RunEvent
@@ -194,22 +193,21 @@ def targets(scale: Scale, changes: Sequence[Change], bandwidth: float) -> Iterat
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What planned changes of membership cost.")
-    parser.add_argument("--quick", action="store_true", help="fewer changes")
-    parser.add_argument("--millions", nargs="+", type=int, default=[1, 100], choices=[1, 100], help="parameters")
+    parser = argument_parser(__doc__)
+    parser.add_argument("--millions", nargs="+", type=int, choices=[1, 100], help="parameters (1 100)")
     parser.add_argument("--changes", type=int, help="of each kind")
     args = parser.parse_args()
+    length = args.length
 
     verdicts: list[Target] = []
-    for millions in args.millions:
+    for millions in args.millions or length.pick(full=(1, 100), quick=(1, 100), tiny=(1,)):
         if millions == 1:
-            scale = Scale(1, batch_size=96, changes=args.changes or (5 if args.quick else 12), steady=40, after=20)
+            changes, steady, after = length.pick(full=(12, 40, 20), quick=(5, 40, 20), tiny=(1, 3, 3))
+            scale = Scale(1, batch_size=96, changes=args.changes or changes, steady=steady, after=after)
         else:
-            after, steady = (3, 3) if args.quick else (20, 5)
-            scale = Scale(
-                100, batch_size=12, changes=args.changes or (1 if args.quick else 3), steady=steady, after=after
-            )
-        changes, bandwidth = measure(scale)
+            changes, steady, after = length.pick(full=(3, 5, 20), quick=(1, 3, 3), tiny=(1, 3, 3))
+            scale = Scale(100, batch_size=12, changes=args.changes or changes, steady=steady, after=after)
+        measured, bandwidth = measure(scale)
         header = (
             "",
             "changes",
@@ -218,7 +216,7 @@ def main() -> None:
             "order to effect ms",
             f"lost in {scale.after} iterations ms",
         )
-        shrinks, grows = [c for c in changes if not c.grows], [c for c in changes if c.grows]
+        shrinks, grows = [c for c in measured if not c.grows], [c for c in measured if c.grows]
         print_table(
             f"{millions} M parameters, AdamW; a bare loopback socket carries {bandwidth / 1e9:.2f} GB/s",
             header,
@@ -227,13 +225,13 @@ def main() -> None:
                 row(f"grow {SMALL} to {LARGE}", grows, scale.after),
             ],
         )
-        verdicts += targets(scale, changes, bandwidth)
+        verdicts += targets(scale, measured, bandwidth)
     print_table(
         "Quoted (README), not measured here: time without a committed step (0.99 M parameters, AdamW, 4 workers)",
         ("", "one worker leaves, announced", "one more worker"),
         PEERS,
     )
-    conclude(verdicts)
+    conclude(verdicts, length)
 
 
 if __name__ == "__main__":

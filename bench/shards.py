@@ -1,12 +1,11 @@
 """How well N workers share V shards: iteration time over N = 1..8, with emulated accelerators, against the ideal.
 
-    python bench/shards.py [--quick]
+    python bench/shards.py [--quick | --tiny]
 
 One run for each V visits all N by a plan. An iteration takes as long as the worker with most shards: the ideal is
 ceil(V / N) / V of one worker's time. What is above it is the exchange and all else that an iteration costs.
 """
 
-import argparse
 import itertools
 import math
 import statistics
@@ -15,7 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from report import print_table
+from report import argument_parser, print_table
+from stamps import Stamps
 
 HERE = Path(__file__).resolve().parent
 SIZES = range(1, 9)
@@ -43,7 +43,7 @@ def iteration_times(num_shards: int, *, iterations: int, sample_seconds: float) 
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise SystemExit(f"the run could not be measured: {done.stderr}")
-        times = [float(line.split()[1]) for line in stamps.read_text().splitlines()]
+        times = [stamp.time for stamp in Stamps(stamps).read()]
     medians = {}
     for number, size in enumerate(sizes):
         own = times[number * iterations + SKIPPED : (number + 1) * iterations]
@@ -52,12 +52,10 @@ def iteration_times(num_shards: int, *, iterations: int, sample_seconds: float) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer iterations")
-    quick = parser.parse_args().quick
-    iterations, sample_seconds = (20, 0.0005) if quick else (50, 0.001)
+    length = argument_parser(__doc__).parse_args().length
+    iterations, sample_seconds = length.pick(full=(50, 0.001), quick=(20, 0.0005), tiny=(6, 0.0001))
     rows = []
-    for num_shards in SHARDS:
+    for num_shards in length.pick(full=SHARDS, quick=SHARDS, tiny=(2,)):
         medians = iteration_times(num_shards, iterations=iterations, sample_seconds=sample_seconds)
         for size, seconds in medians.items():
             ideal = medians[1] * math.ceil(num_shards / size) / num_shards

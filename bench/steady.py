@@ -1,6 +1,6 @@
 """Steady state: an iteration of Resile against one of DistributedDataParallel on gloo, in one run.
 
-    python bench/steady.py [--quick] [--workloads digits gpt] [--workers 1 2 4]
+    python bench/steady.py [--quick | --tiny] [--workloads digits gpt] [--workers 1 2 4]
 
 For each model and number of workers six trainings live side by side and take turns of a few iterations each: DDP, the
 same processes without DDP (compute alone), and Resile with V = N (the cut that DDP makes), with the V that the training
@@ -9,7 +9,6 @@ that of the median iterations; the quartiles are of the ratios of single turns. 
 time, of all workers together: it shows work, not waiting, and is steadier on a busy machine.
 """
 
-import argparse
 import asyncio
 import contextlib
 import multiprocessing
@@ -23,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from gate import Gate
-from report import Target, conclude, print_table
+from report import Target, argument_parser, conclude, print_table
 
 from resile_learner.local.events import Printed, RunEvent
 from resile_learner.local.launcher import LocalRun
@@ -33,6 +32,7 @@ from resile_learner.local.settings import RunSettings
 HERE = Path(__file__).resolve().parent
 START_SECONDS = 120.0
 TURN_SECONDS = 0.2
+WORKLOADS = ("digits", "gpt")
 WARM_UP = 2  # iterations at the start of a block that do not count
 
 
@@ -201,17 +201,18 @@ def targets(results: Mapping[tuple[str, int], Sequence[Training]]) -> Iterator[T
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Iterations of Resile against those of DistributedDataParallel.")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter blocks")
-    parser.add_argument("--workloads", nargs="+", default=["digits", "gpt"], choices=["digits", "gpt"])
-    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4])
-    parser.add_argument("--rounds", type=int, help="turns of each training (default 40, quick 12)")
+    parser = argument_parser(__doc__)
+    parser.add_argument("--workloads", nargs="+", choices=["digits", "gpt"], help="(digits gpt)")
+    parser.add_argument("--workers", nargs="+", type=int, help="numbers of workers (1 2 4)")
+    parser.add_argument("--rounds", type=int, help="turns of each training (40, quick 12)")
     args = parser.parse_args()
+    length = args.length
+    rounds = args.rounds or length.pick(full=40, quick=12, tiny=1)
 
     results = {}
-    for workload in args.workloads:
-        for size in args.workers:
-            sides = results[workload, size] = measure(workload, size, rounds=args.rounds or (12 if args.quick else 40))
+    for workload in args.workloads or length.pick(full=WORKLOADS, quick=WORKLOADS, tiny=("digits",)):
+        for size in args.workers or length.pick(full=(1, 2, 4), quick=(1, 2, 4), tiny=(1,)):
+            sides = results[workload, size] = measure(workload, size, rounds=rounds)
             print_table(
                 f"{workload}, {size} worker{'s' if size > 1 else ''}",
                 (
@@ -230,7 +231,7 @@ def main() -> None:
         "DDP's exchange is its iteration less that of the same processes without it.\n"
         "Quoted: torchft's steady step takes 1.29 to 1.65 times that of DDP."
     )
-    conclude(targets(results))
+    conclude(targets(results), length)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ class Client:
 
     async def submit(self, spec: JobSpec) -> str:
         """Submit a job; return its id once it is stored."""
-        return self._read(api.Submission, await self._post("jobs", spec.model_dump(mode="json"))).job_id
+        return self._read(api.Submission, await self._post("jobs", spec.model_dump(mode="json"))).id
 
     async def set_priority(self, job: str, priority: int) -> None:
         """Give a job a larger or smaller share."""

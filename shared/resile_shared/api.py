@@ -139,9 +139,9 @@ class LogList(View):
 
 
 class Submission(View):
-    """The answer to ``POST /v1/jobs``, whose body is a `messages.jobs.JobSpec`. The job is stored."""
+    """The response to ``POST /v1/jobs``, whose body is a `messages.jobs.JobSpec`. The job is stored."""
 
-    job_id: str
+    id: str = Field(description="of the job")
 
 
 class NewPriority(Message):

@@ -44,11 +44,11 @@ async def test_a_submitted_job_is_seen_at_once_and_the_same_key_submits_once(mon
     monitors.storage.put(PACKAGE, [b""])
     monitor = await monitors.start()
     status, answer = await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"})
-    assert (status, Submission.model_validate(answer)) == (201, Submission(job_id="job-1"))
+    assert (status, Submission.model_validate(answer)) == (201, Submission(id="job-1"))
     assert (await monitor.get("/v1/jobs/job-1", JobView)).args == SPEC.args
     assert await monitor.get("/v1/jobs/job-1/spec", JobSpec) == SPEC
     assert await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"}) == (201, answer)
-    assert await monitor.post("/v1/jobs", BODY) == (201, {"job_id": "job-2"})
+    assert await monitor.post("/v1/jobs", BODY) == (201, {"id": "job-2"})
 
 
 async def test_a_key_counts_for_one_request_alone(monitors: Monitors, scene: Scene) -> None:
@@ -129,4 +129,4 @@ async def test_a_scheduler_that_is_away_is_told_as_such(monitors: Monitors, scen
     assert "the same Idempotency-Key" in problem.detail
     answering = Answering(scene)
     await answering.listen()
-    assert await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"}) == (201, {"job_id": "job-1"})
+    assert await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"}) == (201, {"id": "job-1"})

@@ -138,7 +138,7 @@ class ApiServer:
         spec = JobSpec.model_validate_json(await request.read())
         self.asked.append(("submit", spec))
         self.jobs["new-1"] = job_view("new-1", name=spec.name)
-        return answer(api.Submission(job_id="new-1"), status=201)
+        return answer(api.Submission(id="new-1"), status=201)
 
     async def _change(self, request: web.Request) -> web.Response:
         self.asked.append((request.path, await request.json()))

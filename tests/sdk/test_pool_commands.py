@@ -51,7 +51,7 @@ def test_a_request_whose_answer_is_lost_is_sent_again_with_the_same_key(
 ) -> None:
     api_server.num_lost_answers = 1
     assert main(["submit", str(script), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"job_id": "new-1"}
+    assert json.loads(capsys.readouterr().out) == {"id": "new-1"}
     assert (len(api_server.keys), len(set(api_server.keys))) == (3, 2)
 
 

@@ -83,7 +83,7 @@ def submit(
 
     job = reach(work, server=server, home=home, as_json=as_json)
     if as_json:
-        print_json({"job_id": job})
+        print_json({"id": job})
     else:
         typer.echo(job)
 
@@ -198,6 +198,6 @@ def resume(job: Job, *, server: Server = None, home: Home = DEFAULT_HOME, as_jso
 
 def _confirm(job: str, what: str, *, as_json: bool) -> None:
     if as_json:
-        print_json({"job_id": job})
+        print_json({"id": job})
     else:
         typer.echo(f"{job} {what}")

@@ -51,7 +51,7 @@ class Jobs:
         spec = await read_body(request, JobSpec)
         await asyncio.to_thread(check_is_stored, self._pool.storage, spec.package)
         job = await self._pool.ask("job", "submit", JobSubmit(spec=spec), key=read_key(request))
-        return answer(Submission(job_id=job), status=201)
+        return answer(Submission(id=job), status=201)
 
     async def _prioritise(self, request: web.Request) -> web.Response:
         body = await read_body(request, NewPriority)

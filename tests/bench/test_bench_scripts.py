@@ -1,0 +1,45 @@
+"""Every benchmark runs: each is tried in its tiny form, whose numbers mean nothing."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+RESULT_LINES = {
+    "checkpoint.py": (r"snapshot +[\d.]+ ", r"file +\d+ ", r"s3 +\d+ ", r"- +upload to s3"),
+    "exchange.py": (r" 2 +0\.01 +[\d.]+ ", r"state of 4 MB: [\d.]+ GB/s", r"- +0\.01 MB, 2 workers"),
+    "pool.py": (r"shrink +1 ", r"new membership formed +[\d.]+ ", r"a job alone on a pool +[\d.]+ "),
+    "recovery.py": (r"a worker of a pool, killed +1 ", r"a worker of `resile run`, killed +1 ", r"left out"),
+    "registry.py": (r"until all have joined +[\d.]+ s", r"- +hosts lost by mistake: 0\.00"),
+    "rescale.py": (r"shrink 4 to 3 +1 ", r"grow 3 to 4 +1 ", r"- +1 M, pause of a grow"),
+    "shards.py": (r"V = 2, N = 1 +[\d.]+ ", r"V = 2, N = 2 +[\d.]+ "),
+    "steady.py": (r"DDP \(gloo\) +[\d.]+ ", r"Resile, default V +[\d.]+ "),
+}
+
+pytestmark = pytest.mark.long
+
+
+def run(script: str, option: str) -> str:
+    done = subprocess.run([sys.executable, BENCH / script, option], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("script", RESULT_LINES)
+def test_a_benchmark_prints_its_results(script: str) -> None:
+    out = run(script, "--tiny")
+    for line in RESULT_LINES[script]:
+        assert re.search(line, out), out
+
+
+def test_all_benchmarks_are_tried() -> None:
+    assert {file.name for file in BENCH.glob("*.py") if "argument_parser(__doc__)" in file.read_text()} == {
+        *RESULT_LINES
+    }
+
+
+def test_what_peers_of_resile_run_can_be_imported() -> None:
+    assert "--by" in run("recovered.py", "--help")
