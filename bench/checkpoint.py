@@ -22,20 +22,20 @@ from resile_learner.checkpoint.manifest import CheckpointId, PartTracker
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.store import CheckpointStore
 from resile_learner.checkpoint.uploads import Uploads
-from resile_learner.training.state import Flat, flatten
+from resile_learner.state.flat import FlatState, flatten
 from resile_shared.testing.s3 import S3Server
 
 SLOWEST_UPLOAD = 1 / 0.8
 
 
-def state(parameters: int) -> Flat:
+def state(parameters: int) -> FlatState:
     """A model with AdamW's moments: 12 bytes for each parameter."""
     layers = [torch.randn(parameters // 10) for _ in range(10)]
     moments = [{"exp_avg": torch.randn_like(layer), "exp_avg_sq": torch.rand_like(layer)} for layer in layers]
     return flatten({"model": layers, "optimizer": moments})
 
 
-def pauses(flat: Flat, turns: int) -> tuple[list[float], list[float], Snapshot]:
+def pauses(flat: FlatState, turns: int) -> tuple[list[float], list[float], Snapshot]:
     """Seconds for which training stands still, into memory that was used before; and those of a bare copy."""
     snapshot = Snapshot(flat)
     copies = [torch.empty_like(tensor).copy_(tensor) for tensor in flat.tensors]
@@ -70,7 +70,7 @@ def upload(uploads: Uploads, snapshot: Snapshot, checkpoint: CheckpointId) -> fl
     return seconds
 
 
-def compared(url: str, flat: Flat, turns: int) -> tuple[list[float], list[float]]:
+def compared(url: str, flat: FlatState, turns: int) -> tuple[list[float], list[float]]:
     """Seconds of an upload, and of a bare put of the same bytes to the same storage."""
     snapshot = Snapshot(flat)
     content = np.concatenate(

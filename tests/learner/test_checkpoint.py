@@ -27,7 +27,7 @@ from resile_learner.checkpoint.manifest import (
 from resile_learner.checkpoint.model import UnsupportedModelError, save_model
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.store import CheckpointStore, DamagedError, Loaded, NoneWholeError, TakenError
-from resile_learner.training.state import allocate, flatten, unflatten
+from resile_learner.state.flat import allocate, flatten, unflatten
 from resile_shared.storage import MissingObjectError, ObjectStorage, StorageError, _translated
 
 PART_BYTES = 500

@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
+from resile_learner.checkpoint import checkpointer as module
+from resile_learner.checkpoint.checkpointer import Checkpointer, StorageGone
 from resile_learner.messages import Message, Warned
-from resile_learner.training import checkpoints
-from resile_learner.training.checkpoints import Checkpointer, StorageGone
-from resile_learner.training.session import SoloSession
-from resile_learner.training.state import flatten
+from resile_learner.session import SoloSession
+from resile_learner.state.run import RunState
 
 
 class StoredSession(SoloSession):
@@ -61,22 +60,22 @@ def remove(obstacle: Path) -> None:
     obstacle.rmdir()
 
 
-def test_the_final_model_is_waited_for_and_the_user_told_once(
+def test_the_final_model_is_waited_for_and_the_user_warned_once(
     tmp_path: Path, session: StoredSession, checkpointer: Checkpointer
 ) -> None:
     obstacle = in_the_way(tmp_path, "model.safetensors")
     model = nn.Linear(2, 2)
     checkpointer.store_model(model)
-    until(lambda: checkpointer.in_trouble)
+    until(lambda: checkpointer.is_failing)
     for _ in range(3):
-        checkpointer.heard([])
+        checkpointer.on_headers([])
         checkpointer.store_model(model)
-        assert checkpointer.busy
-    (told,) = session.warnings
-    assert f"the final model is not stored yet in {tmp_path.as_uri()}: " in told
-    assert "the job waits for it" in told
+        assert checkpointer.is_busy
+    (warning,) = session.warnings
+    assert f"the final model is not stored yet in {tmp_path.as_uri()}: " in warning
+    assert "the job is waiting for it" in warning
     remove(obstacle)
-    until(lambda: not checkpointer.busy)
+    until(lambda: not checkpointer.is_busy)
     assert (tmp_path / "model.safetensors").is_file()
 
 
@@ -86,23 +85,23 @@ def test_the_wait_for_the_final_model_has_an_end(
     in_the_way(tmp_path, "model.safetensors")
     model = nn.Linear(2, 2)
     checkpointer.store_model(model)
-    until(lambda: checkpointer.in_trouble)
+    until(lambda: checkpointer.is_failing)
     checkpointer.store_model(model)
-    monkeypatch.setattr(checkpoints, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
     checkpointer._safe_since = float("inf")
-    with pytest.raises(StorageGone, match=r"training is complete, but its end could not be stored .* resume from"):
+    with pytest.raises(StorageGone, match=r"training is complete, but its result could not be stored .* resume from"):
         checkpointer.store_model(model)
 
 
-def test_training_is_told_of_a_checkpoint_that_waits_and_goes_on(
+def test_training_continues_with_a_warning_while_a_checkpoint_cannot_be_stored(
     tmp_path: Path, session: StoredSession, checkpointer: Checkpointer
 ) -> None:
     obstacle = in_the_way(tmp_path, "checkpoints/000000000003-g1/part-00000")
-    checkpointer.begin(3, flatten({"w": torch.ones(3)}))
-    until(lambda: checkpointer.in_trouble)
-    checkpointer.heard([])
-    (told,) = session.warnings
-    assert "checkpoint 000000000003-g1 is not stored yet" in told
-    assert "(training goes on)" in told
+    checkpointer.begin(3, RunState(nn.Linear(3, 1), {}, {}, after_load=lambda: None))
+    until(lambda: checkpointer.is_failing)
+    checkpointer.on_headers([])
+    (warning,) = session.warnings
+    assert "checkpoint 000000000003-g1 is not stored yet" in warning
+    assert "(training continues)" in warning
     remove(obstacle)
-    until(lambda: checkpointer.news()["stored"])
+    until(lambda: checkpointer.header_fields().stored)

@@ -15,16 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from resile_learner.training.state import (
-    ByteStream,
-    StateError,
-    allocate,
-    flatten,
-    on_host,
-    specs,
-    tensor_bytes,
-    unflatten,
-)
+from resile_learner.state.flat import allocate, flatten, specs, unflatten
+from resile_learner.state.memory import ByteStream, StateError, tensor_bytes
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
@@ -37,7 +29,7 @@ def through_bytes(tree: Any) -> Any:
     """Take a state apart, carry its bytes to newly made tensors, and put it together."""
     flat = flatten(tree)
     received = allocate(flat.skeleton)
-    for source, target in zip(on_host(flat.tensors), received, strict=True):
+    for source, target in zip(flat.tensors, received, strict=True):
         tensor_bytes(target)[:] = tensor_bytes(source)
     return unflatten(flat.skeleton, received)
 

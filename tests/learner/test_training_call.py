@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from resile.training import Callback, ElasticLoop, ElasticModel, Iteration, Result, Validation, seed
+from resile_learner.collectives.exchange import OpenRound, RoundSpec
+from resile_learner.session import SoloSession, enter_session
 from resile_learner.training.batches import BatchPlan
+from resile_learner.training.header import RoundHeader
 from resile_shared.errors import ResileError, UsageError
 
 
@@ -217,3 +220,29 @@ def test_freezing_in_mid_run_is_refused() -> None:
     elastic = ElasticModel(model, lambda: (data(), None), nn.functional.cross_entropy, sgd, callbacks=[Freeze()])
     with pytest.raises(UsageError, match="frozen or unfrozen"):
         alone(lambda: elastic.train(batch_size=16))
+
+
+def test_the_first_round_compares_all_settings_that_must_be_equal() -> None:
+    headers: list[bytes] = []
+
+    class Recording(SoloSession):
+        def begin(self, spec: RoundSpec) -> OpenRound:
+            round_ = super().begin(spec)
+            finish = round_.finish
+
+            def recorded(header: bytes) -> tuple[bytes, ...]:
+                headers.append(header)
+                return finish(header)
+
+            round_.finish = recorded  # type: ignore[method-assign]
+            return round_
+
+    def run() -> None:
+        enter_session(Recording())
+        parts().train(epochs=3, batch_size=16, clip_grad_norm=0.5)
+
+    alone(run)
+    first, second = (RoundHeader.decode(header, lambda _: torch.empty(0))[1].facts for header in headers[:2])
+    expected = {"epochs": "3", "batch_size": "16", "clip_grad_norm": "0.5", "mode": "same-bits", "samples": "40"}
+    assert expected.items() <= first.items()
+    assert not second

@@ -12,7 +12,7 @@ from resile_learner.checkpoint.manifest import CheckpointId, PartInfo, PartTrack
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.store import CheckpointStore
 from resile_learner.checkpoint.uploads import Uploads
-from resile_learner.training.state import allocate, flatten, unflatten
+from resile_learner.state.flat import allocate, flatten, unflatten
 from resile_shared.storage import StorageError
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 import math
 
-from resile_learner.training.phases import Doing, Phase, Phases
+from resile_learner.phases import CurrentPhase, Phase, Phases
 from resile_learner.worker.watch import FIRST_SECONDS, Overdue, Watch
 
 DETECTION = 3.0
@@ -19,7 +19,7 @@ class Scene:
         self.enter("waiting")
 
     def enter(self, phase: Phase) -> None:
-        self.phases.now = Doing(phase, self.now)
+        self.phases.current = CurrentPhase(phase, self.now)
 
     def knows(self, phase: Phase, *, longest: float) -> None:
         self.phases.longest[phase] = longest
@@ -108,7 +108,7 @@ def test_phases_know_how_long_they_took() -> None:
     phases = Phases()
     for phase in ("data", "compute", "data", "waiting"):
         phases.enter(phase)
-    assert phases.now.phase == "waiting"
+    assert phases.current.phase == "waiting"
     assert set(phases.longest) == {"waiting", "data", "compute"}
     data, callback = phases.take_seconds(("data", "callback"))
     assert data >= phases.longest["data"] > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resile_learner.checkpoint.store import CheckpointStore
-from resile_learner.training.state import allocate
+from resile_learner.state.flat import allocate
 
 from .conftest import TRAIN, Resile
 from .pools import pool_up
@@ -77,7 +77,7 @@ def test_training_goes_on_while_its_storage_is_full_and_checkpoints_are_saved_wh
     disk.fill()
     told = watched.until("is not stored yet in file://")
     assert "no space is left there; free some space" in told
-    assert "training goes on" in told
+    assert "training continues" in told
     (run,) = (path for path in disk.folder.iterdir() if path.is_dir())
     store = CheckpointStore(run.as_uri())
     whole = store.complete()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from resile_learner.checkpoint.store import CheckpointStore
-from resile_learner.training.state import allocate
+from resile_learner.state.flat import allocate
 from resile_shared.storage import StorageError
 from resile_shared.testing.fixtures import s3
 from resile_shared.testing.s3 import S3Server
@@ -80,7 +80,7 @@ def test_the_end_of_a_run_waits_for_the_storage_of_its_model_and_says_so(
     watched = Watched(resile.start("run", resile.script(), *options))
     watched.until("first iteration")
     s3.kill()
-    watched.until("the final model is not stored yet in s3://resile/runs/.*the job waits for it")
+    watched.until("the final model is not stored yet in s3://resile/runs/.*the job is waiting for it")
     assert watched.process.poll() is None
     s3.start()
     ended = watched.end()

@@ -1,12 +1,16 @@
 """The training API: what a script imports.
 
-from resile.training import ElasticModel
-ElasticModel(model, datasets, loss_fn, optimizer).train(epochs=3, batch_size=192)
+A training call is all that a script needs::
+
+    from resile.training import ElasticModel
+
+    ElasticModel(model, datasets, loss_fn, optimizer).train(epochs=3, batch_size=192)
 """
 
 from resile_learner.training.iteration import Iteration
-from resile_learner.training.loop import ElasticLoop, Result
+from resile_learner.training.loop import ElasticLoop
 from resile_learner.training.model import Callback, ElasticModel
+from resile_learner.training.reports import Result
 from resile_learner.training.seeds import seed
 from resile_learner.training.validation import Validation
 

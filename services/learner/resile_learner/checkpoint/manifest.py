@@ -1,6 +1,6 @@
 """What a checkpoint is: numbered parts of one stream of bytes, and a manifest that makes them a checkpoint.
 
-The stream is the skeleton of the state (see ``training.state``) and its tensors, back to back; part k begins at byte
+The stream is the skeleton of the state (see ``state.flat``) and its tensors, back to back; part k begins at byte
 k * part_bytes. In the run's storage::
 
     checkpoints/000000001200-g3/part-00000

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..training.state import ByteStream, Flat, tensor_bytes
+from ..state.flat import FlatState
+from ..state.memory import ByteStream, tensor_bytes
 
 PART_BYTES = 32 * 2**20
 
@@ -17,13 +18,13 @@ class Snapshot:
     Members that hold the same state make the same parts.
     """
 
-    def __init__(self, flat: Flat, *, part_bytes: int = PART_BYTES, reuse: "Snapshot | None" = None) -> None:
-        """Copy ``flat``, into the memory of ``reuse`` if that is free and has room of the same kind."""
+    def __init__(self, flat: FlatState, *, part_bytes: int = PART_BYTES, reuse: "Snapshot | None" = None) -> None:
+        """Copy ``flat``, into the memory of ``reuse`` if that is free and has tensors of the same kinds."""
         self.skeleton = flat.skeleton
         self.part_bytes = part_bytes
         self.free = False
         memory = reuse._give_up_memory(flat.tensors) if reuse else None
-        self._tensors = memory or [_room_for(tensor) for tensor in flat.tensors]
+        self._tensors = memory or [_allocate_like(tensor) for tensor in flat.tensors]
         _copy(flat.tensors, self._tensors)
         self._stream = ByteStream([memoryview(self.skeleton), *map(tensor_bytes, self._tensors)])
 
@@ -43,7 +44,7 @@ class Snapshot:
         return self._stream.cut(number * self.part_bytes, (number + 1) * self.part_bytes)
 
     def release(self) -> None:
-        """Say that nobody will read it any more: the next snapshot may have its memory."""
+        """Allow the next snapshot to reuse this one's memory; it must not be read any more."""
         self.free = True
 
     def _give_up_memory(self, sources: list[Tensor]) -> list[Tensor] | None:
@@ -66,7 +67,7 @@ def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.Size]:
     return tensor.dtype, tensor.shape
 
 
-def _room_for(source: Tensor) -> Tensor:
+def _allocate_like(source: Tensor) -> Tensor:
     # Pinned, so that a copy from an accelerator runs at the full speed of the link.
     return torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
 

@@ -1,7 +1,7 @@
 """The checkpoints of one run: written part by part, made real by a manifest, verified to the last bit when read."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -14,14 +14,13 @@ from torch import Tensor
 from resile_shared.errors import ResileError
 from resile_shared.storage import MissingObjectError, ObjectStorage
 
-from ..training.state import ByteStream, tensor_bytes
+from ..state.flat import Allocate
+from ..state.memory import ByteStream, tensor_bytes
 from .manifest import FOLDER, CheckpointId, Manifest, PartInfo, manifest_key, outdated, part_key
 from .snapshot import sha256
 
 _READ_BYTES = 8 * 2**20
 _READERS = 4  # with _READ_BYTES, what loading needs beside the tensors: 32 MiB
-
-Allocate = Callable[[bytes], Sequence[Tensor]]
 
 
 class DamagedError(ResileError):
@@ -105,7 +104,7 @@ class CheckpointStore:
         return [checkpoint for checkpoint in _with_manifest(sizes) if self._is_complete(checkpoint.name, sizes)]
 
     def load(self, name: str, allocate: Allocate) -> Loaded:
-        """Read a checkpoint into the tensors that ``allocate(skeleton)`` makes (see ``training.state.allocate``).
+        """Read a checkpoint into the tensors that ``allocate(skeleton)`` makes (see ``state.flat.allocate``).
 
         Raises DamagedError when anything is missing or differs from its checksum; the tensors then hold no valid state.
         """

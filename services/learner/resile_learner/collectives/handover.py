@@ -1,6 +1,6 @@
 """The state of training on its way from a donor to a joiner: out of tensors and into tensors, without copies."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from resile_shared.errors import ResileError
 
+from ..state.flat import Allocate
 from .exchange import Tag
 from .frames import (
     STATE_FRAME_BYTES,
@@ -22,9 +23,6 @@ from .link import Link, Place, Sink, Verdict
 from .memory import bytes_of, flat_copy, is_flat_memory
 
 _MAX_VIEWS = 256
-
-Allocate = Callable[[bytes], Sequence[Tensor]]
-"""Makes the tensors that a skeleton describes."""
 
 
 class StateMismatch(ResileError):

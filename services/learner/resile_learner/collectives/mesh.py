@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
+from ..state.flat import Allocate
 from .exchange import Abandoned, RoundSpec, Tag
 from .frames import Kind, encode
-from .handover import Allocate, Reception, outgoing
+from .handover import Reception, outgoing
 from .link import BrokenLink, Link, Remains, Sink
 from .memory import Scratch
 from .round import OpenMeshRound

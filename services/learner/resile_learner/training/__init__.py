@@ -1,9 +1,19 @@
 """What a script calls, and what makes the call elastic.
 
-model.py     ElasticModel, the training call          loop.py       ElasticLoop, the hand-written loop
-iteration.py one iteration: shards and the exchange   rounds.py     rounds and their headers (header.py)
-batches.py   sample order, batches, shards            fetch.py      reading shards
-gradients.py buckets and the local part of the tree   buffers.py    BatchNorm statistics and the like
-runstate.py  the full state (state.py: as data)       ledger.py     every sample once
-session.py   the seam to the worker around it         determinism.py, seeds.py, digest.py: the same bits
+model.py      ElasticModel, the training call
+loop.py       ElasticLoop, the hand-written loop: start reading here
+settings.py   the settings of a training call, and the facts that must be equal on all workers
+iteration.py  one iteration: its shards and the exchange
+batches.py    the order of samples, and how it is cut into batches and shards
+fetch.py      reading shards
+gradients.py  buckets, and this worker's part of the summation tree
+buffers.py    BatchNorm statistics and other buffers, under the same tree
+rounds.py     rounds: one exchange among all members; header.py is what each of them sends
+validation.py validation at the end of each epoch
+ledger.py     how often each sample was used
+reports.py    what is reported to the agent, and the result; stragglers.py finds slow members
+prewarm.py    preparing a joiner
+determinism.py, seeds.py, digest.py  the same bits on every worker
+
+Beside it: ``state/`` (the full state), ``checkpoint/`` (storing it), ``session.py`` (the run around the training call).
 """

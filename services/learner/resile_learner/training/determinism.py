@@ -1,7 +1,6 @@
-"""Making one shard give the same bits anywhere, and noticing where that is impossible."""
+"""Making a shard give the same bits on every worker, and recording the operations for which that is impossible."""
 
 import os
-import platform
 import re
 import warnings
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from torch.utils import deterministic as _deterministic
 NONDETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
-class Bits:
-    """What can be said of a run's bits; ``str(bits)`` is shown to the user."""
+class Reproducibility:
+    """Whether a run gives the same bits whatever happens to it; ``str()`` of it is shown to the user."""
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
@@ -29,10 +28,10 @@ class Bits:
 
 
 @contextmanager
-def deterministic(bits: Bits, *, threads: int) -> Iterator[None]:
-    """Deterministic algorithms and a fixed number of threads while training goes on; put back afterwards.
+def deterministic(reproducibility: Reproducibility, *, threads: int) -> Iterator[None]:
+    """Use deterministic algorithms and a fixed number of threads; restore the settings afterwards.
 
-    An operation without a deterministic form is noted in ``bits`` instead of failing.
+    An operation without a deterministic form is recorded in ``reproducibility`` instead of failing.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = (
@@ -47,7 +46,7 @@ def deterministic(bits: Bits, *, threads: int) -> Iterator[None]:
     torch.backends.cudnn.benchmark = False
     torch.set_num_threads(threads)
     try:
-        with _noticing(bits):
+        with _recording(reproducibility):
             yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
@@ -57,13 +56,13 @@ def deterministic(bits: Bits, *, threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def _noticing(bits: Bits) -> Iterator[None]:
+def _recording(reproducibility: Reproducibility) -> Iterator[None]:
     shown = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
         found = NONDETERMINISTIC.search(str(message))
         if found:
-            bits.operations.add(found.group(1))
+            reproducibility.operations.add(found.group(1))
         else:
             shown(message, category, *where, **more)  # type: ignore[arg-type]
 
@@ -71,11 +70,3 @@ def _noticing(bits: Bits) -> Iterator[None]:
         warnings.filterwarnings("always", message=".*does not have a deterministic implementation")
         warnings.showwarning = show
         yield
-
-
-def device_class(device: torch.device) -> str:
-    """What has to be equal for equal bits: library version, instruction set, and model of the accelerator."""
-    parts = [f"torch {torch.__version__}", platform.machine(), torch.backends.cpu.get_cpu_capability()]
-    if device.type == "cuda":
-        parts.append(torch.cuda.get_device_name(device))
-    return ", ".join(parts)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..state.memory import ByteStream, byte_view, dtype_name, in_memory_order, tensor_bytes
 from .seeds import seed_all
-from .state import ByteStream, byte_view, dtype_name, in_memory_order, tensor_bytes
 
 _COPY_BYTES = 16 * 2**20  # what is on its way from an accelerator at once
 _WINDOW_BYTES = 16 * 2**10

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,12 @@ from resile_shared.errors import ResileError, UsageError
 
 from ..collectives.exchange import Abandoned
 from ..collectives.tree import Interval
+from ..phases import Phases
 from .batches import Batch, Indices
 from .buffers import Buffers, Deltas
 from .fetch import Fetched
 from .gradients import Gradients
-from .header import Partial, fold_leaves
-from .phases import Phases
+from .header import ComputedShards, PartialSums, RoundHeader, fold_leaves
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all
 from .stragglers import Pace
@@ -28,9 +29,8 @@ class NotANumber(ResileError):
 
     def __init__(self, iteration: int) -> None:
         super().__init__(
-            f"the loss is NaN at iteration {iteration}, and nothing of it was committed: look at the samples of "
-            "this batch, lower the "
-            "learning rate, or clip gradients"
+            f"the loss is NaN at iteration {iteration}, which was not committed: look at the samples of this batch, "
+            "lower the learning rate, or clip gradients"
         )
 
 
@@ -52,6 +52,7 @@ class Iteration:
         buffers: Buffers,
         rounds: Rounds,
         phases: Phases,
+        header: RoundHeader,
         last: tuple[int, float],
     ) -> None:
         self.number = number
@@ -60,7 +61,6 @@ class Iteration:
         self.metrics: dict[str, float] = {}
         self.outcome: RoundResult | None = None
         self.lost: Abandoned | None = None
-        self.header: dict[str, Any] = {}
         self._batch = batch
         self._held = held
         self._seed = seed
@@ -73,6 +73,7 @@ class Iteration:
         self._indices: list[Indices] = []
         self._allows_nan = False
         self._phases = phases
+        self._header = header
         self._last = last
         self._processor = 0.0
 
@@ -94,11 +95,11 @@ class Iteration:
             yield fetched.batch
             if len(self._leaves) != done + 1:
                 raise UsageError(
-                    "a shard was taken without one call of iteration.backward(loss): call it once for each shard"
+                    "iteration.backward(loss) was not called exactly once for a shard: call it once for each shard"
                 )
 
     def backward(self, loss: Tensor, *, scaler: Any = None, **metrics: Tensor | float) -> None:
-        """Compute the gradients of the shard taken last from its mean ``loss``, a scalar.
+        """Compute the gradients of the current shard from its mean ``loss``, a scalar.
 
         ``scaler`` is a GradScaler when the loss is to be scaled. ``metrics`` are means over the shard, to be averaged
         over the global batch.
@@ -118,9 +119,9 @@ class Iteration:
         self._leaves.append((values, self._buffers.collect(weight=weight, first=leaf == 0)))
 
     def exchange(self) -> bool:
-        """Sum what all workers computed: parameters have the gradients, and the model the buffers, of the global batch.
+        """Sum over all workers: parameters get the gradients, and the model the buffers, of the global batch.
 
-        False when a member was lost on the way: nothing happened, and the same iteration comes again.
+        Returns False when a member was lost meanwhile: nothing has changed, and the loop repeats the iteration.
         """
         if len(self._leaves) != self._held.hi - self._held.lo:
             raise UsageError(
@@ -130,13 +131,8 @@ class Iteration:
         partials = self._partials()  # on a device, this waits for the last of the compute
         self._phases.enter("waiting")
         try:
-            self.outcome = self._round.finish(
-                indices=_joined(self._indices),
-                used=self._gradients.used,
-                partials=partials,
-                pace=self._pace(),
-                **self.header,
-            )
+            computed = ComputedShards(partials, _joined(self._indices), bytes(self._gradients.used), self._pace())
+            self.outcome = self._round.finish(replace(self._header, computed=computed), next_iteration=self.number + 1)
         except Abandoned as lost:
             self.lost = lost
             return False
@@ -155,11 +151,11 @@ class Iteration:
         processor = time.process_time() - self._processor
         return Pace(len(self._leaves), data, compute, processor, callback, *self._last)
 
-    def _partials(self) -> Sequence[Partial]:
-        def of_leaf(leaf: int) -> Partial:
+    def _partials(self) -> Sequence[PartialSums]:
+        def of_leaf(leaf: int) -> PartialSums:
             values, deltas = self._leaves[leaf - self._held.lo]
             weight = self._batch.weight(leaf)
-            return Partial({name: float(value) * weight for name, value in values.items()}, deltas)
+            return PartialSums({name: float(value) * weight for name, value in values.items()}, deltas)
 
         return [fold_leaves(piece, of_leaf) for piece in self._plan.pieces]
 

@@ -1,7 +1,4 @@
-"""The ledger.
-
-How often each sample was used, counted from the indices that were really fetched for committed iterations.
-"""
+"""The ledger: how often each sample was used, counted from the indices that committed iterations really fetched."""
 
 from typing import Any
 
@@ -32,7 +29,7 @@ class Ledger:
         self.samples_seen += len(indices)
 
     def epochs(self) -> tuple[EpochCount, ...]:
-        """The counts of all epochs begun, the current one as it stands."""
+        """The counts of all epochs started, those of the current one so far."""
         return (*self._closed, self._count()) if self.samples_seen else ()
 
     def _count(self) -> EpochCount:
@@ -42,7 +39,7 @@ class Ledger:
             epoch=self._epoch, samples=self._num_samples, once=once, more=self._num_samples - once - never, never=never
         )
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The ledger as plain values."""
         return {
             "closed": [count.model_dump() for count in self._closed],
@@ -51,8 +48,8 @@ class Ledger:
             "samples_seen": self.samples_seen,
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned elsewhere."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned elsewhere."""
         self._closed = [EpochCount(**count) for count in state["closed"]]
         self._epoch = state["epoch"]
         self._uses = np.array(state["uses"], dtype=np.uint16)

@@ -1,60 +1,52 @@
 """The hand-written loop: the user's own training step, made elastic.
 
-loop = ElasticLoop(model, optimizer, dataset, epochs=3, batch_size=192)
-for iteration in loop:
-for inputs, targets in iteration.shards():
-iteration.backward(F.cross_entropy(model(inputs), targets))
-if iteration.exchange():
-optimizer.step()
+It reads as any training loop does::
+
+    loop = ElasticLoop(model, optimizer, dataset, epochs=3, batch_size=192)
+    for iteration in loop:
+        for inputs, targets in iteration.shards():
+            iteration.backward(F.cross_entropy(model(inputs), targets))
+        if iteration.exchange():
+            optimizer.step()
 """
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from resile_shared.errors import UsageError
 
+from ..checkpoint.checkpointer import Checkpointer
 from ..collectives.exchange import Abandoned
 from ..collectives.tree import ranges
-from ..messages import Completed, Joined, Progress, Ready, Switched
+from ..messages import Ready
+from ..session import Change, Session, current_session
+from ..state.facts import Facts
+from ..state.run import RunState, Stateful
 from .batches import Batch, BatchPlan, default_num_shards
 from .buffers import Buffers
-from .checkpoints import Checkpointer
-from .determinism import Bits, deterministic, device_class
-from .digest import RollingDigest, dataset_digest, params_sha256
+from .determinism import Reproducibility, deterministic
+from .digest import RollingDigest
 from .fetch import Collate, Fetched, Fetcher, ShardKey, checked_dataset
 from .gradients import Gradients
+from .header import RoundHeader
 from .iteration import Iteration
 from .ledger import Ledger
-from .rehearsal import rehearse
-from .reports import Reports
+from .prewarm import prewarm_optimizer
+from .reports import Reports, Result
 from .rounds import RoundResult, Rounds
-from .runstate import RunState
 from .seeds import mix, seed_all
-from .session import Change, Session, current_session
+from .settings import Mode, TrainingSettings, facts_of
 from .validation import Validation, Validator
 
-Mode = Literal["same-bits", "fast"]
-CLOSING_SECONDS = 0.02
-HOLDING_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a training call ended."""
-
-    params_sha256: str
-    iterations: int
-    samples_seen: int
-    loss: float | None
-    metrics: Mapping[str, float]
-    validation: Mapping[str, float]
-    bits: str
+BUSY_SECONDS = 0.02
+"""Between two idle rounds while a checkpoint is being stored."""
+IDLE_SECONDS = 0.1
+"""The same while the job is paused, or the storage fails."""
 
 
 class ElasticLoop:
@@ -86,56 +78,54 @@ class ElasticLoop:
         mode: Mode = "same-bits",
         threads: int = 1,
     ) -> None:
-        if epochs < 1:
-            raise UsageError(f"epochs is {epochs}: use 1 or more")
-        if mode not in ("same-bits", "fast"):
-            raise UsageError(f'mode is {mode!r}: use "same-bits" or "fast"')
-        num_samples = len(checked_dataset(dataset, name="training"))
         shards = default_num_shards(batch_size) if num_shards is None else num_shards
+        self._settings = TrainingSettings(epochs, batch_size, shards, seed, mode, threads)
+        self._more_settings: dict[str, object] = {}
+        num_samples = len(checked_dataset(dataset, name="training"))
         self.plan = BatchPlan(num_samples, batch_size, shards, seed)
-        self.epochs = epochs
-        self.bits = Bits(mode)
+        self.bits = Reproducibility(mode)
         self.result: Result | None = None
         self._session: Session = current_session()
+        self._phases = self._session.phases
         self._model = model
         self._optimizer = optimizer
         self._dataset = dataset
-        self._seed = seed
-        self._mode = mode
-        self._threads = threads
         self._entered = False
         self._parameters = list(model.parameters())
-        self._trainable = [parameter.requires_grad for parameter in self._parameters]
-        parameters = [parameter for parameter in self._parameters if parameter.requires_grad]
+        self._requires_grad = [parameter.requires_grad for parameter in self._parameters]
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         self._fetcher = Fetcher(dataset, seed=seed, collate_fn=collate_fn, num_workers=num_workers)
         self._stream: Iterator[Fetched] | None = None
-        self._gradients = Gradients(parameters)
+        self._gradients = Gradients(trained)
         self._buffers = Buffers(model)
-        self._ledger = Ledger(num_samples)
-        self._digest = RollingDigest(parameters)
+        self._digest = RollingDigest(trained)
         self._rounds = Rounds(self._session, self._buffers)
         self._checkpoints = Checkpointer(self._session, every=checkpoint_every)
         self._validator = (
-            Validator(validation, model, batch_size=batch_size, num_shards=self.plan.num_shards, seed=seed)
-            if validation
-            else None
+            Validator(validation, model, batch_size=batch_size, num_shards=shards, seed=seed) if validation else None
         )
-        self._state = RunState(
-            model, optimizer, state or {}, buffers=self._buffers, ledger=self._ledger, validator=self._validator
-        )
-        self._state.standing.iterations_total = epochs * self.plan.per_epoch
-        self._reports = Reports(self._session)
-        self._phases = self._session.phases
+        self._ledger = Ledger(num_samples)
+        parts: dict[str, Stateful] = {"optimizer": optimizer, "ledger": self._ledger}
+        if self._validator:
+            parts["validation"] = self._validator
+        self._state = RunState(model, parts, state or {}, after_load=self._buffers.adopt)
+        self._state.progress.iterations_total = epochs * self.plan.per_epoch
+        self._reports = Reports(self._session, self.plan, self._state, self._ledger)
+
+    @property
+    def epochs(self) -> int:
+        """The number of passes over the dataset."""
+        return self._settings.epochs
 
     @property
     def iteration(self) -> int:
         """Iterations committed so far: the number of the next one."""
-        return self._state.standing.iteration
+        return self._state.progress.iteration
 
     @property
     def iterations_total(self) -> int:
         """The number of iterations after which the run ends."""
-        return self._state.standing.iterations_total
+        return self._state.progress.iterations_total
 
     @property
     def epoch(self) -> int:
@@ -145,19 +135,23 @@ class ElasticLoop:
     @property
     def validation(self) -> Mapping[str, float]:
         """The scores of the last validation that was completed."""
-        return self._state.standing.validation
+        return self._state.progress.validation
 
     @property
     def is_lowest_rank(self) -> bool:
         """Whether this worker is, at the moment, the one that reports and writes files."""
         return self._session.view.rank == 0
 
+    def require_equal(self, **settings: object) -> None:
+        """Before the loop: name further settings of the script that must be equal on all workers of the run."""
+        self._more_settings |= settings
+
     def stop(self) -> None:
         """End the run after this iteration. All workers must decide so at the same one.
 
         Judge by the reduced loss or metrics.
         """
-        self._state.standing.iterations_total = self.iteration + 1
+        self._state.progress.iterations_total = self.iteration + 1
 
     def __iter__(self) -> Iterator[Iteration]:
         if self._entered:
@@ -166,14 +160,14 @@ class ElasticLoop:
             )
         self._entered = True
         with ExitStack() as stack:
-            stack.enter_context(deterministic(self.bits, threads=self._threads))
+            stack.enter_context(deterministic(self.bits, threads=self._settings.threads))
             stack.callback(self._checkpoints.close)
             self._enter()
             while self.result is None:
                 try:
-                    if self._state.standing.pausing:
-                        self._hold()
-                    elif self._validator and self._validator.under_way:
+                    if self._state.progress.pausing:
+                        self._pause()
+                    elif self._validator and self._validator.in_progress:
                         self._validate(self._validator)
                     elif self.iteration < self.iterations_total:
                         yield from self._iterate()
@@ -182,15 +176,18 @@ class ElasticLoop:
                 except Abandoned as lost:
                     self._recover(lost)
 
-    # entering
+    # entering the run
 
     def _enter(self) -> None:
-        """Become a member.
-
-        As a founder with the script's or a checkpoint's state, or as a joiner with the state handed over.
-        """
-        self._state.facts = self._facts()
-        self._prepare()
+        """Become a member: an initial one with the script's or a checkpoint's state, a joiner with a member's state."""
+        self._state.facts = facts_of(
+            self._settings,
+            self._more_settings,
+            model=self._model,
+            dataset=self._dataset,
+            num_validation_samples=self._validator.num_samples if self._validator else 0,
+        )
+        self._prewarm()
         ready = Ready(
             worker=0,
             iterations_total=self.iterations_total,
@@ -201,85 +198,56 @@ class ElasticLoop:
             bits=str(self.bits),
         )
         if not self._session.join(ready, self._state):
-            self._go_on_from_state()
-            self._report_switch(0.0)
+            self._continue_from_state()
+            self._reports.on_switch(0.0)
             return
-        if self._session.resume:
-            stored = self._checkpoints.newest(self._state)
-            if stored:
-                self._state.load(*stored)
-                self._go_on_from_state()
-        first = self._state.standing.round
-        while self._state.standing.round == first:
+        if self._session.resume and self._checkpoints.resume(self._state):
+            self._continue_from_state()
+        first = self._state.progress.round
+        while self._state.progress.round == first:
             try:
-                self._compare()
+                self._compare_facts()
             except Abandoned as lost:
                 self._recover(lost)
 
-    def _compare(self) -> None:
-        """Find out in the first round whether all founders begin with the same."""
-        outcome = self._rounds.open(0).finish(
-            next_iteration=self.iteration, digest=self._digest.at(0), facts=self._state.facts
-        )
-        self._report_switch(0.0)
-        self._settle(outcome)
-
-    def _prepare(self) -> None:
+    def _prewarm(self) -> None:
         """As a joiner, touch memory while the others still train without this worker, not while they wait for it."""
         expected = self._session.expected
         if expected:
-            num_shards = expected.size if self._mode == "fast" else self.plan.num_shards
+            num_shards = expected.size if self._settings.mode == "fast" else self.plan.num_shards
             self._gradients.begin(num_shards, ranges(num_shards, expected.size)[expected.rank])
-            rehearse(self._optimizer)
+            prewarm_optimizer(self._optimizer)
 
-    def _go_on_from_state(self) -> None:
-        self._rounds.number = self._state.standing.round
-        seed_all(mix(self._seed, "between", self.iteration))
+    def _compare_facts(self) -> None:
+        """In the first round, find out whether all initial members start with the same data, model and settings."""
+        header = self._header(facts=self._state.facts)
+        outcome = self._rounds.open(0).finish(header, next_iteration=self.iteration)
+        self._reports.on_switch(0.0)
+        self._after_round(outcome)
 
-    def _facts(self) -> dict[str, str]:
-        """What must be equal on all members, by the name a user knows it by."""
-        device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
-        settings = (self.plan.batch_size, self.plan.num_shards, self._seed, self._mode, self._threads)
-        facts = {
-            "dataset": dataset_digest(self._dataset),
-            "initial model": params_sha256(self._model),
-            "setting of the training call": repr(settings),
-        }
-        if self._mode == "same-bits":
-            facts["class of device"] = device_class(device)
-        return facts
+    def _continue_from_state(self) -> None:
+        self._rounds.number = self._state.progress.round
+        self._seed_between_iterations()
 
     # the iterations
 
     def _iterate(self) -> Iterator[Iteration]:
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
-        if [parameter.requires_grad for parameter in self._parameters] != self._trainable:
-            raise UsageError(
-                "parameters were frozen or unfrozen after the training call began: a joining worker could not know; "
-                "decide it before, or use parameter groups with a learning rate of 0"
-            )
+        self._check_unchanged()
         view = self._session.view
         batch = self._batch(self.iteration)
         iteration = Iteration(
             self.iteration,
             batch,
             batch.held_by(view.rank, view.size),
-            seed=self._seed,
+            seed=self._settings.seed,
             fetch=self._next_shard,
             gradients=self._gradients,
             buffers=self._buffers,
             rounds=self._rounds,
             phases=self._phases,
+            header=self._header(next_iteration=self.iteration + 1),
             last=self._reports.last,
         )
-        iteration.header = {
-            "next_iteration": self.iteration + 1,
-            "digest": self._digest.at(self._rounds.number),
-            **self._checkpoints.news(),
-            "checkpoint": self._checkpoints.due(self.iteration + 1),
-            "pause": self._session.pause_asked,
-        }
         self._phases.enter("callback")
         yield iteration
         self._phases.enter("waiting")
@@ -289,11 +257,30 @@ class ElasticLoop:
             raise UsageError(
                 "the body of the loop ended without iteration.exchange(): call it once, after the last shard"
             )
-        self._commit(batch, iteration)
-        self._settle(iteration.outcome)
+        self._commit(batch, iteration, iteration.outcome)
+        self._after_round(iteration.outcome)
+
+    def _check_unchanged(self) -> None:
+        """Restore the number of threads if the script changed it; refuse parameters that it froze meanwhile."""
+        if torch.get_num_threads() != self._settings.threads:
+            torch.set_num_threads(self._settings.threads)
+        if [parameter.requires_grad for parameter in self._parameters] != self._requires_grad:
+            raise UsageError(
+                "parameters were frozen or unfrozen after the training call began: a joining worker could not know; "
+                "decide it before, or use parameter groups with a learning rate of 0"
+            )
+
+    def _header(self, *, next_iteration: int | None = None, facts: Facts | None = None) -> RoundHeader:
+        """Build the header of the next round; ``next_iteration`` is the number of iterations after it, if it trains."""
+        return RoundHeader(
+            digest=self._digest.at(self._rounds.number),
+            checkpoint=self._checkpoints.header_fields(next_iteration),
+            pause=next_iteration is not None and self._session.pause_asked,
+            facts=facts or {},
+        )
 
     def _batch(self, number: int) -> Batch:
-        return self.plan.batch(number, num_shards=self._session.view.size if self._mode == "fast" else None)
+        return self.plan.batch(number, num_shards=self._session.view.size if self._settings.mode == "fast" else None)
 
     def _next_shard(self) -> Fetched:
         if self._stream is None:
@@ -301,167 +288,88 @@ class ElasticLoop:
         return next(self._stream)
 
     def _upcoming(self) -> Iterator[ShardKey]:
-        """This worker's shards from here to the end, should the membership stay.
-
-        After a change there is a new stream.
-        """
+        """This worker's shards from here to the end, for as long as the membership stays; a change starts a new one."""
         view = self._session.view
         for number in range(self.iteration, self.epochs * self.plan.per_epoch):
             batch = self._batch(number)
             for leaf in range(*batch.held_by(view.rank, view.size)):
                 yield ShardKey(batch.epoch, batch.shard(leaf))
 
-    def _commit(self, batch: Batch, iteration: Iteration) -> None:
-        assert iteration.outcome is not None
-        self._ledger.commit(batch.epoch, iteration.outcome.totals.indices)
-        standing = self._state.standing
-        standing.iteration += 1
-        standing.loss, standing.metrics = iteration.loss, iteration.metrics
-        seed_all(mix(self._seed, "between", self.iteration))
+    def _commit(self, batch: Batch, iteration: Iteration, outcome: RoundResult) -> None:
+        self._ledger.commit(batch.epoch, outcome.totals.indices)
+        progress = self._state.progress
+        progress.iteration += 1
+        progress.loss, progress.metrics = iteration.loss, iteration.metrics
+        self._seed_between_iterations()
         ends_epoch = self.iteration % self.plan.per_epoch == 0 or self.iteration == self.iterations_total
         if ends_epoch and self._validator:
             self._validator.start()
             ends_epoch = False
-        if self.is_lowest_rank:
-            self._reports.committed(lambda: self._progress(ends_epoch=ends_epoch), always=ends_epoch)
-        self._reports.measured(iteration.outcome)
+        self._reports.on_commit(outcome, ends_epoch=ends_epoch)
+
+    def _seed_between_iterations(self) -> None:
+        seed_all(mix(self._settings.seed, "between", self.iteration))
 
     def _validate(self, validator: Validator) -> None:
         outcome = validator.run_batch(
-            self._rounds,
-            self._session.view,
-            self._phases,
-            next_iteration=self.iteration,
-            digest=self._digest.at(self._rounds.number),
-            news=self._checkpoints.news(),
+            self._rounds, self._session.view, self._phases, header=self._header(), next_iteration=self.iteration
         )
-        standing = self._state.standing
-        if not validator.under_way:
-            standing.validation = validator.scores
-            if self.is_lowest_rank:
-                self._session.report(self._progress(ends_epoch=True))
-        self._settle(outcome)
+        if not validator.in_progress:
+            self._state.progress.validation = validator.scores
+            self._reports.progress(ends_epoch=True)
+        self._after_round(outcome)
 
     # between two rounds
 
-    def _settle(self, outcome: RoundResult) -> None:
-        """What follows from the headers of a committed round: checkpoints, and changes of membership."""
-        self._state.standing.round = self._rounds.number
-        self._checkpoints.heard(outcome.headers)
+    def _after_round(self, outcome: RoundResult) -> None:
+        """Act on the headers of a committed round: checkpoints, a pause, and changes of membership."""
+        self._state.progress.round = self._rounds.number
+        self._checkpoints.on_headers([header.checkpoint for header in outcome.headers])
         pauses = any(header.pause for header in outcome.headers)
-        if pauses or outcome.headers[0].checkpoint:
-            self._checkpoints.begin(self.iteration, self._state.flatten(), pauses=pauses)
+        if pauses or outcome.headers[0].checkpoint.is_due:
+            self._checkpoints.begin(self.iteration, self._state, pauses=pauses)
         if pauses:
-            if self.is_lowest_rank:
-                self._session.report(self._progress())
-            self._state.standing.pausing = True  # a joiner pauses too, but whoever resumes from the checkpoint does not
+            self._reports.progress()
+            self._state.progress.pausing = True  # after the snapshot: a joiner pauses too, a resumed run does not
         change = self._session.agreed(outcome.named)
         if change:
             self._switch(change, outcome)
 
     def _switch(self, change: Change, outcome: RoundResult) -> None:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         self._stream = None
-        if self.is_lowest_rank:
-            self._session.report(self._progress())
+        self._reports.progress()
         self._session.switch(change, outcome.tag, self._state.flatten)
-        self._checkpoints.redivide()
-        self._report_switch(time.perf_counter() - begun)
+        self._checkpoints.divide_parts()
+        self._reports.on_switch(time.perf_counter() - started)
 
     def _recover(self, lost: Abandoned) -> None:
-        """Go on without whoever was lost: the round under way is done again, by the members of a newer generation."""
-        begun = time.perf_counter()
+        """Continue without the lost member: the members of a newer generation repeat the abandoned round."""
+        started = time.perf_counter()
         self._stream = None
-        self._buffers.restore()  # before the state is given to anybody: the shards of the lost round have left theirs
-        is_behind = self._session.recover(lost, standing=self._state.standing.round, state=self._state)
-        self._go_on_from_state()
+        self._buffers.restore()  # before the state is handed over: the shards of the abandoned round changed them
+        is_behind = self._session.recover(lost, next_round=self._state.progress.round, state=self._state)
+        self._continue_from_state()
         self._checkpoints.recovered(is_behind=is_behind)
-        self._report_switch(time.perf_counter() - begun)
+        self._reports.on_switch(time.perf_counter() - started)
 
-    def _hold(self) -> None:
-        """Store the checkpoint of a pause, and wait for the end that follows once it is known to be stored."""
-        time.sleep(CLOSING_SECONDS if self._close() else HOLDING_SECONDS)
+    def _idle_round(self) -> bool:
+        """Exchange headers without training; return whether a member is still waiting for a checkpoint."""
+        outcome = self._rounds.open(0).finish(self._header(), next_iteration=self.iteration)
+        self._after_round(outcome)
+        return any(header.checkpoint.is_busy for header in outcome.headers)
+
+    def _pause(self) -> None:
+        """Store the checkpoint of a pause, and wait to be ended, which follows once it is known to be stored."""
+        time.sleep(BUSY_SECONDS if self._idle_round() else IDLE_SECONDS)
 
     def _finish(self) -> None:
-        """Wait until checkpoints under way and the final model are stored, and say that training is complete."""
+        """Wait until unfinished checkpoints and the final model are stored, and report that training is complete."""
         self._checkpoints.store_model(self._model)
-        while self._close():
-            time.sleep(HOLDING_SECONDS if self._checkpoints.in_trouble else CLOSING_SECONDS)
+        while self._idle_round():
+            time.sleep(IDLE_SECONDS if self._checkpoints.is_failing else BUSY_SECONDS)
             self._checkpoints.store_model(self._model)
-        result = self._complete()
-        self._close()  # whoever stored the model may be lost before it has said so: then somebody else does it again
+        result = self._reports.complete(self._model, model_key=self._checkpoints.model_key, bits=str(self.bits))
+        self._idle_round()  # the member that stored the model may be lost before it reports it: then another repeats it
         self.result = result
         self._session.complete()
-
-    def _complete(self) -> Result:
-        standing, bits = self._state.standing, str(self.bits)
-        sha = params_sha256(self._model)
-        if self.is_lowest_rank:
-            completed = Completed(
-                worker=self._session.view.me,
-                generation=self._session.view.generation,
-                iteration=standing.iteration,
-                epoch=self.epoch,
-                samples_seen=self._ledger.samples_seen,
-                loss=standing.loss,
-                metrics=standing.metrics,
-                validation=standing.validation,
-                params_sha256=sha,
-                model=self._checkpoints.model_key,
-                ledger=self._ledger.epochs(),
-                bits=bits,
-            )
-            self._session.report(completed)
-        return Result(
-            params_sha256=sha,
-            iterations=standing.iteration,
-            samples_seen=self._ledger.samples_seen,
-            loss=standing.loss,
-            metrics=standing.metrics,
-            validation=standing.validation,
-            bits=bits,
-        )
-
-    def _close(self) -> bool:
-        """A round without training; tells whether a member still waits for a checkpoint."""
-        closing = self._rounds.open(0)
-        outcome = closing.finish(
-            next_iteration=self.iteration,
-            digest=self._digest.at(self._rounds.number),
-            **self._checkpoints.news(),
-            busy=self._checkpoints.busy,
-        )
-        self._settle(outcome)
-        return any(header.busy for header in outcome.headers)
-
-    # reports
-
-    def _report_switch(self, pause_seconds: float) -> None:
-        view = self._session.view
-        self._reports.members_changed()
-        if view.rank != 0:
-            self._session.report(Joined(worker=view.me, generation=view.generation, iteration=self.iteration))
-            return
-        message = Switched(
-            worker=view.me,
-            generation=view.generation,
-            workers=view.workers,
-            iteration=self.iteration,
-            pause_seconds=pause_seconds,
-        )
-        self._session.report(message)
-
-    def _progress(self, *, ends_epoch: bool = False) -> Progress:
-        standing = self._state.standing
-        return Progress(
-            worker=self._session.view.me,
-            generation=self._session.view.generation,
-            iteration=standing.iteration,
-            epoch=max(0, standing.iteration - 1) // self.plan.per_epoch,
-            loss=standing.loss,
-            metrics=standing.metrics,
-            validation=standing.validation,
-            iteration_seconds=self._reports.iteration_seconds,
-            samples_seen=self._ledger.samples_seen,
-            ends_epoch=ends_epoch,
-        )

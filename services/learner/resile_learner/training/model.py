@@ -10,7 +10,9 @@ from resile_shared.errors import UsageError
 
 from .fetch import Collate
 from .iteration import Iteration
-from .loop import ElasticLoop, Mode, Result
+from .loop import ElasticLoop
+from .reports import Result
+from .settings import Mode
 from .validation import Validation
 
 Datasets = Callable[[], tuple[Any, Any]]
@@ -18,7 +20,7 @@ BatchFunction = Callable[[Any, Any], Tensor]
 
 
 class Callback:
-    """Is told of progress, on the lowest rank only. Override what is of interest.
+    """Called as training progresses, on the lowest rank only. Override the methods of interest.
 
     A callback must not change the model: only one worker runs it.
     """
@@ -111,6 +113,7 @@ class ElasticModel:
             mode=mode,
             threads=self._threads,
         )
+        loop.require_equal(clip_grad_norm=clip_grad_norm, autocast=self._autocast)
         for iteration in loop:
             self._compute(iteration)
             if iteration.exchange():

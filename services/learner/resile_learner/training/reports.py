@@ -1,51 +1,133 @@
-"""How often the lowest rank tells of its progress, and what it tells of members that are slow."""
+"""What a member reports to its agent: progress, changes of membership, slow members, and the result."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from ..messages import Progress, Warned
+from torch import nn
+
+from ..messages import Completed, Joined, Progress, Switched, Warned
+from ..session import Session
+from ..state.run import RunState
+from .batches import BatchPlan
+from .digest import params_sha256
+from .ledger import Ledger
 from .rounds import RoundResult
-from .session import Session
 from .stragglers import Stragglers
 
 PROGRESS_SECONDS = 0.1
 
 
+@dataclass(frozen=True)
+class Result:
+    """How a training call ended."""
+
+    params_sha256: str
+    iterations: int
+    samples_seen: int
+    loss: float | None
+    metrics: Mapping[str, float]
+    validation: Mapping[str, float]
+    bits: str
+
+
 class Reports:
     """Sends a progress message at most every tenth of a second, and measures the time of an iteration.
 
-    Every member compares the paces of all, so that whoever becomes the lowest rank knows what was said already.
+    Every member compares the paces of all, so that a new lowest rank knows what was already reported.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, plan: BatchPlan, state: RunState, ledger: Ledger) -> None:
         self._session = session
+        self._plan = plan
+        self._state = state
+        self._ledger = ledger
         self._sent = 0.0
         self._committed: float | None = None
+        self._iteration_seconds = 0.0
         self._stragglers = Stragglers()
-        self.iteration_seconds = 0.0
         self.last = (0, 0.0)
         """Of the newest iteration: see `RoundResult`."""
 
-    def committed(self, progress: Callable[[], Progress], *, always: bool) -> None:
-        """An iteration was committed; tell of it if it is time, or ``always``."""
-        now = time.perf_counter()
-        if self._committed is not None:
-            self.iteration_seconds = now - self._committed
-        self._committed = now
-        if always or now - self._sent >= PROGRESS_SECONDS:
-            self._sent = now
-            self._session.report(progress())
-
-    def members_changed(self) -> None:
-        """From now on the members of another generation are compared."""
-        self._session.phases.take_seconds(())
-        self._stragglers.members_are(self._session.view.workers, now=time.monotonic())
-        self.last = (0, 0.0)
-
-    def measured(self, outcome: RoundResult) -> None:
-        """Take in how long each member took for an iteration; the lowest rank tells who is slower than the others."""
+    def on_commit(self, outcome: RoundResult, *, ends_epoch: bool) -> None:
+        """An iteration was committed. The lowest rank reports progress if it is time to, and members that are slow."""
+        if self._session.view.rank == 0:
+            now = time.perf_counter()
+            if self._committed is not None:
+                self._iteration_seconds = now - self._committed
+            self._committed = now
+            if ends_epoch or now - self._sent >= PROGRESS_SECONDS:
+                self._sent = now
+                self.progress(ends_epoch=ends_epoch)
         self.last = outcome.last
-        words = self._stragglers.measured([header.pace for header in outcome.headers], now=time.monotonic())
-        view = self._session.view
-        for text in words if view.rank == 0 else ():
-            self._session.report(Warned(worker=view.me, message=text))
+        paces = [header.computed.pace for header in outcome.headers]
+        warnings = self._stragglers.measured(paces, now=time.monotonic())
+        if self._session.view.rank == 0:
+            for text in warnings:
+                self._session.report(Warned(worker=self._session.view.me, message=text))
+
+    def progress(self, *, ends_epoch: bool = False) -> None:
+        """On the lowest rank, report how far the run has come."""
+        view, progress = self._session.view, self._state.progress
+        if view.rank == 0:
+            message = Progress(
+                worker=view.me,
+                generation=view.generation,
+                iteration=progress.iteration,
+                epoch=max(0, progress.iteration - 1) // self._plan.per_epoch,
+                loss=progress.loss,
+                metrics=progress.metrics,
+                validation=progress.validation,
+                iteration_seconds=self._iteration_seconds,
+                samples_seen=self._ledger.samples_seen,
+                ends_epoch=ends_epoch,
+            )
+            self._session.report(message)
+
+    def on_switch(self, pause_seconds: float) -> None:
+        """This worker became a member of a generation; training paused for ``pause_seconds``."""
+        view, iteration = self._session.view, self._state.progress.iteration
+        self._session.phases.take_seconds(())
+        self._stragglers.members_are(view.workers, now=time.monotonic())
+        self.last = (0, 0.0)
+        if view.rank != 0:
+            self._session.report(Joined(worker=view.me, generation=view.generation, iteration=iteration))
+            return
+        message = Switched(
+            worker=view.me,
+            generation=view.generation,
+            workers=view.workers,
+            iteration=iteration,
+            pause_seconds=pause_seconds,
+        )
+        self._session.report(message)
+
+    def complete(self, model: nn.Module, *, model_key: str | None, bits: str) -> Result:
+        """Return the result of the completed run; the lowest rank also reports it."""
+        view, progress = self._session.view, self._state.progress
+        result = Result(
+            params_sha256=params_sha256(model),
+            iterations=progress.iteration,
+            samples_seen=self._ledger.samples_seen,
+            loss=progress.loss,
+            metrics=progress.metrics,
+            validation=progress.validation,
+            bits=bits,
+        )
+        if view.rank == 0:
+            completed = Completed(
+                worker=view.me,
+                generation=view.generation,
+                iteration=result.iterations,
+                epoch=result.iterations // self._plan.per_epoch,
+                samples_seen=result.samples_seen,
+                loss=result.loss,
+                metrics=progress.metrics,
+                validation=progress.validation,
+                params_sha256=result.params_sha256,
+                model=model_key,
+                ledger=self._ledger.epochs(),
+                bits=bits,
+            )
+            self._session.report(completed)
+        return result

@@ -1,39 +1,29 @@
 """Rounds: one exchange among all members, its headers compared and folded."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from resile_shared.errors import ResileError
-
 from ..collectives.exchange import OpenRound, RoundSpec, Tag
-from ..collectives.tree import Interval, pieces, ranges
-from .batches import Indices
+from ..collectives.tree import pieces, ranges
+from ..session import Session
+from ..state.facts import MembersDiffer, check_members_agree, minority
 from .buffers import Buffers
-from .header import Header, Partial, Totals
-from .session import Session
-from .stragglers import Pace
+from .header import RoundHeader, Totals
 
 
-class MembersDiffer(ResileError):
-    """Something that must be equal on all members is not."""
-
-
-@dataclass
+@dataclass(frozen=True)
 class RoundResult:
-    """What a finished round says."""
+    """The outcome of a finished round."""
 
     tag: Tag
-    headers: Sequence[Header]
+    headers: Sequence[RoundHeader]
+    named: Sequence[int]
+    """[rank]: the highest generation that the member had formed."""
     totals: Totals
     last: tuple[int, float]
-    """The rank whose words came last, and for how long it was the only one that was waited for."""
-    named: tuple[int, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.named = tuple(header.named for header in self.headers)
+    """The rank whose header came last, and the seconds for which it was the only one missing."""
 
 
 class Rounds:
@@ -43,11 +33,6 @@ class Rounds:
         self._session = session
         self._buffers = buffers
         self.number = 0
-
-    @staticmethod
-    def pieces(num_leaves: int, held: Interval) -> tuple[Interval, ...]:
-        """The complete subtrees inside ``held``, left to right: what a member sends partial sums of."""
-        return pieces(num_leaves, held)
 
     def open(self, num_leaves: int, partials: Sequence[Sequence[Tensor]] = (), sums: Sequence[Tensor] = ()) -> "Round":
         """Open the next round over ``num_leaves`` shards, held in equal ranges by the current members."""
@@ -60,7 +45,7 @@ class Rounds:
 
 
 class Round:
-    """A round under way."""
+    """A round in progress."""
 
     def __init__(self, session: Session, buffers: Buffers, spec: RoundSpec) -> None:
         self._session = session
@@ -68,73 +53,22 @@ class Round:
         self._spec = spec
         self.exchange: OpenRound = session.begin(spec)
 
-    def finish(
-        self,
-        *,
-        next_iteration: int,
-        digest: int,
-        indices: Indices | None = None,
-        used: Sequence[bool] = (),
-        partials: Sequence[Partial] = (),
-        stored: Sequence[tuple[str, int, int, str]] = (),
-        saved: Sequence[str] = (),
-        dropped: Sequence[str] = (),
-        holds: Sequence[str] | None = None,
-        facts: Mapping[str, str] | None = None,
-        busy: bool = False,
-        pause: bool = False,
-        checkpoint: bool = False,
-        pace: Pace | None = None,
-    ) -> RoundResult:
-        """Send this member's header, wait for all, and compare what must be equal.
+    def finish(self, header: RoundHeader, *, next_iteration: int) -> RoundResult:
+        """Send this member's header, wait for those of all others, and compare what must be equal.
 
-        Raises Abandoned when a member was lost on the way.
+        Raises Abandoned when a member was lost meanwhile, MembersDiffer when members differ.
         """
-        header = Header(
-            named=self._session.named(next_iteration),
-            digest=digest,
-            used=bytes(used),
-            partials=partials,
-            stored=stored,
-            saved=saved,
-            dropped=dropped,
-            holds=holds,
-            facts=facts or {},
-            busy=busy,
-            pause=pause,
-            checkpoint=checkpoint,
-            pace=pace,
-        )
-        if indices is not None:
-            header.indices = indices
-        raw = self.exchange.finish(header.encode())
-        headers = [Header.decode(data, self._buffers.like) for data in raw]
+        raw = self.exchange.finish(header.encode(generation=self._session.named(next_iteration)))
+        named, headers = zip(*(RoundHeader.decode(data, self._buffers.like) for data in raw), strict=True)
         self._compare(headers)
-        totals = Totals.of(headers, self._spec.pieces, self._spec.num_leaves)
-        return RoundResult(self._spec.tag, headers, totals, self.exchange.last)
+        totals = Totals.of([each.computed for each in headers], self._spec.pieces, self._spec.num_leaves)
+        return RoundResult(self._spec.tag, headers, named, totals, self.exchange.last)
 
-    def _compare(self, headers: Sequence[Header]) -> None:
-        for name in headers[0].facts:
-            who = self._minority([header.facts.get(name) for header in headers])
-            if who:
-                raise MembersDiffer(
-                    f"{who} has another {name} than the others: all workers must build the same, so take away what "
-                    "depends on "
-                    "the worker, the time or the machine (resile.training.seed() seeds a script)"
-                )
-        who = self._minority([header.digest for header in headers])
+    def _compare(self, headers: Sequence[RoundHeader]) -> None:
+        check_members_agree([header.facts for header in headers], self._spec.members)
+        _, who = minority([header.digest for header in headers], self._spec.members)
         if who:
             raise MembersDiffer(
-                f"{who} has other parameters than the others after round {self._spec.tag.round - 1}: its update "
-                "differed; "
-                "look for code that treats workers differently, or for a faulty machine"
+                f"the parameters of {who} differ from the others' after round {self._spec.tag.round - 1}: the "
+                "update was not the same. Look for code that treats workers differently, or for a faulty machine"
             )
-
-    def _minority(self, values: Sequence[object]) -> str:
-        """The workers whose value is not the most common one, as text; empty when all are equal."""
-        common, count = Counter(values).most_common(1)[0]
-        if count == len(values):
-            return ""
-        members = self._spec.members
-        different = [str(worker) for worker, value in zip(members, values, strict=True) if value != common]
-        return ("worker " if len(different) == 1 else "workers ") + ", ".join(different)

@@ -4,27 +4,28 @@ Fixed batches, fixed shards, and a boundary between the batches, so that the mem
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..collectives.tree import pieces
+from ..phases import Phases
+from ..session import View
 from .batches import BatchPlan
 from .fetch import Collate, Fetcher, ShardKey, checked_dataset
-from .header import Partial, fold_leaves
-from .phases import Phases
+from .header import ComputedShards, PartialSums, RoundHeader, fold_leaves
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all
-from .session import View
 
 
 @dataclass(frozen=True)
 class Validation:
     """What to compute at the end of each epoch.
 
-    ``scores`` gets the model and a collated batch and returns means over the batch by name; the model is in eval
-    mode, without gradients.
+    ``scores`` is called with the model, in eval mode and without gradients, and a collated batch; it returns means
+    over the batch by name.
     """
 
     dataset: Any
@@ -33,13 +34,14 @@ class Validation:
 
 
 class Validator:
-    """Carries a validation through its batches. ``scores`` holds the means of the last one that was completed."""
+    """Runs validations batch by batch. ``scores`` holds the means of the last one that was completed."""
 
     def __init__(
         self, validation: Validation, model: nn.Module, *, batch_size: int, num_shards: int, seed: int
     ) -> None:
         dataset = checked_dataset(validation.dataset, name="validation")
-        self._plan = BatchPlan(len(dataset), batch_size, min(num_shards, batch_size), seed, shuffle=False)
+        self.num_samples = len(dataset)
+        self._plan = BatchPlan(self.num_samples, batch_size, min(num_shards, batch_size), seed, shuffle=False)
         self._validation = validation
         self._model = model
         self._seed = seed
@@ -49,7 +51,7 @@ class Validator:
         self.scores: dict[str, float] = {}
 
     @property
-    def under_way(self) -> bool:
+    def in_progress(self) -> bool:
         """Whether a validation was started and not completed."""
         return self._next is not None
 
@@ -59,16 +61,9 @@ class Validator:
         self._sums = {}
 
     def run_batch(
-        self,
-        rounds: Rounds,
-        view: View,
-        phases: Phases,
-        *,
-        next_iteration: int,
-        digest: int,
-        news: Mapping[str, Any],
+        self, rounds: Rounds, view: View, phases: Phases, *, header: RoundHeader, next_iteration: int
     ) -> RoundResult:
-        """Compute this member's shards of the next batch and share the sums. ``news`` goes into the header."""
+        """Compute this member's shards of the next batch and exchange the sums. They are added to ``header``."""
         assert self._next is not None
         batch = self._plan.batch(self._next)
         held = batch.held_by(view.rank, view.size)
@@ -78,18 +73,19 @@ class Validator:
             phases.enter("validation")
             leaves[leaf] = self._score(batch.shard(leaf), batch.weight(leaf))
         phases.enter("waiting")
-        partials = [fold_leaves(piece, leaves.__getitem__) for piece in rounds.pieces(batch.num_shards, held)]
-        outcome = round_.finish(next_iteration=next_iteration, digest=digest, partials=partials, **news)
+        partials = [fold_leaves(piece, leaves.__getitem__) for piece in pieces(batch.num_shards, held)]
+        header = replace(header, computed=ComputedShards(partials))
+        outcome = round_.finish(header, next_iteration=next_iteration)
         for name, value in outcome.totals.scalars.items():
             self._sums[name] = self._sums.get(name, 0.0) + value * len(batch.indices)
         self._next += 1
         if self._next == self._plan.per_epoch:
             self._next = None
-            self.scores = {name: total / self._plan.num_samples for name, total in self._sums.items()}
+            self.scores = {name: total / self.num_samples for name, total in self._sums.items()}
         return outcome
 
     @torch.no_grad()
-    def _score(self, indices: Any, weight: float) -> Partial:
+    def _score(self, indices: Any, weight: float) -> PartialSums:
         (fetched,) = self._fetcher.stream([ShardKey(0, indices)])
         modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
@@ -99,12 +95,12 @@ class Validator:
         finally:
             for module, mode in modes:
                 module.training = mode
-        return Partial({name: float(value) * weight for name, value in scores.items()})
+        return PartialSums({name: float(value) * weight for name, value in scores.items()})
 
-    def state(self) -> dict[str, Any]:
-        """Where a validation under way stands."""
+    def state_dict(self) -> dict[str, Any]:
+        """How far the validation in progress has come."""
         return {"next": self._next, "sums": self._sums, "scores": self.scores}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned elsewhere."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned elsewhere."""
         self._next, self._sums, self.scores = state["next"], dict(state["sums"]), dict(state["scores"])

@@ -8,8 +8,8 @@ import sys
 
 from ..collectives.mesh import Mesh
 from ..messages import Failed, Finished, WorkerConfig
+from ..session import enter_session
 from ..training.seeds import seed
-from ..training.session import enter_session
 from .allocator import keep_freed_memory
 from .control import Control
 from .control_thread import Withdrawn

@@ -9,7 +9,7 @@ from resile_shared.messages.reports import Evidence
 from ..collectives.mesh import Mesh
 from ..membership import Event, Membership, Switch
 from ..messages import Message, WorkerConfig, encode
-from ..training.phases import Phases
+from ..phases import Phases
 from .control_thread import ControlThread
 
 T = TypeVar("T")

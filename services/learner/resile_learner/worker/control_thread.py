@@ -53,8 +53,8 @@ from ..messages import (
     from_peer,
     to_worker,
 )
+from ..phases import Phases
 from ..recovery import LeaveRound, StandingTold, TellStanding
-from ..training.phases import Phases
 from . import links
 from .beats import BEAT, Beats
 from .failure import stuck

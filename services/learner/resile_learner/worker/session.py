@@ -15,8 +15,9 @@ from ..collectives.mesh import Mesh
 from ..membership import Membership, RoundDone, ScriptReady, StateReceived, Switch
 from ..messages import Left, Message, Order, Ready, WorkerConfig
 from ..recovery import Levelled, Levelling, Recovery, RoundLost
-from ..training.session import Change, HeldState, SecondTrainingCall, View
-from ..training.state import Flat
+from ..session import Change, SecondTrainingCall, View
+from ..state.flat import FlatState
+from ..state.run import RunState
 from .control import Control
 
 NO_STATE = -1
@@ -70,7 +71,7 @@ class WorkerSession:
         """Whether founders begin with the newest complete checkpoint."""
         return self._config.resume
 
-    def join(self, ready: Ready, state: HeldState) -> bool:
+    def join(self, ready: Ready, state: RunState) -> bool:
         """Become a member: found the run, or wait for the state that a member hands over."""
         if self.training_called:
             raise SecondTrainingCall
@@ -81,11 +82,11 @@ class WorkerSession:
             self._order = self._control.ask(lambda membership: membership.current)
             return True
         try:
-            _, generation = self._mesh.receive_state(state.make_room, obsolete=self._must_recover)
+            _, generation = self._mesh.receive_state(state.allocate_buffers, obsolete=self._must_recover)
         except Abandoned as lost:
             self._catch_up(lost, NO_STATE, state)
             return False
-        state.take()
+        state.load_received()
         self._control.post(StateReceived(generation))
         self._order = self._control.wait_for(lambda membership: membership.current)
         for peer in self._mesh.links - set(self._order.workers):  # leavers wait for it where nobody continues
@@ -125,7 +126,7 @@ class WorkerSession:
         receivers = switch.receivers_of(self._config.worker)
         return Change(self.view, switch.new.workers, switch.new.generation, receivers)
 
-    def switch(self, change: Change, tag: Tag, flatten: Callable[[], Flat]) -> None:
+    def switch(self, change: Change, tag: Tag, flatten: Callable[[], FlatState]) -> None:
         """Carry out ``change`` after round ``tag``: confirm, hand the state over; a leaver does not return."""
         assert self._switch is not None
         me, switch = self._config.worker, self._switch
@@ -176,29 +177,29 @@ class WorkerSession:
         self,
         lost: Abandoned,
         *,
-        standing: int,
-        state: HeldState,
+        next_round: int,
+        state: RunState,
     ) -> bool:
         """Wait for a generation without whoever was lost, and become level with its members."""
         self._control.accuse(lost.suspect, "hearsay" if lost.is_hearsay else "broken link", lost.reason)
-        return self._catch_up(lost, standing, state)
+        return self._catch_up(lost, next_round, state)
 
-    def _catch_up(self, lost: Abandoned, number: int, state: HeldState) -> bool:
+    def _catch_up(self, lost: Abandoned, number: int, state: RunState) -> bool:
         """Become a member of a generation that recovers; say whether that took the state of another member."""
         has_taken = is_torn = False
 
-        def make_room(skeleton: bytes) -> Sequence[Tensor]:
+        def allocate_buffers(skeleton: bytes) -> Sequence[Tensor]:
             nonlocal is_torn
             is_torn = True
-            return state.make_room(skeleton)
+            return state.allocate_buffers(skeleton)
 
         while True:
             self._control.check_link(lost.suspect)
             self._control.post(RoundLost(number))
             recovery = self._await_recovery(number)
             try:
-                if self._level(recovery, state.flatten, make_room):
-                    state.take()  # before anything newer can make this worker a donor
+                if self._level(recovery, state.flatten, allocate_buffers):
+                    state.load_received()  # before anything newer can make this worker a donor
                     has_taken, is_torn = True, False
                 number = max(recovery.standings.values())
                 self._control.post(Levelled(recovery.order.generation, number))
@@ -225,7 +226,7 @@ class WorkerSession:
         return recovery
 
     def _level(
-        self, recovery: Recovery, flatten: Callable[[], Flat], allocate: Callable[[bytes], Sequence[Tensor]]
+        self, recovery: Recovery, flatten: Callable[[], FlatState], allocate: Callable[[bytes], Sequence[Tensor]]
     ) -> bool:
         """Give or receive the state, as it stands with the members; True if it was received. Raises Abandoned."""
         generation = recovery.order.generation

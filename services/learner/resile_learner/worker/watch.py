@@ -8,7 +8,7 @@ which the whole process stood still for ``detection_seconds`` or longer does not
 
 from dataclasses import dataclass
 
-from ..training.phases import Doing, Phase, Phases
+from ..phases import CurrentPhase, Phase, Phases
 
 FIRST_SECONDS = 600.0
 MIN_DETECTIONS = 20
@@ -36,23 +36,23 @@ class Watch:
         self._detection_seconds = detection_seconds
         self._interval = interval
         self._looked: float | None = None
-        self._doing: Doing | None = None
+        self._current: CurrentPhase | None = None
         self._stood_still = 0.0
 
     def look(self, phases: Phases, *, now: float) -> Overdue | None:
         """Return what is overdue, if anything is."""
-        doing = phases.now
-        if doing is not self._doing:
-            self._doing, self._stood_still = doing, 0.0
+        current = phases.current
+        if current is not self._current:
+            self._current, self._stood_still = current, 0.0
         late = now - self._looked - self._interval if self._looked is not None else 0.0
         self._looked = now
         if late >= self._detection_seconds:
             self._stood_still += late
-        if doing.phase == "waiting":
+        if current.phase == "waiting":
             return None
-        seconds = now - doing.since - self._stood_still
-        longest = phases.longest.get(doing.phase)
-        return Overdue(doing.phase, seconds, longest) if seconds >= self._limit(doing.phase, longest) else None
+        seconds = now - current.since - self._stood_still
+        longest = phases.longest.get(current.phase)
+        return Overdue(current.phase, seconds, longest) if seconds >= self._limit(current.phase, longest) else None
 
     def _limit(self, phase: Phase, longest: float | None) -> float:
         is_rare = longest is None or phase == "callback"

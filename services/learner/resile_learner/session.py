@@ -6,15 +6,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from resile_shared.errors import UsageError
 
-from ..collectives.exchange import Abandoned, OpenRound, RoundSpec, Tag
-from ..collectives.mesh import Mesh
-from ..messages import Completed, Message, Progress, Ready
+from .collectives.exchange import Abandoned, OpenRound, RoundSpec, Tag
+from .collectives.mesh import Mesh
+from .messages import Completed, Message, Progress, Ready
 from .phases import Phases
-from .state import Flat
+from .state.flat import FlatState
+from .state.run import RunState
 
 
 class SecondTrainingCall(UsageError):
@@ -61,19 +60,6 @@ class Change:
         return self.old.me not in self.new_workers
 
 
-class HeldState(Protocol):
-    """The state that a worker holds, as it is handed from one to another."""
-
-    def flatten(self) -> Flat:
-        """The state now; its tensors are the live ones."""
-
-    def make_room(self, skeleton: bytes) -> Sequence[Tensor]:
-        """Tensors to receive a state into. While they are being filled this worker may have no whole state."""
-
-    def take(self) -> None:
-        """The room made last is filled: this is the worker's state from now on, and it can hand it on."""
-
-
 class Session(Protocol):
     """One worker's part in a run."""
 
@@ -105,7 +91,7 @@ class Session(Protocol):
     def pause_asked(self) -> bool:
         """Whether this worker was told that the job shall save a checkpoint and go no further."""
 
-    def join(self, ready: Ready, state: HeldState) -> bool:
+    def join(self, ready: Ready, state: RunState) -> bool:
         """Become a member. True for a founder; False for a joiner, which has then taken the state of a member."""
 
     def begin(self, spec: RoundSpec) -> OpenRound:
@@ -117,7 +103,7 @@ class Session(Protocol):
     def agreed(self, named: Sequence[int]) -> Change | None:
         """Take the names of all headers of a round; tell what all members thereby agreed on."""
 
-    def switch(self, change: Change, tag: Tag, flatten: Callable[[], Flat]) -> None:
+    def switch(self, change: Change, tag: Tag, flatten: Callable[[], FlatState]) -> None:
         """Carry out ``change`` after round ``tag``: confirm, hand the state over; a leaver does not return."""
 
     def report(self, message: Message) -> None:
@@ -130,12 +116,12 @@ class Session(Protocol):
         self,
         lost: Abandoned,
         *,
-        standing: int,
-        state: HeldState,
+        next_round: int,
+        state: RunState,
     ) -> bool:
         """After an abandoned round: become a member of a generation without whoever was lost.
 
-        ``standing`` is how far this worker has come: the next round. Returns True when others had come further, and
+        ``next_round``: all rounds before it are committed here. Returns True when others had come further, and
         their state was taken.
         """
 
@@ -155,7 +141,7 @@ class SoloSession:
         self._exchange = Mesh(0)
         self._joined = False
 
-    def join(self, ready: Ready, state: HeldState) -> bool:
+    def join(self, ready: Ready, state: RunState) -> bool:
         """Found the run at once. Raises SecondTrainingCall."""
         if self._joined:
             raise SecondTrainingCall
@@ -174,7 +160,7 @@ class SoloSession:
         """Nothing ever changes."""
         return None
 
-    def switch(self, change: Change, tag: Tag, flatten: Callable[[], Flat]) -> None:
+    def switch(self, change: Change, tag: Tag, flatten: Callable[[], FlatState]) -> None:
         """Never called: nothing ever changes."""
         raise AssertionError("a plain run has one generation")
 
@@ -198,8 +184,8 @@ class SoloSession:
         self,
         lost: Abandoned,
         *,
-        standing: int,
-        state: HeldState,
+        next_round: int,
+        state: RunState,
     ) -> bool:
         """Never called: nobody can be lost."""
         raise lost

@@ -9,7 +9,7 @@ Phase = Literal["waiting", "data", "compute", "validation", "callback"]
 the user's code between an exchange and the next shard, the optimizer's step among it."""
 
 
-class Doing(NamedTuple):
+class CurrentPhase(NamedTuple):
     """A phase, and when it began on the monotonic clock."""
 
     phase: Phase
@@ -20,7 +20,7 @@ class Phases:
     """Written by the main thread at each change of phase, one attribute at a time; any thread may read it."""
 
     def __init__(self) -> None:
-        self.now = Doing("waiting", time.monotonic())
+        self.current = CurrentPhase("waiting", time.monotonic())
         self.longest: dict[Phase, float] = {}
         """The longest that each phase has taken so far, in seconds."""
         self._seconds: dict[Phase, float] = {}
@@ -28,12 +28,12 @@ class Phases:
     def enter(self, phase: Phase) -> None:
         """From now on ``phase``."""
         moment = time.monotonic()
-        left, since = self.now
+        left, since = self.current
         spent = moment - since
         self._seconds[left] = self._seconds.get(left, 0.0) + spent
         if spent > self.longest.get(left, 0.0):
             self.longest[left] = spent
-        self.now = Doing(phase, moment)
+        self.current = CurrentPhase(phase, moment)
 
     def take_seconds(self, phases: Iterable[Phase]) -> list[float]:
         """Return the seconds that each of ``phases`` took since this was called last."""

@@ -1,7 +1,7 @@
-"""State as data: a tree of plain values and tensors, taken apart into a skeleton of JSON and a list of tensors.
+"""State as data: a tree of plain values and tensors, flattened into a skeleton of JSON and a list of tensors.
 
-What a joining worker is handed and what a checkpoint holds are both in this form, and nothing in it is ever unpickled:
-whoever reads a state gets numbers, text, containers and tensors, never code.
+A joining worker receives this form and a checkpoint stores it. Nothing in it is ever unpickled:
+reading a state yields numbers, text, containers and tensors, never code.
 
 The skeleton is one JSON object::
 
@@ -16,19 +16,17 @@ says what it is: ``{"tensor": 0}``, ``{"tuple": [...]}``, ``{"dict": [[key, valu
 import base64
 import math
 import struct
-from bisect import bisect_left, bisect_right
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import orjson
 import torch
 from torch import Tensor
 
-from resile_shared.errors import UsageError
+from .memory import StateError, describe, dtype_name, dtype_named, in_memory_order
 
 FORMAT = 1
 _MAX_DEPTH = 64  # a level takes up to three of the 254 that orjson nests
@@ -38,13 +36,6 @@ _STORABLE = (
     "None, booleans, numbers, strings, bytes, lists, tuples, dicts, dense tensors, numpy arrays of numbers or text, "
     "torch.Size, torch.dtype and torch.device"
 )
-
-
-Buffer = TypeVar("Buffer", memoryview, Tensor)  # a tensor is 1-dim and uint8
-
-
-class StateError(UsageError):
-    """A state cannot be stored, or what is read is not a stored state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +51,21 @@ class TensorSpec:
     """Which dimension of the tree's tensor each of ``shape`` is. () when in order; (0, 2, 3, 1) for channels_last."""
 
 
+Allocate = Callable[[bytes], Sequence[Tensor]]
+"""Returns the tensors that the state with this skeleton is received or read into."""
+
+
 @dataclass(frozen=True, slots=True)
-class Flat:
-    """A state taken apart. Its tensors are the state's own memory, detached, not copies."""
+class FlatState:
+    """A flattened state. Its tensors are the state's own memory, detached, not copies."""
 
     skeleton: bytes
     tensors: list[Tensor]
-    """Dense and contiguous, on whatever device they live; ``on_host`` makes them ready for ``tensor_bytes``."""
+    """Dense and contiguous, on whatever device they live."""
 
 
-def flatten(tree: Any) -> Flat:
-    """Take ``tree`` apart without copying its tensors.
+def flatten(tree: Any) -> FlatState:
+    """Flatten ``tree`` without copying its tensors.
 
     Dicts keep their order; OrderedDict and defaultdict are read as dict. Tensors that are the same memory are stored
     once and come back as one tensor. Gradient history, devices, and whether a tensor is a Parameter are not stored.
@@ -79,7 +74,7 @@ def flatten(tree: Any) -> Flat:
     encoder = _Encoder()
     node = encoder.encode(tree, ())
     document = {"format": FORMAT, "tensors": encoder.specs, "tree": node}
-    return Flat(orjson.dumps(document), encoder.tensors)
+    return FlatState(orjson.dumps(document), encoder.tensors)
 
 
 def specs(skeleton: bytes) -> list[TensorSpec]:
@@ -88,25 +83,25 @@ def specs(skeleton: bytes) -> list[TensorSpec]:
 
 
 def allocate(skeleton: bytes, targets: Mapping[str, Tensor] | None = None) -> list[Tensor]:
-    """Make room for the tensors of ``skeleton``: one CPU tensor for each of ``specs(skeleton)``, contents undefined.
+    """Allocate the tensors of ``skeleton``: one CPU tensor for each of ``specs(skeleton)``, contents undefined.
 
     Where ``targets`` has a CPU tensor of the same dtype, shape and order of dimensions at a tensor's path, its memory
     is used, so that bytes received arrive in place. Every target is used at most once.
     """
-    rooms: list[Tensor] = []
+    buffers: list[Tensor] = []
     used: set[int] = set()
     for spec in specs(skeleton):
         target = (targets or {}).get(spec.path)
-        room = None if target is None else _room_in(target, spec)
-        if room is None or room.data_ptr() in used:
-            room = torch.empty(spec.shape, dtype=spec.dtype)
-        used.add(room.data_ptr())
-        rooms.append(room)
-    return rooms
+        buffer = None if target is None else _memory_of(target, spec)
+        if buffer is None or buffer.data_ptr() in used:
+            buffer = torch.empty(spec.shape, dtype=spec.dtype)
+        used.add(buffer.data_ptr())
+        buffers.append(buffer)
+    return buffers
 
 
 def unflatten(skeleton: bytes, tensors: Sequence[Tensor]) -> Any:
-    """Put a state together again; the tree holds ``tensors`` themselves, and numpy arrays share their memory.
+    """Rebuild a state; the tree holds ``tensors`` themselves, and numpy arrays share their memory.
 
     Raises StateError if ``tensors`` are not those of the skeleton in number, dtype and shape, or it is malformed.
     """
@@ -124,47 +119,6 @@ def unflatten(skeleton: bytes, tensors: Sequence[Tensor]) -> Any:
         return _Decoder(in_order).decode(node)
     except RecursionError:
         raise StateError("the stored state is not readable: it is nested too deeply") from None
-
-
-def on_host(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return the tensors as contiguous CPU tensors: themselves where they already are, else copies."""
-    return [tensor.detach().to("cpu").contiguous() for tensor in tensors]
-
-
-def tensor_bytes(tensor: Tensor) -> memoryview:
-    """View the memory of a contiguous CPU tensor of any dtype as writable bytes, without a copy.
-
-    The view keeps the memory alive. Raises StateError for a tensor that is elsewhere or has gaps.
-    """
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise StateError(f"bytes are taken from contiguous CPU tensors only, not from {_describe(tensor)}")
-    return byte_view(tensor).numpy().data
-
-
-def byte_view(tensor: Tensor) -> Tensor:
-    """View the memory of a contiguous tensor of any dtype and device as 1-dim uint8."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
-
-
-class ByteStream(Generic[Buffer]):
-    """Buffers of bytes back to back, seen as one stream without joining them."""
-
-    def __init__(self, buffers: Iterable[Buffer]) -> None:
-        self._buffers: list[Buffer] = [buffer for buffer in buffers if len(buffer)]
-        self._ends = list(accumulate(len(buffer) for buffer in self._buffers))
-        self.num_bytes = self._ends[-1] if self._ends else 0
-
-    def cut(self, start: int, stop: int) -> list[Buffer]:
-        """View bytes ``start`` to ``stop``, in order; those beyond the end are left out."""
-        stop = min(stop, self.num_bytes)
-        if start >= stop:
-            return []
-        first, last = bisect_right(self._ends, start), bisect_left(self._ends, stop)
-        views = self._buffers[first : last + 1]
-        # From the back: first and last may be the same buffer.
-        views[-1] = views[-1][: len(views[-1]) - (self._ends[last] - stop)]
-        views[0] = views[0][len(self._buffers[first]) - (self._ends[first] - start) :]
-        return views
 
 
 class _Encoder:
@@ -282,7 +236,7 @@ class _Decoder:
             return node
         kind, content = next(iter(node.items())) if len(node) == 1 else (str(sorted(node)), None)
         if kind not in self._decoders:
-            raise StateError(f"the stored state is not readable: there is no such thing as {kind!r} in a state")
+            raise StateError(f"the stored state is not readable: unknown kind of value {kind!r}")
         try:
             return self._decoders[kind](content)
         except _MALFORMED as error:
@@ -293,32 +247,6 @@ class _Decoder:
         if len(tree) != len(pairs):
             raise StateError("the stored state is not readable: a dict has a key twice")
         return tree
-
-
-def in_memory_order(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
-    """Return the order of dimensions in memory, () for the natural one, and the tensor in that order, contiguous.
-
-    A tensor with gaps or repeats is copied. Keeping the order (channels_last) matters: elementwise kernels may take
-    another path, with other rounding, when the layouts of a parameter and of its optimizer state differ.
-    """
-    if tensor.is_contiguous():
-        return (), tensor
-    dims = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
-    permuted = tensor.permute(dims)
-    return (dims, permuted) if permuted.is_contiguous() else ((), tensor.contiguous())
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")
-
-
-def dtype_named(name: str) -> torch.dtype:
-    """``torch.float32`` for ``float32``. Raises StateError when this PyTorch has no such dtype."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise StateError(f"the stored state is not readable: this PyTorch ({torch.__version__}) has no dtype {name!r}")
-    return dtype
 
 
 def _parse(skeleton: bytes) -> tuple[list[TensorSpec], Any]:
@@ -348,12 +276,12 @@ def _spec(entry: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(str(entry["path"]), dtype, shape, num_bytes, dims)
 
 
-def _room_in(target: Tensor, spec: TensorSpec) -> Tensor | None:
+def _memory_of(target: Tensor, spec: TensorSpec) -> Tensor | None:
     """Return the memory of ``target`` in the layout of ``spec``, if it has it."""
     if target.device.type != "cpu" or target.dtype != spec.dtype or target.dim() != len(spec.shape):
         return None
-    room = target.detach().permute(spec.dims) if spec.dims else target.detach()
-    return room if room.is_contiguous() and tuple(room.shape) == spec.shape else None
+    memory = target.detach().permute(spec.dims) if spec.dims else target.detach()
+    return memory if memory.is_contiguous() and tuple(memory.shape) == spec.shape else None
 
 
 def _undo(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -363,12 +291,7 @@ def _undo(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
 def _check_storable(tensor: Tensor, path: tuple[Any, ...]) -> None:
     plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
     if not plain or tensor.is_quantized or tensor.is_meta:
-        raise StateError(f"{_place(path)} is {_describe(tensor)}; only plain dense tensors can be stored in a state")
-
-
-def _describe(tensor: Tensor) -> str:
-    gaps = "" if tensor.layout != torch.strided or tensor.is_contiguous() else ", not contiguous"
-    return f"a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}, on {tensor.device}{gaps}"
+        raise StateError(f"{_place(path)} is {describe(tensor)}; only plain dense tensors can be stored in a state")
 
 
 def _array_dtype(text: str) -> np.dtype[Any]:

@@ -1,0 +1,295 @@
+"""When checkpoints are taken, and how the members share the work of storing one.
+
+Every holder of a snapshot stores its share of the parts and reports stored parts in headers, so that all members agree
+on what is missing; after a change of membership the remaining holders divide the rest among themselves. The holder with
+the lowest rank writes the manifest and reports that in a header. Failed uploads are retried while training continues;
+only the end of a job waits for them.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from resile_shared.errors import ResileError
+from resile_shared.storage import StorageError
+
+from ..messages import CheckpointSaved, Warned
+from ..session import Session
+from ..state.run import RunState
+from .header import NOTHING, CheckpointHeader, StoredPart
+from .interval import CheckpointInterval
+from .manifest import CheckpointId, PartTracker
+from .resume import load_newest
+from .snapshot import Snapshot
+from .store import CheckpointStore
+from .uploads import MODEL_KEY, Uploads
+
+NUM_KEPT = 2
+PATIENCE_SECONDS = 600.0
+"""The shortest time for which the end of a job waits for a storage that fails; see `StorageGone`."""
+
+
+class StorageGone(ResileError):
+    """The job's storage kept failing for too long after training was complete.
+
+    The job waits for as long as it trained since its newest complete checkpoint (waiting longer could cost more than
+    training that part again), but never less than `PATIENCE_SECONDS`.
+    """
+
+    def __init__(self, seconds: float, trouble: StorageError) -> None:
+        super().__init__(
+            f"training is complete, but its result could not be stored within {seconds / 60:.0f} minutes: {trouble}; "
+            "then resume from the newest checkpoint"
+        )
+
+
+@dataclass
+class _Unfinished:
+    """A checkpoint that was started and is neither known to be complete nor given up."""
+
+    tracker: PartTracker
+    holders: tuple[int, ...]
+    num_bytes: int
+    started: float
+
+
+class Checkpointer:
+    """One member's part in the checkpoints of a run. Without storage it does nothing."""
+
+    def __init__(self, session: Session, *, every: int | str | None) -> None:
+        self._session = session
+        self._interval = CheckpointInterval(every)
+        self._store = CheckpointStore(session.storage) if session.storage is not None else None
+        self._uploads: Uploads | None = None
+        self._snapshot: Snapshot | None = None
+        self._unfinished: dict[str, _Unfinished] = {}
+        self._committing: str | None = None
+        self._pause: str | None = None
+        self._unconfirmed_parts: list[StoredPart] = []
+        """With the next two: reports that no committed round has carried yet."""
+        self._unconfirmed_saved: list[str] = []
+        self._unconfirmed_dropped: list[str] = []
+        self._held: list[str] | None = None
+        """After a recovery, until it is reported: the unfinished checkpoints of which there is a snapshot here."""
+        self._last_warning = ""
+        self._safe_since = time.monotonic()
+        """When the state of the newest complete checkpoint was the newest, as far as this member knows."""
+        self._ended_at: float | None = None
+        self._stores_model = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether this member is waiting for a checkpoint, or storing the final model."""
+        if self._uploads is None:
+            return False
+        return self._uploads.busy or (self._stores_model and not self._uploads.has_stored_model)
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the storage fails to take what this member wants to store."""
+        return self._uploads is not None and self._uploads.trouble() is not None
+
+    def resume(self, state: RunState) -> bool:
+        """Load the newest complete checkpoint of the run, if there is one; see `load_newest`."""
+        return self._store is not None and load_newest(self._session, self._store, state)
+
+    def begin(self, iteration: int, state: RunState, *, pauses: bool = False) -> None:
+        """Copy the state and start to store it. ``pauses``: training pauses at this checkpoint."""
+        self._interval.restart()
+        if self._store is None:
+            return
+        view = self._session.view
+        checkpoint = CheckpointId(iteration, view.generation)
+        if pauses:
+            self._pause = checkpoint.name
+        if checkpoint.name in self._unfinished:
+            return
+        self._snapshot = Snapshot(state.flatten(), reuse=self._snapshot)
+        self._unfinished[checkpoint.name] = _Unfinished(
+            PartTracker(checkpoint.name, self._snapshot.num_parts),
+            holders=view.workers,
+            num_bytes=self._snapshot.num_bytes,
+            started=time.monotonic(),
+        )
+        replaced = self._started(self._store).start(self._snapshot, checkpoint)
+        if replaced is not None:
+            del self._unfinished[replaced.name]
+            self._unconfirmed_dropped.append(replaced.name)
+        self.divide_parts()
+
+    def header_fields(self, next_iteration: int | None = None) -> CheckpointHeader:
+        """What the header of a round reports; ``next_iteration`` is the number of iterations after it, if it trains."""
+        if self._store is None:
+            return NOTHING
+        if self._uploads is not None:
+            self._unconfirmed_parts += (StoredPart(*stored) for stored in self._uploads.stored())
+            self._unconfirmed_saved += (manifest.checkpoint.name for manifest in self._uploads.committed())
+        return CheckpointHeader(
+            stored=tuple(self._unconfirmed_parts),
+            saved=tuple(self._unconfirmed_saved),
+            dropped=tuple(self._unconfirmed_dropped),
+            held=self._held,
+            is_due=next_iteration is not None and self._interval.is_due(next_iteration),
+            is_busy=self.is_busy,
+        )
+
+    def on_headers(self, headers: Sequence[CheckpointHeader]) -> None:
+        """Process what all members reported in one committed round."""
+        has_recovered = any(header.held is not None for header in headers)
+        if has_recovered:
+            self._update_holders(headers)
+        self._unconfirmed_parts, self._unconfirmed_saved, self._unconfirmed_dropped = [], [], []
+        self._held = None
+        for header in headers:
+            for name, part in header.stored:
+                if name in self._unfinished:
+                    self._unfinished[name].tracker.add(name, part)
+            for name in header.saved:
+                self._finish(name)
+            for name in header.dropped:
+                self._drop(name)
+        self._raise_errors()
+        self._warn_of_failure()
+        if has_recovered:
+            self.divide_parts()
+        else:
+            self._commit()
+
+    def _update_holders(self, headers: Sequence[CheckpointHeader]) -> None:
+        workers = self._session.view.workers
+        for name, checkpoint in self._unfinished.items():
+            checkpoint.holders = tuple(
+                worker for worker, header in zip(workers, headers, strict=True) if name in (header.held or ())
+            )
+
+    def divide_parts(self) -> None:
+        """Divide the missing parts of the current checkpoint among the holders that are members now."""
+        tracker, remaining = self._current()
+        if tracker is None or self._uploads is None:
+            return
+        self._committing = None
+        me = self._session.view.me
+        if me in remaining:
+            self._uploads.assign(tracker.missing(remaining.index(me), len(remaining)))
+        self._commit()
+
+    def recovered(self, *, is_behind: bool) -> None:
+        """Report all that is known here: after a recovery, members may know different things of unfinished checkpoints.
+
+        ``is_behind``: this member received the state of another, and may have missed the start or the end of a
+        checkpoint; it gives up its share of all of them.
+        """
+        while is_behind and self._uploads is not None and self._uploads.current is not None:
+            self._uploads.finish(self._uploads.current)
+        if is_behind:
+            self._unfinished = {}
+        self._unconfirmed_parts = [
+            StoredPart(name, part) for name, known in self._unfinished.items() for part in known.tracker.parts
+        ]
+        self._held = list(self._unfinished)
+        self._committing = None
+
+    def store_model(self, model: nn.Module) -> None:
+        """Store the final model, on the lowest rank. At the end of training every member calls this in every round.
+
+        Raises StorageGone when the storage has failed for too long.
+        """
+        if self._store is None:
+            return
+        now = time.monotonic()
+        self._ended_at = now if self._ended_at is None else self._ended_at
+        if self._session.view.rank == 0 and not self._stores_model:
+            self._stores_model = True
+            self._started(self._store).store_model(model.state_dict())
+        trouble = self._uploads.trouble() if self._uploads else None
+        patience = max(PATIENCE_SECONDS, self._ended_at - self._safe_since)
+        if trouble is not None and now - self._ended_at > patience:
+            raise StorageGone(patience, trouble)
+
+    @property
+    def model_key(self) -> str | None:
+        """Key of the final model in the run's storage."""
+        return MODEL_KEY if self._store is not None else None
+
+    def close(self) -> None:
+        """Stop storing; an incomplete checkpoint stays without a manifest."""
+        if self._uploads is not None:
+            self._uploads.close(wait=False)
+
+    def _started(self, store: CheckpointStore) -> Uploads:
+        if self._uploads is None:
+            self._uploads = Uploads(store, job=self._session.job, keep=NUM_KEPT)
+        return self._uploads
+
+    def _current(self) -> tuple[PartTracker | None, list[int]]:
+        """The tracker of the current checkpoint, and its holders that are still members."""
+        current = self._uploads.current if self._uploads else None
+        if current is None:
+            return None, []
+        members = self._session.view.workers
+        known = self._unfinished[current.name]
+        return known.tracker, [worker for worker in known.holders if worker in members]
+
+    def _commit(self) -> None:
+        """Write the manifest if all parts are stored and this is the lowest holder."""
+        tracker, remaining = self._current()
+        if tracker is None or self._uploads is None or not tracker.complete or tracker.name == self._committing:
+            return
+        if remaining[:1] == [self._session.view.me]:
+            self._committing = tracker.name
+            self._uploads.commit(tracker.parts)
+
+    def _finish(self, name: str) -> None:
+        checkpoint = CheckpointId.parse(name)
+        if self._uploads is None or checkpoint is None or name not in self._unfinished:
+            return
+        known = self._unfinished[name]
+        self._safe_since = max(self._safe_since, known.started)
+        _, remaining = self._current()
+        if remaining[:1] == [self._session.view.me]:
+            saved = CheckpointSaved(
+                worker=self._session.view.me,
+                iteration=checkpoint.iteration,
+                generation=checkpoint.generation,
+                num_bytes=known.num_bytes,
+                pausing=name == self._pause,
+            )
+            self._session.report(saved)
+        self._end(checkpoint)
+
+    def _drop(self, name: str) -> None:
+        """Give up a checkpoint that another member has given up, one that was still storing an older one."""
+        checkpoint = CheckpointId.parse(name)
+        if self._uploads is not None and checkpoint is not None and name in self._unfinished:
+            self._end(checkpoint)
+
+    def _end(self, checkpoint: CheckpointId) -> None:
+        assert self._uploads is not None
+        self._uploads.finish(checkpoint)
+        del self._unfinished[checkpoint.name]
+        self.divide_parts()
+
+    def _raise_errors(self) -> None:
+        error = self._uploads.error() if self._uploads else None
+        if error is not None:
+            raise error
+
+    def _warn_of_failure(self) -> None:
+        """Warn once for each checkpoint, and for the model, that the storage does not take it."""
+        trouble = self._uploads.trouble() if self._uploads else None
+        if trouble is None or self._uploads is None:
+            return
+        current = self._uploads.current
+        if current is not None:
+            what = f"checkpoint {current.name} is not stored yet"
+        else:
+            what = "the final model is not stored yet" if self._stores_model else "old checkpoints are not deleted yet"
+        consequence = "training continues"
+        if self._pause is not None or self._ended_at is not None:
+            consequence = "training has ended, and the job is waiting for it"
+        warning = f"{what} in {self._session.storage}: {trouble.reason}; {trouble.advice} ({consequence})"
+        if warning != self._last_warning:
+            self._last_warning = warning
+            self._session.report(Warned(worker=self._session.view.me, message=warning))

@@ -1,0 +1,55 @@
+"""What a member reports about checkpoints in the header of each round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .manifest import PartInfo
+
+
+class StoredPart(NamedTuple):
+    """A part of a checkpoint that is in storage."""
+
+    checkpoint: str
+    part: PartInfo
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointHeader:
+    """One member's reports; those of rounds that were abandoned are repeated."""
+
+    stored: Sequence[StoredPart] = ()
+    """Parts that it has stored."""
+    saved: Sequence[str] = ()
+    """Checkpoints whose manifest it has written."""
+    dropped: Sequence[str] = ()
+    """Checkpoints that it has given up for newer ones."""
+    held: Sequence[str] | None = None
+    """After a recovery: the unfinished checkpoints of which it has a snapshot."""
+    is_due: bool = False
+    """Whether a checkpoint is due by its clock; that of the lowest rank counts."""
+    is_busy: bool = False
+    """Whether it is waiting for a checkpoint, or storing the final model."""
+
+    def to_json(self) -> list[Any] | None:
+        """Return the fields as JSON values; None if there is nothing to report."""
+        is_empty = not (self.stored or self.saved or self.dropped or self.is_due or self.is_busy)
+        if is_empty and self.held is None:
+            return None
+        stored = [(name, part.number, part.num_bytes, part.sha256) for name, part in self.stored]
+        return [stored, self.saved, self.dropped, self.held, self.is_due, self.is_busy]
+
+    @staticmethod
+    def from_json(fields: list[Any] | None) -> "CheckpointHeader":
+        """Read what `to_json` returned."""
+        if fields is None:
+            return NOTHING
+        stored, saved, dropped, held, is_due, is_busy = fields
+        parts = [
+            StoredPart(name, PartInfo(number=number, num_bytes=num_bytes, sha256=sha256))
+            for name, number, num_bytes, sha256 in stored
+        ]
+        return CheckpointHeader(parts, saved, dropped, held, is_due, is_busy)
+
+
+NOTHING = CheckpointHeader()

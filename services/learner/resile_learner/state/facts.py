@@ -1,0 +1,78 @@
+"""Facts: what must be equal on all workers of a run, as text by name.
+
+The initial members compare them in the first round; a joiner and a resumed run compare theirs with those in the state.
+A name without an explanation of its own is that of an argument of the training call.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from resile_shared.errors import ResileError
+
+Facts = dict[str, str]
+
+_DATASET = (
+    "loaded a different dataset than {others}",
+    "Make sure that the script reads the same data in every worker and on every host",
+)
+_EXPLAINED = {
+    "samples": (_DATASET[0] + ": {value} samples instead of {expected}", _DATASET[1]),
+    "dataset": _DATASET,
+    "validation_samples": (
+        "loaded a different validation dataset than {others}: {value} samples instead of {expected}",
+        _DATASET[1],
+    ),
+    "initial_model": (
+        "built a model with other initial parameters than {others}",
+        "Call resile.training.seed() first in the script, and let nothing in the model depend on the worker, the time "
+        "or the machine",
+    ),
+    "device_class": (
+        "{has} another class of device than {others}: {value} instead of {expected}",
+        'Use devices of one class, or train with mode="fast"',
+    ),
+}
+_SETTING = (
+    "{has} another `{name}` than {others}: {value} instead of {expected}",
+    "Pass the same value to the training call in every worker",
+)
+
+
+class MembersDiffer(ResileError):
+    """Something that must be equal on all members is not."""
+
+
+class StateDiffers(ResileError):
+    """A state does not belong to what this script trains."""
+
+
+def check_members_agree(facts: Sequence[Mapping[str, str]], workers: Sequence[int]) -> None:
+    """Compare the facts of ``workers``. Raises MembersDiffer, naming the first fact that differs and who differs."""
+    for name in facts[0]:
+        values = [each.get(name, "nothing") for each in facts]
+        expected, who = minority(values, workers)
+        if who:
+            value = next(value for value in values if value != expected)
+            raise MembersDiffer(_message(who, name, value, expected, "the others"))
+
+
+def check_same_run(facts: Mapping[str, str], stored: Mapping[str, str]) -> None:
+    """Compare this worker's facts with those of a state. Raises StateDiffers, naming the first that differs."""
+    for name, value in facts.items():
+        if stored.get(name) != value:
+            raise StateDiffers(_message("this worker", name, value, stored.get(name, "nothing"), "the run"))
+
+
+def minority(values: Sequence[object], workers: Sequence[int]) -> tuple[object, str]:
+    """Return the most common value, and the workers that have another one, as text; empty when all are equal."""
+    common, count = Counter(values).most_common(1)[0]
+    if count == len(values):
+        return common, ""
+    different = [str(worker) for worker, value in zip(workers, values, strict=True) if value != common]
+    return common, ("worker " if len(different) == 1 else "workers ") + ", ".join(different)
+
+
+def _message(who: str, name: str, value: object, expected: object, others: str) -> str:
+    what, advice = _EXPLAINED.get(name, _SETTING)
+    has = "have" if who.startswith("workers") else "has"
+    return f"{who} {what.format(has=has, name=name, value=value, expected=expected, others=others)}. {advice}"

@@ -1,0 +1,91 @@
+"""Workers that differ in what must be equal are refused, and the message names what differs."""
+
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from resile.training import seed
+from resile_learner.state.facts import Facts, MembersDiffer, StateDiffers, check_members_agree
+from resile_learner.state.run import RunState
+from resile_learner.training.settings import TrainingSettings, facts_of
+
+SETTINGS = TrainingSettings(epochs=4, batch_size=16, num_shards=2, seed=0, mode="same-bits", threads=1)
+
+
+def model(value: int = 0) -> nn.Module:
+    seed(value)
+    return nn.Linear(2, 2)
+
+
+def facts(
+    settings: TrainingSettings = SETTINGS,
+    *,
+    samples: int = 1790,
+    first: float = 0.0,
+    validation: int = 10,
+    built_with: int = 0,
+    clip_grad_norm: float | None = 1.0,
+) -> Facts:
+    return facts_of(
+        settings,
+        {"clip_grad_norm": clip_grad_norm},
+        model=model(built_with),
+        dataset=[first, *range(1, samples)],
+        num_validation_samples=validation,
+    )
+
+
+def test_workers_that_agree_go_on() -> None:
+    check_members_agree([facts(), facts()], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (facts(replace(SETTINGS, epochs=5)), "worker 3 has another `epochs` than the others: 5 instead of 4. Pass"),
+        (facts(replace(SETTINGS, seed=1)), "worker 3 has another `seed` than the others: 1 instead of 0. Pass"),
+        (facts(replace(SETTINGS, mode="fast")), "another `mode` than the others: fast instead of same-bits. Pass"),
+        (
+            facts(clip_grad_norm=None),
+            "worker 3 has another `clip_grad_norm` than the others: None instead of 1.0. Pass",
+        ),
+        (
+            facts(samples=1797),
+            "worker 3 loaded a different dataset than the others: 1797 samples instead of 1790. Make sure that the "
+            "script reads the same data in every worker and on every host",
+        ),
+        (facts(first=0.5), "worker 3 loaded a different dataset than the others. Make sure"),
+        (facts(validation=11), "loaded a different validation dataset than the others: 11 samples instead of 10. Make"),
+        (
+            facts(built_with=1),
+            "worker 3 built a model with other initial parameters than the others. Call resile.training.seed() first",
+        ),
+        (
+            facts() | {"device_class": "abacus"},
+            "worker 3 has another class of device than the others: abacus instead of torch",
+        ),
+    ],
+)
+def test_the_fact_that_differs_is_named(other: Facts, message: str) -> None:
+    with pytest.raises(MembersDiffer) as refused:
+        check_members_agree([facts(), facts(), other], [1, 2, 3])
+    assert message in str(refused.value)
+
+
+def test_the_workers_that_differ_are_all_named() -> None:
+    odd = facts(replace(SETTINGS, epochs=5))
+    with pytest.raises(MembersDiffer, match=r"^workers 4, 5 have another `epochs` than the others: 5 instead of 4"):
+        check_members_agree([facts(), odd, odd, facts(), facts()], [3, 4, 5, 6, 7])
+
+
+def test_a_run_is_not_resumed_with_another_setting() -> None:
+    def state(facts: Facts) -> RunState:
+        state = RunState(model(), {}, {}, after_load=lambda: None)
+        state.facts = facts
+        return state
+
+    flat = state(facts()).flatten()
+    state(facts()).load(flat.skeleton, flat.tensors)
+    with pytest.raises(StateDiffers, match="this worker has another `epochs` than the run: 5 instead of 4"):
+        state(facts(replace(SETTINGS, epochs=5))).load(flat.skeleton, flat.tensors)
