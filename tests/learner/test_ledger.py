@@ -20,6 +20,6 @@ def test_a_ledger_goes_on_elsewhere() -> None:
     ledger = Ledger(3)
     ledger.commit(0, np.array([0, 1]))
     copy = Ledger(3)
-    copy.load(ledger.state())
+    copy.load_state_dict(ledger.state_dict())
     copy.commit(0, np.array([2]))
     assert copy.epochs() == (EpochCount(epoch=0, samples=3, once=3, more=0, never=0),)
