@@ -168,7 +168,7 @@ async def measure_changes(num_changes: int) -> tuple[list[tuple[Change, Change]]
 
 
 def traced_hops(commands: Sequence[Commanded], collector: Collector) -> Iterator[list[float] | None]:
-    for command, trace in zip(commands, collector.begun_by(COMMAND), strict=True):
+    for command, trace in zip(commands, collector.started_by(COMMAND), strict=True):
         yield hops(command, trace)
 
 

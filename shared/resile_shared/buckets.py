@@ -1,6 +1,6 @@
 """Key-value buckets of JetStream with compare-and-set, typed by the model of their values.
 
-Revisions rise with every change of a bucket. A write is sent again until it is answered and has its effect once.
+Revisions rise with every change of a bucket. A write is sent until it is answered, and takes effect once.
 """
 
 import logging
@@ -15,10 +15,10 @@ from opentelemetry.propagate import inject
 from pydantic import BaseModel, ValidationError
 
 from .connection import Connection, StoreFailed
+from .consumer import Consumer, ConsumerCreated
 from .envelope import describe, encode
 from .errors import ResileError
-from .pull import Begin, Reader
-from .subjects import Keys
+from .subjects import BucketSpec
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _WRONG_LAST_SEQUENCE = 10071
 
 
 class ConflictError(ResileError):
-    """Somebody else changed the key first: read it again, and decide again."""
+    """Another writer changed the key first: read it, and decide again."""
 
     def __init__(self, bucket: str, key: str, revision: int) -> None:
         super().__init__(f"{bucket}/{key} is no longer at revision {revision}")
@@ -35,16 +35,16 @@ class ConflictError(ResileError):
 
 
 class UnreadableError(ResileError):
-    """A stored value is not of the bucket's model."""
+    """A stored value does not match the bucket's model."""
 
     def __init__(self, bucket: str, key: str, reason: str) -> None:
-        super().__init__(f"{bucket}/{key} cannot be read: {reason}")
+        super().__init__(f"stored value {bucket}/{key} is invalid: {reason}")
         self.bucket, self.key = bucket, key
 
 
 @dataclass(frozen=True)
 class Entry(Generic[M]):
-    """A value, and the revision that a change of it must name."""
+    """A value, and the revision that an update must name."""
 
     key: str
     value: M
@@ -53,42 +53,42 @@ class Entry(Generic[M]):
 
 @dataclass(frozen=True)
 class Change(Generic[M]):
-    """What a watch saw: a new value, or None for a key that is gone."""
+    """A change seen by a watch: a new value, or None for a deleted key."""
 
     key: str
     value: M | None
     revision: int
     traceparent: str = field(default="", compare=False)
-    """The trace in which it was written, for `telemetry.continued`; empty without one."""
+    """Of the span in which it was written, for `telemetry.continued`; empty without one."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """What `telemetry.continued` goes on from."""
+        """The headers that `telemetry.continued` takes."""
         return {"traceparent": self.traceparent} if self.traceparent else {}
 
 
 class Bucket(Generic[M]):
-    """One bucket. Every call waits for a bus that is away."""
+    """One bucket. Every call waits while NATS is disconnected."""
 
-    def __init__(self, connection: Connection, keys: Keys[M]) -> None:
+    def __init__(self, connection: Connection, spec: BucketSpec[M]) -> None:
         self._connection = connection
-        self._keys = keys
+        self._spec = spec
 
     async def get(self, key: str) -> Entry[M] | None:
         """Return the value, None where there is none. Raises UnreadableError."""
         found = await self._last(key)
-        if found is None or _is_gone(found[0]):
+        if found is None or _is_deleted(found[0]):
             return None
         message, revision = found
         return Entry(key, self._read(key, message.data), revision)
 
     async def create(self, key: str, value: M) -> int:
-        """Store the first value of a key; return its revision. Raises ConflictError when the key is there."""
+        """Store the first value of a key; return its revision. Raises ConflictError when the key exists."""
         try:
             return await self._write(key, value, revision=0)
         except ConflictError:
             found = await self._last(key)
-            if found is None or not _is_gone(found[0]):
+            if found is None or not _is_deleted(found[0]):
                 raise
             return await self._write(key, value, revision=found[1])
 
@@ -101,7 +101,7 @@ class Bucket(Generic[M]):
         await self._send(key, b"", revision=revision, headers={"KV-Operation": "PURGE", "Nats-Rollup": "sub"})
 
     async def entries(self) -> dict[str, Entry[M]]:
-        """Return all that is stored now and can be read, by key."""
+        """Return all valid values, by key."""
         async with aclosing(self.watch()) as changes:
             async for present in changes:
                 return {c.key: Entry(c.key, c.value, c.revision) for c in present if c.value is not None}
@@ -112,16 +112,18 @@ class Bucket(Generic[M]):
         return sorted(await self.entries())
 
     async def watch(self, key: str = "*") -> AsyncGenerator[tuple[Change[M], ...], None]:
-        """Yield first the whole present state, which may be empty, and then each change, for ever: of ``key`` or all.
+        """Yield first the current state of ``key`` or of all keys, which may be empty, then each change. Never ends.
 
-        After an outage it goes on with what changed meanwhile. A value that cannot be read is logged and left out.
+        After an outage it continues with the changes made meanwhile. An invalid value is logged and skipped.
         """
-        reader = Reader(self._connection, self._keys.stream, (f"{self._keys.prefix}{key}",), start="last_per_subject")
+        consumer = Consumer(
+            self._connection, self._spec.stream, (f"{self._spec.prefix}{key}",), start="last_per_subject"
+        )
         present: list[Change[M]] | None = []
         missing = 0
-        async with aclosing(reader.read()) as items:
+        async with aclosing(consumer.read()) as items:
             async for item in items:
-                if isinstance(item, Begin):
+                if isinstance(item, ConsumerCreated):
                     missing = item.num_pending
                 else:
                     missing -= 1
@@ -135,9 +137,9 @@ class Bucket(Generic[M]):
                     present = None
 
     def _change(self, message: Msg) -> tuple[Change[M], ...]:
-        key = message.subject.removeprefix(self._keys.prefix)
+        key = message.subject.removeprefix(self._spec.prefix)
         revision = message.metadata.sequence.stream
-        if _is_gone(message):
+        if _is_deleted(message):
             return (Change(key, None, revision),)
         try:
             value = self._read(key, message.data)
@@ -148,14 +150,14 @@ class Bucket(Generic[M]):
 
     def _read(self, key: str, body: bytes) -> M:
         try:
-            return self._keys.model.model_validate_json(body)
+            return self._spec.model.model_validate_json(body)
         except ValidationError as error:
-            raise UnreadableError(self._keys.name, key, describe(error)) from error
+            raise UnreadableError(self._spec.name, key, describe(error)) from error
 
     async def _last(self, key: str) -> tuple[Msg, int] | None:
-        """Return the newest message of a key, be it a value or the mark of a removal, and its revision."""
+        """Return the newest message of a key, a value or a delete marker, and its revision."""
         message = await self._connection.request(
-            f"$JS.API.DIRECT.GET.{self._keys.stream}.{self._keys.subject(key)}", b""
+            f"$JS.API.DIRECT.GET.{self._spec.stream}.{self._spec.subject(key)}", b""
         )
         headers = message.headers or {}
         if headers.get("Status") == "404":
@@ -172,18 +174,18 @@ class Bucket(Generic[M]):
         message_id = secrets.token_hex(16)
         headers |= {"Nats-Expected-Last-Subject-Sequence": str(revision), "Nats-Msg-Id": message_id}
         try:
-            answer = await self._connection.request_store(self._keys.subject(key), body, headers=headers)
+            answer = await self._connection.request_store(self._spec.subject(key), body, headers=headers)
         except StoreFailed as error:
             if error.code != _WRONG_LAST_SEQUENCE:
                 raise
-            # The server looks at the revision before it looks whether it knows the message: if the first answer came
-            # late, or was lost, this is what became of the second arrival.
+            # The server checks the revision before it checks for duplicates: if the first answer was late or lost, the
+            # second attempt fails like this although the first one succeeded.
             found = await self._last(key)
             if found is None or (found[0].headers or {}).get("Nats-Msg-Id") != message_id:
-                raise ConflictError(self._keys.name, key, revision) from None
+                raise ConflictError(self._spec.name, key, revision) from None
             return found[1]
         return int(answer["seq"])
 
 
-def _is_gone(message: Msg) -> bool:
+def _is_deleted(message: Msg) -> bool:
     return (message.headers or {}).get("KV-Operation") in ("DEL", "PURGE")

@@ -1,13 +1,14 @@
 """The bus as a service sees it.
 
-    send / subscribe    state that is repeated anyway, at most once, never waited for: heartbeats, logs
-    publish / follow    events, stored before `publish` returns, handled at least once and with effect once
-    replay              what a stream holds, for whoever only looks at it
-    ask / answer        requests: the same request has its effect once, and the same answer each time
+    send / subscribe    state that is repeated anyway: at most once, never waits (heartbeats, logs)
+    publish / follow    events: stored before `publish` returns, delivered at least once, with effect once
+    read_stream         the messages of a stream, for readers that do not act on them
+    ask / answer        requests: the same request has its effect once, and gets the same answer each time
     bucket              key-value records with compare-and-set
 
-A message that cannot be read, or that its handler cannot digest, goes to the dead letters with the reason; a request is
-told so. Neither stops a service. Everything but `send` waits for a bus that is away; to give up, use `asyncio.timeout`.
+A message that cannot be decoded, or whose handler fails, goes to the dead letters with the reason; a request is also
+refused. Neither stops a service. Every call but `send` waits while NATS is disconnected; use `asyncio.timeout` to give
+up.
 """
 
 import asyncio
@@ -23,15 +24,15 @@ from pydantic import BaseModel
 from . import subjects
 from .buckets import Bucket
 from .connection import BusRefused, Connection
+from .consumer import Consumer, ConsumerCreated
 from .credentials import Credentials
 from .delivery import Delivery
 from .envelope import Received, decode, encode, headers_for
-from .messages.commands import Accepted, Answer, Refused
-from .pull import Begin, Reader
-from .replay import Replay
+from .messages.commands import Accepted, CommandResponse, Refused
 from .roles import ROLES, Role
+from .stream_reader import StreamReader
 from .streams import provision
-from .subjects import Keys, Stream
+from .subjects import BucketSpec, Stream
 from .telemetry import traced
 
 logger = logging.getLogger(__name__)
@@ -51,51 +52,51 @@ class Bus:
         self.service = service
         self._role = role
         self.num_not_sent = 0
-        """Messages that `send` dropped while the bus was away."""
+        """Messages that `send` dropped while NATS was disconnected."""
 
     @classmethod
     async def open(cls, credentials: Credentials, *, service: str) -> "Bus":
-        """Enter the bus; return when its streams and buckets are there. Raises BusRefused."""
+        """Connect; return when the streams and buckets exist. Raises BusRefused."""
         role = ROLES.get(credentials.user)
         if role is None:
-            raise BusRefused(f"there is no role {credentials.user!r}: the roles are {', '.join(ROLES)}")
+            raise BusRefused(f"unknown bus user {credentials.user!r}: use the credentials of one of {', '.join(ROLES)}")
         connection = await Connection.open(credentials, name=service)
         await provision(connection, role)
         return cls(connection, service=service, role=role)
 
     @property
     def is_up(self) -> bool:
-        """Whether the bus can be reached now, as far as is known."""
+        """Whether NATS is connected, as far as is known."""
         return self.connection.is_up
 
     async def close(self) -> None:
-        """Hand over what is under way, and leave."""
+        """Send pending messages, and disconnect."""
         await self.connection.close()
 
     async def round_trip(self) -> None:
-        """Return when the bus has answered: it is there now, and what it sent before has arrived."""
+        """Return when the bus has answered: it is connected, and every message it sent before has arrived."""
         stream = next((stream.name for stream in self._role.follows), subjects.HOSTS.stream)
         await self.connection.request(f"$JS.API.STREAM.INFO.{stream}", b"")
 
-    def bucket(self, keys: Keys[M]) -> Bucket[M]:
+    def bucket(self, spec: BucketSpec[M]) -> Bucket[M]:
         """Return a key-value bucket."""
-        return Bucket(self.connection, keys)
+        return Bucket(self.connection, spec)
 
-    def replay(
+    def read_stream(
         self, stream: Stream, model: type[M] | Callable[[str], type[M]], *, subject: str | None = None
-    ) -> Replay[M]:
-        """Return a reader of what ``stream`` holds on ``subject``, by default on all; ``model`` as in `follow`."""
-        return Replay(self.connection, stream.name, model, subject)
+    ) -> StreamReader[M]:
+        """Return a reader of ``stream``, of one ``subject`` or of all; ``model`` as in `follow`."""
+        return StreamReader(self.connection, stream.name, model, subject)
 
     async def send(self, subject: str, message: BaseModel) -> bool:
-        """Send at most once, now or never: returns False, and drops it, while the bus is away."""
+        """Send at most once; returns False, and drops the message, while NATS is disconnected."""
         headers = headers_for(message, source=self.service)
         sent = await self.connection.send(subject, encode(message), headers=headers)
         self.num_not_sent += not sent
         return sent
 
     async def send_to_listener(self, subject: str, message: BaseModel, *, seconds: float) -> bool:
-        """Send at most once, and leave a listener ``seconds`` to act; returns False at once when there is none."""
+        """Send at most once, and wait ``seconds`` for a subscriber to act; returns False at once when there is none."""
         headers = headers_for(message, source=self.service)
         return await self.connection.send_to_listener(subject, encode(message), headers=headers, seconds=seconds)
 
@@ -107,24 +108,24 @@ class Bus:
             await self.connection.request_store(subject, encode(message), headers=headers)
 
     async def ask(self, subject: str, request: BaseModel, *, message_id: str | None = None) -> Accepted | Refused:
-        """Send a command; return its answer. Waits until somebody answers."""
+        """Send a command; return the answer. Waits until a service answers."""
         with traced(f"ask {subject}"):
             headers = headers_for(request, source=self.service, message_id=message_id)
             reply = await self.connection.request(subject, encode(request), headers=headers)
-            return decode(Answer, subject=subject, headers=reply.headers, body=reply.data).message.root
+            return decode(CommandResponse, subject=subject, headers=reply.headers, body=reply.data).message.root
 
     async def subscribe(
-        self, subject: str, model: type[M], handler: Handler[M], *, shortcut: Callable[[Msg], bool] | None = None
+        self, subject: str, model: type[M], handler: Handler[M], *, fast_path: Callable[[Msg], bool] | None = None
     ) -> Subscription:
-        """Have ``handler`` called for each message as it comes, one after the other.
+        """Call ``handler`` for each message as it arrives, one at a time.
 
-        For floods of repeated state: ``shortcut`` may deal with a message itself, and returns whether it has. What it
-        has not goes the usual way, so it need not recognise what is wrong.
+        For high rates: ``fast_path`` may handle a message undecoded, and returns whether it did. All others are decoded
+        and validated, so it does not have to detect invalid messages.
         """
         delivery = Delivery(model, self.connection, self.service)
 
         async def receive(message: Msg) -> None:
-            if shortcut is None or not shortcut(message):
+            if fast_path is None or not fast_path(message):
                 await delivery.deliver(message, handler)
 
         return await self.connection.subscribe(subject, receive)
@@ -132,7 +133,7 @@ class Bus:
     async def answer(
         self, subject: str, model: type[M] | Callable[[str], type[M]], handler: Answerer[M]
     ) -> Subscription:
-        """Have ``handler`` answer each request. It is called once for each message id while that is remembered.
+        """Call ``handler`` to answer each request, once for each message id among the recent ones.
 
         ``model`` may be a function of the subject, as in `follow`.
         """
@@ -158,23 +159,23 @@ class Bus:
         after: int = 0,
         caught_up: asyncio.Event | None = None,
     ) -> None:
-        """Have ``handler`` called for each stored message, one after the other; never returns.
+        """Call ``handler`` for each stored message, one at a time; never returns.
 
-        With ``durable`` the bus remembers what was handled, and a handler that raises is called again a few times.
-        Otherwise the reading starts at ``start`` (``all``, ``new`` or ``last_per_subject``), or after the sequence
+        With ``durable`` the server keeps the position, and a handler that raises is called again a few times.
+        Otherwise reading starts at ``start`` (``all``, ``new`` or ``last_per_subject``), or after the sequence
         ``after``. ``model`` may be a function of the subject (`resile_shared.catalogue.model_of`). ``caught_up`` is
-        set when all that was stored at the start has been handled.
+        set when every message stored at the start has been handled.
         """
-        reader = Reader(self.connection, stream.name, subjects or stream.subjects, durable, start, after)
+        consumer = Consumer(self.connection, stream.name, subjects or stream.subjects, durable, start, after)
         delivery = Delivery(model, self.connection, self.service)
-        async with aclosing(reader.read()) as items:
+        async with aclosing(consumer.read()) as items:
             async for item in items:
-                if not isinstance(item, Begin):
+                if not isinstance(item, ConsumerCreated):
                     if durable is None:
                         await delivery.deliver(item, handler)
                     elif await delivery.deliver(item, handler, is_last=item.metadata.num_delivered >= MAX_DELIVERIES):
                         await item.ack()
                     else:
                         await item.nak(delay=RETRY_SECONDS)
-                if caught_up and reader.num_waiting <= 0:
+                if caught_up and consumer.num_waiting <= 0:
                     caught_up.set()

@@ -1,4 +1,4 @@
-"""Who may say and hear what on the bus: one role for each kind of service, and its permissions for nats-server."""
+"""What each kind of service may publish and subscribe to: its role, and the permissions for nats-server."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from .subjects import (
     POOL,
     REPORTS,
     STREAMS,
-    Keys,
+    BucketSpec,
     Stream,
 )
 
@@ -32,15 +32,15 @@ class Role:
     publishes: tuple[str, ...] = ()
     subscribes: tuple[str, ...] = ()
     follows: tuple[Stream, ...] = ()
-    reads: tuple[Keys[Any], ...] = ()
-    writes: tuple[Keys[Any], ...] = ()
+    reads: tuple[BucketSpec[Any], ...] = ()
+    writes: tuple[BucketSpec[Any], ...] = ()
     """Buckets that it reads and writes."""
-    makes_stores: bool = False
-    """Whether it makes all streams and buckets that are missing."""
+    creates_streams: bool = False
+    """Whether it creates all streams and buckets that do not exist."""
 
     @property
     def inbox(self) -> str:
-        """Where answers to this role arrive; no other role can listen there."""
+        """Where answers to this role arrive; no other role can subscribe to it."""
         return f"_INBOX_{self.name}"
 
 
@@ -52,7 +52,7 @@ REGISTRY = Role(
     subscribes=(subjects.HELLOS, subjects.GOODBYES, subjects.HEARTBEATS, subjects.HOST_COMMANDS),
     follows=(EVENTS,),
     writes=(HOSTS, POOL),
-    makes_stores=True,
+    creates_streams=True,
 )
 SCHEDULER = Role(
     "scheduler",
@@ -61,7 +61,7 @@ SCHEDULER = Role(
     follows=(EVENTS, REPORTS),
     reads=(HOSTS, POOL),
     writes=(JOBS, ALLOCATIONS, LEASE, OUTBOX),
-    makes_stores=True,
+    creates_streams=True,
 )
 LEARNER = Role(
     "learner",
@@ -103,7 +103,7 @@ def permissions(role: Role) -> dict[str, Any]:
     for bucket in (*role.reads, *role.writes):
         publish += _reading(bucket.stream)
     publish += [f"{bucket.prefix}*" for bucket in role.writes]
-    for name in stores() if role.makes_stores else ():
+    for name in stream_names() if role.creates_streams else ():
         publish += [f"{_API}.STREAM.CREATE.{name}", f"{_API}.STREAM.UPDATE.{name}", f"{_API}.STREAM.INFO.{name}"]
     return {
         "publish": {"allow": sorted(set(publish))},
@@ -112,13 +112,13 @@ def permissions(role: Role) -> dict[str, Any]:
     }
 
 
-def stores() -> tuple[str, ...]:
-    """Return the names of all streams, those behind buckets included."""
+def stream_names() -> tuple[str, ...]:
+    """Return the names of all streams, including those of buckets."""
     return (*(stream.name for stream in STREAMS), *(bucket.stream for bucket in BUCKETS))
 
 
 def _reading(stream: str) -> list[str]:
-    """Subjects on which a stream is asked for its messages."""
+    """Return the subjects of requests that read a stream."""
     return [
         f"{_API}.STREAM.INFO.{stream}",
         f"{_API}.STREAM.MSG.GET.{stream}",

@@ -9,7 +9,7 @@ import orjson
 from pydantic import BaseModel
 
 from .catalogue import COMMANDS, HOST_EVENTS, OTHERS
-from .messages.commands import Answer
+from .messages.commands import CommandResponse
 
 FOLDER = Path("docs/schemas")
 _ADDRESSES = {
@@ -33,7 +33,7 @@ def channels() -> dict[str, type[BaseModel]]:
 
 def documents() -> dict[str, bytes]:
     """Return the content of each file by its name."""
-    models: list[type[BaseModel]] = [*channels().values(), Answer]
+    models: list[type[BaseModel]] = [*channels().values(), CommandResponse]
     files = {f"{model.__name__}.json": _json(model.model_json_schema()) for model in models}
     return files | {"asyncapi.json": _json(_asyncapi())}
 
@@ -72,7 +72,7 @@ def _asyncapi() -> dict[str, Any]:
 
 
 def _channel(address: str, model: type[BaseModel]) -> dict[str, Any]:
-    names = [model.__name__, "Answer"] if address.startswith("resile.command.") else [model.__name__]
+    names = [model.__name__, "CommandResponse"] if address.startswith("resile.command.") else [model.__name__]
     parameters = [part[1:-1] for part in address.split(".") if part.startswith("{")]
     return {
         "address": address,

@@ -1,4 +1,4 @@
-"""Making the streams and buckets: registry and scheduler make them at each start, everyone else waits for them."""
+"""Creates the streams and buckets: registry and scheduler do so at each start, all others wait for them."""
 
 import asyncio
 import logging
@@ -9,28 +9,28 @@ import orjson
 
 from .connection import Connection, StoreFailed
 from .roles import Role
-from .subjects import BUCKETS, STREAMS, Keys, Stream
+from .subjects import BUCKETS, STREAMS, BucketSpec, Stream
 
 logger = logging.getLogger(__name__)
 
 DUPLICATES = timedelta(minutes=10)
-"""For how long the bus itself recognises a message that is published twice."""
-PAUSE_SECONDS = 0.2
+"""For how long the server drops a message that is published twice."""
+POLL_SECONDS = 0.2
 _NAME_IN_USE = 10058
 _NOT_FOUND = 10059
 
 
 async def provision(connection: Connection, role: Role) -> None:
-    """Return when all streams and buckets that ``role`` uses are there."""
-    if role.makes_stores:
-        wanted = (*map(_of_stream, STREAMS), *map(_of_bucket, BUCKETS))
-        await asyncio.gather(*(_make(connection, configuration) for configuration in wanted))
+    """Return when all streams and buckets that ``role`` uses exist."""
+    if role.creates_streams:
+        wanted = (*map(_stream_config, STREAMS), *map(_bucket_config, BUCKETS))
+        await asyncio.gather(*(_create(connection, configuration) for configuration in wanted))
     else:
         for name in (*(stream.name for stream in role.follows), *(bucket.stream for bucket in role.reads)):
             await _wait_for(connection, name)
 
 
-async def _make(connection: Connection, configuration: dict[str, Any]) -> None:
+async def _create(connection: Connection, configuration: dict[str, Any]) -> None:
     name = configuration["name"]
     body = orjson.dumps(configuration)
     try:
@@ -42,7 +42,7 @@ async def _make(connection: Connection, configuration: dict[str, Any]) -> None:
 
 
 async def _wait_for(connection: Connection, name: str) -> None:
-    told = False
+    is_logged = False
     while True:
         try:
             await connection.request_store(f"$JS.API.STREAM.INFO.{name}", b"")
@@ -50,13 +50,13 @@ async def _wait_for(connection: Connection, name: str) -> None:
         except StoreFailed as error:
             if error.code != _NOT_FOUND:
                 raise
-        if not told:
-            logger.info("waiting for the registry or the scheduler to make %s", name)
-            told = True
-        await asyncio.sleep(PAUSE_SECONDS)
+        if not is_logged:
+            logger.info("waiting for the registry or the scheduler to create stream=%s", name)
+            is_logged = True
+        await asyncio.sleep(POLL_SECONDS)
 
 
-def _of_stream(stream: Stream) -> dict[str, Any]:
+def _stream_config(stream: Stream) -> dict[str, Any]:
     configuration = {
         "name": stream.name,
         "subjects": list(stream.subjects),
@@ -73,8 +73,8 @@ def _of_stream(stream: Stream) -> dict[str, Any]:
     return configuration if stream.syncs else configuration | {"persist_mode": "async"}
 
 
-def _of_bucket(bucket: Keys[Any]) -> dict[str, Any]:
-    """Return the form in which every NATS client recognises a key-value bucket of history 1."""
+def _bucket_config(bucket: BucketSpec[Any]) -> dict[str, Any]:
+    """Return the configuration by which every NATS client recognises a key-value bucket of history 1."""
     return {
         "name": bucket.stream,
         "subjects": [f"{bucket.prefix}>"],

@@ -1,6 +1,6 @@
-"""Every subject, stream and bucket of the bus, in one place.
+"""Every subject, stream and bucket of the bus.
 
-Subjects are built from ids by functions, which refuse ids that would change their shape, and taken apart by `parse`.
+Subjects are built from ids by functions, which reject ids that would change their structure, and parsed by `parse`.
 """
 
 import re
@@ -32,11 +32,11 @@ JOB_COMMANDS = "resile.command.job.*"
 HOST_COMMANDS = "resile.command.host.*"
 DEAD_LETTER = "resile.deadletter"
 ANNOUNCEMENTS = ("joined", "draining", "lost", "left")
-"""What the registry says of a host; the agent says ``hello`` and ``goodbye``."""
+"""Host events that the registry publishes; the agent publishes ``hello`` and ``goodbye``."""
 
 
 class InvalidSubject(ResileError):
-    """A subject, or an id meant for one, of the wrong form."""
+    """A malformed subject, or an id that cannot be part of one."""
 
     def __init__(self, text: str, wanted: str) -> None:
         super().__init__(f"{text!r} is not {wanted}")
@@ -45,7 +45,7 @@ class InvalidSubject(ResileError):
 
 @dataclass(frozen=True)
 class Subject:
-    """A subject taken apart: ``resile.<family>.<id>.<what>``; for commands ``id`` is the entity."""
+    """A parsed subject: ``resile.<family>.<id>.<what>``; for commands ``id`` is the entity."""
 
     family: str
     id: str
@@ -58,12 +58,12 @@ def host_event(host: str, what: str) -> str:
 
 
 def heartbeat(host: str) -> str:
-    """Beats of one host."""
+    """Heartbeats of one host."""
     return _build("heartbeat", host)
 
 
 def instruction(host: str) -> str:
-    """What the scheduler tells the agent of one host."""
+    """Instructions of the scheduler to the agent of one host."""
     return _build("instruction", host)
 
 
@@ -78,17 +78,17 @@ def job_events(job: str) -> str:
 
 
 def report(job: str, kind: str) -> str:
-    """What a worker of ``job`` told its agent."""
+    """Reports of one kind from workers of ``job``."""
     return _build("report", job, kind)
 
 
 def reports_of(job: str) -> str:
-    """All that workers of one job told."""
+    """All reports from workers of one job."""
     return _build("report", job) + ".*"
 
 
 def reports_of_kind(kind: str) -> str:
-    """What workers of any job told, of one kind."""
+    """Reports of one kind from workers of any job."""
     _build("report", "any", kind)
     return f"resile.report.*.{kind}"
 
@@ -104,15 +104,24 @@ def command(entity: str, verb: str) -> str:
 
 
 def parse(subject: str) -> Subject:
-    """Take a subject apart. Raises InvalidSubject."""
+    """Parse a subject. Raises InvalidSubject."""
     root, *tokens = subject.split(".")
     well_formed = root == "resile" and 1 <= len(tokens) <= 3 and all(_TOKEN.fullmatch(token) for token in tokens)
-    if not well_formed or tokens[0] not in _LENGTHS or len(tokens) != _LENGTHS[tokens[0]]:
+    if not well_formed or tokens[0] not in _NUM_TOKENS or len(tokens) != _NUM_TOKENS[tokens[0]]:
         raise InvalidSubject(subject, "a subject of Resile")
     return Subject(tokens[0], *tokens[1:]) if len(tokens) > 1 else Subject(tokens[0], "")
 
 
-_LENGTHS = {"host": 3, "heartbeat": 2, "instruction": 2, "job": 3, "report": 3, "log": 2, "command": 3, "deadletter": 1}
+_NUM_TOKENS = {
+    "host": 3,
+    "heartbeat": 2,
+    "instruction": 2,
+    "job": 3,
+    "report": 3,
+    "log": 2,
+    "command": 3,
+    "deadletter": 1,
+}
 
 
 def _build(*tokens: str) -> str:
@@ -124,7 +133,7 @@ def _build(*tokens: str) -> str:
 
 @dataclass(frozen=True)
 class Stream:
-    """A stored stream of messages. The oldest go first when a limit is reached."""
+    """A stored stream of messages. When a limit is reached, the oldest are deleted."""
 
     name: str
     subjects: tuple[str, ...]
@@ -132,7 +141,7 @@ class Stream:
     max_age: timedelta | None = None
     max_per_subject: int = -1
     syncs: bool = True
-    """False: a message may be lost with the server's machine, and a publisher is not kept waiting for the disk."""
+    """False: publishers do not wait for the disk, and messages may be lost when the server's machine fails."""
 
 
 _MiB = 1 << 20
@@ -146,7 +155,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Keys(Generic[M]):
+class BucketSpec(Generic[M]):
     """A key-value bucket, and the model of its values."""
 
     name: str
@@ -154,12 +163,12 @@ class Keys(Generic[M]):
 
     @property
     def stream(self) -> str:
-        """Name of the stream behind it."""
+        """Name of its stream."""
         return f"KV_{self.name}"
 
     @property
     def prefix(self) -> str:
-        """What the subject of a key starts with."""
+        """Prefix of the subjects of its keys."""
         return f"$KV.{self.name}."
 
     def subject(self, key: str) -> str:
@@ -169,13 +178,13 @@ class Keys(Generic[M]):
         return self.prefix + key
 
 
-JOBS = Keys("jobs", JobRecord)
-ALLOCATIONS = Keys("allocations", Allocation)
-HOSTS = Keys("hosts", HostRecord)
-LEASE = Keys("lease", Lease)
-OUTBOX = Keys("outbox", Cursor)
-POOL = Keys("pool", PoolSettings)
-BUCKETS: tuple[Keys[Any], ...] = (
+JOBS = BucketSpec("jobs", JobRecord)
+ALLOCATIONS = BucketSpec("allocations", Allocation)
+HOSTS = BucketSpec("hosts", HostRecord)
+LEASE = BucketSpec("lease", Lease)
+OUTBOX = BucketSpec("outbox", Cursor)
+POOL = BucketSpec("pool", PoolSettings)
+BUCKETS: tuple[BucketSpec[Any], ...] = (
     JOBS,
     ALLOCATIONS,
     HOSTS,

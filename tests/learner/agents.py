@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from resile_shared import subjects
-from resile_shared.agreement import store_settings
 from resile_shared.bus import Bus
 from resile_shared.envelope import Received
 from resile_shared.messages.allocations import Allocation, Placement
@@ -31,6 +30,7 @@ from resile_shared.messages.logs import LogLines
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.reports import Report
+from resile_shared.pool_settings import store_pool_settings
 from resile_shared.subjects import ALLOCATIONS, EVENTS, HOSTS, JOBS, LOGS, REPORTS
 from resile_shared.testing.fixtures import Pool
 
@@ -69,7 +69,7 @@ class Stage:
     async def open(cls, pool: Pool, folder: Path) -> "Stage":
         stage = cls(pool, folder, **{role: await pool.bus(role) for role in ("scheduler", "monitor", "registry")})
         stage.storage.mkdir()
-        await store_settings(stage._registry, PoolSettings(detection_seconds=3.0))
+        await store_pool_settings(stage._registry, PoolSettings(detection_seconds=3.0))
         (stage.storage / "probe").write_text("this pool's")
         await stage.bus.subscribe(subjects.HEARTBEATS, Heartbeat, stage._beat)
         follow = stage._monitor.follow

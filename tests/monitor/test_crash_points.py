@@ -1,4 +1,4 @@
-"""The monitor is killed before and after each thing that it asks for: a client that asks again notices nothing."""
+"""The monitor crashes before and after each request that it sends: a client that retries notices nothing."""
 
 import asyncio
 import socket
@@ -11,13 +11,13 @@ import resile_scheduler.service
 from resile.client import Client, Server
 from resile.package import pack
 from resile_scheduler.settings import SchedulerSettings
-from resile_shared.agreement import store_settings
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.nats_server import NatsServer
-from resile_shared.testing.crash_points import Forker, MortalService, Outcome, die_at
+from resile_shared.pool_settings import store_pool_settings
+from resile_shared.testing.crash_points import CrashableService, Forker, Outcome, crash_at
+from resile_shared.testing.crashable import Point
 from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.mortal import Point
 from resile_shared.testing.services import in_process
 
 SECONDS = 60.0
@@ -30,15 +30,15 @@ async def play(forker: Forker, folder: Path, fatal: Point | None) -> Outcome:
         await server.start()
         stack.push_async_callback(server.stop)
         pool = Pool(server, await stack.enter_async_context(AsyncExitStack()))
-        await store_settings(await pool.bus("registry"), PoolSettings(detection_seconds=3.0))
+        await store_pool_settings(await pool.bus("registry"), PoolSettings(detection_seconds=3.0))
         await stack.enter_async_context(in_process(pool, "scheduler", resile_scheduler.service.run, SchedulerSettings))
         (folder / "storage").mkdir()
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
         flags = ("--credentials", str(server.credentials("monitor")), "--log-level", "error")
         api = ("--storage", (folder / "storage").as_uri(), "--api-port", port)
-        service = MortalService(forker, *flags, *api, fatal=fatal, log=folder / "points")
-        await stack.enter_async_context(service.kept())
+        service = CrashableService(forker, *flags, *api, fatal=fatal, log=folder / "points")
+        await stack.enter_async_context(service.running())
         address = Server(f"http://127.0.0.1:{port}", "", is_supervised=True)
         client = await stack.enter_async_context(Client(address))
         script = folder / "train.py"
@@ -73,5 +73,5 @@ async def events(client: Client, job: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.timeout(300)
-async def test_after_a_death_at_any_point_all_is_as_without_it(tmp_path: Path) -> None:
-    await die_at("monitor", play, tmp_path)
+async def test_a_crash_at_any_point_changes_nothing(tmp_path: Path) -> None:
+    await crash_at("monitor", play, tmp_path)

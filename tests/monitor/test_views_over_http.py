@@ -100,7 +100,7 @@ async def test_what_cannot_be_read_is_put_aside_and_changes_nothing(
     subjects_buried: set[str] = set()
     reader = await pool.bus("monitor", service="reader")
     async with asyncio.timeout(30):
-        async for letter in reader.replay(DEAD_LETTERS, DeadLetter).follow(after=0):
+        async for letter in reader.read_stream(DEAD_LETTERS, DeadLetter).follow(after=0):
             subjects_buried.add(letter.message.subject)
             if len(subjects_buried) == 3:
                 break

@@ -9,14 +9,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from resile_registry.core import (
     Announcement,
-    Beat,
     Command,
-    DrainAsked,
+    DrainRequested,
     Event,
+    HeartbeatReceived,
+    HostsLoaded,
     Publish,
     Registry,
     Reply,
-    Restored,
     StoreHost,
     Tick,
 )
@@ -37,8 +37,8 @@ def hello(host: str, incarnation: int = 1, slots: int = 4) -> HostHello:
     )
 
 
-def beat(host: str, incarnation: int = 1) -> Beat:
-    return Beat(host, incarnation)
+def beat(host: str, incarnation: int = 1) -> HeartbeatReceived:
+    return HeartbeatReceived(host, incarnation)
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Bench:
 
     def restart(self) -> None:
         self.registry = Registry(detection_seconds=DETECTION, tick_seconds=TICK)
-        self.tell(Restored(tuple(self.stored.values())))
+        self.tell(HostsLoaded(tuple(self.stored.values())))
 
 
 def test_a_host_joins_once_however_often_it_says_hello() -> None:
@@ -97,7 +97,7 @@ def test_what_an_earlier_registry_stored_and_may_not_have_published_is_published
     bench.listen(600.0, beating={"host-1": 1})
     joined = bench.registry.handle(hello("host-2"), now=bench.now)
     commands = Registry().handle(
-        Restored((*bench.stored.values(), *(c.record for c in joined if isinstance(c, StoreHost)))), now=bench.now
+        HostsLoaded((*bench.stored.values(), *(c.record for c in joined if isinstance(c, StoreHost)))), now=bench.now
     )
     assert commands == [command for command in joined if isinstance(command, Publish)]
 
@@ -194,7 +194,7 @@ def test_a_change_of_slots_is_told() -> None:
 def test_a_drain_happens_once_and_is_answered_every_time() -> None:
     bench = Bench()
     bench.tell(hello("host-1"))
-    drain = DrainAsked("c1", HostDrain(host_id="host-1", deadline_seconds=30.0))
+    drain = DrainRequested("c1", HostDrain(host_id="host-1", deadline_seconds=30.0))
     assert bench.tell(drain)[-1] == Reply("c1", Accepted())
     bench.tell(hello("host-1", 2))
     assert bench.tell(drain) == [Reply("c1", Accepted())], "the same request does not drain the host that came back"
@@ -204,7 +204,7 @@ def test_a_drain_happens_once_and_is_answered_every_time() -> None:
 
 def test_a_drain_of_nobody_is_refused_with_a_reason() -> None:
     bench = Bench()
-    [reply] = bench.tell(DrainAsked("c1", HostDrain(host_id="host-9")))
+    [reply] = bench.tell(DrainRequested("c1", HostDrain(host_id="host-9")))
     assert isinstance(reply, Reply)
     assert isinstance(reply.answer, Refused)
     assert "there is no host host-9" in reply.answer.reason
@@ -213,7 +213,7 @@ def test_a_drain_of_nobody_is_refused_with_a_reason() -> None:
 def test_a_draining_host_that_goes_silent_is_lost() -> None:
     bench = Bench()
     bench.tell(hello("host-1"))
-    bench.tell(DrainAsked("c1", HostDrain(host_id="host-1")))
+    bench.tell(DrainRequested("c1", HostDrain(host_id="host-1")))
     bench.listen(DETECTION + TICK)
     assert bench.stored["host-1"].state is HostState.LOST
 

@@ -1,4 +1,4 @@
-"""The registry is killed before and after each thing that it stores or says: what comes out is the same each time."""
+"""The registry crashes before and after each write and message: the outcome is the same each time."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -10,9 +10,9 @@ from resile_shared.messages.commands import Accepted, HostDrain
 from resile_shared.messages.hosts import HostState
 from resile_shared.nats_server import NatsServer
 from resile_shared.subjects import HOSTS
-from resile_shared.testing.crash_points import Forker, MortalService, Outcome, die_at
+from resile_shared.testing.crash_points import CrashableService, Forker, Outcome, crash_at
+from resile_shared.testing.crashable import Point
 from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.mortal import Point
 from resile_shared.testing.waiting import until
 
 from .test_service import DRAIN, House
@@ -29,8 +29,8 @@ async def play(forker: Forker, folder: Path, fatal: Point | None) -> Outcome:
         stack.push_async_callback(server.stop)
         pool = Pool(server, await stack.enter_async_context(AsyncExitStack()))
         flags = ("--credentials", str(server.credentials("registry")), "--log-level", "error")
-        service = MortalService(forker, *flags, fatal=fatal, log=folder / "points")
-        await stack.enter_async_context(service.kept())
+        service = CrashableService(forker, *flags, fatal=fatal, log=folder / "points")
+        await stack.enter_async_context(service.running())
         house = House(pool, stack, await pool.bus("monitor"), await pool.bus("publisher"))
         for task in house.watch():
             stack.callback(task.cancel)
@@ -70,11 +70,11 @@ async def look(house: House) -> object:
     return newest, announced
 
 
-async def test_after_a_death_at_some_points_all_is_as_without_it(tmp_path: Path) -> None:
-    await die_at("registry", play, tmp_path, sample=NUM_SAMPLED)
+async def test_a_crash_at_some_points_changes_nothing(tmp_path: Path) -> None:
+    await crash_at("registry", play, tmp_path, sample=NUM_SAMPLED)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-async def test_after_a_death_at_any_point_all_is_as_without_it(tmp_path: Path) -> None:
-    await die_at("registry", play, tmp_path)
+async def test_a_crash_at_any_point_changes_nothing(tmp_path: Path) -> None:
+    await crash_at("registry", play, tmp_path)

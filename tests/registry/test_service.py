@@ -20,7 +20,7 @@ from resile_shared.messages.hosts import HostEvent, HostRecord
 from resile_shared.service import ServiceContext
 from resile_shared.settings import load
 from resile_shared.subjects import DEAD_LETTERS, EVENTS, HOST_EVENTS, HOSTS
-from resile_shared.testing.acting_agent import ActingAgent
+from resile_shared.testing.fake_agent import FakeAgent
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.services import as_process, in_process
 from resile_shared.testing.waiting import until
@@ -66,9 +66,9 @@ class House:
         record = self.records.get(host)
         return (record.state.value, record.incarnation) if record else ("unknown", 0)
 
-    async def agent(self, host: str = "host-1", *, incarnation: int = 1) -> ActingAgent:
+    async def agent(self, host: str = "host-1", *, incarnation: int = 1) -> FakeAgent:
         bus = await self.pool.bus("learner", service=f"agent of {host}")
-        return await self._stack.enter_async_context(ActingAgent(bus, host, slots=4, incarnation=incarnation))
+        return await self._stack.enter_async_context(FakeAgent(bus, host, slots=4, incarnation=incarnation))
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ class Checker:
             assert [item.number for item in record.history] == list(range(1, len(record.history) + 1))
             if before is not None:
                 assert record.history[: len(before.history)] == before.history, "history is only added to"
-                assert record.handled[: len(before.handled)] == before.handled
+                assert record.applied_commands[: len(before.applied_commands)] == before.applied_commands
                 assert record.generation >= before.generation
                 assert record.next_worker >= before.next_worker
                 assert not before.state.is_final or record == before, "nothing follows the end"

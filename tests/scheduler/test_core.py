@@ -152,7 +152,7 @@ def test_accepted_is_answered_after_the_job_is_stored() -> None:
     kinds = [type(command) for command in commands]
     assert kinds == [StoreJob, Reply, WriteAllocation]
     assert commands[1] == Reply("submit-1", Accepted(job_id="job-1"))
-    assert bench.records["job-1"].handled == ("submit-1",)
+    assert bench.records["job-1"].applied_commands == ("submit-1",)
 
 
 def test_the_same_request_submits_once() -> None:

@@ -1,4 +1,4 @@
-"""The scheduler is killed before and after each thing that it stores or says: what comes out is the same each time."""
+"""The scheduler crashes before and after each write and message: the outcome is the same each time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -14,11 +14,11 @@ from resile_shared.messages.commands import Accepted, JobPriority, JobSubmit
 from resile_shared.messages.jobs import JobRecord
 from resile_shared.nats_server import NatsServer
 from resile_shared.subjects import ALLOCATIONS, JOBS
-from resile_shared.testing.acting_agent import ActingAgent
-from resile_shared.testing.crash_points import Forker, MortalService, Outcome, die_at
+from resile_shared.testing.crash_points import CrashableService, Forker, Outcome, crash_at
+from resile_shared.testing.crashable import Point
+from resile_shared.testing.fake_agent import FakeAgent
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.histories import check_history
-from resile_shared.testing.mortal import Point
 from resile_shared.testing.services import in_process
 from resile_shared.testing.waiting import until
 
@@ -47,8 +47,8 @@ class Scenario:
             registry = in_process(pool, "registry", resile_registry.service.run, RegistrySettings, **detection)
             await stack.enter_async_context(registry)
             flags = ("--credentials", str(server.credentials("scheduler")), "--log-level", "error")
-            service = MortalService(self._forker, *flags, fatal=self._fatal, log=self._folder / "points")
-            await stack.enter_async_context(service.kept())
+            service = CrashableService(self._forker, *flags, fatal=self._fatal, log=self._folder / "points")
+            await stack.enter_async_context(service.running())
             async with watching(pool) as watcher:
                 async with asyncio.timeout(SECONDS):
                     await self._act(pool, watcher)
@@ -65,8 +65,8 @@ class Scenario:
             return answer.job_id
 
         async with (
-            ActingAgent(await pool.bus("learner", service="one"), "host-1", slots=2) as first,
-            ActingAgent(await pool.bus("learner", service="two"), "host-2", slots=2) as second,
+            FakeAgent(await pool.bus("learner", service="one"), "host-1", slots=2) as first,
+            FakeAgent(await pool.bus("learner", service="two"), "host-2", slots=2) as second,
         ):
             assert await ask(JobSubmit(spec=spec()), "first") == "job-1"
             await until(lambda: shape(watcher) == {"job-1": 4})
@@ -82,7 +82,7 @@ class Scenario:
             await until(lambda: watcher.state("job-2") == "completed" and not alive(first))
 
 
-def alive(agent: ActingAgent) -> list[tuple[str, int]]:
+def alive(agent: FakeAgent) -> list[tuple[str, int]]:
     return [key for key, worker in agent.workers.items() if worker.state != "gone"]
 
 
@@ -113,7 +113,8 @@ async def look(pool: Pool, watcher: Watcher) -> dict[str, object]:
     assert not any(entry.value.placements for entry in (await scheduler.bucket(ALLOCATIONS).entries()).values())
     overlaps(records.values())
     return {
-        job: (record.state.value, record.priority, record.handled, record.completed) for job, record in records.items()
+        job: (record.state.value, record.priority, record.applied_commands, record.completed)
+        for job, record in records.items()
     }
 
 
@@ -137,11 +138,11 @@ async def play(forker: Forker, folder: Path, fatal: Point | None) -> Outcome:
     return await Scenario(forker, folder, fatal).play()
 
 
-async def test_after_a_death_at_some_points_all_is_as_without_it(tmp_path: Path) -> None:
-    await die_at("scheduler", play, tmp_path, sample=NUM_SAMPLED)
+async def test_a_crash_at_some_points_changes_nothing(tmp_path: Path) -> None:
+    await crash_at("scheduler", play, tmp_path, sample=NUM_SAMPLED)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-async def test_after_a_death_at_any_point_all_is_as_without_it(tmp_path: Path) -> None:
-    await die_at("scheduler", play, tmp_path)
+async def test_a_crash_at_any_point_changes_nothing(tmp_path: Path) -> None:
+    await crash_at("scheduler", play, tmp_path)

@@ -21,7 +21,7 @@ from resile_shared.messages.jobs import JobEvent, JobRecord, JobSpec
 from resile_shared.messages.reports import Lost
 from resile_shared.subjects import ALLOCATIONS, DEAD_LETTERS, EVENTS, JOB_EVENTS, JOBS
 from resile_shared.telemetry import set_up_tracing, traced
-from resile_shared.testing.acting_agent import ActingAgent
+from resile_shared.testing.fake_agent import FakeAgent
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.services import as_process, in_process
 from resile_shared.testing.waiting import until
@@ -76,9 +76,9 @@ class House:
         self.publisher = publisher
         self._stack = stack
 
-    async def agent(self, host: str, slots: int = 4, **options: int) -> ActingAgent:
+    async def agent(self, host: str, slots: int = 4, **options: int) -> FakeAgent:
         bus = await self.pool.bus("learner", service=f"agent of {host}")
-        return await self._stack.enter_async_context(ActingAgent(bus, host, slots=slots, **options))
+        return await self._stack.enter_async_context(FakeAgent(bus, host, slots=slots, **options))
 
     async def submit(self, *, message_id: str | None = None, **changes: object) -> str:
         answer = await self.publisher.ask(
@@ -128,7 +128,7 @@ async def test_the_same_submission_makes_one_job_which_is_stored_before_the_answ
         assert await house.submit(message_id="the same") == "job-1"
         entry = await house.watcher.bus.bucket(JOBS).get("job-1")
         assert entry is not None
-        assert entry.value.handled == ("the same",)
+        assert entry.value.applied_commands == ("the same",)
     async with scheduler(house.pool):  # one that remembers nothing itself
         assert await house.submit(message_id="the same") == "job-1"
         assert await house.submit(message_id="another") == "job-2"
@@ -300,7 +300,7 @@ async def test_an_accused_worker_whose_agent_answers_stays(house: House) -> None
         await house.submit()
         await until(lambda: house.watcher.workers() == 8)
         await accuse(first, second)
-        await until(lambda: second.num_asked == 1)
+        await until(lambda: second.num_heartbeats_requested == 1)
         await house.submit()
         await until(lambda: house.watcher.workers("job-2") == 4)
         assert not any(allocation.is_recovery for allocation in first.seen)
@@ -319,7 +319,7 @@ async def test_an_accused_worker_whose_agent_is_silent_is_left_behind_before_its
         assert reasons[-1] == "host-2 does not answer"
 
 
-async def accuse(agent: ActingAgent, other: ActingAgent) -> None:
+async def accuse(agent: FakeAgent, other: FakeAgent) -> None:
     """Let a worker of ``agent`` say that one of ``other`` did not take part."""
     (job, accuser), (_, suspect) = min(agent.workers), min(other.workers)
     await agent.report(job, accuser, Lost(suspect=suspect, evidence="broken link", reason="the connection broke"))

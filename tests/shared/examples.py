@@ -17,7 +17,7 @@ def item(number: int, kind: str = "allocation") -> HistoryItem:
     )
 
 
-def record(job: str = "job-1", *, num_items: int = 0, handled: tuple[str, ...] = ()) -> JobRecord:
+def record(job: str = "job-1", *, num_items: int = 0, applied_commands: tuple[str, ...] = ()) -> JobRecord:
     return JobRecord(
         job=job,
         spec=JobSpec(name="digits", package="packages/1", script="train.py"),
@@ -25,5 +25,5 @@ def record(job: str = "job-1", *, num_items: int = 0, handled: tuple[str, ...] =
         priority=5000,
         submitted=at(0.0),
         history=tuple(item(number) for number in range(1, num_items + 1)),
-        handled=handled,
+        applied_commands=applied_commands,
     )

@@ -111,7 +111,7 @@ async def test_a_value_that_cannot_be_read_hides_no_other(pool: Pool) -> None:
     await scheduler.connection.request_store("$KV.jobs.broken", b"not JSON")
     await jobs.create("job-1", record())
     assert await jobs.keys() == ["job-1"]
-    with pytest.raises(UnreadableError, match="jobs/broken cannot be read"):
+    with pytest.raises(UnreadableError, match="jobs/broken is invalid"):
         await jobs.get("broken")
 
 

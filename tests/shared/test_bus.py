@@ -14,7 +14,7 @@ from resile_shared.envelope import Received, encode, headers_for
 from resile_shared.messages.commands import Accepted, JobStop, JobSubmit, Refused
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.hosts import Heartbeat, HostHello
-from resile_shared.messages.instructions import Beat, Instruction
+from resile_shared.messages.instructions import Instruction, SendHeartbeat
 from resile_shared.subjects import DEAD_LETTERS, EVENTS, HELLOS, LOGS, REPORTS
 from resile_shared.telemetry import set_up_tracing, traced
 from resile_shared.testing.fixtures import Pool
@@ -301,7 +301,7 @@ async def test_a_request_that_is_cancelled_as_its_answer_comes_is_cancelled(pool
 
 async def test_it_is_known_at_once_that_nobody_listens(pool: Pool) -> None:
     scheduler, learner = await pool.bus("scheduler"), await pool.bus("learner")
-    subject, question = subjects.instruction("host-1"), Instruction(Beat(incarnation=1))
+    subject, question = subjects.instruction("host-1"), Instruction(SendHeartbeat(incarnation=1))
     async with asyncio.timeout(5):
         assert not await scheduler.send_to_listener(subject, question, seconds=60)
     heard: list[Instruction] = []

@@ -17,7 +17,7 @@ from resile_shared.messages.commands import Accepted, JobPriority, JobSubmit
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
 from resile_shared.nats_server import NatsServer
 from resile_shared.subjects import JOBS
-from resile_shared.testing.crash_points import Forker, MortalService
+from resile_shared.testing.crash_points import CrashableService, Forker
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.histories import check_history
 from resile_shared.testing.waiting import until
@@ -55,7 +55,7 @@ ElasticModel(
 class House:
     """A pool of real processes, without anything around it that starts again what dies but this test."""
 
-    def __init__(self, pool: Pool, scheduler: MortalService, storage: Path) -> None:
+    def __init__(self, pool: Pool, scheduler: CrashableService, storage: Path) -> None:
         self.pool = pool
         self.scheduler = scheduler
         self.storage = storage
@@ -113,10 +113,10 @@ async def house(folder: Path) -> AsyncIterator[House]:
             return ("--credentials", str(server.credentials(role)), "--log-level", "warning", *more)
 
         leading = flags("scheduler", "--lease-seconds", "0.5")
-        leader = MortalService(scheduler, *leading, fatal=None, log=folder / "points-of-scheduler")
-        keeper = MortalService(registry, *flags("registry"), fatal=None, log=folder / "points-of-registry")
-        await stack.enter_async_context(leader.kept())
-        await stack.enter_async_context(keeper.kept())
+        leader = CrashableService(scheduler, *leading, fatal=None, log=folder / "points-of-scheduler")
+        keeper = CrashableService(registry, *flags("registry"), fatal=None, log=folder / "points-of-registry")
+        await stack.enter_async_context(leader.running())
+        await stack.enter_async_context(keeper.running())
         for number in (1, 2):
             place = ("--folder", str(folder / f"agent-{number}"), "--storage", storage.as_uri(), "--slots", "1")
             await stack.enter_async_context(agent(*flags("learner", *place, "--host", f"host-{number}")))
@@ -180,6 +180,6 @@ async def test_jobs_go_on_while_the_bus_is_killed_fifty_times(tmp_path: Path) ->
 @pytest.mark.timeout(300)
 async def test_jobs_go_on_while_the_scheduler_is_killed_fifty_times(tmp_path: Path) -> None:
     async def kill(pool: House) -> None:
-        await pool.scheduler.strike()
+        await pool.scheduler.crash()
 
     await under_restarts(tmp_path, kill)

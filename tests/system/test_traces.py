@@ -28,7 +28,7 @@ def test_a_change_of_priority_is_one_trace_from_the_request_to_the_last_switch(
             pool.becomes(one, lambda job: job["workers"] == 3)
             for job in (one, two):
                 assert pool.run("stop", job).status == 0
-    (trace,) = collector.begun_by("POST /v1/jobs/{job}/priority")
+    (trace,) = collector.started_by("POST /v1/jobs/{job}/priority")
     spans = {(span.name, span.attributes.get("job")) for span in trace}
     assert {
         ("decide upon Asked", None),

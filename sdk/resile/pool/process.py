@@ -80,11 +80,11 @@ class ServiceProcess:
 
     async def kill(self) -> None:
         """End it at once, with all that it started and that is of its session; return when it is gone."""
-        self.strike()
+        self.send_kill()
         if self.process is not None:
             await self.process.wait()
 
-    def strike(self) -> None:
+    def send_kill(self) -> None:
         """The same without waiting: ``kill -9``."""
         if self.process is not None and self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)

@@ -86,7 +86,7 @@ class Supervisor:
         """``kill -9`` the agent of a host, whose workers die with it. It is started again like whatever dies."""
         for process in self._agents:
             if process.name == name:
-                process.strike()
+                process.send_kill()
 
     async def kill(self) -> None:
         """End at once what is left."""

@@ -37,14 +37,14 @@ ANNOUNCE_AGAIN_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class Restored:
+class HostsLoaded:
     """What an earlier registry stored. The first event, if there is any."""
 
     hosts: tuple[HostRecord, ...]
 
 
 @dataclass(frozen=True)
-class Beat:
+class HeartbeatReceived:
     """A heartbeat, as far as it matters here."""
 
     host: str
@@ -52,7 +52,7 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class DrainAsked:
+class DrainRequested:
     """Somebody asks for a drain; ``command`` is the id of the request."""
 
     command: str
@@ -64,7 +64,7 @@ class Tick:
     """Time passes, and the link to the bus is up. Due every ``tick_seconds``."""
 
 
-Event = Restored | HostHello | Beat | HostGoodbye | DrainAsked | Tick
+Event = HostsLoaded | HostHello | HeartbeatReceived | HostGoodbye | DrainRequested | Tick
 
 
 Announcement = HostJoined | HostDraining | HostLost | HostLeft
@@ -110,11 +110,11 @@ class Registry:
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Take ``event`` in at ``now`` (seconds since the epoch); return what is to be done about it, in order."""
         match event:
-            case Restored(hosts):
+            case HostsLoaded(hosts):
                 return self._restore(hosts, now)
             case HostHello():
                 return self._hello(event, now)
-            case Beat(host, incarnation):
+            case HeartbeatReceived(host, incarnation):
                 if self._is_current(host, incarnation):
                     self._hear(host, now)
                 return []
@@ -122,7 +122,7 @@ class Registry:
                 if not self._is_current(host, incarnation):
                     return []
                 return self._gone(host, HostState.LEFT, reason or "said goodbye", now)
-            case DrainAsked(command, drain):
+            case DrainRequested(command, drain):
                 return self._drain(command, drain, now)
             case Tick():
                 return self._tick(now)

@@ -19,7 +19,6 @@ from nats.aio.msg import Msg
 from pydantic import BaseModel
 
 from resile_shared import subjects
-from resile_shared.agreement import store_settings
 from resile_shared.catalogue import model_of
 from resile_shared.envelope import Received, type_of
 from resile_shared.messages.commands import Accepted, HostDrain, Refused
@@ -35,10 +34,23 @@ from resile_shared.messages.hosts import (
 )
 from resile_shared.messages.message import timestamp
 from resile_shared.messages.pool import PoolSettings
+from resile_shared.pool_settings import store_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.subjects import EVENTS, GOODBYES, HELLOS, HOSTS
 
-from .core import Announcement, Beat, Command, DrainAsked, Event, Publish, Registry, Reply, Restored, StoreHost, Tick
+from .core import (
+    Announcement,
+    Command,
+    DrainRequested,
+    Event,
+    HeartbeatReceived,
+    HostsLoaded,
+    Publish,
+    Registry,
+    Reply,
+    StoreHost,
+    Tick,
+)
 from .settings import RegistrySettings
 
 logger = logging.getLogger(__name__)
@@ -52,7 +64,7 @@ _WHAT = {HostJoined: "joined", HostDraining: "draining", HostLost: "lost", HostL
 
 async def run(context: ServiceContext[RegistrySettings]) -> None:
     """Keep the records of all hosts, until cancelled. Raises ConflictError when another registry does."""
-    await store_settings(context.bus, PoolSettings(detection_seconds=context.settings.detection_seconds))
+    await store_pool_settings(context.bus, PoolSettings(detection_seconds=context.settings.detection_seconds))
     async with asyncio.TaskGroup() as group:
         await _Service(context, group).start()
 
@@ -96,9 +108,9 @@ class _Service:
     async def start(self) -> None:
         stored = await self._hosts.entries()
         self._revisions = {name: entry.revision for name, entry in stored.items()}
-        self._tell(Restored(tuple(entry.value for entry in stored.values())))
+        self._tell(HostsLoaded(tuple(entry.value for entry in stored.values())))
         await self._bus.answer(subjects.HOST_COMMANDS, model_of, self._asked)
-        await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._beat, shortcut=self._beat_at_a_glance)
+        await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._beat, fast_path=self._beat_at_a_glance)
         self._group.create_task(self._listen())
         self._group.create_task(self._tick())
         self._context.is_ready = True
@@ -114,7 +126,7 @@ class _Service:
         self._tell(received.message)
 
     async def _beat(self, received: Received[Heartbeat]) -> None:
-        self._tell(Beat(received.message.host, received.message.incarnation))
+        self._tell(HeartbeatReceived(received.message.host, received.message.incarnation))
 
     def _beat_at_a_glance(self, message: Msg) -> bool:
         """Take a heartbeat in without reading it whole: thousands come each second."""
@@ -126,7 +138,7 @@ class _Service:
             return False
         match body:
             case {"host": str(host), "incarnation": int(incarnation)}:
-                self._tell(Beat(host, incarnation))
+                self._tell(HeartbeatReceived(host, incarnation))
                 return True
         return False
 
@@ -135,7 +147,7 @@ class _Service:
         answer: asyncio.Future[Accepted | Refused] = asyncio.get_running_loop().create_future()
         self._answers[received.id] = answer
         try:
-            self._tell(DrainAsked(received.id, received.message), about=received.message.host_id)
+            self._tell(DrainRequested(received.id, received.message), about=received.message.host_id)
             return await answer
         finally:
             del self._answers[received.id]

@@ -18,7 +18,6 @@ from contextlib import aclosing, nullcontext
 from pydantic import BaseModel
 
 from resile_shared import subjects
-from resile_shared.agreement import settings_of_pool
 from resile_shared.buckets import Change
 from resile_shared.catalogue import model_of
 from resile_shared.envelope import Received
@@ -28,6 +27,7 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.reports import Report
+from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.subjects import HOSTS, LEASE, REPORTS
 from resile_shared.telemetry import continued, traced
@@ -62,7 +62,7 @@ SETTLE_TICKS = 12
 
 async def run(context: ServiceContext[SchedulerSettings]) -> None:
     """Wait for the lease, then decide until cancelled. Raises Deposed, ConflictError and UsageError."""
-    pool = await settings_of_pool(context.bus, detection_seconds=context.settings.detection_seconds)
+    pool = await load_pool_settings(context.bus, detection_seconds=context.settings.detection_seconds)
     holder = f"scheduler-{os.getpid()}-{secrets.token_hex(4)}"
     lease = Lease(
         context.bus.bucket(LEASE), holder=holder, seconds=context.settings.lease_seconds or pool.lease_seconds
@@ -152,7 +152,7 @@ class _Service:
     async def _await_answer(self, challenge: Challenge, asked: Batch) -> None:
         """Ask, and tell the core when no answer can come any more and all that came by then was heard."""
         await asked.done.wait()
-        question = Instruction(instructions.Beat(incarnation=challenge.incarnation))
+        question = Instruction(instructions.SendHeartbeat(incarnation=challenge.incarnation))
         await self._bus.send_to_listener(subjects.instruction(challenge.host), question, seconds=challenge.seconds)
         await self._bus.round_trip()
         self._tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))

@@ -62,5 +62,5 @@ class Refused(Message):
     reason: str
 
 
-class Answer(RootModel[Annotated[Accepted | Refused, Field(discriminator="kind")]]):
+class CommandResponse(RootModel[Annotated[Accepted | Refused, Field(discriminator="kind")]]):
     """The answer to a command."""

@@ -24,12 +24,12 @@ class PauseWorkers(Message):
     generation: int = Field(ge=1)
 
 
-class Beat(Message):
+class SendHeartbeat(Message):
     """Send a heartbeat at once: somebody accuses a worker of this host."""
 
     kind: Literal["beat"] = "beat"
     incarnation: int = Field(ge=1, description="an agent of another incarnation ignores it")
 
 
-class Instruction(RootModel[Annotated[StopWorkers | PauseWorkers | Beat, Field(discriminator="kind")]]):
+class Instruction(RootModel[Annotated[StopWorkers | PauseWorkers | SendHeartbeat, Field(discriminator="kind")]]):
     """One instruction to one host's agent."""

@@ -97,7 +97,9 @@ class JobRecord(Message):
     generation: int = Field(default=0, ge=0, description="the newest generation that took effect")
     next_worker: int = Field(default=0, ge=0, description="worker ids below this were used")
     history: tuple[HistoryItem, ...] = ()
-    handled: tuple[str, ...] = Field(default=(), description="ids of the commands whose effect this record holds")
+    applied_commands: tuple[str, ...] = Field(
+        default=(), description="ids of the commands whose effect this record holds"
+    )
     setbacks: Setbacks = Setbacks()
     ready: Ready | None = None
     checkpoint: CheckpointSaved | None = Field(default=None, description="the newest complete one")

@@ -1,4 +1,4 @@
-"""A collector of traces: takes what services export by OTLP over HTTP, and keeps it."""
+"""A trace collector: keeps the spans that services export by OTLP over HTTP."""
 
 import threading
 from collections import defaultdict
@@ -26,23 +26,23 @@ class Span:
 
 @dataclass
 class Collector:
-    """All spans, by their traces."""
+    """All spans, by trace."""
 
     url: str = ""
     traces: defaultdict[bytes, list[Span]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which services find it, and send what they have soon."""
+        """Environment variables that make services export to it, with a short delay."""
         return {ENDPOINT: self.url, DELAY: "1000"}
 
-    def begun_by(self, name: str) -> list[list[Span]]:
-        """Return the traces that hold a span of that name, in the order of these spans."""
+    def started_by(self, name: str) -> list[list[Span]]:
+        """Return the traces that contain a span of that name, in the order of these spans."""
         found = [(span.begin, spans) for spans in list(self.traces.values()) for span in spans if span.name == name]
         return [spans for _, spans in sorted(found, key=lambda item: item[0])]
 
-    def take(self, body: bytes) -> None:
-        """Take in one export."""
+    def add(self, body: bytes) -> None:
+        """Add the spans of one export request."""
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             for scope in resource.scope_spans:
                 for span in scope.spans:
@@ -53,12 +53,12 @@ class Collector:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """Collect while the block runs, in threads of its own."""
+    """Run a collector while the block runs."""
     collector = Collector()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            collector.take(self.rfile.read(int(self.headers["Content-Length"])))
+            collector.add(self.rfile.read(int(self.headers["Content-Length"])))
             self.send_response(200)
             self.end_headers()
 

@@ -1,7 +1,7 @@
-"""A service that is killed at every point of its work: before and after each thing that it stores or says.
+"""Crashes a service at every point of its work: before and after each write and each message.
 
-Every process notes the points that it passes, so one undisturbed run tells which there are. A service that dies in a
-test is started again at once, and is left alone then.
+Every process records the points that it passes, so one undisturbed run lists them all. A service that has crashed is
+restarted at once, and crashes no more.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..parent_death import dying_with_parent
-from . import mortal
-from .mortal import Point
+from . import crashable
+from .crashable import Point
 from .waiting import until
 
-NUM_AT_ONCE = 6
+MAX_CONCURRENT = 6
 SEED = 1
 
 
-class MortalProcess:
+class CrashableProcess:
     """One process of a service."""
 
     def __init__(self, pid: int) -> None:
@@ -44,16 +44,16 @@ class Forker:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._num_wishes = 0
-        self._wishes: dict[int, asyncio.Future[MortalProcess]] = {}
-        self._running: dict[int, MortalProcess] = {}
+        self._num_requests = 0
+        self._requested: dict[int, asyncio.Future[CrashableProcess]] = {}
+        self._running: dict[int, CrashableProcess] = {}
 
     @classmethod
     @asynccontextmanager
     async def of(cls, name: str) -> "AsyncIterator[Forker]":
-        """Be ready to start ``python -m resile_<name>``; at the end all its processes are gone."""
+        """Prepare to start ``python -m resile_<name>``; on exit all its processes are killed."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", mortal.__name__, name),
+            *(sys.executable, "-m", crashable.__name__, name),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             preexec_fn=dying_with_parent(),
@@ -70,33 +70,33 @@ class Forker:
             await process.wait()
             await reading
 
-    async def fork(self, *flags: str, fatal: Point | None, log: Path) -> MortalProcess:
-        """Start a process that dies at ``fatal``, if there is one, and notes in ``log`` what it passes."""
-        self._num_wishes += 1
-        wished = self._wishes[self._num_wishes] = asyncio.get_running_loop().create_future()
-        wish = {"number": self._num_wishes, "flags": flags, "fatal": fatal, "log": str(log)}
+    async def fork(self, *flags: str, fatal: Point | None, log: Path) -> CrashableProcess:
+        """Start a process that crashes at ``fatal``, if there is one, and records the points it passes in ``log``."""
+        self._num_requests += 1
+        requested = self._requested[self._num_requests] = asyncio.get_running_loop().create_future()
+        request = {"number": self._num_requests, "flags": flags, "fatal": fatal, "log": str(log)}
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(wish).encode() + b"\n")
-        process: MortalProcess = await wished
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        process: CrashableProcess = await requested
         return process
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
-            said = json.loads(line)
-            if "number" in said:
-                process = self._running[said["pid"]] = MortalProcess(said["pid"])
-                wished = self._wishes.pop(said["number"])
-                if wished.cancelled():
+            message = json.loads(line)
+            if "number" in message:
+                process = self._running[message["pid"]] = CrashableProcess(message["pid"])
+                requested = self._requested.pop(message["number"])
+                if requested.cancelled():
                     process.kill()
                 else:
-                    wished.set_result(process)
+                    requested.set_result(process)
             else:
-                self._running.pop(said["pid"]).ended.set_result(said["status"])
+                self._running.pop(message["pid"]).ended.set_result(message["status"])
 
 
-class MortalService:
-    """A service that is there for as long as `kept` runs, and dies once, at ``fatal``."""
+class CrashableService:
+    """A service that runs inside `running`, and crashes once, at ``fatal``."""
 
     def __init__(self, forker: Forker, *flags: str, fatal: Point | None, log: Path) -> None:
         self._forker = forker
@@ -104,34 +104,34 @@ class MortalService:
         self._fatal = fatal
         self._log = log
         log.touch()
-        self._process: MortalProcess | None = None
+        self._process: CrashableProcess | None = None
         self.ends: list[int] = []
-        """How its processes have ended so far."""
+        """Exit statuses of its processes so far."""
 
     @property
     def points(self) -> list[Point]:
-        """The points that were passed, but for the renewals of a lease: nothing but time leads to those."""
+        """The points that were passed, without renewals of a lease, whose number depends on time alone."""
         passed = [Point(*json.loads(line)) for line in self._log.read_text().splitlines()]
-        return [point for point in passed if not (point.deed.startswith("$KV.lease.") and point.number > 1)]
+        return [point for point in passed if not (point.action.startswith("$KV.lease.") and point.number > 1)]
 
     @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
-        """Have it run, and start it again when it has died."""
-        keeping = asyncio.create_task(self._keep())
+    async def running(self) -> AsyncIterator[None]:
+        """Run the service inside the block; restart it when it exits."""
+        supervising = asyncio.create_task(self._supervise())
         try:
             yield
         finally:
-            keeping.cancel()
-            await asyncio.wait({keeping})
+            supervising.cancel()
+            await asyncio.wait({supervising})
 
-    async def strike(self) -> None:
-        """``kill -9`` it now; return when it has been started again."""
+    async def crash(self) -> None:
+        """``kill -9`` it now; return when it has been restarted."""
         assert self._process is not None
-        struck = self._process
-        struck.kill()
-        await until(lambda: self._process is not struck)
+        killed = self._process
+        killed.kill()
+        await until(lambda: self._process is not killed)
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         fatal = self._fatal
         try:
             while True:
@@ -146,44 +146,44 @@ class MortalService:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a scenario came to: what must be the same each time, the points passed, and how often the service died."""
+    """The result of a scenario (the same each time), the points passed, and how often the service crashed."""
 
     result: object
     points: list[Point]
-    num_deaths: int
+    num_crashes: int
 
 
 Play = Callable[[Forker, Path, Point | None], Awaitable[Outcome]]
-"""Plays a scenario in a folder of its own, in which the service dies at the point, if there is one."""
+"""Plays a scenario in a folder of its own, in which the service crashes at the point, if there is one."""
 
 
-async def die_at(name: str, play: Play, folder: Path, *, sample: int | None = None) -> None:
-    """Play a scenario undisturbed, and then for each point, or for a sample of them; the results must be equal.
+async def crash_at(name: str, play: Play, folder: Path, *, sample: int | None = None) -> None:
+    """Play a scenario undisturbed, then with a crash at each point, or at a sample of them; the results must be equal.
 
-    Which deeds there are can vary a little from one time to the next, so a few points may not be reached.
+    The points vary slightly from run to run, so a few may not be reached.
     """
-    room = asyncio.Semaphore(NUM_AT_ONCE)
+    slots = asyncio.Semaphore(MAX_CONCURRENT)
 
-    async def dying(number: int, point: Point, wanted: object) -> int:
-        async with room:
+    async def with_crash(number: int, point: Point, wanted: object) -> int:
+        async with slots:
             (folder / str(number)).mkdir()
             try:
                 outcome = await play(forker, folder / str(number), point)
             except Exception as error:
-                error.add_note(f"the {name} died {point.when} {point.deed}, number {point.number}")
+                error.add_note(f"the {name} crashed {point.when} {point.action}, number {point.number}")
                 raise
             assert outcome.result == wanted, f"{point}: {outcome.result}"
-            return outcome.num_deaths
+            return outcome.num_crashes
 
     async with Forker.of(name) as forker:
         (folder / "undisturbed").mkdir()
         undisturbed = await play(forker, folder / "undisturbed", None)
-        assert undisturbed.num_deaths == 0, "it died by itself"
+        assert undisturbed.num_crashes == 0, "it exited by itself"
         points = sorted(set(undisturbed.points))
         chosen = points if sample is None else random.Random(SEED).sample(points, sample)
-        dying_at = (dying(number, point, undisturbed.result) for number, point in enumerate(chosen))
-        ended = await asyncio.gather(*dying_at, return_exceptions=True)
+        plays = (with_crash(number, point, undisturbed.result) for number, point in enumerate(chosen))
+        ended = await asyncio.gather(*plays, return_exceptions=True)
         if faults := [error for error in ended if isinstance(error, BaseException)]:
-            raise BaseExceptionGroup(f"{len(faults)} of {len(ended)} deaths made a difference", faults)
-        deaths = [num for num in ended if isinstance(num, int)]
-        assert deaths.count(0) <= len(deaths) // 4, f"{deaths.count(0)} of {len(deaths)} points were not reached"
+            raise BaseExceptionGroup(f"{len(faults)} of {len(ended)} crashes changed the result", faults)
+        crashes = [num for num in ended if isinstance(num, int)]
+        assert crashes.count(0) <= len(crashes) // 4, f"{crashes.count(0)} of {len(crashes)} points were not reached"

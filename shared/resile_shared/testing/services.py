@@ -16,7 +16,7 @@ from .waiting import until
 async def in_process(
     pool: Pool, name: str, run: Run[S], settings: type[S], **values: object
 ) -> AsyncIterator[ServiceContext[S]]:
-    """Run a service in this event loop; yield when it is ready. What ends it before its time is raised."""
+    """Run a service in this event loop; yield when it is ready. Raises its error if it exits early."""
     credentials = pool.server.credentials(name)
     bus = await Bus.open(read_credentials(credentials), service=name)
     context = ServiceContext(name, settings.model_validate({"credentials": credentials, **values}), bus)
@@ -35,7 +35,7 @@ async def in_process(
 
 @asynccontextmanager
 async def as_process(pool: Pool, name: str, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run ``python -m resile_<name>`` in a process of its own, which is killed at the end. It need not be ready yet."""
+    """Run ``python -m resile_<name>`` in its own process, which is killed on exit. Does not wait until it is ready."""
     credentials = str(pool.server.credentials(name))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", f"resile_{name}", "--credentials", credentials, *flags

@@ -1,4 +1,4 @@
-"""Waiting for what another task or process brings about."""
+"""Waiting for a condition that another task or process fulfils."""
 
 import asyncio
 from collections.abc import Callable

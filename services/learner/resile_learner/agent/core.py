@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
-from resile_shared.messages.instructions import Beat, PauseWorkers, StopWorkers
+from resile_shared.messages.instructions import PauseWorkers, SendHeartbeat, StopWorkers
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Report
 
@@ -101,7 +101,7 @@ class AgentCore:
                 return self._end_workers(job, (number for number, _ in self._living(job)))
             case HostRecord():
                 return self._recorded(event)
-            case StopWorkers() | PauseWorkers() | Beat():
+            case StopWorkers() | PauseWorkers() | SendHeartbeat():
                 return self._instructed(event, now)
             case Said(job, message):
                 return self._said(job, message, now)
@@ -146,13 +146,13 @@ class AgentCore:
             return [End(f"the registry holds incarnation {self.incarnation} to be {record.state}: {record.reason}")]
         return []
 
-    def _instructed(self, instruction: StopWorkers | PauseWorkers | Beat, now: float) -> list[Command]:
+    def _instructed(self, instruction: StopWorkers | PauseWorkers | SendHeartbeat, now: float) -> list[Command]:
         match instruction:
             case StopWorkers():
                 return self._stop(instruction, now)
             case PauseWorkers(job=job, generation=generation):
                 return self._send(job, Pause(generation=generation))
-            case Beat(incarnation=incarnation):
+            case SendHeartbeat(incarnation=incarnation):
                 return self._beat(now) if incarnation == self.incarnation else []
 
     def _stop(self, stop: StopWorkers, now: float) -> list[Command]:

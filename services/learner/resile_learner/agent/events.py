@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Heartbeat, HostRecord, WorkerExit
-from resile_shared.messages.instructions import Beat, PauseWorkers, StopWorkers
+from resile_shared.messages.instructions import PauseWorkers, SendHeartbeat, StopWorkers
 from resile_shared.messages.reports import Report
 
 from ..messages import FromWorker, Order, Pause
@@ -53,7 +53,18 @@ class Tick:
     is_bus_up: bool
 
 
-Event = Allocation | AllocationGone | HostRecord | StopWorkers | PauseWorkers | Beat | Said | Garbled | Exited | Tick
+Event = (
+    Allocation
+    | AllocationGone
+    | HostRecord
+    | StopWorkers
+    | PauseWorkers
+    | SendHeartbeat
+    | Said
+    | Garbled
+    | Exited
+    | Tick
+)
 
 
 @dataclass(frozen=True)

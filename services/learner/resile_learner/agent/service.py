@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from resile_shared import subjects
-from resile_shared.agreement import settings_of_pool
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.hosts import HostGoodbye, HostHello
 from resile_shared.messages.pool import PoolSettings
+from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.subjects import HOSTS, JOBS
 
@@ -35,7 +35,7 @@ async def run(context: ServiceContext[LearnerSettings]) -> None:
     folder = await AgentFolder.open(context.settings.folder)
     try:
         await asyncio.to_thread(_check_storage, context.settings.storage)
-        pool = await settings_of_pool(context.bus, detection_seconds=context.settings.detection_seconds)
+        pool = await load_pool_settings(context.bus, detection_seconds=context.settings.detection_seconds)
         await Agent(context, folder, pool).run()
     finally:
         folder.close()

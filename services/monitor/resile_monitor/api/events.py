@@ -47,9 +47,9 @@ class Events:
     def _readings(self, job: str | None) -> list[Reading[Any, EventView]]:
         bus = self._pool.bus
         if job is None:
-            return [Reading("events", bus.replay(EVENTS, model_of), _event)]
-        of_job = bus.replay(EVENTS, model_of, subject=job_events(job))
-        told = bus.replay(REPORTS, Report, subject=reports_of(job))
+            return [Reading("events", bus.read_stream(EVENTS, model_of), _event)]
+        of_job = bus.read_stream(EVENTS, model_of, subject=job_events(job))
+        told = bus.read_stream(REPORTS, Report, subject=reports_of(job))
         return [Reading("events", of_job, _event), Reading("reports", told, _report)]
 
 

@@ -43,7 +43,7 @@ class Logs:
             record = self._pool.projection.record(job)
             return record is not None and record.state.is_final
 
-        readings = [Reading("logs", self._pool.bus.replay(LOGS, LogLines, subject=log(job)), _entries)]
+        readings = [Reading("logs", self._pool.bus.read_stream(LOGS, LogLines, subject=log(job)), _entries)]
         if query.follow:
             return await follow(request, readings, num=query.tail, closing=self._pool.closing, is_over=is_over)
         entries, _ = await newest(readings, query.tail)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from resile_shared.api import View
 from resile_shared.envelope import Received
-from resile_shared.replay import Replay
+from resile_shared.stream_reader import StreamReader
 
 M = TypeVar("M", bound=BaseModel)
 V = TypeVar("V", bound=View)
@@ -47,7 +47,7 @@ class Entry(Generic[V]):
 class Reading(Generic[M, V]):
     """One stream, and how its messages are shown. Every call waits for a bus that is away."""
 
-    def __init__(self, name: str, replay: Replay[M], show: Callable[[Received[M]], Sequence[V]]) -> None:
+    def __init__(self, name: str, replay: StreamReader[M], show: Callable[[Received[M]], Sequence[V]]) -> None:
         self.name = name
         self._replay = replay
         self._show = show

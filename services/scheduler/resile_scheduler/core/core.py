@@ -275,7 +275,7 @@ class Scheduler:
             job.iteration = max((item.iteration for item in record.history), default=0)
             job.active_since = next((i.iteration for i in reversed(record.history) if i.kind == "allocation"), 0)
             self.pool.jobs[job.id] = job
-            self.pool.handled.update(dict.fromkeys(record.handled, job.id))
+            self.pool.applied_commands.update(dict.fromkeys(record.applied_commands, job.id))
         for host in event.hosts:
             self._workers.host_changed(host, now=now, is_live=False)
         for allocation in event.allocations:

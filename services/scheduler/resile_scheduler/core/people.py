@@ -23,8 +23,8 @@ class People:
 
     def submit(self, event: Submitted, *, now: float) -> Answer:
         """Accept a job."""
-        if event.command in self._pool.handled:
-            return Accepted(job_id=self._pool.handled[event.command])
+        if event.command in self._pool.applied_commands:
+            return Accepted(job_id=self._pool.applied_commands[event.command])
         if event.job in self._pool.jobs:
             return Refused(code="conflict", reason=f"there is a job {event.job} already: submit it again")
         record = JobRecord(
@@ -44,8 +44,8 @@ class People:
     def ask(self, event: Asked, *, now: float) -> Answer:
         """Change a job."""
         request = event.request
-        if event.command in self._pool.handled:
-            return Accepted(job_id=self._pool.handled[event.command])
+        if event.command in self._pool.applied_commands:
+            return Accepted(job_id=self._pool.applied_commands[event.command])
         job = self._pool.jobs.get(request.job_id)
         if job is None:
             return Refused(code="unknown", reason=f"there is no job {request.job_id}: `resile jobs` lists them")
@@ -68,8 +68,8 @@ class People:
         return Accepted(job_id=job.id)
 
     def _is_handled(self, job: Job, command: str) -> None:
-        self._pool.handled[command] = job.id
-        job.update(handled=(*job.record.handled, command))
+        self._pool.applied_commands[command] = job.id
+        job.update(applied_commands=(*job.record.applied_commands, command))
 
     def _prioritise(self, job: Job, priority: int, now: float) -> None:
         before = job.record.priority

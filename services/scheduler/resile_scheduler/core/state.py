@@ -333,7 +333,7 @@ class Pool:
     hosts: dict[str, Host] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     holders: dict[SlotId, tuple[str, int]] = field(default_factory=dict)
-    handled: dict[str, str] = field(default_factory=dict)
+    applied_commands: dict[str, str] = field(default_factory=dict)
     """Ids of handled commands, and their jobs."""
     has_changed: bool = False
     """Whether there is something new to decide upon."""

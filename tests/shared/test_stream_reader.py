@@ -8,7 +8,7 @@ from resile_shared import subjects
 from resile_shared.bus import Bus
 from resile_shared.envelope import Received
 from resile_shared.messages.hosts import HostHello
-from resile_shared.replay import Replay
+from resile_shared.stream_reader import StreamReader
 from resile_shared.subjects import EVENTS
 from resile_shared.testing.fixtures import Pool
 
@@ -19,8 +19,8 @@ async def publish(bus: Bus, host: str, incarnation: int) -> None:
     await bus.publish(subjects.host_event(host, "hello"), hello(incarnation, host))
 
 
-def of(bus: Bus, host: str) -> Replay[HostHello]:
-    return bus.replay(EVENTS, HostHello, subject=subjects.host_event(host, "hello"))
+def of(bus: Bus, host: str) -> StreamReader[HostHello]:
+    return bus.read_stream(EVENTS, HostHello, subject=subjects.host_event(host, "hello"))
 
 
 @pytest.mark.parametrize("num", [0, 1, 3, 100])

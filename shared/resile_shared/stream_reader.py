@@ -1,7 +1,7 @@
-"""What a stream holds, for whoever only looks at it: its last messages, and all that follow a place.
+"""Reads a stream without a consumer: its newest messages, or every message after a sequence.
 
-Reads page by page and leaves nothing behind on the server: the consumers of a stream, of which there can be a thousand,
-are for whoever acts on it. A message that cannot be read is left out: to tell of it is up to them, too.
+Reads page by page and keeps no state on the server: a stream has a limited number of consumers, and those are for
+services that act on its messages. A message that cannot be decoded is skipped; the consumers report it.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ LONGEST_PAUSE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Tail(Generic[M]):
-    """The newest messages. Whatever is not among them and newer has a sequence above ``last``."""
+    """The newest messages of a stream. Later ones have a sequence above ``last``."""
 
     messages: tuple[Received[M], ...]
     last: int
@@ -37,14 +37,14 @@ class Tail(Generic[M]):
 
 @dataclass(frozen=True)
 class _Page:
-    """Some messages, and how many of the same kind are stored behind them."""
+    """Some messages, and the number of matching messages stored after them."""
 
     messages: tuple[Msg, ...]
-    num_behind: int
+    num_after: int
 
 
-class Replay(Generic[M]):
-    """Reads the messages of one stream, or of one ``subject`` in it. Every call waits for a bus that is away."""
+class StreamReader(Generic[M]):
+    """Reads the messages of one stream, or of one ``subject`` in it. Every call waits while NATS is disconnected."""
 
     def __init__(
         self, connection: Connection, stream: str, model: type[M] | Callable[[str], type[M]], subject: str | None
@@ -62,18 +62,18 @@ class Replay(Generic[M]):
         """Return the newest ``num`` messages, or as many as there are."""
         first, last = await self._ends()
         found: list[Msg] = []
-        after = await self._before_newest(num, first, last) if num else last
+        after = await self._sequence_before_newest(num, first, last) if num else last
         while after < last:
             page = await self._page(after)
             found += page.messages
             after = _sequence(page.messages[-1]) if page.messages else last
-            if not page.num_behind:
+            if not page.num_after:
                 break
         newest = found[max(0, len(found) - num) :]
         return Tail(tuple(received for message in newest if (received := self._read(message))), max(after, last))
 
     async def follow(self, *, after: int) -> AsyncGenerator[Received[M], None]:
-        """Yield each message with a sequence above ``after``, for ever."""
+        """Yield each message with a sequence above ``after``; never ends."""
         pause = SHORTEST_PAUSE_SECONDS
         while True:
             page = await self._page(after)
@@ -81,7 +81,7 @@ class Replay(Generic[M]):
                 after = _sequence(message)
                 if received := self._read(message):
                     yield received
-            if not page.num_behind:
+            if not page.num_after:
                 pause = SHORTEST_PAUSE_SECONDS if page.messages else min(2 * pause, LONGEST_PAUSE_SECONDS)
                 await asyncio.sleep(pause)
 
@@ -90,8 +90,8 @@ class Replay(Generic[M]):
         answer = await self._connection.request_store(f"$JS.API.STREAM.INFO.{self._stream}", b"")
         return max(1, answer["state"]["first_seq"]), answer["state"]["last_seq"]
 
-    async def _before_newest(self, num: int, first: int, last: int) -> int:
-        """Return a sequence behind which there are ``num`` messages, or all if there are fewer."""
+    async def _sequence_before_newest(self, num: int, first: int, last: int) -> int:
+        """Return a sequence after which there are ``num`` messages, or all if there are fewer. Binary search."""
         low, high = first - 1, max(first - 1, last - num)
         middle = high
         while low < high:
@@ -104,18 +104,18 @@ class Replay(Generic[M]):
 
     async def _count(self, after: int) -> int:
         page = await self._page(after, num=1)
-        return len(page.messages) + page.num_behind
+        return len(page.messages) + page.num_after
 
     async def _page(self, after: int, *, num: int = PAGE_MESSAGES) -> _Page:
-        """Return the messages that come next behind ``after``."""
-        wish: dict[str, int | str] = {"seq": after + 1, "batch": num, "max_bytes": PAGE_BYTES}
+        """Return the next messages after the sequence ``after``."""
+        request: dict[str, int | str] = {"seq": after + 1, "batch": num, "max_bytes": PAGE_BYTES}
         if self._subject:
-            wish["next_by_subj"] = self._subject
+            request["next_by_subj"] = self._subject
         while True:
-            answers = await self._connection.request_many(
-                f"$JS.API.DIRECT.GET.{self._stream}", orjson.dumps(wish), is_last=_is_end
+            replies = await self._connection.request_many(
+                f"$JS.API.DIRECT.GET.{self._stream}", orjson.dumps(request), is_last=_is_end
             )
-            *messages, end = answers
+            *messages, end = replies
             headers = end.headers or {}
             match headers.get("Status"):
                 case "204":
@@ -140,7 +140,7 @@ class Replay(Generic[M]):
                 stored=datetime.fromisoformat(headers["Nats-Time-Stamp"]),
             )
         except Malformed as error:
-            logger.debug("a message on %s is left out: %s", subject, error)
+            logger.debug("skipping unreadable message subject=%s: %s", subject, error)
             return None
 
 

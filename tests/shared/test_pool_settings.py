@@ -7,18 +7,18 @@ import pytest
 from resile_learner.agent.settings import LearnerSettings
 from resile_registry.settings import RegistrySettings
 from resile_scheduler.settings import SchedulerSettings
-from resile_shared import agreement
-from resile_shared.agreement import settings_of_pool, store_settings
+from resile_shared import pool_settings
 from resile_shared.errors import UsageError
 from resile_shared.messages.pool import PoolSettings
+from resile_shared.pool_settings import load_pool_settings, store_pool_settings
 from resile_shared.settings import ServiceSettings, load
 from resile_shared.testing.fixtures import Pool
 
 
 async def test_who_is_told_nothing_waits_for_the_settings_of_the_pool_and_takes_them(pool: Pool) -> None:
     registry, agent = await pool.bus("registry"), await pool.bus("learner")
-    asking = asyncio.create_task(settings_of_pool(agent, detection_seconds=None))
-    await store_settings(registry, PoolSettings(detection_seconds=6.0))
+    asking = asyncio.create_task(load_pool_settings(agent, detection_seconds=None))
+    await store_pool_settings(registry, PoolSettings(detection_seconds=6.0))
     settings = await asking
     assert settings.detection_seconds == 6.0
     assert (settings.beat_seconds, settings.lease_seconds) == (2.0, 4.0)
@@ -26,18 +26,18 @@ async def test_who_is_told_nothing_waits_for_the_settings_of_the_pool_and_takes_
 
 async def test_who_is_told_what_the_pool_becomes_waits_for_that(pool: Pool) -> None:
     registry, scheduler = await pool.bus("registry"), await pool.bus("scheduler")
-    await store_settings(registry, PoolSettings(detection_seconds=3.0))
-    asking = asyncio.create_task(settings_of_pool(scheduler, detection_seconds=6.0))
-    await store_settings(registry, PoolSettings(detection_seconds=6.0))
+    await store_pool_settings(registry, PoolSettings(detection_seconds=3.0))
+    asking = asyncio.create_task(load_pool_settings(scheduler, detection_seconds=6.0))
+    await store_pool_settings(registry, PoolSettings(detection_seconds=6.0))
     assert (await asking).detection_seconds == 6.0
 
 
-async def test_who_is_told_something_else_is_refused(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "GRACE_SECONDS", 0.2)
+async def test_a_service_with_another_setting_is_refused(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_settings, "GRACE_SECONDS", 0.2)
     registry, agent = await pool.bus("registry"), await pool.bus("learner")
-    await store_settings(registry, PoolSettings(detection_seconds=3.0))
-    with pytest.raises(UsageError, match=r"^--detection-seconds 9: this pool's is 3; leave it out here, or start"):
-        await settings_of_pool(agent, detection_seconds=9.0)
+    await store_pool_settings(registry, PoolSettings(detection_seconds=3.0))
+    with pytest.raises(UsageError, match=r"^--detection-seconds 9 differs from the pool's setting, 3: omit the option, or restart"):
+        await load_pool_settings(agent, detection_seconds=9.0)
 
 
 @pytest.mark.parametrize("settings", [RegistrySettings, SchedulerSettings, LearnerSettings])

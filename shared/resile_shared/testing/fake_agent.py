@@ -1,7 +1,7 @@
-"""An agent that speaks as a real one does on the bus, and has no processes: its workers are entries in a table.
+"""A fake agent: it speaks the real protocol on the bus, but its workers are entries in a table.
 
-A worker listens and is ready as soon as it is allocated; a generation trains as soon as it is ordered, and whoever it
-does not name leaves. Nothing is trained: the test says when a job completes, fails or saves.
+A worker is ready as soon as it is allocated; a generation trains as soon as it has all addresses, and workers that are
+not members leave. Nothing is trained: the test decides when a job completes, fails or saves a checkpoint.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from ..bus import Bus
 from ..envelope import Received
 from ..messages.allocations import Allocation, Placement
 from ..messages.hosts import Address, Heartbeat, HostGoodbye, HostHello, Slot, WorkerExit, WorkerReport
-from ..messages.instructions import Beat, Instruction, PauseWorkers, StopWorkers
+from ..messages.instructions import Instruction, PauseWorkers, SendHeartbeat, StopWorkers
 from ..messages.reports import CheckpointSaved, Completed, Content, Ready, Report, Switched
 from ..subjects import ALLOCATIONS
 
 
-class ActingAgent:
-    """One host's agent, from entering its context until leaving it, which says nothing to anyone."""
+class FakeAgent:
+    """The agent of one host, inside its context. Leaving the context makes it fall silent."""
 
     def __init__(self, bus: Bus, host: str, *, slots: int, incarnation: int = 1, num_shards: int = 24) -> None:
         self.bus = bus
@@ -31,15 +31,15 @@ class ActingAgent:
         self.workers: dict[tuple[str, int], WorkerReport] = {}
         self.allocations: dict[str, Allocation] = {}
         self.seen: list[Allocation] = []
-        """All allocations, as they came."""
+        """All allocations, in order of arrival."""
         self.iteration = 0
         self.beat_seconds = 0.5
-        self.num_asked = 0
+        self.num_heartbeats_requested = 0
         """How often it was asked for a heartbeat."""
         self._beats = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> "ActingAgent":
+    async def __aenter__(self) -> "FakeAgent":
         hello = HostHello(
             host=self.host,
             incarnation=self.incarnation,
@@ -49,7 +49,7 @@ class ActingAgent:
         )
         await self.bus.publish(subjects.host_event(self.host, "hello"), hello)
         self._subscription = await self.bus.subscribe(subjects.instruction(self.host), Instruction, self._instructed)
-        self._tasks = {asyncio.create_task(self._beat_again()), asyncio.create_task(self._obey())}
+        self._tasks = {asyncio.create_task(self._send_heartbeats()), asyncio.create_task(self._watch_allocations())}
         return self
 
     async def __aexit__(
@@ -58,7 +58,7 @@ class ActingAgent:
         await self.vanish()
 
     async def vanish(self) -> None:
-        """Fall silent, as a host does whose power fails."""
+        """Stop all messages, as a host does that loses power."""
         if not self._tasks:
             return
         for task in self._tasks:
@@ -71,13 +71,13 @@ class ActingAgent:
             raise BaseExceptionGroup(f"the agent of {self.host} failed", failed)
 
     async def goodbye(self) -> None:
-        """Leave on purpose."""
-        farewell = HostGoodbye(host=self.host, incarnation=self.incarnation)
-        await self.bus.publish(subjects.host_event(self.host, "goodbye"), farewell)
+        """Leave the pool."""
+        goodbye = HostGoodbye(host=self.host, incarnation=self.incarnation)
+        await self.bus.publish(subjects.host_event(self.host, "goodbye"), goodbye)
         await self.vanish()
 
     async def beat(self) -> None:
-        """Say now what runs here."""
+        """Send a heartbeat now."""
         self._beats += 1
         beat = Heartbeat(
             host=self.host, incarnation=self.incarnation, number=self._beats, workers=tuple(self.workers.values())
@@ -88,7 +88,7 @@ class ActingAgent:
                 del self.workers[job, worker]
 
     async def report(self, job: str, worker: int, content: Content) -> None:
-        """Say what ``worker`` told."""
+        """Publish a report of ``worker``."""
         known = self.workers[job, worker]
         report = Report(
             job=job,
@@ -103,7 +103,7 @@ class ActingAgent:
         await self.bus.publish(subjects.report(job, content.kind), report)
 
     async def complete(self, job: str) -> None:
-        """Let the job's training end as asked, as its lowest rank says, if that is here, and all its workers here."""
+        """Complete the job: report it if the lowest rank is here, and end all workers here."""
         if (first := self._lowest_rank(job)) is not None:
             completed = Completed(
                 iteration=self.iteration,
@@ -123,12 +123,12 @@ class ActingAgent:
                 self._end(job, worker, WorkerExit(kind="finished"))
         await self.beat()
 
-    async def _beat_again(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await self.beat()
             await asyncio.sleep(self.beat_seconds)
 
-    async def _obey(self) -> None:
+    async def _watch_allocations(self) -> None:
         async with aclosing(self.bus.bucket(ALLOCATIONS).watch()) as batches:
             async for changes in batches:
                 for change in changes:
@@ -152,7 +152,7 @@ class ActingAgent:
 
     async def _start(self, job: str, placement: Placement) -> None:
         here = [key for key, known in self.workers.items() if known.slot == placement.slot and known.state != "gone"]
-        assert not here, f"{placement.slot_name} is given to a worker of {job}, and held by {here}"
+        assert not here, f"{placement.slot_name} is allocated to a worker of {job}, but held by {here}"
         self.workers[job, placement.worker] = WorkerReport(
             job=job,
             worker=placement.worker,
@@ -186,8 +186,8 @@ class ActingAgent:
                 for worker in workers:
                     self._stop(job, worker)
                 await self.beat()
-            case Beat(incarnation=self.incarnation):
-                self.num_asked += 1
+            case SendHeartbeat(incarnation=self.incarnation):
+                self.num_heartbeats_requested += 1
                 await self.beat()
             case PauseWorkers(job=job, generation=generation):
                 first = self._lowest_rank(job)

@@ -1,8 +1,8 @@
-"""Reading a stream: a consumer that asks for messages in batches and carries on after any outage.
+"""A pull consumer of a JetStream stream that survives any outage.
 
-After a reconnect, or when the server has been silent for too long, the consumer is made again: a durable one goes on
-where its acknowledgements ended, another one after the last message it has yielded. What the server had sent and nobody
-received comes again after `ACK_SECONDS`, later than newer messages.
+After a reconnect, or when the server sends no idle heartbeats, the consumer is created again: a durable one continues
+after its last acknowledgement, an ephemeral one after the last message it has yielded. The server sends messages that
+were not acknowledged again after `ACK_SECONDS`, after newer messages.
 """
 
 import asyncio
@@ -22,36 +22,36 @@ logger = logging.getLogger(__name__)
 BATCH = 64
 EXPIRES_SECONDS = 60.0
 HEARTBEAT_SECONDS = 5.0
-FORGET_SECONDS = 60.0
+INACTIVE_SECONDS = 60.0
 ACK_SECONDS = 10.0
 _NANOSECONDS = 1_000_000_000
 
 
 @dataclass(frozen=True)
-class Begin:
-    """A consumer is there, and this many messages are waiting for it."""
+class ConsumerCreated:
+    """The consumer exists on the server, with this many messages to deliver."""
 
     num_pending: int
 
 
 @dataclass
-class Reader:
+class Consumer:
     """Reads the messages of one stream whose subjects match one of ``filters``."""
 
     connection: Connection
     stream: str
     filters: tuple[str, ...]
     durable: str | None = None
-    """Name under which the server keeps its place; None: it is forgotten when the reader goes."""
+    """Name under which the server keeps the position; None: an ephemeral consumer."""
     start: str = "all"
     """Where a new consumer starts: ``all``, ``new`` or ``last_per_subject``."""
     after: int = 0
     """The sequence of the last message yielded, or after which to start."""
     num_waiting: int = 0
-    """Messages not yielded yet of those that were stored when the consumer was made."""
+    """Messages not yielded yet of those that were stored when the consumer was created."""
 
-    async def read(self) -> AsyncGenerator[Begin | Msg, None]:
-        """Yield Begin and then messages; Begin again whenever the consumer was made anew. Never ends."""
+    async def read(self) -> AsyncGenerator[ConsumerCreated | Msg, None]:
+        """Yield ConsumerCreated, then messages; again whenever the consumer is created again. Never ends."""
         inbox: asyncio.Queue[Msg | None] = asyncio.Queue()
 
         def wake() -> None:
@@ -71,8 +71,8 @@ class Reader:
 
     async def _read_one_consumer(
         self, inbox: "asyncio.Queue[Msg | None]", address: str
-    ) -> AsyncGenerator[Begin | Msg, None]:
-        name = self.durable or f"reader-{secrets.token_hex(8)}"
+    ) -> AsyncGenerator[ConsumerCreated | Msg, None]:
+        name = self.durable or f"consumer-{secrets.token_hex(8)}"
         created = await self.connection.request_store(
             f"$JS.API.CONSUMER.CREATE.{self.stream}.{name}",
             orjson.dumps({"stream_name": self.stream, "config": self._configuration(name)}),
@@ -80,45 +80,47 @@ class Reader:
         if self.start == "new" and not self.after:
             self.after = created["delivered"]["stream_seq"]
         self.num_waiting = created["num_pending"]
-        yield Begin(num_pending=self.num_waiting)
+        yield ConsumerCreated(num_pending=self.num_waiting)
         wanted = 0
         reply = ""
         while True:
             if wanted <= 0:
                 wanted = BATCH
                 reply = f"{address}.{secrets.token_hex(8)}"
-                await self._ask_for_more(name, reply)
+                await self._request_batch(name, reply)
             try:
                 async with asyncio.timeout(2.5 * HEARTBEAT_SECONDS):
                     message = await inbox.get()
             except TimeoutError:
                 return
-            if message is None:  # reconnected: what was asked for is forgotten
+            if message is None:  # reconnected: the server has dropped the request
                 return
             status = _status(message)
             if status is None:
-                # An earlier consumer of ours may still deliver: if it is durable, it will not do so again.
+                # The previous consumer may still deliver; if it is durable, it does not deliver that message again.
                 if message.metadata.consumer == name:
                     wanted -= 1
                     self.after = message.metadata.sequence.stream
-                    # Those that a limit of the stream has removed meanwhile are not waited for.
+                    # Messages that a limit of the stream has removed meanwhile never arrive.
                     self.num_waiting = min(self.num_waiting - 1, message.metadata.num_pending)
                     yield message
             elif message.subject == reply and status != "100":  # the newest request has ended
                 if status not in ("404", "408"):
-                    logger.debug("reading %s anew: %s %s", self.stream, status, message.headers)
+                    logger.debug(
+                        "creating consumer again stream=%s status=%s headers=%s", self.stream, status, message.headers
+                    )
                     await asyncio.sleep(0.1)
                     return
                 wanted = 0
 
-    async def _ask_for_more(self, name: str, reply: str) -> None:
-        wish = {
+    async def _request_batch(self, name: str, reply: str) -> None:
+        request = {
             "batch": BATCH,
             "expires": int(EXPIRES_SECONDS * _NANOSECONDS),
             "idle_heartbeat": int(HEARTBEAT_SECONDS * _NANOSECONDS),
         }
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{name}"
-        await self.connection.send(subject, orjson.dumps(wish), headers={}, reply=reply)
+        await self.connection.send(subject, orjson.dumps(request), headers={}, reply=reply)
 
     def _configuration(self, name: str) -> dict[str, Any]:
         configuration: dict[str, Any] = {"name": name, "filter_subjects": list(self.filters)}
@@ -133,7 +135,7 @@ class Reader:
         else:
             configuration |= {
                 "ack_policy": "none",
-                "inactive_threshold": int(FORGET_SECONDS * _NANOSECONDS),
+                "inactive_threshold": int(INACTIVE_SECONDS * _NANOSECONDS),
                 "mem_storage": True,
             }
             if self.after:
