@@ -36,7 +36,8 @@ async def test_a_service_with_another_setting_is_refused(pool: Pool, monkeypatch
     monkeypatch.setattr(pool_settings, "GRACE_SECONDS", 0.2)
     registry, agent = await pool.bus("registry"), await pool.bus("learner")
     await store_pool_settings(registry, PoolSettings(detection_seconds=3.0))
-    with pytest.raises(UsageError, match=r"^--detection-seconds 9 differs from the pool's setting, 3: omit the option, or restart"):
+    fault = r"^--detection-seconds 9 differs from the pool's setting, 3: omit the option, or restart"
+    with pytest.raises(UsageError, match=fault):
         await load_pool_settings(agent, detection_seconds=9.0)
 
 
