@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from resile_learner.agent.core import (
-    HELLO_SECONDS,
+    ANNOUNCE_SECONDS,
     LISTED_SECONDS,
     MAX_DETAILS,
     MAX_MESSAGE,
@@ -16,17 +16,16 @@ from resile_learner.agent.core import (
 )
 from resile_learner.agent.events import (
     AllocationGone,
+    AnnounceHost,
     Command,
-    End,
+    EndIncarnation,
     Event,
-    Exited,
-    Garbled,
-    Kill,
-    Said,
-    SayHello,
-    Send,
-    Start,
+    KillWorker,
+    MessageReceived,
+    SendToWorker,
+    StartWorker,
     Tick,
+    WorkerExited,
 )
 from resile_learner.messages import (
     CheckpointSaved,
@@ -50,6 +49,7 @@ from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostSta
 from resile_shared.messages.instructions import PauseWorkers, StopWorkers
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Report
+from resile_shared.recent_events import InternalError
 
 HOST, INCARNATION, JOB = "host-1", 3, "job-1"
 READY = Ready(worker=0, iterations_total=30, num_shards=4, batch_size=48, epochs=3, samples=480, bits="same bits")
@@ -81,14 +81,14 @@ class Agent:
         self.now += after
         return self.core.handle(event, now=self.now)
 
-    def says(self, message: FromWorker, *, job: str = JOB, after: float = 0.0) -> list[Command]:
-        return self.handle(Said(job, message), after=after)
+    def message(self, message: FromWorker, *, job: str = JOB, after: float = 0.0) -> list[Command]:
+        return self.handle(MessageReceived(job, message), after=after)
 
-    def says_hello(self, *workers: int) -> list[Command]:
-        return [c for worker in workers for c in self.says(Hello(worker=worker, host=HOST, port=1 + worker))]
+    def connects(self, *workers: int) -> list[Command]:
+        return [c for worker in workers for c in self.message(Hello(worker=worker, host=HOST, port=1 + worker))]
 
     def exits(self, worker: int, kind: Any = "finished") -> list[Command]:
-        return self.handle(Exited(JOB, worker, WorkerExit(kind=kind)))
+        return self.handle(WorkerExited(JOB, worker, WorkerExit(kind=kind)))
 
     def listed(self) -> dict[int, WorkerReport]:
         beat = of_type(Heartbeat, self.handle(Tick(is_bus_up=True), after=1.0))[0]
@@ -130,9 +130,9 @@ def agent() -> Agent:
 def training(agent: Agent) -> Agent:
     """Workers 0 and 1 train in generation 1."""
     agent.handle(allocation(1, 0, 1, cold_start=True))
-    agent.says_hello(0, 1)
+    agent.connects(0, 1)
     agent.handle(allocation(1, 0, 1, cold_start=True, addresses=True))
-    agent.says(Switched(worker=0, generation=1, workers=(0, 1), iteration=0))
+    agent.message(Switched(worker=0, generation=1, workers=(0, 1), iteration=0))
     return agent
 
 
@@ -141,7 +141,7 @@ def training(agent: Agent) -> Agent:
 
 def test_a_worker_that_is_placed_here_is_started_once(agent: Agent) -> None:
     commands = agent.handle(allocation(1, 0, 1, resume=True))
-    assert of_type(Start, commands) == [Start(JOB, 0, 0, resume=True), Start(JOB, 1, 1, resume=True)]
+    assert of_type(StartWorker, commands) == [StartWorker(JOB, 0, 0, resume=True), StartWorker(JOB, 1, 1, resume=True)]
     assert agent.handle(allocation(1, 0, 1)) == []
     agent.exits(0, "failed")
     assert agent.handle(allocation(1, 0, 1)) == []
@@ -157,41 +157,41 @@ def test_an_older_allocation_has_no_effect(agent: Agent) -> None:
     agent.handle(allocation(2, 0, epoch=2))
     assert agent.handle(allocation(2, 1, epoch=1)) == []
     assert agent.handle(allocation(1, 1, epoch=2)) == []
-    assert of_type(Start, agent.handle(allocation(1, 1, epoch=3))) == [Start(JOB, 1, 1, resume=False)]
+    assert of_type(StartWorker, agent.handle(allocation(1, 1, epoch=3))) == [StartWorker(JOB, 1, 1, resume=False)]
 
 
-def test_the_address_of_a_worker_is_told_at_once(agent: Agent) -> None:
+def test_the_address_of_a_worker_is_reported_at_once(agent: Agent) -> None:
     agent.handle(allocation(1, 0))
-    beat = of_type(Heartbeat, agent.says_hello(0))[0]
+    beat = of_type(Heartbeat, agent.connects(0))[0]
     assert beat.workers[0].address == Address(host=HOST, port=1)
 
 
 def test_an_allocation_with_all_addresses_is_an_order_to_members_joiners_and_leavers(training: Agent) -> None:
     training.handle(allocation(2, 0, 2))
-    training.says_hello(2)
-    orders = of_type(Send, training.handle(allocation(2, 0, 2, addresses=True)))
+    training.connects(2)
+    orders = of_type(SendToWorker, training.handle(allocation(2, 0, 2, addresses=True)))
     assert [send.worker for send in orders] == [0, 1, 2]
     assert isinstance(orders[0].message, Order)
     assert orders[0].message.workers == (0, 2)
     assert (orders[0].message.generation, orders[0].message.cold_start) == (2, False)
 
 
-def test_a_worker_that_says_hello_after_the_order_hears_it_then(agent: Agent) -> None:
+def test_a_worker_that_connects_after_the_order_hears_it_then(agent: Agent) -> None:
     agent.handle(allocation(1, 0))
-    assert of_type(Send, agent.handle(allocation(1, 0, addresses=True))) == []
-    assert [send.message.generation for send in of_type(Send, agent.says_hello(0))] == [1]
+    assert of_type(SendToWorker, agent.handle(allocation(1, 0, addresses=True))) == []
+    assert [send.message.generation for send in of_type(SendToWorker, agent.connects(0))] == [1]
 
 
 def test_without_placements_all_workers_of_the_job_end_and_those_of_others_stay(training: Agent) -> None:
     other = allocation(1, 0).model_copy(update={"job": "job-2"})
     training.handle(other)
-    assert training.handle(allocation(2)) == [Kill(JOB, 0), Kill(JOB, 1)]
+    assert training.handle(allocation(2)) == [KillWorker(JOB, 0), KillWorker(JOB, 1)]
     assert training.handle(allocation(2)) == [], "once is enough"
     assert training.core.needs("job-2")
 
 
 def test_the_workers_of_a_job_whose_allocation_is_gone_end(training: Agent) -> None:
-    assert training.handle(AllocationGone(JOB)) == [Kill(JOB, 0), Kill(JOB, 1)]
+    assert training.handle(AllocationGone(JOB)) == [KillWorker(JOB, 0), KillWorker(JOB, 1)]
 
 
 def test_a_job_is_needed_here_until_its_last_worker_is_gone(training: Agent) -> None:
@@ -207,12 +207,12 @@ def test_a_job_is_needed_here_until_its_last_worker_is_gone(training: Agent) -> 
 
 def test_a_heartbeat_shows_each_worker_as_it_is(agent: Agent) -> None:
     agent.handle(allocation(1, 0, 1, 2, 3))
-    agent.says_hello(0, 1, 2)
+    agent.connects(0, 1, 2)
     for worker in (0, 1, 2):
-        agent.says(READY.model_copy(update={"worker": worker}))
-    agent.says(Switched(worker=0, generation=1, workers=(0, 1), iteration=0))
-    agent.says(Left(worker=1, generation=1, iteration=4))
-    agent.says(Progress(worker=0, generation=1, iteration=6, epoch=0))
+        agent.message(READY.model_copy(update={"worker": worker}))
+    agent.message(Switched(worker=0, generation=1, workers=(0, 1), iteration=0))
+    agent.message(Left(worker=1, generation=1, iteration=4))
+    agent.message(Progress(worker=0, generation=1, iteration=6, epoch=0))
     seen = agent.listed()
     assert {number: worker.state for number, worker in seen.items()} == {
         0: "member",
@@ -226,13 +226,13 @@ def test_a_heartbeat_shows_each_worker_as_it_is(agent: Agent) -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        Said(JOB, READY),
-        Said(JOB, Switched(worker=0, generation=2, workers=(0, 1), iteration=9)),
-        Said(JOB, Left(worker=0, generation=1, iteration=9)),
-        Exited(JOB, 0, WorkerExit(kind="killed", status=-9)),
+        MessageReceived(JOB, READY),
+        MessageReceived(JOB, Switched(worker=0, generation=2, workers=(0, 1), iteration=9)),
+        MessageReceived(JOB, Left(worker=0, generation=1, iteration=9)),
+        WorkerExited(JOB, 0, WorkerExit(kind="killed", status=-9)),
     ],
 )
-def test_a_change_of_a_worker_is_told_at_once(agent: Agent, event: Event) -> None:
+def test_a_change_of_a_worker_is_reported_at_once(agent: Agent, event: Event) -> None:
     agent.handle(allocation(1, 0))
     assert len(of_type(Heartbeat, agent.handle(event))) == 1
 
@@ -268,7 +268,7 @@ def test_no_heartbeat_is_sent_while_nats_is_disconnected_and_the_next_one_report
 
 def test_a_member_is_listed_as_one_also_where_the_lowest_rank_is_elsewhere(agent: Agent) -> None:
     agent.handle(allocation(1, 1))
-    (beat,) = agent.says(Joined(worker=1, generation=1, iteration=8))
+    (beat,) = agent.message(Joined(worker=1, generation=1, iteration=8))
     assert isinstance(beat, Heartbeat)
     assert (beat.workers[0].state, beat.workers[0].generation, beat.workers[0].iteration) == ("member", 1, 8)
 
@@ -276,10 +276,10 @@ def test_a_member_is_listed_as_one_also_where_the_lowest_rank_is_elsewhere(agent
 # instructions
 
 
-def test_workers_are_stopped_once_and_unknown_ones_are_told_to_be_gone(training: Agent) -> None:
+def test_workers_are_stopped_once_and_unknown_ones_are_reported_gone(training: Agent) -> None:
     stop = StopWorkers(job=JOB, incarnation=INCARNATION, workers=(1, 9))
     commands = training.handle(stop)
-    assert of_type(Kill, commands) == [Kill(JOB, 1)]
+    assert of_type(KillWorker, commands) == [KillWorker(JOB, 1)]
     assert of_type(Heartbeat, commands)[0].workers[-1].exit.kind == "not started"
     assert training.handle(stop) == [], "a stop that is repeated leads to no flood of heartbeats"
 
@@ -290,69 +290,61 @@ def test_a_stop_for_another_incarnation_has_no_effect(training: Agent) -> None:
 
 def test_a_worker_that_was_stopped_before_it_started_is_never_started(agent: Agent) -> None:
     agent.handle(StopWorkers(job=JOB, incarnation=INCARNATION, workers=(0,)))
-    assert of_type(Start, agent.handle(allocation(1, 0, 1))) == [Start(JOB, 1, 1, resume=False)]
+    assert of_type(StartWorker, agent.handle(allocation(1, 0, 1))) == [StartWorker(JOB, 1, 1, resume=False)]
 
 
-def test_a_pause_is_told_to_all_workers_of_the_job(training: Agent) -> None:
-    pause = Pause(generation=1)
-    assert training.handle(PauseWorkers(job=JOB, generation=1)) == [Send(JOB, 0, pause), Send(JOB, 1, pause)]
+def test_a_pause_is_sent_to_all_workers_of_the_job(training: Agent) -> None:
+    commands = training.handle(PauseWorkers(job=JOB, generation=1))
+    assert commands == [SendToWorker(JOB, worker, Pause(generation=1)) for worker in (0, 1)]
 
 
 # reports
 
 
-def test_what_a_worker_reports_is_told_with_who_it_was(training: Agent) -> None:
-    (report,) = of_type(Report, training.says(CheckpointSaved(worker=1, generation=1, iteration=8, num_bytes=9)))
+def test_what_a_worker_reports_is_passed_on_with_its_identity(training: Agent) -> None:
+    (report,) = of_type(Report, training.message(CheckpointSaved(worker=1, generation=1, iteration=8, num_bytes=9)))
     assert (report.job, report.host, report.incarnation) == (JOB, HOST, INCARNATION)
     assert (report.worker, report.slot, report.generation) == (1, 1, 1)
     assert (report.content.kind, report.content.iteration) == ("checkpoint", 8)
 
 
-def test_of_progress_a_few_a_second_are_told_and_the_newest_before_each_fact(training: Agent) -> None:
+def test_progress_is_passed_on_a_few_times_a_second_and_the_newest_before_each_fact(training: Agent) -> None:
     def told(commands: list[Command]) -> list[Any]:
         return [(r.content.kind, r.content.iteration) for r in of_type(Report, commands)]
 
     def progress(iteration: int, **fields: Any) -> Progress:
         return Progress(worker=0, generation=1, iteration=iteration, epoch=0, **fields)
 
-    assert told(training.says(progress(1))) == [("progress", 1)]
-    assert told(training.says(progress(2))) == []
-    assert told(training.says(progress(3))) == []
-    assert told(training.says(progress(4), after=PROGRESS_SECONDS)) == [("progress", 4)]
-    assert told(training.says(progress(5))) == []
-    assert told(training.says(progress(6, ends_epoch=True))) == [("progress", 6)]
-    assert told(training.says(progress(30))) == []
-    assert told(training.says(COMPLETED)) == [("progress", 30), ("completed", 30)]
+    assert told(training.message(progress(1))) == [("progress", 1)]
+    assert told(training.message(progress(2))) == []
+    assert told(training.message(progress(3))) == []
+    assert told(training.message(progress(4), after=PROGRESS_SECONDS)) == [("progress", 4)]
+    assert told(training.message(progress(5))) == []
+    assert told(training.message(progress(6, ends_epoch=True))) == [("progress", 6)]
+    assert told(training.message(progress(30))) == []
+    assert told(training.message(COMPLETED)) == [("progress", 30), ("completed", 30)]
 
 
-def test_progress_that_nothing_follows_is_told_at_the_next_tick(training: Agent) -> None:
+def test_progress_that_nothing_follows_is_passed_on_at_the_next_tick(training: Agent) -> None:
     for iteration in (1, 2):
-        training.says(Progress(worker=0, generation=1, iteration=iteration, epoch=0))
+        training.message(Progress(worker=0, generation=1, iteration=iteration, epoch=0))
     (report,) = of_type(Report, training.handle(Tick(is_bus_up=False), after=1.0))
     assert report.content.iteration == 2
 
 
 def test_the_end_of_a_script_is_no_report(training: Agent) -> None:
-    assert training.says(Finished(worker=0)) == []
+    assert training.message(Finished(worker=0)) == []
 
 
-def test_a_worker_that_cannot_be_understood_is_ended_and_has_failed(training: Agent) -> None:
-    assert training.handle(Garbled(JOB, 1, "worker 1 sent nonsense")) == [Kill(JOB, 1)]
-    training.exits(1, "killed")
-    exit_ = training.listed()[1].exit
-    assert exit_ is not None
-    assert (exit_.kind, exit_.message) == ("failed", "worker 1 sent nonsense")
-
-
-def test_what_a_worker_says_of_its_failure_is_told(training: Agent) -> None:
-    (report,) = of_type(Report, training.says(Failed(worker=1, message="no", details="where")))
+def test_what_a_worker_reports_of_its_failure_is_passed_on(training: Agent) -> None:
+    (report,) = of_type(Report, training.message(Failed(worker=1, message="no", details="where")))
     assert (report.content.message, report.content.details) == ("no", "where")
 
 
-def test_what_a_worker_says_of_its_end_is_cut_to_what_a_message_has_room_for(training: Agent) -> None:
+def test_what_a_worker_reports_of_its_end_is_cut_to_what_a_message_has_room_for(training: Agent) -> None:
     failed = Failed(worker=1, message="m" * 10**6, details="d" * 10**6 + "end")
-    (report,) = of_type(Report, training.says(failed))
-    training.handle(Exited(JOB, 1, WorkerExit(kind="failed", message=failed.message, details=failed.details)))
+    (report,) = of_type(Report, training.message(failed))
+    training.handle(WorkerExited(JOB, 1, WorkerExit(kind="failed", message=failed.message, details=failed.details)))
     for told in (report.content, training.listed()[1].exit):
         assert told.message == "m" * MAX_MESSAGE
         assert len(told.details) == MAX_DETAILS
@@ -362,7 +354,7 @@ def test_what_a_worker_says_of_its_end_is_cut_to_what_a_message_has_room_for(tra
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_a_metric_that_is_no_number_harms_nothing(training: Agent, number: float) -> None:
     said = Progress(worker=0, generation=1, iteration=1, epoch=0, loss=number, metrics={"a": number, "b": 1.0})
-    (report,) = of_type(Report, training.says(cast(Progress, from_worker.validate_json(encode(said)))))
+    (report,) = of_type(Report, training.message(cast(Progress, from_worker.validate_json(encode(said)))))
     assert Report.model_validate_json(report.model_dump_json()).content == report.content
     assert (report.content.loss, report.content.metrics) == (None, {"b": 1.0})
 
@@ -374,26 +366,33 @@ def test_a_number_that_cannot_be_is_no_message(number: str) -> None:
         from_worker.validate_json(orjson.dumps(fields))
 
 
+def test_an_internal_error_lists_the_last_events(agent: Agent) -> None:
+    agent.handle(allocation(1, 0))
+    with pytest.raises(InternalError, match="agent of host-1") as caught:
+        agent.exits(7)
+    assert "generation=1" in str(caught.value)
+
+
 # the host
 
 
-def test_hello_is_repeated_ever_more_rarely_until_the_registry_has_stored_it() -> None:
+def test_the_host_is_announced_with_growing_pauses_until_the_registry_has_stored_it() -> None:
     core = AgentCore(HOST, INCARNATION)
-    said = [SayHello() in core.handle(Tick(is_bus_up=True), now=1000.0 + second) for second in range(40)]
-    assert [second for second, hello in enumerate(said) if hello] == [
+    announced = [AnnounceHost() in core.handle(Tick(is_bus_up=True), now=1000.0 + second) for second in range(40)]
+    assert [second for second, is_announced in enumerate(announced) if is_announced] == [
         0,
-        HELLO_SECONDS,
-        3 * HELLO_SECONDS,
-        7 * HELLO_SECONDS,
+        ANNOUNCE_SECONDS,
+        3 * ANNOUNCE_SECONDS,
+        7 * ANNOUNCE_SECONDS,
     ]
     core.handle(record(), now=1040.0)
-    assert SayHello() not in core.handle(Tick(is_bus_up=True), now=2000.0)
+    assert AnnounceHost() not in core.handle(Tick(is_bus_up=True), now=2000.0)
 
 
 @pytest.mark.parametrize("state", [HostState.LOST, HostState.LEFT])
-def test_an_incarnation_that_the_registry_gave_up_is_over(agent: Agent, state: HostState) -> None:
+def test_an_incarnation_that_the_registry_gave_up_ends(agent: Agent, state: HostState) -> None:
     (end,) = agent.handle(record(state=state))
-    assert isinstance(end, End)
+    assert isinstance(end, EndIncarnation)
     assert not end.is_superseded
 
 
@@ -405,5 +404,5 @@ def test_what_the_registry_says_of_others_changes_nothing(agent: Agent) -> None:
 
 def test_a_higher_incarnation_is_another_agent(agent: Agent) -> None:
     (end,) = agent.handle(record(INCARNATION + 1))
-    assert isinstance(end, End)
+    assert isinstance(end, EndIncarnation)
     assert end.is_superseded

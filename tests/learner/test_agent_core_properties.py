@@ -5,7 +5,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from resile_learner.agent.core import AgentCore
-from resile_learner.agent.events import AllocationGone, Event, Exited, Kill, Said, Send, Start, Tick
+from resile_learner.agent.events import (
+    AllocationGone,
+    Event,
+    KillWorker,
+    MessageReceived,
+    SendToWorker,
+    StartWorker,
+    Tick,
+    WorkerExited,
+)
 from resile_learner.messages import CheckpointSaved, FromWorker, Hello, Order, Progress
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, WorkerExit
@@ -39,16 +48,16 @@ class AgentMachine(RuleBasedStateMachine):
     def handle(self, event: Event) -> None:
         for command in self.core.handle(event, now=self.now):
             match command:
-                case Start(job, worker):
+                case StartWorker(job, worker):
                     assert (job, worker) not in self.started
                     assert any(p.worker == worker and p.host == HOST for p in self.newest[job].placements)
                     self.started.add((job, worker))
                     self.alive[job, worker] = False
-                case Send(job, worker, message):
+                case SendToWorker(job, worker, message):
                     assert self.alive[job, worker], "only those who listen are told"
                     if isinstance(message, Order):
                         assert message.generation == self.newest[job].generation
-                case Kill(job, worker):
+                case KillWorker(job, worker):
                     assert (job, worker) in self.alive
                 case Heartbeat():
                     self.beats.append(command)
@@ -62,7 +71,7 @@ class AgentMachine(RuleBasedStateMachine):
                     pass
 
     def say(self, job: str, message: FromWorker) -> None:
-        self.handle(Said(job, message))
+        self.handle(MessageReceived(job, message))
 
     @rule(job=JOBS, epoch=st.integers(1, 2), generation=st.integers(1, 5), here=st.sets(NUMBERS), named=st.booleans())
     def allocate(self, job: str, epoch: int, generation: int, here: set[int], named: bool) -> None:
@@ -131,7 +140,7 @@ class AgentMachine(RuleBasedStateMachine):
     def exit(self, data: st.DataObject) -> None:
         job, worker = data.draw(st.sampled_from(sorted(self.alive)))
         del self.alive[job, worker]
-        self.handle(Exited(job, worker, WorkerExit(kind="exited")))
+        self.handle(WorkerExited(job, worker, WorkerExit(kind="exited")))
         assert self.progress_told.get(job, 0) == self.progress_said.get(job, 0)
 
     @rule(is_bus_up=st.booleans(), seconds=st.floats(0.01, 20.0))

@@ -199,7 +199,7 @@ async def test_what_cannot_be_started_is_gone_and_says_why_in_one_line(stage: St
     why = {job: stage.exit(job, 0) for job in (*packages, "unknown")}
     assert {exit_.kind for exit_ in why.values()} == {"not started"}
     assert "is not in the storage" in why["missing"].message
-    assert "its content is not what its name says" in why["broken"].message
+    assert "its content does not match the checksum in its name" in why["broken"].message
     assert why["empty"].message == "the job's package has no script train.py"
     assert why["unknown"].message == "nothing is stored of job unknown"
 

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from resile_learner.agent.reporting import Outgoing
+from resile_learner.agent.reporting import ReportQueue
 from resile_learner.agent.spool import Spool
 from resile_shared.bus import Bus
 from resile_shared.envelope import Received
@@ -41,7 +41,7 @@ async def test_what_an_agent_could_not_tell_the_next_one_tells_first_and_once(po
     bus = await pool.bus("learner")
     reader = Reader(scheduler)
     spool = tmp_path / "facts"
-    first = Outgoing(bus, Spool(spool))
+    first = ReportQueue(bus, Spool(spool))
     first.put(checkpoint(1))
     await first.flush()
     assert not spool.exists(), "nothing is kept of what is published"
@@ -52,7 +52,7 @@ async def test_what_an_agent_could_not_tell_the_next_one_tells_first_and_once(po
     await first.flush()  # all of it arrives, and its agent dies before it could note that
     spool.write_bytes(kept + b'{"id": "cut sho')
 
-    second = Outgoing(bus, Spool(spool))
+    second = ReportQueue(bus, Spool(spool))
     second.put(checkpoint(5))
     await second.flush()
     await until(lambda: len(reader.seen) >= 5)
@@ -69,8 +69,8 @@ async def test_what_an_agent_could_not_tell_the_next_one_tells_first_and_once(po
 
 async def test_a_spool_that_cannot_be_written_costs_only_the_survival(pool: Pool, tmp_path: Path) -> None:
     reader = Reader(await pool.bus("scheduler"))
-    outgoing = Outgoing(await pool.bus("learner"), Spool(tmp_path / "missing" / "facts"))
-    outgoing.put(checkpoint(1))
-    await outgoing.flush()
+    queue = ReportQueue(await pool.bus("learner"), Spool(tmp_path / "missing" / "facts"))
+    queue.put(checkpoint(1))
+    await queue.flush()
     await until(lambda: reader.seen == [("checkpoint", 1)])
     reader.task.cancel()

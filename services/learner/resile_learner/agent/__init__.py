@@ -1,8 +1,9 @@
-"""The agent of one host: it starts, orders, hears and ends the workers that allocations place there.
+"""The agent of one host: it starts and stops the workers that allocations place there, and reports what they do.
 
-core.py       what is to be done; pure. events.py: its events and commands
-service.py    one incarnation after the other; life.py: one of them, the shell around the core
-processes.py  workers from their preparation to their end; packages, outputs, logs and reporting serve them
+core.py         the decisions; pure. events.py: its events and commands
+service.py      runs one incarnation after the other; incarnation.py: one of them, the shell around the core
+workers.py      prepares and observes workers, which `processes/` runs; packages, outputs and log_buffer serve them
+reporting.py    publishes reports in order; spool.py keeps them on disk
 
 In: the buckets allocations, jobs and hosts, `resile.instruction.<host>`. Out: `resile.host.<host>.hello`, `.goodbye`,
 `resile.heartbeat.<host>`, `resile.report.<job>.<kind>`, `resile.log.<job>`. Stored: its own folder (folder.py), and

@@ -1,16 +1,17 @@
-"""What an agent does for its host: the decisions, without input or output.
+"""The decisions of an agent for its host; pure.
 
-Events go in through `AgentCore.handle`, commands come out; the shell carries them out. The rules:
+`AgentCore.handle` takes events and returns commands, which the shell carries out. The rules:
 
 - The newest allocation of a job is the truth; an older one has no effect. A worker that it places on this host and
-  incarnation, and that never was here, is started. With all addresses it is an order, and every worker of the job here
-  hears it: members, joiners and leavers alike. Without placements, all workers of the job here end.
-- A heartbeat lists every worker, once a tick and at each change. One that is gone stays listed while the
-  newest allocation names it, and for a while in any case. While NATS is disconnected none is sent.
-- What workers report is told on. Of progress the newest word counts and is told a few times a second; all else is a
-  fact, told in order and after the progress that preceded it.
-- Until the host's record shows this incarnation, its hello is repeated, ever more rarely, as each one is stored. One
-  that is lost or has left is over.
+  incarnation is started unless it has ever been here. With all addresses known, the allocation is sent as an order to
+  every worker of the job here: members, joiners and leavers alike. Without placements, all workers of the job here are
+  killed.
+- A heartbeat lists every worker. One is sent at each tick and at each change, and none while NATS is disconnected. A
+  worker that is gone stays listed while the newest allocation names it, and for `LISTED_SECONDS` in any case.
+- What workers report is passed on. Progress replaces earlier progress and is passed on a few times a second; everything
+  else is passed on in order, after the progress that preceded it.
+- The host is announced with growing pauses until its stored record shows this incarnation. An incarnation that the
+  registry declares lost or left ends.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,7 @@ from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostSta
 from resile_shared.messages.instructions import PauseWorkers, SendHeartbeat, StopWorkers
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Report
+from resile_shared.recent_events import RecentEvents
 
 from ..messages import (
     Finished,
@@ -40,10 +42,22 @@ from ..messages import (
     Switched,
     content_of,
 )
-from .events import AllocationGone, Command, End, Event, Exited, Garbled, Kill, Said, SayHello, Send, Start, Tick
+from .events import (
+    AllocationGone,
+    AnnounceHost,
+    Command,
+    EndIncarnation,
+    Event,
+    KillWorker,
+    MessageReceived,
+    SendToWorker,
+    StartWorker,
+    Tick,
+    WorkerExited,
+)
 
-HELLO_SECONDS = 5.0
-MAX_HELLO_SECONDS = 300.0
+ANNOUNCE_SECONDS = 5.0
+MAX_ANNOUNCE_SECONDS = 300.0
 PROGRESS_SECONDS = 0.25
 LISTED_SECONDS = 10.0
 MAX_MESSAGE = 2000
@@ -64,137 +78,136 @@ class Worker:
     iteration: int = 0
     exit: WorkerExit | None = None
     ended: float = 0.0
-    is_unneeded: bool = False
-    fault: str = ""
-    """What of its words could not be understood."""
+    is_killed: bool = False
 
 
 class AgentCore:
-    """The state of one incarnation and all its decisions. What it knows can be read; only `handle` changes it."""
+    """The state of one incarnation and all its decisions. The state can be read; only `handle` changes it."""
 
     def __init__(self, host: str, incarnation: int) -> None:
         self.host = host
         self.incarnation = incarnation
-        self.is_known = False
+        self.is_registered = False
         """Whether the registry has stored this incarnation."""
         self.workers: dict[tuple[str, int], Worker] = {}
         self._allocations: dict[str, Allocation] = {}
         self._is_bus_up = False
         self._num_beats = 0
-        self._hello_due = 0.0
-        self._hello_pause = HELLO_SECONDS
-        self._progress: dict[str, Report] = {}  # not told yet
+        self._announce_due = 0.0
+        self._announce_pause = ANNOUNCE_SECONDS
+        self._progress: dict[str, Report] = {}  # not passed on yet
         self._progress_at: dict[str, float] = {}
+        self._recent = RecentEvents(f"agent of {host}")
 
     def needs(self, job: str) -> bool:
-        """Tell whether a worker of ``job`` is here, or shall be."""
+        """Return whether a worker of ``job`` is here, or is placed here."""
         allocation = self._allocations.get(job)
         return any(True for _ in self._living(job)) or any(True for _ in self._placed_here(allocation))
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
-        """Take ``event`` in at ``now`` (seconds since the epoch); return what is to be done about it, in order."""
+        """Handle ``event`` at ``now`` (seconds since the epoch); return the commands to carry out, in order.
+
+        Raises InternalError, with the last events, when a rule of the core is broken.
+        """
+        with self._recent.handling(event):
+            return self._handle(event, now)
+
+    def _handle(self, event: Event, now: float) -> list[Command]:
         match event:
             case Allocation():
-                return self._allocated(event, now)
+                return self._on_allocation(event, now)
             case AllocationGone(job):
                 self._allocations.pop(job, None)
-                return self._end_workers(job, (number for number, _ in self._living(job)))
+                return self._kill_all(job)
             case HostRecord():
-                return self._recorded(event)
-            case StopWorkers() | PauseWorkers() | SendHeartbeat():
-                return self._instructed(event, now)
-            case Said(job, message):
-                return self._said(job, message, now)
-            case Garbled(job, worker, problem):
-                self.workers[job, worker].fault = problem
-                return self._end_workers(job, [worker])
-            case Exited(job, worker, exit_):
-                return self._exited(job, worker, exit_, now)
+                return self._on_host_record(event)
+            case StopWorkers():
+                return self._on_stop(event, now)
+            case PauseWorkers(job=job, generation=generation):
+                return self._send(job, Pause(generation=generation))
+            case SendHeartbeat(incarnation=incarnation):
+                return self._heartbeat(now) if incarnation == self.incarnation else []
+            case MessageReceived(job, message):
+                return self._on_message(job, message, now)
+            case WorkerExited(job, worker, exit_):
+                return self._on_exit(job, worker, exit_, now)
             case Tick(is_bus_up):
-                return self._tick(is_bus_up, now)
+                return self._on_tick(is_bus_up, now)
 
-    # what the scheduler and the registry say
+    # messages of the scheduler and the registry
 
-    def _allocated(self, allocation: Allocation, now: float) -> list[Command]:
+    def _on_allocation(self, allocation: Allocation, now: float) -> list[Command]:
         job = allocation.job
         known = self._allocations.get(job)
         if known and (allocation.epoch, allocation.generation) < (known.epoch, known.generation):
             return []
         self._allocations[job] = allocation
         if not allocation.placements:
-            return self._end_workers(job, (number for number, _ in self._living(job)))
+            return self._kill_all(job)
         starts: list[Command] = []
         for placement in self._placed_here(allocation):
             if (job, placement.worker) not in self.workers:
                 self.workers[job, placement.worker] = Worker(placement.slot)
-                starts.append(Start(job, placement.worker, placement.slot, resume=allocation.resume))
+                starts.append(StartWorker(job, placement.worker, placement.slot, resume=allocation.resume))
         order = _order(allocation)
         return [
             *starts,
-            *(self._beat(now) if starts else []),
+            *(self._heartbeat(now) if starts else []),
             *(self._send(job, order) if order else []),
         ]
 
-    def _recorded(self, record: HostRecord) -> list[Command]:
+    def _on_host_record(self, record: HostRecord) -> list[Command]:
         if record.host != self.host or record.incarnation < self.incarnation:
             return []
         if record.incarnation > self.incarnation:
             reason = f"another agent runs as host {self.host}: give this one another name (--host)"
-            return [End(reason, is_superseded=True)]
-        self.is_known = True
+            return [EndIncarnation(reason, is_superseded=True)]
+        self.is_registered = True
         if record.state in _GONE:
-            return [End(f"the registry holds incarnation {self.incarnation} to be {record.state}: {record.reason}")]
+            reason = f"incarnation {self.incarnation} is {record.state} in the registry: {record.reason}"
+            return [EndIncarnation(reason)]
         return []
 
-    def _instructed(self, instruction: StopWorkers | PauseWorkers | SendHeartbeat, now: float) -> list[Command]:
-        match instruction:
-            case StopWorkers():
-                return self._stop(instruction, now)
-            case PauseWorkers(job=job, generation=generation):
-                return self._send(job, Pause(generation=generation))
-            case SendHeartbeat(incarnation=incarnation):
-                return self._beat(now) if incarnation == self.incarnation else []
-
-    def _stop(self, stop: StopWorkers, now: float) -> list[Command]:
-        """End workers. A stop is repeated until a heartbeat shows them gone, so it leads to one only by a change."""
+    def _on_stop(self, stop: StopWorkers, now: float) -> list[Command]:
+        """Kill workers. A stop is repeated until a heartbeat lists them as gone, so only a change sends a heartbeat."""
         if stop.incarnation != self.incarnation:
             return []
         unknown = [number for number in stop.workers if (stop.job, number) not in self.workers]
         for number in unknown:
             exit_ = WorkerExit(kind="not started", message="it was stopped before it started")
             self.workers[stop.job, number] = Worker(0, "gone", exit=exit_, ended=now)
-        return [*self._end_workers(stop.job, stop.workers), *(self._beat(now) if unknown else [])]
+        return [*self._kill(stop.job, stop.workers), *(self._heartbeat(now) if unknown else [])]
 
-    # what workers say
+    # messages of workers
 
-    def _said(self, job: str, message: FromWorker, now: float) -> list[Command]:
+    def _on_message(self, job: str, message: FromWorker, now: float) -> list[Command]:
         worker = self.workers[job, message.worker]
         if worker.state == "gone":
             return []
         before = (worker.state, worker.address, worker.generation)
-        self._take_in(job, message, worker)
+        self._apply(job, message, worker)
         changed = before != (worker.state, worker.address, worker.generation) or isinstance(message, Switched)
-        beat = self._beat(now) if changed else []
+        beat = self._heartbeat(now) if changed else []
         match message:
             case Hello():
                 order = _order(self._allocations.get(job))
-                return [*beat, *([Send(job, message.worker, order)] if order else [])]
+                return [*beat, *([SendToWorker(job, message.worker, order)] if order else [])]
             case Joined() | Finished():
                 return beat
             case _:
                 return [*beat, *self._report(job, message, worker, now)]
 
-    def _take_in(self, job: str, message: FromWorker, worker: Worker) -> None:
+    def _apply(self, job: str, message: FromWorker, worker: Worker) -> None:
         match message:
             case Hello(host=host, port=port):
                 worker.address = worker.address or Address(host=host, port=port)
             case Ready() if worker.state == "starting":
                 worker.state = "ready"
             case Joined(generation=generation, iteration=iteration):
-                self._joined(job, message.worker, generation, iteration)
+                self._enter_generation(job, message.worker, generation, iteration)
             case Switched(workers=members, generation=generation, iteration=iteration):
                 for number in members:
-                    self._joined(job, number, generation, iteration)
+                    self._enter_generation(job, number, generation, iteration)
             case Progress(iteration=iteration):
                 worker.iteration = iteration
             case Left(iteration=iteration):
@@ -202,7 +215,7 @@ class AgentCore:
             case _:
                 pass
 
-    def _joined(self, job: str, number: int, generation: int, iteration: int) -> None:
+    def _enter_generation(self, job: str, number: int, generation: int, iteration: int) -> None:
         worker = self.workers.get((job, number))
         if worker and worker.state in ("starting", "ready", "member"):
             worker.state, worker.generation, worker.iteration = "member", generation, iteration
@@ -219,39 +232,38 @@ class AgentCore:
             content=_bounded(content_of(message)),
         )
         if not isinstance(message, Progress):
-            return [*self._held_progress(job), report]
+            return [*self._take_progress(job), report]
         self._progress[job] = report
         is_due = now - self._progress_at.get(job, 0.0) >= PROGRESS_SECONDS
         if not (is_due or message.ends_epoch):
             return []
         self._progress_at[job] = now
-        return self._held_progress(job)
+        return self._take_progress(job)
 
-    def _held_progress(self, job: str) -> list[Command]:
-        held = self._progress.pop(job, None)
-        return [held] if held else []
+    def _take_progress(self, job: str) -> list[Command]:
+        progress = self._progress.pop(job, None)
+        return [progress] if progress else []
 
-    def _exited(self, job: str, number: int, exit_: WorkerExit, now: float) -> list[Command]:
+    def _on_exit(self, job: str, number: int, exit_: WorkerExit, now: float) -> list[Command]:
         worker = self.workers[job, number]
-        if worker.fault:
-            exit_ = WorkerExit(kind="failed", status=exit_.status, message=worker.fault)
         worker.state, worker.exit, worker.ended = "gone", _bounded(exit_), now
-        return [*self._held_progress(job), *self._beat(now)]
+        return [*self._take_progress(job), *self._heartbeat(now)]
 
     # time
 
-    def _tick(self, is_bus_up: bool, now: float) -> list[Command]:
+    def _on_tick(self, is_bus_up: bool, now: float) -> list[Command]:
         self._is_bus_up = is_bus_up
-        self._forget(now)
-        commands = [command for job in list(self._progress) for command in self._held_progress(job)]
+        self._forget_workers(now)
+        commands = [command for job in list(self._progress) for command in self._take_progress(job)]
         if not is_bus_up:
             return commands
-        if not self.is_known and now >= self._hello_due:
-            self._hello_due, self._hello_pause = now + self._hello_pause, min(2 * self._hello_pause, MAX_HELLO_SECONDS)
-            commands.append(SayHello())
-        return [*commands, *self._beat(now)]
+        if not self.is_registered and now >= self._announce_due:
+            self._announce_due = now + self._announce_pause
+            self._announce_pause = min(2 * self._announce_pause, MAX_ANNOUNCE_SECONDS)
+            commands.append(AnnounceHost())
+        return [*commands, *self._heartbeat(now)]
 
-    def _beat(self, now: float) -> list[Command]:
+    def _heartbeat(self, now: float) -> list[Command]:
         if not self._is_bus_up:
             return []
         self._num_beats += 1
@@ -259,12 +271,12 @@ class AgentCore:
             host=self.host,
             incarnation=self.incarnation,
             number=self._num_beats,
-            workers=tuple(_described(job, number, worker) for (job, number), worker in self.workers.items()),
+            workers=tuple(_worker_report(job, number, worker) for (job, number), worker in self.workers.items()),
         )
         return [beat]
 
-    def _forget(self, now: float) -> None:
-        """Drop the workers that are gone, were listed long enough, and are not named any more."""
+    def _forget_workers(self, now: float) -> None:
+        """Remove the workers that are gone, were listed long enough, and are no longer named."""
         for (job, number), worker in list(self.workers.items()):
             if worker.state != "gone" or now - worker.ended < LISTED_SECONDS:
                 continue
@@ -284,28 +296,31 @@ class AgentCore:
                 yield number, worker
 
     def _send(self, job: str, message: Order | Pause) -> list[Command]:
-        """Tell the workers of ``job`` that listen; one that does not yet hears the newest order when it does."""
-        return [Send(job, number, message) for number, worker in self._living(job) if worker.address]
+        """Send to the workers of ``job`` that are connected; the others receive the newest order once they are."""
+        return [SendToWorker(job, number, message) for number, worker in self._living(job) if worker.address]
 
-    def _end_workers(self, job: str, numbers: Iterable[int]) -> list[Command]:
-        ending = [(number, self.workers[job, number]) for number in numbers]
+    def _kill_all(self, job: str) -> list[Command]:
+        return self._kill(job, [number for number, _ in self._living(job)])
+
+    def _kill(self, job: str, numbers: Iterable[int]) -> list[Command]:
         commands: list[Command] = []
-        for number, worker in ending:
-            if worker.state != "gone" and not worker.is_unneeded:
-                worker.is_unneeded = True
-                commands.append(Kill(job, number))
+        for number in numbers:
+            worker = self.workers[job, number]
+            if worker.state != "gone" and not worker.is_killed:
+                worker.is_killed = True
+                commands.append(KillWorker(job, number))
         return commands
 
 
-def _bounded(said: T) -> T:
-    """Cut what a worker said of its end, which may be anything, to what a message has room for."""
+def _bounded(content: T) -> T:
+    """Cut the texts of a failure, which come from the user's script, to what a message has room for."""
     limits = {"message": slice(MAX_MESSAGE), "details": slice(-MAX_DETAILS, None)}
-    texts = {name: getattr(said, name)[limit] for name, limit in limits.items() if hasattr(said, name)}
-    return said.model_copy(update=texts)
+    texts = {name: getattr(content, name)[limit] for name, limit in limits.items() if hasattr(content, name)}
+    return content.model_copy(update=texts)
 
 
 def _order(allocation: Allocation | None) -> Order | None:
-    """Return what the workers are told of an allocation; None until all can be reached."""
+    """Return the order that an allocation amounts to; None until every address is known."""
     if allocation is None or not allocation.placements or not allocation.has_addresses:
         return None
     return Order(
@@ -324,7 +339,7 @@ def _order(allocation: Allocation | None) -> Order | None:
     )
 
 
-def _described(job: str, number: int, worker: Worker) -> WorkerReport:
+def _worker_report(job: str, number: int, worker: Worker) -> WorkerReport:
     return WorkerReport(
         job=job,
         worker=number,

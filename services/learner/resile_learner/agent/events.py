@@ -1,6 +1,6 @@
-"""What crosses the edge of the agent's core: events in, commands out.
+"""The events that the agent's core handles, and the commands that it returns.
 
-Allocations, host records and instructions come in, and heartbeats and reports go out, as they are on the bus.
+Allocations, host records, instructions, heartbeats and reports are the messages on the bus.
 """
 
 from dataclasses import dataclass
@@ -21,25 +21,16 @@ class AllocationGone:
 
 
 @dataclass(frozen=True)
-class Said:
-    """A worker of ``job`` said something."""
+class MessageReceived:
+    """A worker of ``job`` sent a message."""
 
     job: str
     message: FromWorker
 
 
 @dataclass(frozen=True)
-class Garbled:
-    """A worker said something that nobody understands."""
-
-    job: str
-    worker: int
-    problem: str
-
-
-@dataclass(frozen=True)
-class Exited:
-    """A worker's process has ended, or could not be started; all that it said was told before."""
+class WorkerExited:
+    """A worker's process has ended, or could not be started. All its messages were handled before."""
 
     job: str
     worker: int
@@ -48,7 +39,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passes. Due every ``beat_seconds``."""
+    """Time has passed. Due once every heartbeat interval."""
 
     is_bus_up: bool
 
@@ -60,21 +51,20 @@ Event = (
     | StopWorkers
     | PauseWorkers
     | SendHeartbeat
-    | Said
-    | Garbled
-    | Exited
+    | MessageReceived
+    | WorkerExited
     | Tick
 )
 
 
 @dataclass(frozen=True)
-class SayHello:
-    """Present the host."""
+class AnnounceHost:
+    """Announce the host to the registry."""
 
 
 @dataclass(frozen=True)
-class Start:
-    """Start a worker; say `Exited` if that fails."""
+class StartWorker:
+    """Start a worker. If that fails, `WorkerExited` reports it."""
 
     job: str
     worker: int
@@ -83,8 +73,8 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Send:
-    """Tell a worker."""
+class SendToWorker:
+    """Send a message to a worker."""
 
     job: str
     worker: int
@@ -92,19 +82,19 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Kill:
-    """End a worker at once, or its start."""
+class KillWorker:
+    """Kill a worker at once, or cancel its start."""
 
     job: str
     worker: int
 
 
 @dataclass(frozen=True)
-class End:
-    """This incarnation is over: end all workers, and come back with a higher one unless ``is_superseded``."""
+class EndIncarnation:
+    """End this incarnation and all its workers, then start a higher one unless ``is_superseded``."""
 
     reason: str
     is_superseded: bool = False
 
 
-Command = SayHello | Start | Send | Kill | Heartbeat | Report | End
+Command = AnnounceHost | StartWorker | SendToWorker | KillWorker | Heartbeat | Report | EndIncarnation

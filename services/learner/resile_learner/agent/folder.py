@@ -14,7 +14,7 @@ KEEP_JOBS = 20
 
 
 class AgentFolder:
-    """One agent's folder. It is locked while this agent, or a fork server that inherits ``lock``, lives.
+    """One agent's folder, locked while this agent or a fork server that inherits ``lock`` runs.
 
     So a new agent starts only when no worker of an earlier one is left.
     """
@@ -29,7 +29,7 @@ class AgentFolder:
 
     @classmethod
     async def open(cls, path: Path) -> "AgentFolder":
-        """Make the folder if needed, and take its lock. Raises UsageError."""
+        """Make the folder if needed, and acquire its lock. Raises UsageError."""
         lock = _open_lock(path)
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
@@ -45,7 +45,7 @@ class AgentFolder:
             await asyncio.sleep(0.05)
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         os.close(self.lock)
 
     @property
@@ -60,7 +60,7 @@ class AgentFolder:
             raise UsageError(f"{file} holds no number: remove it, and the pool is asked for the last one") from None
 
     def note_incarnation(self, incarnation: int) -> None:
-        """Store it durably."""
+        """Store the incarnation durably."""
         draft = self.path / "incarnation.new"
         with draft.open("w") as file:
             file.write(f"{incarnation}\n")
@@ -88,7 +88,7 @@ class AgentFolder:
         return sorted(path.parent.name for path in self.jobs.glob("*/output"))
 
     def drop_output(self, job: str) -> Path:
-        """Take a job's output folder out of the way at once; return where it is, to be removed."""
+        """Move a job's output folder aside at once; return where it is now, to be removed."""
         gone = self.jobs / job / f".output-{secrets.token_hex(4)}"
         (self.jobs / job / "output").rename(gone)
         return gone

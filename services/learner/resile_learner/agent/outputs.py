@@ -1,4 +1,4 @@
-"""What workers write to their output folder, on its way to object storage."""
+"""Uploads what workers write to their output folder."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ Version = tuple[int, int]
 
 
 class Outputs:
-    """Uploads the output folders of jobs to ``jobs/<job>/output`` of the storage, and each file again as it changes."""
+    """Uploads the output folders of jobs to ``jobs/<job>/output`` of the storage, each file again when it changes."""
 
     def __init__(self, storage: str) -> None:
         self._url = storage
@@ -30,7 +30,7 @@ class Outputs:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def upload(self, job: str, folder: Path) -> bool:
-        """Upload what has changed; return whether all of it is stored now. What failed is tried again next time."""
+        """Upload what has changed; return whether all of it is stored now. What failed is retried by the next call."""
         async with self._locks[job]:
             try:
                 await asyncio.to_thread(self._upload, job, folder)
@@ -40,7 +40,7 @@ class Outputs:
             return True
 
     def forget(self, job: str) -> None:
-        """Remember nothing of a job whose output folder is gone."""
+        """Forget a job whose output folder is removed."""
         self._uploaded.pop(job, None)
 
     def _upload(self, job: str, folder: Path) -> None:
@@ -60,7 +60,7 @@ class Outputs:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, Version]]:
-    """Find the regular files. Links are left out: they could lead to what is not the job's own."""
+    """Find the regular files. Links are skipped: they could lead outside the job's folder."""
     for root, _, names in os.walk(folder):
         for name in names:
             path = Path(root, name)

@@ -1,4 +1,4 @@
-"""Packed folders of code, fetched from storage once, checked, and unpacked for all workers of this host."""
+"""Packed folders of code: fetched from storage once, checked, and unpacked for all workers of this host."""
 
 import asyncio
 import hashlib
@@ -31,7 +31,7 @@ class BrokenPackage(ResileError):
 
 
 class Packages:
-    """The packages unpacked in ``folder``, each in a folder named by its content. One at a time may use ``folder``."""
+    """The packages unpacked in ``folder``, each in a folder named by its checksum. Not to be shared by two objects."""
 
     def __init__(self, storage: str, folder: Path) -> None:
         for left in folder.glob(".*"):  # by a fetch that was killed
@@ -43,7 +43,7 @@ class Packages:
     async def fetch(self, key: str) -> Path:
         """Return the folder of a package, which is fetched if it is not here yet. Raises BrokenPackage, StorageError.
 
-        Waits for a storage that cannot be reached.
+        While the storage cannot be reached, this waits.
         """
         match = _KEY.fullmatch(key)
         if match is None:
@@ -54,19 +54,19 @@ class Packages:
             os.utime(path)
             return path
         if sha256 not in self._fetching:
-            fetching = asyncio.create_task(self._fetch_patiently(key, sha256, path))
+            fetching = asyncio.create_task(self._fetch_with_retries(key, sha256, path))
             fetching.add_done_callback(lambda _: self._fetching.pop(sha256))
             self._fetching[sha256] = fetching
-        await asyncio.shield(self._fetching[sha256])  # who waits may give up; the others still need it
+        await asyncio.shield(self._fetching[sha256])  # the caller may be cancelled; others still need it
         return path
 
     def prune(self, in_use: Set[Path]) -> list[Path]:
-        """Take the packages used longest ago, beyond the number kept, out of the way; return where they are."""
+        """Move the least recently used packages, beyond the number kept, aside; return where they are now."""
         unpacked = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name) and path not in in_use]
         unused = sorted(unpacked, key=lambda path: path.stat().st_mtime)[:-KEEP_PACKAGES]
         return [path.rename(path.with_name(f".{path.name}")) for path in unused]
 
-    async def _fetch_patiently(self, key: str, sha256: str, path: Path) -> None:
+    async def _fetch_with_retries(self, key: str, sha256: str, path: Path) -> None:
         from resile_shared.storage import StorageError  # loads the clients of all clouds
 
         while True:
@@ -75,7 +75,7 @@ class Packages:
             except StorageError as error:
                 if not error.transient:
                     raise
-                logger.warning("a job waits for its package: %s", error)
+                logger.warning("a job is waiting for its package: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
 
     def _fetch(self, key: str, sha256: str, path: Path) -> None:
@@ -92,7 +92,7 @@ class Packages:
                 raise BrokenPackage(key, f"it is not in the storage {self._storage}") from error
             except ResileError:
                 raise
-            except Exception as error:  # a stranger's archive has tarfile and zlib raise whatever they like
+            except Exception as error:  # tarfile and zlib raise all kinds of errors on a malformed archive
                 raise BrokenPackage(key, " ".join(str(error).split()) or type(error).__name__) from error
 
 
@@ -102,11 +102,11 @@ def _check(packed: Path, sha256: str) -> None:
         while block := file.read(_READ_BYTES):
             digest.update(block)
     if digest.hexdigest() != sha256:
-        raise ValueError("its content is not what its name says")
+        raise ValueError("its content does not match the checksum in its name")
 
 
 def _unpack(packed: Path, folder: Path) -> None:
-    """Unpack files, folders and inner links; whatever would reach out of ``folder`` is refused."""
+    """Unpack files, folders and inner links. Raises an error for anything that would reach outside ``folder``."""
     with tarfile.open(packed, "r:gz") as archive:
         total = 0
         for member in archive:

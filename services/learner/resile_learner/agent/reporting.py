@@ -1,4 +1,4 @@
-"""What must be told in order and is never dropped: it waits here while the bus is away, and facts on disk too."""
+"""Publishes messages in order and drops none: they wait while NATS is disconnected, and facts also on disk."""
 
 import asyncio
 import logging
@@ -26,13 +26,13 @@ class _Message:
     id: str
     content: HostHello | Report
     context: Context = field(default_factory=get_current)
-    """The trace that it is part of."""
+    """The trace that it belongs to."""
 
 
-class Outgoing:
-    """Publishes messages one after the other, first what an earlier agent left in ``spool``.
+class ReportQueue:
+    """Publishes messages one after the other, first those that an earlier agent left in ``spool``.
 
-    Of progress that waits only the newest is kept.
+    While progress waits, only the newest is kept.
     """
 
     def __init__(self, bus: Bus, spool: Spool) -> None:
@@ -43,35 +43,35 @@ class Outgoing:
         self._changed.set()
 
     def put(self, content: HostHello | Report) -> None:
-        """Have a message published after all that were put before."""
+        """Queue a message."""
         if isinstance(content, Report):
             self._drop_old_progress(content)
         elif any(message.content == content for message in self._waiting):
             return
         message = _Message(secrets.token_hex(16), content)
-        if isinstance(content, Report) and not _is_passing(content):
+        if isinstance(content, Report) and not _is_replaceable(content):
             self._spool.add(Spooled(id=message.id, report=content))
         self._waiting.append(message)
         self._changed.set()
 
     def _drop_old_progress(self, new: Report) -> None:
-        """Drop the progress of a job that ``new`` follows at once and makes stale."""
+        """Drop progress of the same job that ``new`` directly follows and replaces."""
         for message in reversed(self._waiting):
             old = message.content
             if isinstance(old, Report) and old.job == new.job:
-                if _is_passing(old) and isinstance(new.content, Progress):
+                if _is_replaceable(old) and isinstance(new.content, Progress):
                     self._waiting.remove(message)
                 return
 
     async def publish(self) -> None:
-        """Publish for ever."""
+        """Publish until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
             await self.flush()
 
     async def flush(self) -> None:
-        """Publish all that waits. What is under way when this is cancelled is published again by the next call."""
+        """Publish everything queued. A message in flight when this is cancelled is published again by the next call."""
         while self._waiting:
             message = self._waiting[0]
             try:
@@ -86,8 +86,8 @@ class Outgoing:
         self._spool.clear()
 
 
-def _is_passing(report: Report) -> bool:
-    """Whether newer progress makes it stale; the end of an epoch never is."""
+def _is_replaceable(report: Report) -> bool:
+    """Whether newer progress replaces it; the end of an epoch is never replaced."""
     return isinstance(report.content, Progress) and not report.content.ends_epoch
 
 

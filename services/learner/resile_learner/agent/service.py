@@ -1,4 +1,4 @@
-"""The agent as a service: one incarnation after the other, until it is told to end."""
+"""The agent as a service: runs one incarnation after the other until it is cancelled."""
 
 import asyncio
 import logging
@@ -15,14 +15,14 @@ from resile_shared.service import ServiceContext
 from resile_shared.subjects import HOSTS, JOBS
 
 from ..processes.client import ForkServerClient, ForkServerSettings
-from .events import End
+from .devices import HostDevices, detect_devices, inheritable
+from .events import EndIncarnation
 from .folder import AgentFolder
-from .life import Life
-from .machine import Machine, inheritable, look_around
+from .incarnation import AgentIncarnation
 from .outputs import Outputs
 from .packages import Packages
-from .processes import Place
 from .settings import LearnerSettings, parse_labels
+from .workers import WorkerContext
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ async def run(context: ServiceContext[LearnerSettings]) -> None:
 
 
 def _check_storage(url: str) -> None:
-    """Make sure that the storage is the pool's, and not, say, a folder of the same name on another machine."""
+    """Make sure that the storage is the pool's, and not, say, a folder of the same name on another devices."""
     from resile_shared.storage import (  # loads all clouds' clients
         PROBE,
         MissingObjectError,
@@ -68,45 +68,45 @@ class Agent:
         self._folder = folder
         self._packages = Packages(self._settings.storage, folder.packages)
         self._outputs = Outputs(self._settings.storage)
-        self._machine: Machine | None = None
+        self._devices: HostDevices | None = None
 
     async def run(self) -> None:
-        """Live one incarnation after the other. Raises ResileError when another agent has taken the host over."""
+        """Run one incarnation after the other. Raises ResileError when another agent runs as the same host."""
         while True:
-            end = await self._live(await self._next_incarnation())
+            end = await self._run_incarnation(await self._next_incarnation())
             if end.is_superseded:
                 raise ResileError(end.reason)
-            logger.warning("beginning anew: %s", end.reason)
+            logger.warning("restarting agent: %s", end.reason)
 
     async def _next_incarnation(self) -> int:
-        """Take a number that no agent of this host had before, also where its folder is a new one."""
+        """Return a number that no agent of this host had before, even if its folder is new."""
         stored = await self._context.bus.bucket(HOSTS).get(self._settings.host)
         incarnation = max(self._folder.incarnation, stored.value.incarnation if stored else 0) + 1
         self._folder.note_incarnation(incarnation)
         return incarnation
 
-    async def _live(self, incarnation: int) -> End:
-        life: Life | None = None
+    async def _run_incarnation(self, incarnation: int) -> EndIncarnation:
+        running: AgentIncarnation | None = None
         try:
-            async with self._warm() as fork_server:
-                machine = self._machine = self._machine or await self._look_around()
+            async with self._fork_server() as fork_server:
+                devices = self._devices = self._devices or await self._detect_devices()
                 await fork_server.loaded()
-                hello = self._hello(incarnation, machine)
-                logger.info("host %s, incarnation %s, has %s slots", hello.host, incarnation, len(hello.slots))
-                life = Life(self._context.bus, hello, self._place(machine), fork_server)
+                hello = self._hello(incarnation, devices)
+                logger.info("starting agent host=%s incarnation=%s slots=%s", hello.host, incarnation, len(hello.slots))
+                running = AgentIncarnation(self._context.bus, hello, self._worker_context(devices), fork_server)
                 self._context.is_ready = True
-                return await life.run()
+                return await running.run()
         except asyncio.CancelledError:
-            if life is not None:
-                await self._say_goodbye(incarnation)
+            if running is not None:
+                await self._send_goodbye(incarnation)
             raise
         finally:
             self._context.is_ready = False
-            if life is not None:
-                await self._close(life)
+            if running is not None:
+                await self._close(running)
 
     @asynccontextmanager
-    async def _warm(self) -> AsyncIterator[ForkServerClient]:
+    async def _fork_server(self) -> AsyncIterator[ForkServerClient]:
         """Run a fork server; after the block it has ended, and all workers with it."""
         settings = ForkServerSettings(inherit=(self._folder.lock,), environment=inheritable(os.environ))
         fork_server = await ForkServerClient.start(log=self._folder.path / "fork-server.log", settings=settings)
@@ -115,43 +115,43 @@ class Agent:
         finally:
             await fork_server.close()
 
-    async def _look_around(self) -> Machine:
-        return await look_around(slots=self._settings.slots, slots_per_gpu=self._settings.slots_per_gpu)
+    async def _detect_devices(self) -> HostDevices:
+        return await detect_devices(slots=self._settings.slots, slots_per_gpu=self._settings.slots_per_gpu)
 
-    def _place(self, machine: Machine) -> Place:
-        return Place(
+    def _worker_context(self, devices: HostDevices) -> WorkerContext:
+        return WorkerContext(
             folder=self._folder,
             storage=self._settings.storage,
             address=self._settings.address,
-            slots=machine.slots,
+            slots=devices.slots,
             packages=self._packages,
             outputs=self._outputs,
             jobs=self._context.bus.bucket(JOBS),
             pool=self._pool,
         )
 
-    def _hello(self, incarnation: int, machine: Machine) -> HostHello:
+    def _hello(self, incarnation: int, devices: HostDevices) -> HostHello:
         return HostHello(
             host=self._settings.host,
             incarnation=incarnation,
             address=self._settings.address,
-            slots=machine.slots,
+            slots=devices.slots,
             labels=parse_labels(self._settings.labels),
-            device_class=machine.device_class,
+            device_class=devices.device_class,
         )
 
-    async def _say_goodbye(self, incarnation: int) -> None:
+    async def _send_goodbye(self, incarnation: int) -> None:
         host = self._settings.host
-        goodbye = HostGoodbye(host=host, incarnation=incarnation, reason="its agent was told to end")
+        goodbye = HostGoodbye(host=host, incarnation=incarnation, reason="its agent was stopped")
         try:
             async with asyncio.timeout(GOODBYE_SECONDS):
                 await self._context.bus.publish(subjects.host_event(host, "goodbye"), goodbye)
         except (TimeoutError, ResileError) as error:
-            logger.warning("the pool could not be told goodbye: %s", str(error) or "the bus is away")
+            logger.warning("goodbye not sent: %s", str(error) or "NATS is disconnected")
 
-    async def _close(self, life: Life) -> None:
+    async def _close(self, incarnation: AgentIncarnation) -> None:
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await life.close()
+                await incarnation.close()
         except TimeoutError:
-            logger.warning("some output of workers is not stored: it took over %g seconds", CLOSE_SECONDS)
+            logger.warning("some output of workers is not stored: it takes over %g seconds", CLOSE_SECONDS)

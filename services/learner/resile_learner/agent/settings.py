@@ -1,4 +1,4 @@
-"""What an agent is told."""
+"""Settings of the agent."""
 
 import re
 import socket
@@ -42,6 +42,6 @@ class LearnerSettings(ServiceSettings):
     slots_per_gpu: int = Field(default=1, ge=1, le=64, description="how many workers share an accelerator")
     labels: Annotated[str, AfterValidator(_check_labels)] = Field(default="", description="as in 'gpu=h200,zone=a'")
     detection_seconds: DetectionSeconds | None = Field(
-        default=None, description="that of the pool, which is taken without it; another one is refused"
+        default=None, description="must equal that of the pool, which is the default"
     )
     address: str = Field(default="127.0.0.1", description="where workers of other hosts reach those of this one")

@@ -1,8 +1,8 @@
-"""Which trace belongs to what happens on this host.
+"""Assigns what happens on this host to traces.
 
-An allocation is carried out in the trace in which it was written, and what the job's workers do about it goes on there:
-they start, come to their training call, form the generation, leave. What the agent tells of that carries the trace on.
-Everything else that a worker says or does begins a trace of its own.
+An allocation is carried out in the trace in which it was written, and what the job's workers do about it belongs to the
+same trace: they start, reach their training call, form the generation, leave. What the agent publishes about that
+carries the trace on. Everything else that a worker does begins a trace of its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,16 @@ from resile_shared.messages.allocations import Allocation
 from resile_shared.telemetry import begin, resumed, traced
 
 from ..messages import FromWorker, Hello, Joined, Left, Order, Ready, Switched
-from .events import AllocationGone, Command, Event, Exited, Kill, Said, Send, Start
+from .events import (
+    AllocationGone,
+    Command,
+    Event,
+    KillWorker,
+    MessageReceived,
+    SendToWorker,
+    StartWorker,
+    WorkerExited,
+)
 
 Key = tuple[str, int]
 _ABOUT_AN_ALLOCATION = (Hello, Ready, Joined, Switched, Left)
@@ -39,40 +48,40 @@ class Traces:
 
     @contextmanager
     def following(self, event: Event, commands: Sequence[Command], context: Context) -> Iterator[None]:
-        """Put the block, which carries ``commands`` out, into the trace of ``event``.
+        """Run the block, which carries out ``commands``, in the trace of ``event``.
 
-        ``context`` is the one in which the event was heard of.
+        ``context`` is the trace in which the event was received.
         """
-        self._hear(event)
+        self._end_spans(event)
         context = self._cause_of(event, context)
         with resumed(context), _span_of(event) if commands else nullcontext():
             if isinstance(event, Allocation) and commands:
                 self._contexts[event.job] = get_current()
-            self._note(commands)
+            self._begin_spans(commands)
             yield
 
     def _cause_of(self, event: Event, context: Context) -> Context:
-        """Return the trace that led to an event; an empty one where it is the beginning."""
+        """Return the trace that led to an event; an empty one if the event begins a trace."""
         match event:
-            case Said(job, message):
+            case MessageReceived(job, message):
                 return self._contexts.get(job, Context()) if isinstance(message, _ABOUT_AN_ALLOCATION) else Context()
-            case Exited(job, worker, exit_):
+            case WorkerExited(job, worker, exit_):
                 killed = self._killed.pop((job, worker), None)
                 left = self._contexts.get(job) if exit_.kind == "left" else None
                 return killed or left or Context()
             case _:
                 return context
 
-    def _note(self, commands: Sequence[Command]) -> None:
-        """Begin the spans of what takes long, in the present trace."""
+    def _begin_spans(self, commands: Sequence[Command]) -> None:
+        """Begin the spans of what takes longer than one event, in the current trace."""
         for command in commands:
             match command:
-                case Start(job, worker):
+                case StartWorker(job, worker):
                     span = begin("start worker", job=job, worker=worker)
                     self._starting[job, worker] = get_current(), span
-                case Kill(job, worker):
+                case KillWorker(job, worker):
                     self._killed[job, worker] = get_current()
-                case Send(job, _, Order(generation=generation)):
+                case SendToWorker(job, _, Order(generation=generation)):
                     self._ordered(job, generation)
                 case _:
                     pass
@@ -83,12 +92,12 @@ class Traces:
             self._formed(job)
             self._forming[job] = _Forming(generation, begin("form generation", job=job, generation=generation))
 
-    def _hear(self, event: Event) -> None:
-        """End what an event ends."""
+    def _end_spans(self, event: Event) -> None:
+        """End the spans that ``event`` completes."""
         match event:
-            case Said(job, message):
-                self._heard(job, message)
-            case Exited(job, worker):
+            case MessageReceived(job, message):
+                self._on_message(job, message)
+            case WorkerExited(job, worker):
                 self._end_start((job, worker))
             case AllocationGone(job):
                 self._contexts.pop(job, None)
@@ -96,7 +105,7 @@ class Traces:
             case _:
                 pass
 
-    def _heard(self, job: str, message: FromWorker) -> None:
+    def _on_message(self, job: str, message: FromWorker) -> None:
         match message:
             case Hello(worker=worker) if started := self._end_start((job, worker)):
                 span = begin("run script to training call", started, job=job, worker=worker)
@@ -113,7 +122,7 @@ class Traces:
                 pass
 
     def _end_start(self, key: Key) -> Context | None:
-        """End the span of a worker's way to its training call; return what it was a part of."""
+        """End the span of a worker's start; return the trace that it belongs to."""
         context, span = self._starting.pop(key, (None, None))
         if span is not None:
             span.end()
@@ -127,11 +136,11 @@ class Traces:
 
 
 def _span_of(event: Event) -> AbstractContextManager[object]:
-    """Return a span for what is worth one."""
+    """Return a span for events that deserve one."""
     match event:
         case Allocation(job=job, generation=generation):
             return traced("carry out allocation", job=job, generation=generation)
-        case Exited(job, worker, exit_):
+        case WorkerExited(job, worker, exit_):
             return traced("worker is gone", job=job, worker=worker, how=exit_.kind)
         case _:
             return nullcontext()

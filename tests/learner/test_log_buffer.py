@@ -1,13 +1,13 @@
 """Lines of a worker that wait for the bus: in order, in batches, bounded, and what is dropped is counted."""
 
-from resile_learner.agent import logs
-from resile_learner.agent.logs import BATCH_BYTES, BATCH_LINES, MAX_WAITING_BYTES, MAX_WAITING_LINES, WaitingLines
+from resile_learner.agent import log_buffer
+from resile_learner.agent.log_buffer import BATCH_BYTES, BATCH_LINES, MAX_WAITING_BYTES, MAX_WAITING_LINES, LogBuffer
 from resile_shared.messages.logs import LogLine
 from resile_shared.messages.message import at
 
 
-def waiting(count: int, *, size: int = 0) -> WaitingLines:
-    lines = WaitingLines()
+def waiting(count: int, *, size: int = 0) -> LogBuffer:
+    lines = LogBuffer()
     for number in range(count):
         lines.add(LogLine(time=at(0.0), stream="stdout", text=f"{number}".ljust(size)))
     return lines
@@ -51,4 +51,4 @@ def test_a_batch_that_could_not_be_sent_comes_again() -> None:
 
 
 def test_the_limits_leave_room_for_what_a_message_may_be() -> None:
-    assert 6 * logs.BATCH_BYTES < 8 << 20
+    assert 6 * log_buffer.BATCH_BYTES < 8 << 20

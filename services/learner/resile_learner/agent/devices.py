@@ -1,4 +1,4 @@
-"""What this machine offers: its slots, and which other machines give the same bits."""
+"""Detects the slots that this host offers, and its device class."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from resile_shared.parent_death import dying_with_parent
 from resile_shared.settings import PREFIX
 
 
-class Devices(Message):
+class TorchDevices(Message):
     """What `resile_learner.devices` prints."""
 
     num_gpus: int
@@ -23,15 +23,15 @@ class Devices(Message):
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What a host offers to the pool."""
+class HostDevices:
+    """What a host offers to the pool. Hosts of one device class give the same bits."""
 
     slots: tuple[Slot, ...]
     device_class: str
 
 
-async def look_around(*, slots: int | None, slots_per_gpu: int) -> Machine:
-    """Ask torch, in a process that ends again. Raises ResileError.
+async def detect_devices(*, slots: int | None, slots_per_gpu: int) -> HostDevices:
+    """Ask torch, in a process of its own. Raises ResileError.
 
     Without ``slots``, there is one slot for each accelerator times ``slots_per_gpu``, else one for each CPU core.
     """
@@ -49,11 +49,11 @@ async def look_around(*, slots: int | None, slots_per_gpu: int) -> Machine:
         await process.wait()
         raise
     try:
-        devices = Devices.model_validate_json(out)
+        devices = TorchDevices.model_validate_json(out)
     except pydantic.ValidationError:
         last = err.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ResileError(f"torch could not be asked what this machine has: {last or 'it said nothing'}") from None
-    return Machine(_slots(devices.num_gpus, slots, slots_per_gpu), devices.device_class)
+        raise ResileError(f"torch cannot detect the devices of this host: {last or 'it printed nothing'}") from None
+    return HostDevices(_slots(devices.num_gpus, slots, slots_per_gpu), devices.device_class)
 
 
 def _slots(num_gpus: int, wanted: int | None, slots_per_gpu: int) -> tuple[Slot, ...]:
@@ -73,5 +73,5 @@ def slot_environment(slot: Slot, inherited: Mapping[str, str]) -> dict[str, str]
 
 
 def inheritable(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what workers may see of the agent's own environment: nothing that tells of the pool's services."""
+    """Return the part of ``environment`` that workers inherit: nothing about the pool's services."""
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}

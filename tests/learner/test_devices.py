@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from resile_learner.agent.machine import inheritable, look_around, slot_environment
+from resile_learner.agent.devices import detect_devices, inheritable, slot_environment
 from resile_learner.agent.settings import LearnerSettings, parse_labels
 from resile_shared.errors import UsageError
 from resile_shared.messages.hosts import Slot
@@ -13,9 +13,9 @@ from resile_shared.settings import load
 
 async def test_without_accelerators_a_slot_is_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    machine = await look_around(slots=None, slots_per_gpu=1)
-    assert machine.slots == tuple(Slot(index=index) for index in range(len(os.sched_getaffinity(0))))
-    assert machine.device_class.startswith("torch ")
+    devices = await detect_devices(slots=None, slots_per_gpu=1)
+    assert devices.slots == tuple(Slot(index=index) for index in range(len(os.sched_getaffinity(0))))
+    assert devices.device_class.startswith("torch ")
 
 
 def test_a_worker_sees_the_accelerator_of_its_slot_alone() -> None:

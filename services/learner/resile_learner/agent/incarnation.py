@@ -1,4 +1,4 @@
-"""One incarnation of an agent: the asyncio shell around its core, from its hello to the end of its last worker."""
+"""One incarnation of an agent: the asyncio shell around its core, until its last worker has ended."""
 
 import asyncio
 import logging
@@ -20,13 +20,24 @@ from resile_shared.subjects import ALLOCATIONS, HOSTS
 from resile_shared.telemetry import context_of
 
 from ..processes.client import ForkServerClient
+from ..processes.runner import WorkerRunner
 from .core import AgentCore
-from .events import AllocationGone, Command, End, Event, Kill, SayHello, Send, Start, Tick
-from .logs import MAX_WAITING_LINES
-from .processes import Place, Processes
-from .reporting import Outgoing
+from .events import (
+    AllocationGone,
+    AnnounceHost,
+    Command,
+    EndIncarnation,
+    Event,
+    KillWorker,
+    SendToWorker,
+    StartWorker,
+    Tick,
+)
+from .log_buffer import MAX_WAITING_LINES
+from .reporting import ReportQueue
 from .spool import Spool
 from .traces import Traces
+from .workers import HostWorkers, WorkerContext
 
 logger = logging.getLogger(__name__)
 
@@ -35,28 +46,29 @@ MAX_BATCHES = 5
 OUTPUT_SECONDS = 5.0
 
 
-class Life:
+class AgentIncarnation:
     """One incarnation. `run` it once, and `close` it when its fork server has ended."""
 
-    def __init__(self, bus: Bus, hello: HostHello, place: Place, fork_server: ForkServerClient) -> None:
+    def __init__(self, bus: Bus, hello: HostHello, context: WorkerContext, fork_server: ForkServerClient) -> None:
         self._bus = bus
         self._hello = hello
-        self._place = place
+        self._context = context
         self._fork_server = fork_server
-        self._beat_seconds = place.pool.beat_seconds
+        self._beat_seconds = context.pool.beat_seconds
         self._core = AgentCore(hello.host, hello.incarnation)
         self._events: asyncio.Queue[tuple[Event, Context]] = asyncio.Queue()
         self._traces = Traces()
-        self._processes = Processes(fork_server, place, self._post)
-        self._outgoing = Outgoing(bus, Spool(place.folder.path / "facts"))
+        self._workers = HostWorkers(context, self._post)
+        self._runner = WorkerRunner(fork_server, self._workers)
+        self._reports = ReportQueue(bus, Spool(context.folder.path / "facts"))
         self._is_informed = False
-        """Whether all allocations that were stored are known."""
-        self._over: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        """Whether all stored allocations have been read."""
+        self._ended: asyncio.Future[EndIncarnation] = asyncio.get_running_loop().create_future()
 
-    async def run(self) -> End:
-        """Serve the pool until this incarnation is over; tell why."""
+    async def run(self) -> EndIncarnation:
+        """Serve the pool until this incarnation ends; return the reason."""
         instructions = await self._bus.subscribe(
-            subjects.instruction(self._hello.host), Instruction, self._take_instruction
+            subjects.instruction(self._hello.host), Instruction, self._on_instruction
         )
         work: tuple[Coroutine[Any, Any, None], ...] = (
             self._decide(),
@@ -64,15 +76,15 @@ class Life:
             self._watch_allocations(),
             self._watch_host(),
             self._watch_fork_server(),
-            self._watch_processes(),
-            self._outgoing.publish(),
+            self._watch_runner(),
+            self._reports.publish(),
             self._send_lines(),
             self._upload_outputs(),
         )
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(part) for part in work]
-                end = await self._over
+                end = await self._ended
                 for task in tasks:
                     task.cancel()
             return end
@@ -81,21 +93,21 @@ class Life:
                 await instructions.unsubscribe()
 
     async def close(self) -> None:
-        """See to what workers leave, when all are gone."""
-        await self._processes.ended()
+        """Publish and store what workers left; call this when the fork server has ended."""
+        await self._runner.wait_closed()
         await self._send_waiting_lines(MAX_WAITING_LINES)
         if self._bus.is_up:
-            await self._outgoing.flush()
-        for job in self._place.folder.jobs_with_output():
-            await self._processes.upload_output(job)
+            await self._reports.flush()
+        for job in self._context.folder.jobs_with_output():
+            await self._workers.upload_output(job)
 
     # events in
 
     def _post(self, event: Event, context: Context | None = None) -> None:
-        """Have an event handled: in the trace of ``context``, or else in the present one."""
+        """Queue an event, to be handled in the trace of ``context``, or else in the current one."""
         self._events.put_nowait((event, get_current() if context is None else context))
 
-    async def _take_instruction(self, received: Received[Instruction]) -> None:
+    async def _on_instruction(self, received: Received[Instruction]) -> None:
         self._post(received.message.root)
 
     async def _tick(self) -> None:
@@ -119,10 +131,10 @@ class Life:
 
     async def _watch_fork_server(self) -> None:
         await self._fork_server.ended()
-        self._finish(End("the process that starts workers ended"))
+        self._finish(EndIncarnation("the process that starts workers ended"))
 
-    async def _watch_processes(self) -> None:
-        await self._processes.fault
+    async def _watch_runner(self) -> None:
+        await self._runner.fault
 
     # commands out
 
@@ -139,34 +151,35 @@ class Life:
             case Heartbeat():
                 await self._bus.send(subjects.heartbeat(command.host), command)
             case Report():
-                self._outgoing.put(command)
-            case SayHello():
-                self._outgoing.put(self._hello)
-            case Start():
-                self._processes.start(command)
-            case Send(job, worker, message):
-                self._processes.send(job, worker, message)
-            case Kill(job, worker):
-                self._processes.kill(job, worker)
-            case End():
+                self._reports.put(command)
+            case AnnounceHost():
+                self._reports.put(self._hello)
+            case StartWorker(job, worker):
+                logs = self._context.folder.jobs / job
+                self._runner.start(job, worker, self._workers.prepare(command), log_folder=logs)
+            case SendToWorker(job, worker, message):
+                self._runner.send(job, worker, message)
+            case KillWorker(job, worker):
+                self._runner.kill(job, worker)
+            case EndIncarnation():
                 self._finish(command)
 
-    def _finish(self, end: End) -> None:
-        if not self._over.done():
-            self._over.set_result(end)
+    def _finish(self, end: EndIncarnation) -> None:
+        if not self._ended.done():
+            self._ended.set_result(end)
 
     # what workers print and write
 
     async def _send_lines(self) -> None:
         while True:
-            await self._processes.has_lines.wait()
-            self._processes.has_lines.clear()
+            await self._workers.has_lines.wait()
+            self._workers.has_lines.clear()
             await self._send_waiting_lines(MAX_BATCHES)
             await asyncio.sleep(LOG_SECONDS)
 
     async def _send_waiting_lines(self, max_batches: int) -> None:
-        """Send up to so many batches of each worker; whoever prints more loses its oldest lines in the end."""
-        for (job, worker), waiting in list(self._processes.lines.items()):
+        """Send up to ``max_batches`` of each worker; one that prints more loses its oldest lines."""
+        for (job, worker), waiting in list(self._workers.lines.items()):
             for _ in range(max_batches):
                 if not waiting:
                     break
@@ -181,27 +194,27 @@ class Life:
                 )
                 if not await self._bus.send(subjects.log(job), message):
                     waiting.put_back(lines, dropped)
-                    self._processes.has_lines.set()
+                    self._workers.has_lines.set()
                     return
             if waiting:
-                self._processes.has_lines.set()
+                self._workers.has_lines.set()
             else:
-                self._processes.lines.pop((job, worker), None)
+                self._workers.lines.pop((job, worker), None)
 
     async def _upload_outputs(self) -> None:
-        """Upload what has changed, and clear up what belongs to jobs that are over here."""
-        folder = self._place.folder
+        """Upload what has changed, and remove the files of jobs that are complete here."""
+        folder = self._context.folder
         while True:
             await asyncio.sleep(OUTPUT_SECONDS)
             for job in folder.jobs_with_output():
-                is_over = self._is_informed and not self._core.needs(job)
-                is_stored = await self._processes.upload_output(job)
-                if is_over and is_stored and not self._core.needs(job):
-                    await self._clear_up(job)
+                is_done = self._is_informed and not self._core.needs(job)
+                is_stored = await self._workers.upload_output(job)
+                if is_done and is_stored and not self._core.needs(job):
+                    await self._remove_files(job)
 
-    async def _clear_up(self, job: str) -> None:
-        gone = [self._place.folder.drop_output(job), *self._place.folder.old_jobs()]
-        gone += self._place.packages.prune(self._processes.packages)
-        self._place.outputs.forget(job)
+    async def _remove_files(self, job: str) -> None:
+        gone = [self._context.folder.drop_output(job), *self._context.folder.old_jobs()]
+        gone += self._context.packages.prune(self._runner.directories)
+        self._context.outputs.forget(job)
         for path in gone:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)

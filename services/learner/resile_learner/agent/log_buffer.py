@@ -1,4 +1,4 @@
-"""What workers printed: kept in one file each, and on its way to the bus in batches."""
+"""Buffers what a worker prints until it is sent to the bus, in batches."""
 
 from collections import deque
 
@@ -10,8 +10,8 @@ MAX_WAITING_LINES = 5000
 MAX_WAITING_BYTES = 2 * 1024 * 1024
 
 
-class WaitingLines:
-    """The newest lines of one worker that are not sent yet. When they are too many the oldest go, and are counted."""
+class LogBuffer:
+    """The newest lines of one worker that are not sent yet. The oldest are dropped beyond the limits, and counted."""
 
     def __init__(self) -> None:
         self._lines: deque[LogLine] = deque()
@@ -23,7 +23,7 @@ class WaitingLines:
         return bool(self._lines)
 
     def add(self, line: LogLine) -> None:
-        """Take a line in."""
+        """Add a line."""
         self._lines.append(line)
         self._bytes += _size(line)
         while len(self._lines) > MAX_WAITING_LINES or self._bytes > MAX_WAITING_BYTES:
@@ -31,7 +31,7 @@ class WaitingLines:
             self._dropped += 1
 
     def take(self) -> tuple[tuple[LogLine, ...], int]:
-        """Take the next batch out: its lines, and how many were dropped before them."""
+        """Remove the next batch; return its lines, and how many were dropped before them."""
         batch: list[LogLine] = []
         room = BATCH_BYTES
         while self._lines and len(batch) < BATCH_LINES and (room >= _size(self._lines[0]) or not batch):
@@ -42,7 +42,7 @@ class WaitingLines:
         return tuple(batch), dropped
 
     def put_back(self, lines: tuple[LogLine, ...], dropped: int) -> None:
-        """Take a batch back that could not be sent, as far as there is room."""
+        """Put back a batch that could not be sent, as far as there is room."""
         newer, self._lines = self._lines, deque()
         self._bytes, self._dropped = 0, self._dropped + dropped
         for line in (*lines, *newer):

@@ -1,0 +1,119 @@
+"""What an agent does for each worker: it prepares the configuration, buffers the output, and stores the files."""
+
+import asyncio
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from resile_shared.buckets import Bucket
+from resile_shared.errors import ResileError
+from resile_shared.messages.hosts import Slot, WorkerExit
+from resile_shared.messages.jobs import JobRecord
+from resile_shared.messages.logs import LogLine
+from resile_shared.messages.message import at
+from resile_shared.messages.pool import PoolSettings
+from resile_shared.telemetry import traced
+
+from ..messages import FromWorker, WorkerConfig
+from ..processes.runner import Key
+from ..processes.worker_process import Stream
+from .devices import slot_environment
+from .events import Event, MessageReceived, StartWorker, WorkerExited
+from .folder import AgentFolder
+from .log_buffer import LogBuffer
+from .outputs import Outputs
+from .packages import Packages, find_script
+
+logger = logging.getLogger(__name__)
+
+UPLOAD_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """What all workers of a host have in common."""
+
+    folder: AgentFolder
+    storage: str
+    address: str
+    slots: tuple[Slot, ...]
+    packages: Packages
+    outputs: Outputs
+    jobs: Bucket[JobRecord]
+    pool: PoolSettings
+
+
+class HostWorkers:
+    """Prepares and observes the workers of one incarnation; posts what they do as events of the core."""
+
+    def __init__(self, context: WorkerContext, post: Callable[[Event], None]) -> None:
+        self._context = context
+        self._post = post
+        self.lines: defaultdict[Key, LogBuffer] = defaultdict(LogBuffer)
+        """What workers printed and is not sent yet."""
+        self.has_lines = asyncio.Event()
+
+    async def prepare(self, start: StartWorker) -> WorkerConfig:
+        """Fetch what a worker needs; return its configuration. Raises ResileError, OSError."""
+        logger.info("starting worker job=%s worker=%s slot=%s", start.job, start.worker, start.slot)
+        with traced("prepare worker", job=start.job, worker=start.worker, slot=start.slot):
+            return await self._configure(start)
+
+    async def _configure(self, start: StartWorker) -> WorkerConfig:
+        context = self._context
+        entry = await context.jobs.get(start.job)
+        if entry is None:
+            raise ResileError(f"no record of job {start.job} is stored")
+        if start.slot >= len(context.slots):
+            raise ResileError(f"this host has no slot {start.slot}: its slots are 0 to {len(context.slots) - 1}")
+        spec = entry.value.spec
+        package = await context.packages.fetch(spec.package)
+        environment = {
+            **spec.env,
+            "RESILE_OUTPUT_DIR": str(context.folder.output(start.job)),
+            **slot_environment(context.slots[start.slot], os.environ),
+        }
+        return WorkerConfig(
+            job=start.job,
+            worker=start.worker,
+            script=str(find_script(package, spec.script)),
+            args=spec.args,
+            env=environment,
+            directory=str(package),
+            host=context.address,
+            storage=f"{context.storage.rstrip('/')}/jobs/{start.job}",
+            resume=start.resume,
+            detection_seconds=context.pool.detection_seconds,
+        )
+
+    def on_message(self, job: str, message: FromWorker) -> None:
+        """Post a worker's message."""
+        self._post(MessageReceived(job, message))
+
+    def on_line(self, job: str, worker: int, stream: Stream, line: str) -> None:
+        """Buffer what a worker printed."""
+        self.lines[job, worker].add(LogLine(time=at(time.time()), stream=stream, text=line))
+        self.has_lines.set()
+
+    def on_log_error(self, job: str, worker: int, error: OSError) -> None:
+        """Log that a worker's log cannot be written."""
+        logger.warning("what worker %s of job %s prints is not kept any more: %s", worker, job, error.strerror)
+
+    async def on_exit(self, job: str, worker: int, exit_: WorkerExit) -> None:
+        """Store the files of a worker whose part is complete, then post its exit."""
+        logger.info("worker exited job=%s worker=%s: %s", job, worker, exit_.describe(f"worker {worker}"))
+        if exit_.kind in ("finished", "left"):
+            await self.upload_output(job)
+        self._post(WorkerExited(job, worker, exit_))
+
+    async def upload_output(self, job: str) -> bool:
+        """Upload what workers of ``job`` wrote since the last upload; return whether all of it is stored now."""
+        try:
+            async with asyncio.timeout(UPLOAD_SECONDS):
+                return await self._context.outputs.upload(job, self._context.folder.output(job))
+        except TimeoutError:
+            logger.warning("the output of job %s is not stored yet: it takes over %g seconds", job, UPLOAD_SECONDS)
+            return False
