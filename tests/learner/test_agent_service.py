@@ -201,7 +201,7 @@ async def test_what_cannot_be_started_is_gone_and_says_why_in_one_line(stage: St
     assert "is not in the storage" in why["missing"].message
     assert "its content does not match the checksum in its name" in why["broken"].message
     assert why["empty"].message == "the job's package has no script train.py"
-    assert why["unknown"].message == "nothing is stored of job unknown"
+    assert why["unknown"].message == "no record of job unknown is stored"
 
 
 async def test_workers_of_two_jobs_with_the_same_number_are_told_apart(stage: Stage) -> None:
