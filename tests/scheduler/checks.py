@@ -75,8 +75,8 @@ class Checker:
         ]
         assert {slot: (job, number) for slot, job, number in workers} == pool.holders
         assert len(workers) == len(pool.holders), "no slot is held twice"
-        in_force = [(p.host, p.slot) for job in pool.jobs.values() if not job.is_over for p in job.in_force]
-        assert len(set(in_force)) == len(in_force), "the history never shows a slot twice"
+        active = [(p.host, p.slot) for job in pool.jobs.values() if not job.is_over for p in job.active]
+        assert len(set(active)) == len(active), "the history never shows a slot twice"
         named = [(p.host, p.slot) for job in pool.jobs.values() for p in job.placements]
         assert len(set(named)) == len(named), "no slot is given to two jobs"
 

@@ -10,15 +10,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import (
-    Asked,
     Command,
     Event,
+    JobChangeRequested,
+    JobSubmitted,
     PauseWorkers,
     Reply,
-    Restored,
+    StateRestored,
     StopWorkers,
     StoreJob,
-    Submitted,
     Tick,
     WriteAllocation,
 )
@@ -63,7 +63,7 @@ class Bench:
                     self.records[record.job] = record
                 case WriteAllocation(allocation):
                     self.allocations.append(allocation)
-        if not isinstance(event, Restored):
+        if not isinstance(event, StateRestored):
             again = [c for c in self.scheduler.handle(event, now=self.now) if not isinstance(c, StopWorkers)]
             replies = [command for command in commands if isinstance(command, Reply)]
             assert again == replies, "what arrives twice has its effect once"
@@ -75,7 +75,7 @@ class Bench:
         newest = {allocation.job: allocation for allocation in self.allocations}
         epoch = max((allocation.epoch for allocation in self.allocations), default=0) + 1
         self.scheduler = Scheduler(epoch=epoch, secret="s")
-        self.tell(Restored(tuple(self.records.values()), tuple(newest.values()), hosts))
+        self.tell(StateRestored(tuple(self.records.values()), tuple(newest.values()), hosts))
 
     def host(self, name: str, num_slots: int, *, state: HostState = HostState.UP, incarnation: int = 1) -> None:
         slots = tuple(Slot(index=index) for index in range(num_slots))
@@ -91,7 +91,7 @@ class Bench:
         self.tell(record)
 
     def submit(self, number: int = 1, **changes: object) -> list[Command]:
-        return self.tell(Submitted(f"submit-{number}", spec(**changes), job=f"job-{number}"))
+        return self.tell(JobSubmitted(f"submit-{number}", spec(**changes), job=f"job-{number}"))
 
     def beat(self, *workers: WorkerReport, host: str = "host-1") -> list[Command]:
         self.beats += 1
@@ -158,7 +158,7 @@ def test_accepted_is_answered_after_the_job_is_stored() -> None:
 def test_the_same_request_submits_once() -> None:
     bench = Bench(2)
     bench.submit()
-    commands = bench.tell(Submitted("submit-1", spec(), job="job-7"))
+    commands = bench.tell(JobSubmitted("submit-1", spec(), job="job-7"))
     assert commands == [Reply("submit-1", Accepted(job_id="job-1"))]
     assert list(bench.records) == ["job-1"]
 
@@ -224,7 +224,7 @@ def test_a_priority_changes_the_shares_and_is_kept_in_the_history() -> None:
     bench.submit(2)
     bench.switch()
     bench.beat(*(worker(n, state="member") for n in range(4)), *(gone(n) for n in range(4, 8)))
-    bench.tell(Asked("c1", JobPriority(job_id="job-2", priority=10_000)))
+    bench.tell(JobChangeRequested("c1", JobPriority(job_id="job-2", priority=10_000)))
     assert bench.newest("job-1").reason == "priority of job-2 raised"
     assert len(bench.newest("job-1").placements) == 3
     item = bench.records["job-2"].history[-1]
@@ -233,12 +233,12 @@ def test_a_priority_changes_the_shares_and_is_kept_in_the_history() -> None:
 
 def test_what_cannot_be_done_is_refused_with_a_reason() -> None:
     bench = Bench(1)
-    [unknown] = bench.tell(Asked("c1", JobStop(job_id="job-9")))
+    [unknown] = bench.tell(JobChangeRequested("c1", JobStop(job_id="job-9")))
     assert unknown == Reply("c1", Refused(code="unknown", reason="there is no job job-9: `resile jobs` lists them"))
     bench.submit()
-    bench.tell(Asked("c2", JobStop(job_id="job-1", reason="enough")))
+    bench.tell(JobChangeRequested("c2", JobStop(job_id="job-1", reason="enough")))
     assert bench.records["job-1"].history[-1].reason == "enough"
-    [over] = bench.tell(Asked("c3", JobPriority(job_id="job-1", priority=1)))
+    [over] = bench.tell(JobChangeRequested("c3", JobPriority(job_id="job-1", priority=1)))
     assert isinstance(over, Reply)
     assert isinstance(over.answer, Refused)
     assert over.answer.code == "conflict"
@@ -248,7 +248,7 @@ def test_a_stop_ends_all_workers_and_frees_their_slots_when_they_are_gone() -> N
     bench = Bench(2)
     bench.submit()
     bench.found()
-    commands = bench.tell(Asked("c1", JobStop(job_id="job-1")))
+    commands = bench.tell(JobChangeRequested("c1", JobStop(job_id="job-1")))
     assert commands[-1] == StopWorkers("job-1", "host-1", 1, (0, 1))
     assert bench.newest().placements == ()
     bench.submit(2)
@@ -261,7 +261,7 @@ def test_a_stop_ends_all_workers_and_frees_their_slots_when_they_are_gone() -> N
 def test_a_worker_that_was_stopped_before_it_was_seen_holds_its_slot_until_its_agent_answers() -> None:
     bench = Bench(1)
     bench.submit(1)
-    bench.tell(Asked("c1", JobStop(job_id="job-1")))
+    bench.tell(JobChangeRequested("c1", JobStop(job_id="job-1")))
     bench.submit(2)
     assert bench.beat() == [StopWorkers("job-1", "host-1", 1, (0,))]
     bench.beat(gone(0, kind="not started"))
@@ -489,7 +489,7 @@ def test_a_pause_is_asked_for_until_a_checkpoint_is_saved() -> None:
     bench = Bench(1)
     bench.submit()
     bench.found()
-    assert bench.tell(Asked("c1", JobPause(job_id="job-1")))[-1] == PauseWorkers("job-1", 1, ("host-1",))
+    assert bench.tell(JobChangeRequested("c1", JobPause(job_id="job-1")))[-1] == PauseWorkers("job-1", 1, ("host-1",))
     bench.now += 5.0
     assert PauseWorkers("job-1", 1, ("host-1",)) in bench.tell(Tick())
 
@@ -570,7 +570,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def ask(self, request: JobPriority | JobStop | JobPause | JobResume) -> None:
         self.num_requests += 1
-        asked = Asked(f"request-{self.num_requests}", request)
+        asked = JobChangeRequested(f"request-{self.num_requests}", request)
         self.sim.tell(asked)
         if self.random.random() < 0.3:
             self.sim.tell(asked)

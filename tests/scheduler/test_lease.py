@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from resile_scheduler.lease import Deposed, Lease
+from resile_scheduler.lease import LeadershipLost, Lease
 from resile_shared.buckets import Bucket
 from resile_shared.messages.lease import Lease as Record
 from resile_shared.subjects import LEASE, LEASE_KEY
@@ -26,7 +26,7 @@ async def test_each_holder_has_a_higher_epoch_and_the_one_before_is_deposed(pool
     await second.take()
     assert (first.epoch, second.epoch) == (1, 2)
     await second.confirm()
-    with pytest.raises(Deposed, match="epoch 1"):
+    with pytest.raises(LeadershipLost, match="epoch 1"):
         await first.hold()
 
 
@@ -63,7 +63,7 @@ async def test_who_did_not_renew_in_time_looks_before_it_acts(pool: Pool) -> Non
     await first.confirm()
     assert await bucket.get(LEASE_KEY) == before
     await second.take()
-    with pytest.raises(Deposed):
+    with pytest.raises(LeadershipLost):
         await first.confirm()
 
 

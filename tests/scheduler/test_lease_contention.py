@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from resile_scheduler.lease import Deposed, Lease
+from resile_scheduler.lease import LeadershipLost, Lease
 from resile_shared.buckets import Bucket, ConflictError, Entry
 from resile_shared.messages.lease import Lease as Record
 from resile_shared.subjects import LEASE_KEY
@@ -110,7 +110,7 @@ class Contender:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(lease.hold())
                     group.create_task(self._act(lease))
-            except* Deposed:
+            except* LeadershipLost:
                 self.epoch = 0
 
     async def _act(self, lease: Lease) -> None:

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from resile_scheduler.core.core import Scheduler
-from resile_scheduler.core.events import Asked, PolicyChanged
+from resile_scheduler.core.events import JobChangeRequested, PolicyChanged
 from resile_scheduler.core.plan import PlanPolicy, PlanStep
 from resile_scheduler.core.policies import Demand
 from resile_shared.messages.commands import JobPause
@@ -139,7 +139,7 @@ def test_a_paused_job_has_no_step() -> None:
     bench = PlannedBench("0:1,10:4")
     bench.start()
     allocation = bench.newest()
-    bench.tell(Asked("pause", JobPause(job_id="job-1")))
+    bench.tell(JobChangeRequested("pause", JobPause(job_id="job-1")))
     assert bench.newest() == allocation
 
 

@@ -5,7 +5,7 @@ import signal
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from resile_scheduler.core.events import Asked, Event, StopWorkers, Tick
+from resile_scheduler.core.events import Event, JobChangeRequested, StopWorkers, Tick
 from resile_scheduler.simulated import Submission
 from resile_scheduler.simulator import Simulator
 from resile_shared.messages.commands import JobPause
@@ -217,7 +217,7 @@ def test_a_job_whose_joiners_never_became_members_starts_again() -> None:
 
 def test_a_job_that_pauses_and_loses_all_members_is_paused() -> None:
     bench = running(1)
-    bench.tell(Asked("c1", JobPause(job_id="job-1")))
+    bench.tell(JobChangeRequested("c1", JobPause(job_id="job-1")))
     bench.beat(gone(0, kind="killed"))
     assert bench.records["job-1"].state is JobState.PAUSED
 
@@ -227,7 +227,7 @@ def test_an_error_of_the_script_is_forgiven_once_at_one_iteration() -> None:
     bench.report(Failed(message="ValueError: bad sample"), worker=2)
     assert bench.newest().is_recovery
     bench.switch(iteration=40)
-    assert named(bench) == [0, 1], "its host is shunned for a while"
+    assert named(bench) == [0, 1], "its host is backoffs for a while"
     bench.beat(member(0, iteration=40), gone(1, kind="failed"), gone(2, kind="failed"))
     assert bench.records["job-1"].state is JobState.FAILED
     assert bench.records["job-1"].reason == "worker 1 on host-1/1 failed: why"

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from resile_scheduler.core.events import Asked
+from resile_scheduler.core.events import JobChangeRequested
 from resile_scheduler.core.policies import POLICIES, Demand
 from resile_scheduler.simulated import Submission
 from resile_scheduler.simulator import Simulator
@@ -65,7 +65,7 @@ def test_the_story_of_the_two_jobs() -> None:
     sim = two_hosts()
     checker = Checker(sim)
     sim.submit([Submission(0, "job-1", spec(most=8), 400), Submission(5, "job-2", spec(most=8), 900)])
-    sim.later(15, lambda: sim.tell(Asked("c1", JobPriority(job_id="job-2", priority=10_000))))
+    sim.later(15, lambda: sim.tell(JobChangeRequested("c1", JobPriority(job_id="job-2", priority=10_000))))
     sim.run(watch=checker.check)
     assert shapes(sim, "job-1") == [(8, "start"), (4, "fair share with job-2"), (3, "priority of job-2 raised")]
     assert shapes(sim, "job-2") == [(4, "start"), (5, "priority of job-2 raised"), (8, "job-1 completed")]
@@ -107,8 +107,8 @@ def test_a_job_pauses_with_a_checkpoint_and_goes_on_from_there() -> None:
     sim = two_hosts()
     checker = Checker(sim)
     sim.submit([Submission(0, "job-1", spec(), 400)])
-    sim.later(3, lambda: sim.tell(Asked("c1", JobPause(job_id="job-1"))))
-    sim.later(5, lambda: sim.tell(Asked("c2", JobResume(job_id="job-1"))))
+    sim.later(3, lambda: sim.tell(JobChangeRequested("c1", JobPause(job_id="job-1"))))
+    sim.later(5, lambda: sim.tell(JobChangeRequested("c2", JobResume(job_id="job-1"))))
     sim.run(until=4.9, watch=checker.check)
     record = sim.records["job-1"]
     assert record.state is JobState.PAUSED

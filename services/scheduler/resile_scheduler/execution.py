@@ -77,7 +77,7 @@ class Execution:
         return answer
 
     async def carry_out(self) -> None:
-        """Carry out batches for ever. Raises Deposed, and ConflictError where somebody else wrote."""
+        """Carry out batches for ever. Raises LeadershipLost, and ConflictError where somebody else wrote."""
         while True:
             batch = await self._batches.get()
             await self._lease.confirm()

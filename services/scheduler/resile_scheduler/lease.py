@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 RELEASE_SECONDS = 1.0
 
 
-class Deposed(ResileError):
+class LeadershipLost(ResileError):
     """Another scheduler has taken the lease."""
 
     def __init__(self, epoch: int) -> None:
@@ -66,13 +66,13 @@ class Lease:
             await asyncio.sleep(self._seconds / 8)
 
     async def hold(self) -> None:
-        """Renew it for ever. Raises Deposed."""
+        """Renew it for ever. Raises LeadershipLost."""
         while True:
             await asyncio.sleep(self._seconds / 4)
             await self._renew()
 
     async def confirm(self) -> None:
-        """Return when it is certain that no other scheduler leads. Raises Deposed."""
+        """Return when it is certain that no other scheduler leads. Raises LeadershipLost."""
         if self._clock() >= self._trusted_until:
             await self._renew()
 
@@ -93,7 +93,7 @@ class Lease:
             try:
                 await self._write(self._record.model_copy(update={"counter": counter}), self._revision)
             except ConflictError:
-                raise Deposed(self.epoch) from None
+                raise LeadershipLost(self.epoch) from None
 
     async def _write(self, record: Record, revision: int) -> None:
         begun = self._clock()

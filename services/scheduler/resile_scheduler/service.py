@@ -34,18 +34,18 @@ from resile_shared.telemetry import continued, traced
 
 from .core.core import Scheduler
 from .core.events import (
-    Asked,
-    Challenge,
     Command,
     Event,
+    JobChangeRequested,
+    JobSubmitted,
     PauseWorkers,
+    ProbeExpired,
+    ProbeHost,
     Reply,
-    Restored,
+    StateRestored,
     StopWorkers,
     StoreJob,
-    Submitted,
     Tick,
-    Unanswered,
     WriteAllocation,
 )
 from .core.policies import POLICIES
@@ -61,7 +61,7 @@ SETTLE_TICKS = 12
 
 
 async def run(context: ServiceContext[SchedulerSettings]) -> None:
-    """Wait for the lease, then decide until cancelled. Raises Deposed, ConflictError and UsageError."""
+    """Wait for the lease, then decide until cancelled. Raises LeadershipLost, ConflictError and UsageError."""
     pool = await load_pool_settings(context.bus, detection_seconds=context.settings.detection_seconds)
     holder = f"scheduler-{os.getpid()}-{secrets.token_hex(4)}"
     lease = Lease(
@@ -99,7 +99,7 @@ class _Service:
         hosts = tuple(change.value for change in await anext(changes) if change.value is not None)
         self._group.create_task(self._execution.carry_out())
         self._group.create_task(self._execution.publish())
-        restored = self._tell(Restored(jobs, allocations, hosts))
+        restored = self._tell(StateRestored(jobs, allocations, hosts))
         if restored is not None:
             await restored.done.wait()
         self._group.create_task(self._watch(changes))
@@ -131,9 +131,9 @@ class _Service:
     async def _asked(self, received: Received[BaseModel]) -> Accepted | Refused:
         match received.message:
             case JobSubmit(spec=spec):
-                event: Event = Submitted(received.id, spec)
+                event: Event = JobSubmitted(received.id, spec)
             case JobPriority() | JobStop() | JobPause() | JobResume() as request:
-                event = Asked(received.id, request)
+                event = JobChangeRequested(received.id, request)
             case other:
                 raise AssertionError(f"no command on jobs: {other}")
         self._tell(event)
@@ -149,13 +149,13 @@ class _Service:
             if num_steady >= SETTLE_TICKS:
                 self._tell(Tick())
 
-    async def _await_answer(self, challenge: Challenge, asked: Batch) -> None:
+    async def _await_answer(self, challenge: ProbeHost, asked: Batch) -> None:
         """Ask, and tell the core when no answer can come any more and all that came by then was heard."""
         await asked.done.wait()
         question = Instruction(instructions.SendHeartbeat(incarnation=challenge.incarnation))
         await self._bus.send_to_listener(subjects.instruction(challenge.host), question, seconds=challenge.seconds)
         await self._bus.round_trip()
-        self._tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+        self._tell(ProbeExpired(challenge.host, challenge.incarnation, challenge.beat))
 
     def _tell(self, event: Event) -> Batch | None:
         """Tell the core; what it commands is carried out in time."""
@@ -167,7 +167,7 @@ class _Service:
             batch = self._batch(commands)
         self._execution.put(batch)
         for command in commands:
-            if isinstance(command, Challenge):
+            if isinstance(command, ProbeHost):
                 self._group.create_task(self._await_answer(command, batch))
         for allocation in batch.allocations:
             slots = " ".join(placement.slot_name for placement in allocation.placements) or "none"

@@ -17,16 +17,16 @@ from resile_shared.messages.reports import CheckpointSaved, Completed, Content, 
 
 from .core.core import Scheduler
 from .core.events import (
-    Challenge,
     Command,
     Event,
+    JobSubmitted,
     PauseWorkers,
-    Restored,
+    ProbeExpired,
+    ProbeHost,
+    StateRestored,
     StopWorkers,
     StoreJob,
-    Submitted,
     Tick,
-    Unanswered,
     WriteAllocation,
 )
 from .core.policies import Policy, fairshare
@@ -131,7 +131,7 @@ class Simulator:
         self._epoch += 1
         self.scheduler = Scheduler(epoch=self._epoch, secret="simulated", policy=self._policy)
         newest = {allocation.job: allocation for allocation in self.allocations}
-        self.tell(Restored(tuple(self.records.values()), tuple(newest.values()), tuple(self._hosts.values())))
+        self.tell(StateRestored(tuple(self.records.values()), tuple(newest.values()), tuple(self._hosts.values())))
 
     def step(self) -> bool:
         """Let the next thing happen; False if there is none."""
@@ -178,9 +178,9 @@ class Simulator:
                     self.later(EXIT_SECONDS, lambda n=number: self._stopped(job, host, n))  # type: ignore[misc]
             case PauseWorkers(job=job):
                 self._jobs[job].shall_pause = True
-            case Challenge(host, incarnation, beat, seconds):
+            case ProbeHost(host, incarnation, beat, seconds):
                 self._beat(host)
-                unanswered = Unanswered(host, incarnation, beat)
+                unanswered = ProbeExpired(host, incarnation, beat)
                 self.later(seconds, lambda: self._tell(unanswered))
 
     def _tell(self, event: Event) -> None:
@@ -188,7 +188,7 @@ class Simulator:
 
     def _submit(self, submission: Submission) -> None:
         self._jobs[submission.job] = Training(submission)
-        self.tell(Submitted(f"submit {submission.job}", submission.spec, job=submission.job))
+        self.tell(JobSubmitted(f"submit {submission.job}", submission.spec, job=submission.job))
 
     def _allocate(self, training: Training, allocation: Allocation) -> None:
         """Do what the agents do: start the workers that are new; hand the order to all."""

@@ -74,13 +74,13 @@ class HistoryItem(Message):
     reason: str = ""
 
 
-class Setbacks(Message):
+class FailureCounts(Message):
     """Failures that count against a job, as long as it comes no further than ``iteration``."""
 
     iteration: int = Field(default=-1, ge=-1)
-    failures: int = Field(default=0, ge=0, description="recoveries that a failure of workers called for")
-    faults: int = Field(default=0, ge=0, description="errors that the script itself raised")
-    workers: tuple[int, ...] = Field(default=(), description="whose failures are counted in this")
+    recoveries: int = Field(default=0, ge=0, description="recoveries that a failure of workers called for")
+    script_errors: int = Field(default=0, ge=0, description="errors that the script itself raised")
+    workers: tuple[int, ...] = Field(default=(), description="workers whose failures are counted here")
     failed_starts: int = Field(default=0, ge=0, description="starts given up since it trained last")
     failed_joins: int = Field(default=0, ge=0, description="workers that failed to join since it grew last")
 
@@ -100,7 +100,7 @@ class JobRecord(Message):
     applied_commands: tuple[str, ...] = Field(
         default=(), description="ids of the commands whose effect this record holds"
     )
-    setbacks: Setbacks = Setbacks()
+    failures: FailureCounts = FailureCounts()
     ready: Ready | None = None
     checkpoint: CheckpointSaved | None = Field(default=None, description="the newest complete one")
     completed: Completed | None = None

@@ -21,28 +21,28 @@ from resile_shared.messages.reports import Report
 from resile_shared.recent_events import RecentEvents
 
 from .events import (
-    Asked,
     Command,
     Event,
+    JobChangeRequested,
+    JobSubmitted,
     PauseWorkers,
     PolicyChanged,
+    ProbeExpired,
     Reply,
-    Restored,
+    StateRestored,
     StopWorkers,
     StoreJob,
-    Submitted,
     Tick,
-    Unanswered,
     WriteAllocation,
 )
-from .evidence import Evidence
 from .generations import Generations, next_change
+from .job_commands import JobCommands
 from .lifecycle import Step
-from .people import People
 from .placement import SlotId, Want, place
 from .policies import Demand, Policy, Target, fairshare
 from .recovery import Recovery
 from .state import Intent, Job, Phase, Pool, Worker
+from .suspicions import SuspicionTracker
 from .workers import Workers
 
 PAUSE_AGAIN_SECONDS = 5.0
@@ -65,15 +65,15 @@ class Scheduler:
         self._groups: dict[tuple[str, str], frozenset[SlotId]] = {}
         """The usable slots of a class of device that fit a job's group, as of one decision."""
         self._generations = Generations(self.pool, epoch=epoch, secret=secret)
-        self._people = People(self.pool, self._generations)
+        self._job_commands = JobCommands(self.pool, self._generations)
         self._recovery = Recovery(self.pool, self._generations)
-        self._evidence = Evidence(self.pool, detection_seconds=detection_seconds)
+        self._suspicions = SuspicionTracker(self.pool, detection_seconds=detection_seconds)
         self._workers = Workers(
             self.pool,
             self._generations,
-            self._people,
+            self._job_commands,
             self._recovery,
-            self._evidence,
+            self._suspicions,
             detection_seconds=detection_seconds,
         )
 
@@ -85,27 +85,27 @@ class Scheduler:
     def _handle(self, event: Event, now: float) -> list[Command]:
         replies: list[Command] = []
         match event:
-            case Submitted():
-                replies = [Reply(event.command, self._people.submit(event, now=now))]
-            case Asked():
-                replies = [Reply(event.command, self._people.ask(event, now=now))]
+            case JobSubmitted():
+                replies = [Reply(event.command, self._job_commands.submit(event, now=now))]
+            case JobChangeRequested():
+                replies = [Reply(event.command, self._job_commands.ask(event, now=now))]
             case HostRecord() | Heartbeat() | Report() | Tick():
                 self._workers.handle(event, now=now)
-            case Unanswered():
-                self._evidence.unanswered(event, now=now)
+            case ProbeExpired():
+                self._suspicions.unanswered(event, now=now)
             case PolicyChanged(policy, cause):
                 self.policy = policy
                 self.pool.changed(cause)
-            case Restored():
+            case StateRestored():
                 self._restore(event, now)
         jobs = self._concerned(event)
         while self.pool.has_changed:  # a decision can free what the next one uses
             self._decide(now)
         stored = [*_records(jobs), *replies, *_allocations(jobs)]
-        return [*stored, *self._stops(event, jobs), *_pauses(jobs, now), *self._evidence.take_challenges()]
+        return [*stored, *self._stops(event, jobs), *_pauses(jobs, now), *self._suspicions.take_probes()]
 
     def _concerned(self, event: Event) -> list[Job]:
-        """Return the jobs for which something may have to be done: a heartbeat with no news must be cheap."""
+        """Return the jobs for which something may have to be done: a heartbeat with no change_reason must be cheap."""
         if self.pool.has_changed or not isinstance(event, Heartbeat | Report):
             return list(self.pool.jobs.values())
         names = [event.job] if isinstance(event, Report) else {report.job: None for report in event.workers}
@@ -163,10 +163,10 @@ class Scheduler:
         if group not in self._groups:
             self._groups[group] = frozenset(self._slots_of(*group))
         fitting = self._groups[group]
-        shunned = {name for name, shun in job.shunned.items() if shun.until > now}
-        allowed = frozenset(slot for slot in fitting if slot.host not in shunned) if shunned else fitting
+        backoffs = {name for name, back_off in job.backoffs.items() if back_off.until > now}
+        allowed = frozenset(slot for slot in fitting if slot.host not in backoffs) if backoffs else fitting
         # A job without workers, or whose number of workers is exact, is never left without any host.
-        return allowed or (fitting if job.is_exact or not job.is_founded else allowed)
+        return allowed or (fitting if job.is_exact or not job.has_started else allowed)
 
     def _slots_of(self, device_class: str, group: str) -> Iterable[SlotId]:
         for host in self.pool.hosts.values():
@@ -206,7 +206,7 @@ class Scheduler:
             iteration=job.iteration,
             batch_size=ready.batch_size if ready else 0,
             iterations_total=ready.iterations_total if ready else None,
-            active_workers=len(job.in_force) if job.is_founded else 0,
+            active_workers=len(job.active) if job.has_started else 0,
             active_since=job.active_since,
         )
 
@@ -230,14 +230,14 @@ class Scheduler:
         if target.workers != job.target or target.is_exact:
             job.target = target.workers
             job.cause = target.reason if target.is_exact else cause or target.reason
-        if not target.workers and job.is_founded:
+        if not target.workers and job.has_started:
             job.intend(Intent.SUSPEND, target.reason, now=now)
             return
         change = next_change(job, target, wanted, pool=self.pool)
         if change is not None:
             self._generations.carry_out(job, change, now=now)
         self._generations.give_order(job)
-        job.news = ""
+        job.change_reason = ""
         self._explain(job, target, now)
 
     def _explain(self, job: Job, target: Target, now: float) -> None:
@@ -268,7 +268,7 @@ class Scheduler:
 
     # an earlier life
 
-    def _restore(self, event: Restored, now: float) -> None:
+    def _restore(self, event: StateRestored, now: float) -> None:
         """Take up what an earlier scheduler stored. Its workers are presumed alive until their hosts are lost."""
         for record in sorted(event.jobs, key=lambda r: (r.submitted, r.job)):
             job = Job(record, number=len(self.pool.jobs), cause="the scheduler started anew")
@@ -291,11 +291,11 @@ class Scheduler:
         job.allocation = allocation.model_copy(update={"epoch": self._epoch})
         job.target = len(allocation.placements)
         is_in_force = allocation.generation <= job.record.generation
-        if job.is_founded and not is_in_force:
+        if job.has_started and not is_in_force:
             shown = (item.slots for item in reversed(job.record.history) if item.kind == "allocation")
-            job.lingering = frozenset(next(shown, ()))
+            job.unreconciled_slots = frozenset(next(shown, ()))
         # A slot of the generation in force is given to nobody new, so who is on one is a member.
-        job.in_force = tuple(p for p in allocation.placements if is_in_force or p.slot_name in job.lingering)
+        job.active = tuple(p for p in allocation.placements if is_in_force or p.slot_name in job.unreconciled_slots)
         job.active_until = allocation.until if is_in_force else None
         if allocation.has_addresses and allocation.placements:
             job.orders[allocation.generation] = job.allocation
@@ -305,7 +305,7 @@ class Scheduler:
                 SlotId(placement.host, placement.slot),
                 placement.incarnation,
                 now,
-                phase=Phase.MEMBER if placement in job.in_force else Phase.STARTING,
+                phase=Phase.MEMBER if placement in job.active else Phase.STARTING,
                 address=placement.address,
                 was_seen=placement.address is not None,
             )
@@ -345,7 +345,7 @@ def _allocations(jobs: Iterable[Job]) -> list[Command]:
 def _pauses(jobs: Iterable[Job], now: float) -> list[Command]:
     commands: list[Command] = []
     for job in jobs:
-        is_due = not job.is_over and job.intent is not Intent.TRAIN and job.is_founded
+        is_due = not job.is_over and job.intent is not Intent.TRAIN and job.has_started
         if is_due and now - job.pause_sent >= PAUSE_AGAIN_SECONDS:
             job.pause_sent = now
             hosts = sorted({worker.slot.host for worker in job.workers.values()})

@@ -15,7 +15,7 @@ from .policies import Policy
 
 
 @dataclass(frozen=True)
-class Restored:
+class StateRestored:
     """What is stored, read by a scheduler that has taken the lease. Its first event."""
 
     jobs: tuple[JobRecord, ...] = ()
@@ -24,7 +24,7 @@ class Restored:
 
 
 @dataclass(frozen=True)
-class Submitted:
+class JobSubmitted:
     """A user submits a job, which gets the id ``job`` or, without one, the next number."""
 
     command: str
@@ -33,7 +33,7 @@ class Submitted:
 
 
 @dataclass(frozen=True)
-class Asked:
+class JobChangeRequested:
     """Somebody asks for a change of a job; ``command`` is the id of the request."""
 
     command: str
@@ -54,15 +54,25 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Unanswered:
-    """The time for an answer to a `Challenge` has passed; what came until then was told before."""
+class ProbeExpired:
+    """The time for an answer to a `ProbeHost` has passed; what came until then was told before."""
 
     host: str
     incarnation: int
     beat: int
 
 
-Event = Restored | Submitted | Asked | PolicyChanged | HostRecord | Heartbeat | Report | Tick | Unanswered
+Event = (
+    StateRestored
+    | JobSubmitted
+    | JobChangeRequested
+    | PolicyChanged
+    | HostRecord
+    | Heartbeat
+    | Report
+    | Tick
+    | ProbeExpired
+)
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ class PauseWorkers:
 
 
 @dataclass(frozen=True)
-class Challenge:
+class ProbeHost:
     """Ask the agent of ``host`` for a heartbeat at once, and tell after ``seconds`` that the time for it has passed.
 
     ``beat`` is the number of its last one.
@@ -125,4 +135,4 @@ class Reply:
     answer: Accepted | Refused
 
 
-Command = StoreJob | WriteAllocation | StopWorkers | PauseWorkers | Challenge | Reply
+Command = StoreJob | WriteAllocation | StopWorkers | PauseWorkers | ProbeHost | Reply

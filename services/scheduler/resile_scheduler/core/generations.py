@@ -53,7 +53,7 @@ def next_change(job: Job, target: Target, wanted: Sequence[SlotId], *, pool: Poo
 def _next_schedule(job: Job, target: Target) -> Change | None:
     """Return the same membership with other iterations, if it has the size of the target and those are what differs."""
     allocation = job.allocation
-    if allocation is None or not _may_change(job) or not job.is_founded or len(job.held) != target.workers:
+    if allocation is None or not _may_change(job) or not job.has_started or len(job.held) != target.workers:
         return None
     is_scheduled = allocation.until == target.until and (
         not job.is_settling or allocation.not_before == target.not_before
@@ -62,7 +62,7 @@ def _next_schedule(job: Job, target: Target) -> Change | None:
 
 
 def _may_change(job: Job) -> bool:
-    return not (job.is_founding or job.is_recovering or job.ended_at is not None)
+    return not (job.is_cold_starting or job.is_recovering or job.ended_at is not None)
 
 
 def _next_membership(job: Job, wanted: Sequence[SlotId], *, pool: Pool) -> Change | None:
@@ -72,8 +72,8 @@ def _next_membership(job: Job, wanted: Sequence[SlotId], *, pool: Pool) -> Chang
     joining = tuple(slot for slot in wanted if slot not in held.values() and pool.is_free(slot))
     if not _may_change(job):
         return None
-    if not job.is_founded:
-        return _founding(job, kept, joining)
+    if not job.has_started:
+        return _next_cold_start(job, kept, joining)
     if sound and len(sound) < len(job.placements):
         return Change(sound)
     if len(kept) < len(job.placements):
@@ -91,7 +91,7 @@ def _is_due(job: Job) -> bool:
     return job.is_settling and job.allocation is not None and job.allocation.not_before <= job.iteration
 
 
-def _founding(job: Job, kept: tuple[Placement, ...], joining: tuple[SlotId, ...]) -> Change | None:
+def _next_cold_start(job: Job, kept: tuple[Placement, ...], joining: tuple[SlotId, ...]) -> Change | None:
     if not job.placements and job.workers:
         return None
     if len(kept) + len(joining) < job.record.spec.min_workers:
@@ -116,9 +116,9 @@ class Generations:
     def carry_out(self, job: Job, change: Change, *, now: float) -> None:
         """Make ``change`` the newest generation of ``job``; those who join get new ids."""
         if not change.kept and not change.joining:
-            self.withdraw_founding(job)
+            self.cancel_start(job)
             return
-        cold_start = not job.is_founded
+        cold_start = not job.has_started
         placements = list(change.kept)
         for slot in change.joining:
             worker = Worker(job.record.next_worker, slot, self._pool.hosts[slot.host].record.incarnation, now)
@@ -127,9 +127,9 @@ class Generations:
             placements.append(
                 Placement(worker=worker.number, host=slot.host, incarnation=worker.incarnation, slot=slot.number)
             )
-        reason = job.news or job.cause
+        reason = job.change_reason or job.cause
         if cold_start:
-            is_first = job.record.generation == 0 and not job.record.setbacks.failed_starts
+            is_first = job.record.generation == 0 and not job.record.failures.failed_starts
             reason = "start" if is_first else "start again"
             if not job.placements:
                 job.enter(Step.START)
@@ -154,7 +154,7 @@ class Generations:
         self._write(job, placements, is_recovery=True, reason=reason, until=job.active_until)
         self.give_order(job)
 
-    def withdraw_founding(self, job: Job) -> None:
+    def cancel_start(self, job: Job) -> None:
         """Give up a start: back to the queue."""
         self.abandon(job, "its start was given up")
         job.enter(Step.REQUEUE)
@@ -164,7 +164,7 @@ class Generations:
         if job.placements:
             self._write(job, (), reason=reason)
         job.orders.clear()
-        job.lingering = frozenset()
+        job.unreconciled_slots = frozenset()
         job.ended_at = None
         job.accusations.clear()
         job.vanished = ""
@@ -178,7 +178,7 @@ class Generations:
         allocation = job.allocation
         if allocation is None or not allocation.placements or allocation.generation in job.orders:
             return
-        if not job.is_founded and job.record.ready is None and job.record.spec.has_default_size:
+        if not job.has_started and job.record.ready is None and job.record.spec.has_default_size:
             return
         addresses = [w.address if (w := job.workers.get(p.worker)) else None for p in allocation.placements]
         if not all(addresses):

@@ -35,7 +35,7 @@ class Step(StrEnum):
 
 
 _ENDS = {Step.COMPLETE: JobState.COMPLETED, Step.FAIL: JobState.FAILED, Step.STOP: JobState.STOPPED}
-_SETBACKS = {Step.REQUEUE: JobState.QUEUED, Step.PAUSE: JobState.PAUSED, **_ENDS}
+_INTERRUPTIONS = {Step.REQUEUE: JobState.QUEUED, Step.PAUSE: JobState.PAUSED, **_ENDS}
 
 TRANSITIONS: dict[JobState, dict[Step, JobState]] = {
     JobState.ACCEPTED: {Step.ENQUEUE: JobState.QUEUED},
@@ -45,18 +45,18 @@ TRANSITIONS: dict[JobState, dict[Step, JobState]] = {
         Step.FAIL: JobState.FAILED,
         Step.STOP: JobState.STOPPED,
     },
-    JobState.STARTING: {Step.SETTLE: JobState.RUNNING, **_SETBACKS},
-    JobState.RUNNING: {Step.RESCALE: JobState.RESCALING, Step.RECOVER: JobState.RECOVERING, **_SETBACKS},
+    JobState.STARTING: {Step.SETTLE: JobState.RUNNING, **_INTERRUPTIONS},
+    JobState.RUNNING: {Step.RESCALE: JobState.RESCALING, Step.RECOVER: JobState.RECOVERING, **_INTERRUPTIONS},
     JobState.RESCALING: {
         Step.SETTLE: JobState.RUNNING,
         Step.RESCALE: JobState.RESCALING,
         Step.RECOVER: JobState.RECOVERING,
-        **_SETBACKS,
+        **_INTERRUPTIONS,
     },
     JobState.RECOVERING: {
         Step.SETTLE: JobState.RUNNING,
         Step.RECOVER: JobState.RECOVERING,
-        **_SETBACKS,
+        **_INTERRUPTIONS,
     },
     JobState.PAUSED: {Step.RESUME: JobState.QUEUED, Step.FAIL: JobState.FAILED, Step.STOP: JobState.STOPPED},
     JobState.COMPLETED: {},

@@ -30,7 +30,7 @@ class Recovery:
 
     def answer(self, job: Job, *, now: float) -> None:
         """Do what the losses of ``job`` call for, if they are not answered yet."""
-        if job.is_over or job.record.completed or not job.is_founded:
+        if job.is_over or job.record.completed or not job.has_started:
             return
         if not _calls_for_recovery(job):
             return
@@ -43,7 +43,7 @@ class Recovery:
         elif survivors:
             self._generations.recover(job, survivors, reason=reason)
         elif not _may_have_moved(job):
-            self._found_anew(job, reason, now=now)
+            self._restart(job, reason, now=now)
         elif job.ended_at is None:
             job.ended_at = now
 
@@ -52,7 +52,7 @@ class Recovery:
         if job.ended_at is None or job.record.completed is not None or now - job.ended_at < RESULT_SECONDS:
             return
         if lost := _lost(job):
-            self._found_anew(job, lost[0].reason, now=now)
+            self._restart(job, lost[0].reason, now=now)
         else:
             self.fail(job, "every worker ended, but none reported a result", now=now)
 
@@ -67,30 +67,30 @@ class Recovery:
 
     def _count(self, job: Job, lost: list[Worker], *, is_last: bool) -> str:
         """Count what is new among the failures; return why the job fails by them, or nothing."""
-        known = job.record.setbacks
+        known = job.record.failures
         failures = [w for w in lost if w.may_be_at_fault and w.number not in known.workers]
         faults = [worker for worker in failures if worker.failure in SCRIPT_FAULTS]
         is_further = job.iteration > known.iteration
         counted = known.model_copy(
             update={
                 "iteration": max(job.iteration, known.iteration),
-                "failures": bool(failures) + (0 if is_further else known.failures),
-                "faults": len(faults) + (0 if is_further else known.faults),
+                "recoveries": bool(failures) + (0 if is_further else known.recoveries),
+                "script_errors": len(faults) + (0 if is_further else known.script_errors),
                 "workers": tuple(sorted({*known.workers, *(w.number for w in failures)} & job.workers.keys())),
             }
         )
-        job.update(setbacks=counted)
-        if faults and (is_last or counted.faults >= MAX_FAULTS):
+        job.update(failures=counted)
+        if faults and (is_last or counted.script_errors >= MAX_FAULTS):
             return faults[-1].reason
-        if failures and counted.failures >= MAX_FAILURES:
+        if failures and counted.recoveries >= MAX_FAILURES:
             return f"three failures at one iteration: {failures[-1].reason}"
         return ""
 
-    def _found_anew(self, job: Job, reason: str, *, now: float) -> None:
+    def _restart(self, job: Job, reason: str, *, now: float) -> None:
         """Nobody has the job's state any more: it starts again from what is stored."""
         checkpoint = job.record.checkpoint
         self._generations.abandon(job, reason)
-        job.in_force = ()
+        job.active = ()
         job.iteration = checkpoint.iteration if checkpoint else 0
         job.enter(Step.PAUSE if job.intent is Intent.PAUSE else Step.REQUEUE)
         job.intent = Intent.TRAIN
@@ -113,7 +113,7 @@ def _lost(job: Job) -> list[Worker]:
     failed = [worker for worker in job.workers.values() if worker.has_failed]
     if not failed:
         return []
-    members = {placement.worker for placement in job.in_force}
+    members = {placement.worker for placement in job.active}
     named = job.named
     return [w for w in failed if w.number in members or (w.is_lost and w.number in named)]
 

@@ -20,8 +20,8 @@ from resile_shared.messages.reports import Evidence
 from .lifecycle import Step, advance
 from .placement import SlotId
 
-SHUN_SECONDS = 5.0
-MAX_SHUN_SECONDS = 300.0
+BACKOFF_SECONDS = 5.0
+MAX_BACKOFF_SECONDS = 300.0
 
 
 class Phase(IntEnum):
@@ -86,7 +86,7 @@ class Intent(StrEnum):
 
 
 @dataclass
-class Shun:
+class HostBackoff:
     """A host on which a worker of a job failed, and until when the job does not try it again."""
 
     until: float
@@ -94,7 +94,7 @@ class Shun:
 
 
 @dataclass(frozen=True)
-class Linking:
+class LinkWait:
     """Since when all joiners of ``generation`` are ready, and which iteration it was then."""
 
     generation: int
@@ -119,13 +119,13 @@ class Accusation:
 class Job:
     """One job. ``record`` and ``allocation`` are stored; the rest is what workers and agents report again and again.
 
-    A scheduler that starts anew tries shunned hosts again at once, which costs one start.
+    A scheduler that starts anew tries backoffs hosts again at once, which costs one start.
     """
 
     record: JobRecord
     number: int
     allocation: Allocation | None = None
-    in_force: tuple[Placement, ...] = ()
+    active: tuple[Placement, ...] = ()
     active_since: int = 0
     """The first iteration of the generation in force."""
     active_until: int | None = None
@@ -138,22 +138,22 @@ class Job:
     target: int = 0
     is_exact: bool = False
     """Whether no other number of workers will do."""
-    lingering: frozenset[str] = frozenset()
+    unreconciled_slots: frozenset[str] = frozenset()
     """Slots in force according to the history, as long as an earlier scheduler's generation is and its workers are not
     known."""
     cause: str = ""
     """Why the target is what it is."""
     first_ready: int | None = None
     """The worker whose training call the others are compared with; None if an earlier scheduler heard it."""
-    news: str = ""
+    change_reason: str = ""
     """What just happened to the job itself; its next generation is the answer to it."""
-    shunned: dict[str, Shun] = field(default_factory=dict)
-    linking: Linking | None = None
+    backoffs: dict[str, HostBackoff] = field(default_factory=dict)
+    link_wait: LinkWait | None = None
     accusations: dict[Pair, Accusation] = field(default_factory=dict)
     """What waiting members say: who accuses whom. They say it again, also to the next scheduler."""
     vanished: str = ""
     """That somebody is lost of whom nothing is known but the accusation of its peers."""
-    heard_of: tuple[int, float] = (0, 0.0)
+    reported_generation: tuple[int, float] = (0, 0.0)
     """A generation that a heartbeat names as trained and nobody reported, and since when."""
     ended_at: float | None = None
     """When all members were gone, as far as is known, though none reported a result."""
@@ -177,7 +177,7 @@ class Job:
         return self.allocation.placements if self.allocation else ()
 
     @property
-    def is_founded(self) -> bool:
+    def has_started(self) -> bool:
         """Whether the founding generation of its present life trains."""
         allocation = self.allocation
         if allocation is None or not allocation.placements:
@@ -195,13 +195,13 @@ class Job:
         return self.is_settling and self.allocation is not None and self.allocation.is_recovery
 
     @property
-    def is_founding(self) -> bool:
+    def is_cold_starting(self) -> bool:
         """Whether its founders have their order: until they train, nothing newer may be written over it."""
         allocation = self.allocation
         return (
             allocation is not None
             and bool(allocation.placements)
-            and (not self.is_founded and allocation.has_addresses)
+            and (not self.has_started and allocation.has_addresses)
         )
 
     @property
@@ -215,7 +215,7 @@ class Job:
     @property
     def joiners(self) -> frozenset[int]:
         """Workers of the newest membership that do not train yet, as far as is known."""
-        members = {placement.worker for placement in self.in_force}
+        members = {placement.worker for placement in self.active}
         return frozenset(
             p.worker
             for p in self.placements
@@ -226,7 +226,7 @@ class Job:
     def named(self) -> set[int]:
         """The workers of every generation that is in force, may be by now, or shall be."""
         orders = (order.placements for order in self.orders.values())
-        return {p.worker for membership in (self.in_force, self.placements, *orders) for p in membership}
+        return {p.worker for membership in (self.active, self.placements, *orders) for p in membership}
 
     @property
     def held(self) -> dict[int, SlotId]:
@@ -253,7 +253,7 @@ class Job:
         waiting = [worker for worker in alive if worker.is_fenced or worker.phase < Phase.MEMBER]
         if not waiting:
             return []
-        needed = {placement.worker for placement in self.in_force} if self.record.completed else self.named
+        needed = {placement.worker for placement in self.active} if self.record.completed else self.named
         return [worker for worker in waiting if worker.is_fenced or worker.number not in needed]
 
     def update(self, **changes: object) -> None:
@@ -264,10 +264,10 @@ class Job:
         """Change the state. Raises IllegalStep."""
         self.update(state=advance(self.record.state, step))
 
-    def shun(self, host: str, *, now: float) -> None:
+    def back_off(self, host: str, *, now: float) -> None:
         """Keep off ``host`` for a while, longer each time."""
-        times = self.shunned[host].times + 1 if host in self.shunned else 1
-        self.shunned[host] = Shun(now + min(SHUN_SECONDS * 2 ** (times - 1), MAX_SHUN_SECONDS), times)
+        times = self.backoffs[host].times + 1 if host in self.backoffs else 1
+        self.backoffs[host] = HostBackoff(now + min(BACKOFF_SECONDS * 2 ** (times - 1), MAX_BACKOFF_SECONDS), times)
 
     def intend(self, intent: Intent, reason: str, *, now: float) -> None:
         """End the job's training for now, as soon as a checkpoint is saved."""
@@ -289,8 +289,8 @@ class Job:
             time=at(now),
             kind=kind,
             generation=self.record.generation,
-            workers=len(self.in_force),
-            slots=tuple(placement.slot_name for placement in self.in_force),
+            workers=len(self.active),
+            slots=tuple(placement.slot_name for placement in self.active),
             iteration=self.iteration if iteration is None else iteration,
             reason=reason,
         )
@@ -368,7 +368,7 @@ class Pool:
         host = self.hosts[slot.host]
         if not (host.is_usable and host.is_heard) or slot in self.holders:
             return False
-        return not any(job.lingering and slot.name in job.lingering for job in self.jobs.values())
+        return not any(job.unreconciled_slots and slot.name in job.unreconciled_slots for job in self.jobs.values())
 
     def held_on(self, host: str) -> list[tuple[Job, Worker]]:
         """Who holds the slots of one host."""

@@ -27,20 +27,20 @@ from resile_shared.messages.reports import (
 )
 
 from .events import Tick
-from .evidence import Evidence
 from .generations import Generations
+from .job_commands import JobCommands
 from .lifecycle import Step
-from .people import People
 from .placement import SlotId
 from .recovery import MAX_FAILURES, MAX_FAULTS, SCRIPT_FAULTS, Recovery
-from .state import Host, Intent, Job, Linking, Phase, Pool, Worker
+from .state import Host, Intent, Job, LinkWait, Phase, Pool, Worker
+from .suspicions import SuspicionTracker
 
 REPORT_SECONDS = 2.0
 JOIN_SECONDS = 600.0
 LINK_DETECTIONS = 10
 """For how many times ``detection_seconds`` joiners that are ready may take to get their links to all members."""
 LINK_ITERATIONS = 2
-MAX_FOUNDINGS = 3
+MAX_STARTS = 3
 MAX_WARNINGS = 20
 """In the history of one job."""
 
@@ -61,17 +61,17 @@ class Workers:
         self,
         pool: Pool,
         generations: Generations,
-        people: People,
+        job_commands: JobCommands,
         recovery: Recovery,
-        evidence: Evidence,
+        suspicions: SuspicionTracker,
         *,
         detection_seconds: float,
     ) -> None:
         self._pool = pool
         self._generations = generations
-        self._people = people
+        self._job_commands = job_commands
         self._recovery = recovery
-        self._evidence = evidence
+        self._suspicions = suspicions
         self._link_seconds = LINK_DETECTIONS * detection_seconds
 
     def handle(self, event: HostRecord | Heartbeat | Report | Tick, *, now: float) -> None:
@@ -107,7 +107,7 @@ class Workers:
         )
         if known and not is_same:
             for job in self._pool.jobs.values():
-                job.shunned.pop(record.host, None)
+                job.backoffs.pop(record.host, None)
         how = record.state.value if is_gone else "lost"
         for job, worker in held:
             self._gone(job, worker, WorkerExit(kind="abandoned", message=f"{record.host} {how}"), now)
@@ -148,7 +148,7 @@ class Workers:
         if worker is None:
             return
         worker.was_seen = True
-        if job.is_founded:
+        if job.has_started:
             job.iteration = max(job.iteration, report.iteration)
         if report.state == "gone":
             self._gone(job, worker, report.exit or WorkerExit(kind="exited"), now)
@@ -177,9 +177,9 @@ class Workers:
 
     def _named(self, job: Job, report: WorkerReport, now: float) -> None:
         """A generation trains that nobody reported; the report, which is exact, gets some time to come."""
-        generation, since = job.heard_of
+        generation, since = job.reported_generation
         if generation != report.generation:
-            job.heard_of = (report.generation, now)
+            job.reported_generation = (report.generation, now)
         elif now - since >= REPORT_SECONDS:
             self._in_force(job, report.generation, report.iteration, now)
 
@@ -197,10 +197,10 @@ class Workers:
                 self._saved(job, report, checkpoint, now)
             case Completed() as completed:
                 self._completed(job, report, completed, now)
-            case Progress(iteration=iteration) if job.is_founded and self._is_of_this_lineage(job, report):
+            case Progress(iteration=iteration) if job.has_started and self._is_of_this_lineage(job, report):
                 job.iteration = max(job.iteration, iteration)
             case Lost() as lost if self._is_of_this_lineage(job, report):
-                self._evidence.accuse(job, report, lost, now=now)
+                self._suspicions.accuse(job, report, lost, now=now)
             case _:
                 if worker := job.workers.get(report.worker):
                     self._said(job, worker, report, now)
@@ -245,20 +245,20 @@ class Workers:
         if generation <= job.record.generation or generation not in job.orders:
             return
         order = job.orders[generation]
-        has_grown = len(order.placements) > len(job.in_force)
-        job.in_force, job.lingering = order.placements, frozenset()
+        has_grown = len(order.placements) > len(job.active)
+        job.active, job.unreconciled_slots = order.placements, frozenset()
         job.active_since, job.active_until = iteration, order.until
         job.orders = {number: newer for number, newer in job.orders.items() if number >= generation}
         job.iteration = iteration if order.cold_start else max(job.iteration, iteration)
         job.ended_at = None
         job.accusations.clear()
-        before = job.record.setbacks
+        before = job.record.failures
         reached = max(before.iteration, iteration) if order.is_recovery else before.iteration
-        setbacks = before.model_copy(update={"iteration": reached, "failed_starts": 0})
+        failures = before.model_copy(update={"iteration": reached, "failed_starts": 0})
         if has_grown:
-            setbacks = setbacks.model_copy(update={"failed_joins": 0})
-        job.update(generation=generation, setbacks=setbacks)
-        for placement in job.in_force:
+            failures = failures.model_copy(update={"failed_joins": 0})
+        job.update(generation=generation, failures=failures)
+        for placement in job.active:
             if worker := job.workers.get(placement.worker):
                 worker.phase = max(worker.phase, Phase.MEMBER)
         job.enter(Step.SETTLE)
@@ -276,13 +276,13 @@ class Workers:
             return
         if job.record.checkpoint is None or checkpoint.iteration > job.record.checkpoint.iteration:
             job.update(checkpoint=checkpoint)
-        if checkpoint.pausing and job.intent is not Intent.TRAIN and job.is_founded:
+        if checkpoint.pausing and job.intent is not Intent.TRAIN and job.has_started:
             job.iteration = checkpoint.iteration
-            self._people.give_up_slots(job, now=now)
+            self._job_commands.give_up_slots(job, now=now)
 
     def _completed(self, job: Job, report: Report, completed: Completed, now: float) -> None:
         """Training is complete; the job is, when its members' scripts have come to their ends."""
-        if job.record.completed or not (job.is_founded or report.generation in job.orders):
+        if job.record.completed or not (job.has_started or report.generation in job.orders):
             return
         if not self._is_of_this_lineage(job, report):
             return
@@ -312,7 +312,7 @@ class Workers:
 
     def _ended(self, job: Job, now: float) -> None:
         """Look whether all who count are gone."""
-        counted = {p.worker for p in (job.in_force if job.record.completed else (*job.in_force, *job.placements))}
+        counted = {p.worker for p in (job.active if job.record.completed else (*job.active, *job.placements))}
         alive = [number for number in counted if (w := job.workers.get(number)) and w.phase < Phase.GONE]
         if alive or not counted:
             return
@@ -326,28 +326,28 @@ class Workers:
 
     def _failed(self, job: Job, worker: Worker, how: WorkerExit, now: float, *, was_member: bool = False) -> None:
         """A worker cannot go on, by its own word or by its agent's."""
-        is_counted = any(placement.worker == worker.number for placement in job.in_force)
+        is_counted = any(placement.worker == worker.number for placement in job.active)
         if worker.has_failed or worker.is_fenced or job.is_over or not (is_counted or worker.number in job.named):
             return
         worker.failure, worker.status = how.kind, how.status
         worker.reason = how.describe(f"worker {worker.number} on {worker.slot.name}")
         if is_counted or was_member or worker.phase is Phase.MEMBER:
             self._lost_member(job, worker, now)
-        elif job.names(worker.number) and job.is_founded:
+        elif job.names(worker.number) and job.has_started:
             self._withdraw(job, worker, now)
         elif job.names(worker.number):
             self._failed_to_start(job, worker, now)
 
     def _failed_to_start(self, job: Job, worker: Worker, now: float) -> None:
         """A founder ended before its job was founded."""
-        setbacks = job.record.setbacks
-        failed_starts = setbacks.failed_starts + worker.may_be_at_fault
-        job.update(setbacks=setbacks.model_copy(update={"failed_starts": failed_starts}))
-        if worker.failure in _OWN_FAULTS or failed_starts >= MAX_FOUNDINGS:
+        failures = job.record.failures
+        failed_starts = failures.failed_starts + worker.may_be_at_fault
+        job.update(failures=failures.model_copy(update={"failed_starts": failed_starts}))
+        if worker.failure in _OWN_FAULTS or failed_starts >= MAX_STARTS:
             self._recovery.fail(job, worker.reason, now=now)
         else:
-            job.shun(worker.slot.host, now=now)
-            self._generations.withdraw_founding(job)
+            job.back_off(worker.slot.host, now=now)
+            self._generations.cancel_start(job)
             job.note("queued", f"its start was given up: {worker.reason}", now=now)
 
     def _lost_member(self, job: Job, worker: Worker, now: float) -> None:
@@ -356,22 +356,22 @@ class Workers:
             self._recovery.fail(job, worker.reason, now=now)
             return
         worker.is_lost = True
-        if job.is_founding and job.allocation is not None:
+        if job.is_cold_starting and job.allocation is not None:
             self._in_force(job, job.allocation.generation, job.iteration, now)
         if worker.failure in _OWN_FAULTS:
-            job.shun(worker.slot.host, now=now)
+            job.back_off(worker.slot.host, now=now)
         self._pool.changed()
 
     def _withdraw(self, job: Job, worker: Worker, now: float) -> None:
         """A joiner failed. A job that cannot do with fewer fails when that happens again and again."""
-        setbacks = job.record.setbacks
-        failed_joins = setbacks.failed_joins + worker.may_be_at_fault
-        job.update(setbacks=setbacks.model_copy(update={"failed_joins": failed_joins}))
+        failures = job.record.failures
+        failed_joins = failures.failed_joins + worker.may_be_at_fault
+        job.update(failures=failures.model_copy(update={"failed_joins": failed_joins}))
         if job.is_exact and failed_joins >= (MAX_FAULTS if worker.failure in _OWN_FAULTS else MAX_FAILURES):
             self._recovery.fail(job, worker.reason, now=now)
             return
-        job.shun(worker.slot.host, now=now)
-        job.news = f"withdrawn: {worker.reason}"
+        job.back_off(worker.slot.host, now=now)
+        job.change_reason = f"withdrawn: {worker.reason}"
         self._pool.changed()
 
     # time
@@ -381,13 +381,13 @@ class Workers:
         for job in self._pool.jobs.values():
             if job.is_over:
                 continue
-            for name, shun in job.shunned.items():
-                if shun.until <= now and shun.until != 0.0:
-                    shun.until = 0.0
-                    job.news = f"{name} is tried again"
+            for name, back_off in job.backoffs.items():
+                if back_off.until <= now and back_off.until != 0.0:
+                    back_off.until = 0.0
+                    job.change_reason = f"{name} is tried again"
                     self._pool.changed()
             self._recovery.tick(job, now=now)
-            if job.is_founded:
+            if job.has_started:
                 self._late(job, now)
                 self._unlinked(job, now)
         for host in self._pool.hosts.values():
@@ -424,12 +424,12 @@ class Workers:
         joiners = [job.workers[number] for number in sorted(job.joiners)]
         is_due = joiners and allocation and job.is_settling and not job.is_recovering and allocation.has_addresses
         if not allocation or not is_due or any(joiner.phase < Phase.READY for joiner in joiners):
-            job.linking = None
+            job.link_wait = None
             return
-        if job.linking is None or job.linking.generation != allocation.generation:
-            job.linking = Linking(allocation.generation, since=now, iteration=job.iteration)
-        time_is_over = now - job.linking.since >= self._link_seconds
-        if not time_is_over or job.iteration - job.linking.iteration < LINK_ITERATIONS:
+        if job.link_wait is None or job.link_wait.generation != allocation.generation:
+            job.link_wait = LinkWait(allocation.generation, since=now, iteration=job.iteration)
+        time_is_over = now - job.link_wait.since >= self._link_seconds
+        if not time_is_over or job.iteration - job.link_wait.iteration < LINK_ITERATIONS:
             return
         for worker in [joiner for joiner in joiners if joiner.slot.host == joiners[0].slot.host]:
             text = (

@@ -6,7 +6,7 @@ from resile_shared.messages.commands import Accepted, JobPause, JobPriority, Job
 from resile_shared.messages.jobs import JobRecord, JobState
 from resile_shared.messages.message import at
 
-from .events import Asked, Submitted
+from .events import JobChangeRequested, JobSubmitted
 from .generations import Generations
 from .lifecycle import Step
 from .state import Intent, Job, Pool
@@ -14,14 +14,14 @@ from .state import Intent, Job, Pool
 Answer = Accepted | Refused
 
 
-class People:
+class JobCommands:
     """Carries out requests, and says what to answer."""
 
     def __init__(self, pool: Pool, generations: Generations) -> None:
         self._pool = pool
         self._generations = generations
 
-    def submit(self, event: Submitted, *, now: float) -> Answer:
+    def submit(self, event: JobSubmitted, *, now: float) -> Answer:
         """Accept a job."""
         if event.command in self._pool.applied_commands:
             return Accepted(job_id=self._pool.applied_commands[event.command])
@@ -41,7 +41,7 @@ class People:
         self._pool.changed(f"fair share with {job.id}", by=job.id)
         return Accepted(job_id=job.id)
 
-    def ask(self, event: Asked, *, now: float) -> Answer:
+    def ask(self, event: JobChangeRequested, *, now: float) -> Answer:
         """Change a job."""
         request = event.request
         if event.command in self._pool.applied_commands:
@@ -94,7 +94,7 @@ class People:
             return
         if job.intent is not Intent.PAUSE:
             job.intend(Intent.PAUSE, "asked for", now=now)
-        if not job.is_founded:
+        if not job.has_started:
             self.give_up_slots(job, now=now)
         self._pool.changed(f"{job.id} paused")
 
@@ -102,7 +102,7 @@ class People:
         """Pause or suspend the job for good: all that has to be kept is stored."""
         is_pause = job.intent is Intent.PAUSE
         self._generations.abandon(job, job.intent.value)
-        job.in_force = ()
+        job.active = ()
         job.intent = Intent.TRAIN
         job.enter(Step.PAUSE if is_pause else Step.REQUEUE)
         reason = "asked for" if is_pause else "saved, and waits for slots again"

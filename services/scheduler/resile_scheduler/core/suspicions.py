@@ -17,7 +17,7 @@ from collections.abc import Iterable, Set
 
 from resile_shared.messages.reports import Lost, Report
 
-from .events import Challenge, Unanswered
+from .events import ProbeExpired, ProbeHost
 from .state import Accusation, Job, Pair, Phase, Pool, Worker
 
 ASK_AGAIN_SECONDS = 0.5
@@ -25,17 +25,17 @@ ANSWER_SECONDS = 0.05
 HEARINGS_PER_DETECTION = 15  # in one, all who hear nothing of a suspect notice that
 
 
-class Evidence:
+class SuspicionTracker:
     """Weighs accusations."""
 
     def __init__(self, pool: Pool, *, detection_seconds: float) -> None:
         self._pool = pool
         self._detection_seconds = detection_seconds
         self._hearing_seconds = detection_seconds / HEARINGS_PER_DETECTION
-        self._asked: list[Challenge] = []
+        self._asked: list[ProbeHost] = []
         self._asked_at: dict[tuple[str, float], float] = {}
 
-    def take_challenges(self) -> list[Challenge]:
+    def take_probes(self) -> list[ProbeHost]:
         """Return, once, whom to ask."""
         asked, self._asked = self._asked, []
         return asked
@@ -45,7 +45,7 @@ class Evidence:
         accuser, suspect = job.workers.get(report.worker), job.workers.get(lost.suspect)
         if accuser is None or not accuser.is_sound or accuser.number == lost.suspect:
             return
-        if not job.is_founded or job.record.completed or (suspect and (suspect.has_failed or suspect.is_fenced)):
+        if not job.has_started or job.record.completed or (suspect and (suspect.has_failed or suspect.is_fenced)):
             return
         pair = (accuser.number, lost.suspect)
         standing = job.accusations.get(pair)
@@ -62,9 +62,9 @@ class Evidence:
         host = suspect.slot.host
         if host in self._pool.hosts and now - self._asked_at.get((host, seconds), float("-inf")) >= ASK_AGAIN_SECONDS:
             self._asked_at[host, seconds] = now
-            self._asked.append(Challenge(host, suspect.incarnation, self._pool.hosts[host].beat, seconds))
+            self._asked.append(ProbeHost(host, suspect.incarnation, self._pool.hosts[host].beat, seconds))
 
-    def unanswered(self, challenge: Unanswered, *, now: float) -> None:
+    def unanswered(self, challenge: ProbeExpired, *, now: float) -> None:
         """The time for an answer has passed: see whether there was one."""
         host = self._pool.hosts.get(challenge.host)
         if host is None or host.record.incarnation != challenge.incarnation:
@@ -76,7 +76,7 @@ class Evidence:
             if not accused & {worker.number for worker in here}:
                 continue
             if is_silent:
-                job.shun(challenge.host, now=now)
+                job.back_off(challenge.host, now=now)
                 self._leave_behind(job, ((worker, f"{challenge.host} does not answer") for worker in here))
             elif any(_is_enough(job, pair) for pair in job.accusations):
                 self._cut(job, now=now)
@@ -91,9 +91,9 @@ class Evidence:
         accusers, suspects = ({pair[side] for pair in fresh} for side in (0, 1))
         mute = suspects - accusers
         living = frozenset(n for n in accusers if (w := job.workers.get(n)) and w.phase is Phase.MEMBER)
-        cut_off = accusers - undivided(living, fresh)
+        cut_off = accusers - largest_connected_set(living, fresh)
         for worker in (job.workers[number] for number in cut_off if number in job.workers):
-            job.shun(worker.slot.host, now=now)
+            job.back_off(worker.slot.host, now=now)
         behind = mute | cut_off
         if unknown := behind - job.workers.keys():
             job.vanished = f"worker {min(unknown)} is gone without a word"
@@ -116,7 +116,7 @@ def _is_enough(job: Job, pair: Pair) -> bool:
     return job.accusations[pair].evidence == "silence" or (suspect, accuser) in job.accusations
 
 
-def undivided(workers: frozenset[int], divided: Set[Pair]) -> frozenset[int]:
+def largest_connected_set(workers: frozenset[int], divided: Set[Pair]) -> frozenset[int]:
     """Return the largest subset of ``workers`` that holds no pair of ``divided``; of equals the one of lowest ids."""
     within = {pair for pair in divided if workers.issuperset(pair)}
     if not within:
@@ -125,7 +125,7 @@ def undivided(workers: frozenset[int], divided: Set[Pair]) -> frozenset[int]:
     worst = min(count, key=lambda number: (-count[number], -number))
     opposite = {number for pair in within if worst in pair for number in pair} - {worst}
     return min(
-        undivided(workers - {worst}, within),
-        undivided(workers - opposite, within),
+        largest_connected_set(workers - {worst}, within),
+        largest_connected_set(workers - opposite, within),
         key=lambda kept: (-len(kept), sorted(kept)),
     )

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 
 from resile_scheduler.core.core import Scheduler
-from resile_scheduler.core.events import Challenge, Command, Restored, StopWorkers, Unanswered
-from resile_scheduler.core.evidence import undivided
+from resile_scheduler.core.events import Command, ProbeExpired, ProbeHost, StateRestored, StopWorkers
+from resile_scheduler.core.suspicions import largest_connected_set
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import Evidence, Lost
@@ -33,15 +33,15 @@ def accuse(bench: Bench, accuser: int, suspect: int, evidence: Evidence = "broke
 def test_the_agent_of_a_suspect_is_asked_at_once() -> None:
     bench = two_hosts()
     beat = bench.scheduler.pool.hosts["host-2"].beat
-    assert accuse(bench, 0, 2) == [Challenge("host-2", 1, beat, 0.05)]
+    assert accuse(bench, 0, 2) == [ProbeHost("host-2", 1, beat, 0.05)]
     assert accuse(bench, 1, 3) == [], "one question to a host is enough"
 
 
 def test_a_host_that_does_not_answer_is_left_behind_before_it_is_lost() -> None:
     bench = two_hosts()
     [challenge] = accuse(bench, 0, 2)
-    assert isinstance(challenge, Challenge)
-    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+    assert isinstance(challenge, ProbeHost)
+    bench.tell(ProbeExpired(challenge.host, challenge.incarnation, challenge.beat))
     assert bench.newest().is_recovery
     assert named(bench) == [0, 1]
     assert bench.newest().reason == "host-2 does not answer"
@@ -56,8 +56,8 @@ def test_a_host_that_does_not_answer_is_left_behind_before_it_is_lost() -> None:
 def test_a_host_that_did_not_answer_is_used_as_soon_as_it_is_back_with_a_new_incarnation() -> None:
     bench = two_hosts()
     [challenge] = accuse(bench, 0, 2)
-    assert isinstance(challenge, Challenge)
-    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+    assert isinstance(challenge, ProbeHost)
+    bench.tell(ProbeExpired(challenge.host, challenge.incarnation, challenge.beat))
     bench.switch(iteration=7)
     bench.host("host-2", 2, incarnation=2)
     assert {placement.host for placement in bench.newest().placements} == {"host-1", "host-2"}
@@ -66,8 +66,8 @@ def test_a_host_that_did_not_answer_is_used_as_soon_as_it_is_back_with_a_new_inc
 def test_workers_that_were_left_behind_are_stopped_when_their_host_is_back() -> None:
     bench = two_hosts()
     [challenge] = accuse(bench, 0, 2)
-    assert isinstance(challenge, Challenge)
-    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+    assert isinstance(challenge, ProbeHost)
+    bench.tell(ProbeExpired(challenge.host, challenge.incarnation, challenge.beat))
     commands = bench.beat(worker(2, 0, state="member"), worker(3, 1, state="member"), host="host-2")
     assert commands == [StopWorkers("job-1", "host-2", 1, (2, 3))]
 
@@ -75,10 +75,10 @@ def test_workers_that_were_left_behind_are_stopped_when_their_host_is_back() -> 
 def test_the_word_of_a_peer_against_a_worker_that_lives_is_not_enough() -> None:
     bench = two_hosts()
     [challenge] = accuse(bench, 0, 2)
-    assert isinstance(challenge, Challenge)
+    assert isinstance(challenge, ProbeHost)
     before = bench.newest()
     bench.beat(worker(2, 0, state="member"), worker(3, 1, state="member"), host="host-2")
-    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+    bench.tell(ProbeExpired(challenge.host, challenge.incarnation, challenge.beat))
     assert bench.newest() == before
 
 
@@ -103,20 +103,20 @@ def test_an_accusation_that_lasts_leaves_the_suspect_behind() -> None:
 def test_of_two_that_accuse_each_other_the_lower_id_goes_on() -> None:
     bench = two_hosts()
     [challenge] = accuse(bench, 3, 1)
-    assert isinstance(challenge, Challenge)
+    assert isinstance(challenge, ProbeHost)
     accuse(bench, 1, 3)
     bench.beat(member(0), member(1))
     bench.beat(worker(2, 0, state="member"), worker(3, 1, state="member"), host="host-2")
-    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+    bench.tell(ProbeExpired(challenge.host, challenge.incarnation, challenge.beat))
     assert named(bench) == [0, 1, 2]
 
 
 def answered(bench: Bench, challenge: Command) -> None:
     """Both hosts answer that all their workers live."""
-    assert isinstance(challenge, Challenge)
+    assert isinstance(challenge, ProbeHost)
     bench.beat(member(0), member(1))
     bench.beat(worker(2, 0, state="member"), worker(3, 1, state="member"), host="host-2")
-    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+    bench.tell(ProbeExpired(challenge.host, challenge.incarnation, challenge.beat))
 
 
 def test_a_frozen_worker_is_left_behind_as_soon_as_its_agent_has_answered() -> None:
@@ -125,14 +125,14 @@ def test_a_frozen_worker_is_left_behind_as_soon_as_its_agent_has_answered() -> N
     accuse(bench, 2, 0, "silence")
     answered(bench, challenge)
     assert named(bench) == [1, 2, 3], "though the lowest id is the one that is frozen"
-    assert not bench.scheduler.pool.jobs["job-1"].shunned, "another worker can take its place at once"
+    assert not bench.scheduler.pool.jobs["job-1"].backoffs, "another worker can take its place at once"
 
 
 def test_who_hears_nothing_has_a_moment_to_say_so_that_grows_with_the_time_of_detection() -> None:
     for detection_seconds, moment in ((3.0, 0.2), (30.0, 2.0)):
         bench = two_hosts(detection_seconds)
         [challenge] = accuse(bench, 1, 0, "silence")
-        assert isinstance(challenge, Challenge)
+        assert isinstance(challenge, ProbeHost)
         assert challenge.seconds == pytest.approx(moment)
 
 
@@ -143,7 +143,7 @@ def test_a_worker_that_hears_nobody_while_all_others_hear_each_other_is_left_beh
         accuse(bench, other, 0, "silence")
     answered(bench, challenge)
     assert named(bench) == [1, 2, 3]
-    assert list(bench.scheduler.pool.jobs["job-1"].shunned) == ["host-1"]
+    assert list(bench.scheduler.pool.jobs["job-1"].backoffs) == ["host-1"]
 
 
 def test_who_was_only_told_of_a_loss_divides_nobody() -> None:
@@ -162,10 +162,10 @@ def test_a_divided_job_goes_on_with_the_larger_part() -> None:
         bench.beat(worker(number, 0), host=f"host-{number + 1}")
     bench.switch()
     [challenge, *_] = [c for pair in ((0, 1), (1, 0), (0, 2), (2, 0)) for c in accuse(bench, *pair)]
-    assert isinstance(challenge, Challenge)
+    assert isinstance(challenge, ProbeHost)
     for number in range(3):
         bench.beat(worker(number, 0, state="member"), host=f"host-{number + 1}")
-    bench.tell(Unanswered(challenge.host, challenge.incarnation, challenge.beat))
+    bench.tell(ProbeExpired(challenge.host, challenge.incarnation, challenge.beat))
     assert named(bench) == [1, 2]
 
 
@@ -176,7 +176,7 @@ def test_a_suspect_that_a_new_scheduler_never_saw_is_left_behind_when_the_accusa
     bench.submit(2)
     hosts = tuple(host.record for host in bench.scheduler.pool.hosts.values())
     bench.scheduler = Scheduler(epoch=2, secret="s")
-    bench.tell(Restored(tuple(bench.records.values()), (bench.newest(),), hosts))
+    bench.tell(StateRestored(tuple(bench.records.values()), (bench.newest(),), hosts))
     bench.beat(member(0), member(1))
     for _ in range(4):
         accuse(bench, 0, 2)
@@ -202,7 +202,7 @@ pairs = st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda pa
 @given(divided=pairs)
 def test_who_goes_on_is_the_largest_set_that_nobody_divides(divided: set[tuple[int, int]]) -> None:
     everyone = frozenset(range(8))
-    kept = undivided(everyone, divided)
+    kept = largest_connected_set(everyone, divided)
     subsets = [frozenset(n for n in everyone if bits >> n & 1) for bits in range(1 << 8)]
     whole = [subset for subset in subsets if not any(subset.issuperset(pair) for pair in divided)]
     assert kept in whole
