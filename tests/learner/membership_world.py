@@ -9,44 +9,41 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from resile_learner.membership import (
-    Announce,
-    Announced,
+from resile_learner.membership.events import (
+    AbandonRound,
     Command,
     Connect,
     Event,
     LinkDown,
     LinkUp,
-    Membership,
-    OrderSeen,
-    RoundDone,
+    MessageReceived,
+    OrderReceived,
+    RoundAbandoned,
+    RoundCompleted,
     ScriptReady,
-    Start,
+    SendToPeer,
     StateReceived,
+    StateSynced,
+    StateSyncStarted,
     Switch,
-    TellInForce,
-    TellOrder,
-    ToldInForce,
     Withdraw,
 )
-from resile_learner.messages import Member, Order
-from resile_learner.recovery import (
-    LeaveRound,
-    Levelled,
-    Levelling,
-    Recovery,
-    RoundLost,
-    StandingTold,
-    TellStanding,
-)
+from resile_learner.membership.machine import Membership
+from resile_learner.membership.recovery import Recovery
+from resile_learner.membership.view import MembershipView
+from resile_learner.messages import Member, Order, PeerMessage
 
 Draw = Callable[[], bool]
-Phase = Literal["joining", "computing", "exchanging", "lost", "levelling", "letting go"]
+Phase = Literal["joining", "computing", "exchanging", "lost", "syncing state", "leaving"]
 
 
 def order(generation: int, *workers: int, **more: object) -> Order:
     members = tuple(Member(worker=w, host="127.0.0.1", port=1000 + w) for w in workers)
     return Order(job="j", generation=generation, members=members, secret="s", cold_start=generation == 1, **more)
+
+
+def received(sender: int, message: PeerMessage) -> Event:
+    return OrderReceived(message) if isinstance(message, Order) else MessageReceived(sender, message)
 
 
 @dataclass(frozen=True)
@@ -94,9 +91,13 @@ class Node:
     confirmed: set[Confirm] = field(default_factory=set)
 
     @property
+    def view(self) -> MembershipView:
+        return self.machine.view
+
+    @property
     def generation(self) -> int:
-        assert self.machine.current is not None
-        return self.machine.current.generation
+        assert self.view.current is not None
+        return self.view.current.generation
 
     @property
     def round(self) -> int:
@@ -111,10 +112,10 @@ class World:
     in_flight: list[Sent] = field(default_factory=list)
     states: list[tuple[int, int, int, tuple[int, ...]]] = field(default_factory=list)  # donor, receiver, generation
     orders: list[Order] = field(default_factory=list)
-    in_force: set[int] = field(default_factory=set)
+    active: set[int] = field(default_factory=set)
     recovered: dict[int, tuple[int, ...]] = field(default_factory=dict)  # generation -> the history it began with
-    dropped: set[int] = field(default_factory=set)  # by an order that recovers
-    believed: int = 1  # the generation that the scheduler believes in force
+    dropped: set[int] = field(default_factory=set)  # by a recovery order
+    believed: int = 1  # the generation that the scheduler believes active
 
     # the scheduler
 
@@ -127,12 +128,12 @@ class World:
                 self.in_flight.append(Sent(worker, ScriptReady()))
         for worker in {*told, *(w for w in workers if w not in self.members())}:
             if new.cold_start:  # the agent's first word: it comes before anything a link could bring
-                self.post(worker, OrderSeen(new))
+                self.post(worker, OrderReceived(new))
             elif worker in self.nodes:
-                self.in_flight.append(Sent(worker, OrderSeen(new)))
+                self.in_flight.append(Sent(worker, OrderReceived(new)))
 
     def recover(self, told: tuple[int, ...]) -> bool:
-        """Order the living of the generation believed in force to go on; False where there is nobody left."""
+        """Order the living of the generation believed active to go on; False where there is nobody left."""
         members = self.orders[self.believed - 1].workers
         alive = [w for w in members if w not in self.dropped and not self.nodes[w].gone]
         newest = self.orders[-1].workers
@@ -146,10 +147,10 @@ class World:
     @property
     def is_recovering(self) -> bool:
         newest = self.orders[-1]
-        return newest.is_recovery and newest.generation not in self.in_force
+        return newest.is_recovery and newest.generation not in self.active
 
     def members(self) -> set[int]:
-        return {w for w, node in self.nodes.items() if node.machine.current is not None and not node.gone}
+        return {w for w, node in self.nodes.items() if node.view.current is not None and not node.gone}
 
     def living(self) -> list[int]:
         return [worker for worker, node in sorted(self.nodes.items()) if not node.gone]
@@ -175,9 +176,11 @@ class World:
             return
         for command in node.machine.handle(event):
             self.carry_out(worker, node, command)
-        current = node.machine.current
+        current = node.view.current
         if current is not None and not node.gone:
-            self.in_force.add(current.generation)
+            self.active.add(current.generation)
+            if node.phase == "joining" and node.history is None:
+                node.phase, node.history = "computing", ()  # an initial member, with a state of its own
 
     def send(self, sender: int, receiver: int, event: Event | Abort | Confirm) -> None:
         self.in_flight.append(Sent(receiver, event, sender))
@@ -188,28 +191,15 @@ class World:
                 if not self.nodes[member.worker].gone:
                     self.send(member.worker, worker, LinkUp(member.worker))
                     self.send(worker, member.worker, LinkUp(worker))
-            case TellOrder() | Announce() | TellInForce() | TellStanding():
-                self.tell(worker, command)
-            case LeaveRound(_, generation):
+            case SendToPeer(peer, message):
+                self.send(worker, peer, received(worker, message))
+            case AbandonRound(_, generation):
                 node.suspects = generation
-            case Start():
-                node.phase, node.history = "computing", ()
             case Switch() as switch:
                 self.switch(worker, node, switch)
             case Withdraw():
-                assert node.machine.current is None or worker in self.dropped, "no member withdraws"
+                assert node.view.current is None or worker in self.dropped, "no member withdraws"
                 self.end(worker, "withdrawn")
-
-    def tell(self, worker: int, command: TellOrder | Announce | TellInForce | TellStanding) -> None:
-        match command:
-            case TellOrder(peer, told):
-                self.send(worker, peer, OrderSeen(told))
-            case Announce(peer, generation):
-                self.send(worker, peer, Announced(worker, generation))
-            case TellInForce(peer, generation):
-                self.send(worker, peer, ToldInForce(generation))
-            case TellStanding(peer, generation, number):
-                self.send(worker, peer, StandingTold(worker, generation, number))
 
     def switch(self, worker: int, node: Node, switch: Switch) -> None:
         assert node.history is not None
@@ -218,7 +208,7 @@ class World:
         for joiner in switch.receivers_of(worker):
             self.states.append((worker, joiner, switch.new.generation, node.history))
         if worker not in switch.new.workers:
-            node.phase, node.switch = "letting go", switch
+            node.phase, node.switch = "leaving", switch
 
     def end(self, worker: int, how: str) -> None:
         """The end of a process: its links go down, and the peers learn so by and by."""
@@ -241,7 +231,7 @@ class World:
         for other in self.nodes.values():
             for (generation, round_), headers in other.arrived.items():
                 mine = self.nodes[worker]
-                if mine.machine.current and (generation, round_) == (mine.generation, mine.round) and self.draw():
+                if mine.view.current and (generation, round_) == (mine.generation, mine.round) and self.draw():
                     headers.pop(worker, None)
 
     # the main thread of a worker
@@ -260,14 +250,14 @@ class World:
                 self.exchange(worker, node)
             case "lost":
                 self.wait(worker, node)
-            case "levelling":
-                self.level(worker, node)
-            case "letting go":
-                self.let_go(worker, node)
+            case "syncing state":
+                self.sync_state(worker, node)
+            case "leaving":
+                self.leave(worker, node)
 
     def join(self, worker: int, node: Node) -> None:
-        known = [state for state in self.states if state[1] == worker and not node.machine.is_superseded(state[2])]
-        if node.machine.must_recover and (not known or self.draw()):
+        known = [state for state in self.states if state[1] == worker and not node.view.is_superseded(state[2])]
+        if node.view.must_recover and (not known or self.draw()):
             self.lose(worker, node)
         elif known:
             self.states.remove(known[0])
@@ -280,10 +270,10 @@ class World:
 
     def name(self, worker: int, node: Node) -> None:
         """It has computed its part and sends all of it."""
-        assert node.machine.current is not None
+        assert node.view.current is not None
         key = (node.generation, node.round)
-        for member in node.machine.current.workers:
-            self.nodes[member].arrived.setdefault(key, {})[worker] = node.machine.named(node.round + 1)
+        for member in node.view.current.workers:
+            self.nodes[member].arrived.setdefault(key, {})[worker] = node.view.named(node.round + 1)
         node.phase = "exchanging"
 
     def exchange(self, worker: int, node: Node) -> None:
@@ -294,7 +284,7 @@ class World:
 
     def finish(self, worker: int, node: Node) -> None:
         """Commit, if everything from all members is there."""
-        current = node.machine.current
+        current = node.view.current
         assert current is not None
         assert node.history is not None
         headers = node.arrived[node.generation, node.round]
@@ -305,7 +295,7 @@ class World:
         assert node.history[: len(node.committed)] == node.committed, "nothing committed is given up"
         node.committed = node.history
         node.phase = "computing"
-        self.post(worker, RoundDone(tuple(headers[member] for member in current.workers)))
+        self.post(worker, RoundCompleted(tuple(headers[member] for member in current.workers)))
 
     def check_commit(self, worker: int, node: Node) -> None:
         members = set(self.orders[node.generation - 1].workers)
@@ -316,15 +306,15 @@ class World:
 
     def give_up(self, worker: int, node: Node) -> bool:
         """Abandon the round if there is a reason to."""
-        assert node.machine.current is not None
+        assert node.view.current is not None
         key = (node.generation, node.round)
-        missing = set(node.machine.current.workers) - set(node.arrived.get(key, {}))
+        missing = set(node.view.current.workers) - set(node.arrived.get(key, {}))
         suspects, node.suspects = node.suspects, None
         reason = suspects == node.generation or key in node.aborted or any(self.nodes[w].gone for w in missing)
         if not reason:
             return False
         self.cut_short(worker)
-        for member in node.machine.current.workers:
+        for member in node.view.current.workers:
             if member != worker:
                 self.send(worker, member, Abort(*key))
         self.lose(worker, node)
@@ -332,45 +322,45 @@ class World:
 
     def lose(self, worker: int, node: Node) -> None:
         node.phase, node.recovery, node.switch = "lost", None, None
-        self.post(worker, RoundLost(node.round))
+        self.post(worker, RoundAbandoned(node.round))
 
-    # recovery, and letting go
+    # recovery, and leaving
 
     def wait(self, worker: int, node: Node) -> None:
-        if node.machine.is_released:
+        if node.view.is_released:
             self.end(worker, "left")
-        elif node.machine.recovery is not None:
-            self.begin_levelling(worker, node, node.machine.recovery)
+        elif node.view.recovery is not None:
+            self.begin_state_sync(worker, node, node.view.recovery)
 
-    def begin_levelling(self, worker: int, node: Node, recovery: Recovery) -> None:
-        self.post(worker, Levelling())
-        node.phase, node.recovery = "levelling", recovery
+    def begin_state_sync(self, worker: int, node: Node, recovery: Recovery) -> None:
+        self.post(worker, StateSyncStarted())
+        node.phase, node.recovery = "syncing state", recovery
         node.owed = list(recovery.receivers_of(worker))
-        furthest = max(recovery.standings.values())
-        for member, number in recovery.standings.items():
+        furthest = max(recovery.rounds.values())
+        for member, number in recovery.rounds.items():
             assert number <= max(self.nodes[member].round, len(self.nodes[member].committed))
         assert furthest == -1 or furthest >= len(node.committed), "the state furthest ahead wins"
         if furthest == -1:
             self.end(worker, "without any state")
 
-    def level(self, worker: int, node: Node) -> None:
+    def sync_state(self, worker: int, node: Node) -> None:
         recovery = node.recovery
         assert recovery is not None
         generation, donor = recovery.order.generation, recovery.donor_of(worker)
         arrived = [s for s in self.states if s[1] == worker and s[2] == generation and s[0] == donor]
-        if node.machine.is_superseded(generation) and (donor is None or not arrived or self.draw()):
+        if node.view.is_superseded(generation) and (donor is None or not arrived or self.draw()):
             self.torn(worker, node, begun=bool(arrived) or donor is not None)
         elif donor is not None and arrived:
             self.states.remove(arrived[0])
             node.history = arrived[0][3]
-            self.levelled(worker, node, recovery)
+            self.state_synced(worker, node, recovery)
         elif donor is not None:
             if self.nodes[donor].gone:
                 self.torn(worker, node, begun=True)
         elif node.owed:
             self.give_state(worker, node, generation)
         else:
-            self.levelled(worker, node, recovery)
+            self.state_synced(worker, node, recovery)
 
     def torn(self, worker: int, node: Node, *, begun: bool) -> None:
         assert node.recovery is not None
@@ -387,24 +377,24 @@ class World:
         else:
             self.states.append((worker, receiver, generation, node.history))
 
-    def levelled(self, worker: int, node: Node, recovery: Recovery) -> None:
+    def state_synced(self, worker: int, node: Node, recovery: Recovery) -> None:
         assert node.history is not None
         generation = recovery.order.generation
         assert node.history[: len(node.committed)] == node.committed, "nothing committed is given up"
         assert self.recovered.setdefault(generation, node.history) == node.history, "all begin with one state"
         node.committed = node.history
-        self.post(worker, Levelled(generation, node.round))
-        if node.machine.current is not None and node.generation == generation:
+        self.post(worker, StateSynced(generation, node.round))
+        if node.view.current is not None and node.generation == generation:
             node.phase, node.recovery = "computing", None
         else:
             self.lose(worker, node)
 
-    def let_go(self, worker: int, node: Node) -> None:
+    def leave(self, worker: int, node: Node) -> None:
         switch = node.switch
         assert switch is not None
-        if node.machine.is_released:
+        if node.view.is_released:
             self.end(worker, "left")
-        elif node.machine.must_recover:
+        elif node.view.must_recover:
             self.lose(worker, node)
         else:
             heirs = switch.continuing or switch.joiners
@@ -447,12 +437,12 @@ class Fate:
                 world.step(choices.choice(sorted(world.nodes)))
             case "order" if len(world.orders) < 8 and not world.is_recovering and world.members():
                 self.order()
-            case "kill" if world.in_force and choices.random() < 0.2:
+            case "kill" if world.active and choices.random() < 0.2:
                 self.kill()
-            case "recover" if len(world.orders) < 12 and world.in_force and self.anybody_lost():
+            case "recover" if len(world.orders) < 12 and world.active and self.anybody_lost():
                 world.recover(self.some())
             case "learn":
-                world.believed = max(world.believed, choices.choice(sorted(world.in_force) or [1]))
+                world.believed = max(world.believed, choices.choice(sorted(world.active) or [1]))
 
     def kill(self) -> None:
         living = self.world.living()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from resile_learner.messages import WorkerConfig
-from resile_learner.worker.failure import raised, stuck
-from resile_learner.worker.watch import Overdue
+from resile_learner.worker.failure import raised, stalled
+from resile_learner.worker.stalls import Stall
 
 CONFIG = WorkerConfig(job="job-1", worker=3, script=__file__, directory="/", storage="file:///none")
 
@@ -29,7 +29,7 @@ def test_want_of_memory_is_told_with_what_helps() -> None:
 
 def test_who_is_stuck_shows_the_stack_of_its_main_thread() -> None:
     said = []
-    watching = threading.Thread(target=lambda: said.append(stuck(CONFIG, Overdue("data", 70.0, 0.5))))
+    watching = threading.Thread(target=lambda: said.append(stalled(CONFIG, Stall("data", 70.0, 0.5))))
     watching.start()
     watching.join()
     assert said[0].message.startswith("stuck in data for 70 s; it took at most 0.5 s before (test_failure.py, line ")

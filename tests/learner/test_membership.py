@@ -1,25 +1,30 @@
 """The generation switch under reordered, doubled and lost messages, without threads, sockets or clocks."""
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resile_learner.membership import (
-    Announce,
-    Announced,
+from resile_learner.membership.events import (
     Connect,
     LinkUp,
-    Membership,
-    OrderSeen,
-    RoundDone,
+    MessageReceived,
+    OrderReceived,
+    PauseRequested,
+    RoundAbandoned,
+    RoundCompleted,
     ScriptReady,
+    SendToPeer,
+    StateSynced,
     Switch,
-    ToldInForce,
     Withdraw,
 )
-from resile_learner.messages import Order
+from resile_learner.membership.machine import Membership
+from resile_learner.membership.roles import TRANSITIONS, Role
+from resile_learner.messages import ActiveGeneration, JoinerReady, Order
+from resile_shared.recent_events import InternalError
 
 from .membership_world import Fate, Sent, order
 
@@ -33,12 +38,12 @@ def test_any_order_of_messages_keeps_one_lineage_and_ends_in_the_newest_generati
     for _ in range(choices.randint(5, 150)):
         fate.happen()
     for worker in world.nodes:  # the agent repeats its word: at least the newest order reaches everyone in the end
-        world.in_flight.append(Sent(worker, OrderSeen(world.orders[-1])))
+        world.in_flight.append(Sent(worker, OrderReceived(world.orders[-1])))
     world.settle()
 
     newest = world.orders[-1]
     assert world.members() == set(newest.workers)
-    assert {world.nodes[w].machine.current for w in newest.workers} == {newest}
+    assert {world.nodes[w].view.current for w in newest.workers} == {newest}
     for worker, node in world.nodes.items():
         assert node.gone or worker in newest.workers, f"worker {worker} waits for ever"
     histories = [world.nodes[worker].history for worker in newest.workers]
@@ -49,78 +54,121 @@ def test_any_order_of_messages_keeps_one_lineage_and_ends_in_the_newest_generati
 
 def member_of(current: Order, worker: int) -> Membership:
     machine = Membership(worker)
-    machine.handle(OrderSeen(current))
+    machine.handle(OrderReceived(current))
     for other in current.workers:
         if other != worker:
             machine.handle(LinkUp(other))
     machine.handle(ScriptReady())
-    assert machine.current == current
+    assert machine.view.current == current
     return machine
 
 
 def test_a_member_names_a_generation_only_when_its_joiner_is_linked_and_ready() -> None:
     machine = member_of(order(1, 0, 1), 0)
-    machine.handle(OrderSeen(order(2, 0, 1, 2)))
-    assert machine.named(1) == 1
+    machine.handle(OrderReceived(order(2, 0, 1, 2)))
+    assert machine.view.named(1) == 1
     machine.handle(LinkUp(2))
-    assert machine.named(1) == 1
-    machine.handle(Announced(2, 2))
-    assert machine.named(1) == 2
+    assert machine.view.named(1) == 1
+    machine.handle(MessageReceived(2, JoinerReady(generation=2)))
+    assert machine.view.named(1) == 2
 
 
 def test_headers_that_disagree_change_nothing() -> None:
     machine = member_of(order(1, 0, 1), 0)
-    machine.handle(OrderSeen(order(2, 0)))
-    assert machine.named(1) == 2
-    assert machine.handle(RoundDone((2, 1))) == []
-    assert machine.current == order(1, 0, 1)
+    machine.handle(OrderReceived(order(2, 0)))
+    assert machine.view.named(1) == 2
+    assert machine.handle(RoundCompleted((2, 1))) == []
+    assert machine.view.current == order(1, 0, 1)
 
 
 def test_old_orders_have_no_effect() -> None:
     machine = member_of(order(1, 0, 1), 0)
-    machine.handle(OrderSeen(order(3, 0)))
-    assert machine.handle(OrderSeen(order(2, 0, 1, 5))) == []
-    (switch,) = machine.handle(RoundDone((3, 3)))
+    machine.handle(OrderReceived(order(3, 0)))
+    assert machine.handle(OrderReceived(order(2, 0, 1, 5))) == []
+    (switch,) = machine.handle(RoundCompleted((3, 3)))
     assert isinstance(switch, Switch)
     assert switch.new == order(3, 0)
 
 
 def test_a_plan_is_neither_early_nor_late() -> None:
     machine = member_of(order(1, 0, 1, until=10), 0)
-    assert not machine.must_wait(9)
-    assert machine.must_wait(10)
-    machine.handle(OrderSeen(order(2, 0, not_before=10)))
-    assert machine.named(9) == 1
-    assert machine.named(10) == 2
-    assert not machine.must_wait(10)
+    assert not machine.view.must_wait(9)
+    assert machine.view.must_wait(10)
+    machine.handle(OrderReceived(order(2, 0, not_before=10)))
+    assert machine.view.named(9) == 1
+    assert machine.view.named(10) == 2
+    assert not machine.view.must_wait(10)
 
 
 def test_a_superseded_joiner_that_was_announced_waits_for_a_member_to_say_so() -> None:
     machine = Membership(2)
-    machine.handle(OrderSeen(order(2, 0, 2)))
+    machine.handle(OrderReceived(order(2, 0, 2)))
     machine.handle(ScriptReady())
-    assert Announce(0, 2) in machine.handle(LinkUp(0))
-    assert Withdraw() not in machine.handle(OrderSeen(order(3, 0)))
-    assert machine.handle(ToldInForce(3)) == [Withdraw()]
+    assert SendToPeer(0, JoinerReady(generation=2)) in machine.handle(LinkUp(0))
+    assert Withdraw() not in machine.handle(OrderReceived(order(3, 0)))
+    assert machine.handle(MessageReceived(0, ActiveGeneration(generation=3))) == [Withdraw()]
 
 
 def test_a_superseded_joiner_that_nobody_counts_on_withdraws_at_once() -> None:
     machine = Membership(2)
-    machine.handle(OrderSeen(order(2, 0, 2)))
-    assert machine.handle(OrderSeen(order(3, 0)))[-1] == Withdraw()
+    machine.handle(OrderReceived(order(2, 0, 2)))
+    assert machine.handle(OrderReceived(order(3, 0)))[-1] == Withdraw()
 
 
 @pytest.mark.parametrize("workers", [(3,), (3, 4)])
 def test_leavers_hand_over_when_nobody_continues(workers: tuple[int, ...]) -> None:
     machine = member_of(order(1, 0, 1), 1)
-    commands = machine.handle(OrderSeen(order(2, *workers)))
+    commands = machine.handle(OrderReceived(order(2, *workers)))
     assert [c.member.worker for c in commands if isinstance(c, Connect)] == list(workers)
     for worker in workers:
-        assert machine.named(1) == 1
+        assert machine.view.named(1) == 1
         machine.handle(LinkUp(worker))
-        machine.handle(Announced(worker, 2))
-    assert machine.named(1) == 2
-    (switch,) = machine.handle(RoundDone((2, 2)))
+        machine.handle(MessageReceived(worker, JoinerReady(generation=2)))
+    assert machine.view.named(1) == 2
+    (switch,) = machine.handle(RoundCompleted((2, 2)))
     assert isinstance(switch, Switch)
     assert switch.receivers_of(0) == workers[:1]
     assert switch.receivers_of(1) == workers[1:]
+
+
+def test_a_pause_that_was_meant_for_the_job_before_its_cold_start_is_ignored() -> None:
+    machine = Membership(0)
+    machine.handle(OrderReceived(order(3, 0).model_copy(update={"cold_start": True})))
+    machine.handle(PauseRequested(2))
+    assert not machine.view.is_pause_requested
+    machine.handle(PauseRequested(3))
+    assert machine.view.is_pause_requested
+
+
+def test_a_worker_changes_its_role_along_the_table_of_transitions() -> None:
+    machine = Membership(1)
+    roles = [machine.view.role]
+    first, second = order(1, 0, 1), order(2, 0)
+    recalled = order(3, 1, is_recovery=True)
+    for event in (
+        OrderReceived(first),
+        LinkUp(0),
+        ScriptReady(),
+        OrderReceived(second),
+        RoundCompleted((2, 2)),
+        OrderReceived(recalled),
+        RoundAbandoned(1),
+        StateSynced(3, 1),
+        OrderReceived(order(4, 0, is_recovery=True)),
+    ):
+        machine.handle(event)
+        if machine.view.role is not roles[-1]:
+            roles.append(machine.view.role)
+    assert roles == [Role.NEW, Role.JOINING, Role.MEMBER, Role.LEAVING, Role.MEMBER, Role.WITHDRAWN]
+    assert all(new in TRANSITIONS[old] for old, new in pairwise(roles))
+
+
+def test_an_illegal_transition_raises_with_the_events_that_led_to_it() -> None:
+    machine = member_of(order(1, 0, 1), 1)
+    machine.handle(OrderReceived(order(2, 0)))
+    machine.handle(RoundCompleted((2, 2)))
+    with pytest.raises(InternalError) as caught:
+        machine.handle(RoundCompleted((2, 2)))
+    assert "worker 1 cannot change from leaving to leaving" in caught.value.fault
+    assert str(caught.value).count("RoundCompleted(named=(2, 2))") == 2
+    assert "secret" not in str(caught.value)

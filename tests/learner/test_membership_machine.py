@@ -54,22 +54,22 @@ class Lives(RuleBasedStateMachine):
         self.next_worker += joining
         self.world.order(kept + new, tuple(told & self.world.nodes.keys()))
 
-    @precondition(lambda self: self.world.in_force and self.world.living())
+    @precondition(lambda self: self.world.active and self.world.living())
     @rule(which=ANY)
     def a_worker_is_killed(self, which: int) -> None:
         living = self.world.living()
         self.world.kill(living[which % len(living)])
 
-    @precondition(lambda self: len(self.world.orders) < 12 and self.world.in_force and self.has_losses())
+    @precondition(lambda self: len(self.world.orders) < 12 and self.world.active and self.has_losses())
     @rule(told=st.sets(st.integers(0, 12)))
     def a_recovery_is_ordered(self, told: set[int]) -> None:
         self.world.recover(tuple(told & self.world.nodes.keys()))
 
-    @precondition(lambda self: self.world.in_force)
+    @precondition(lambda self: self.world.active)
     @rule(which=ANY)
     def the_scheduler_learns(self, which: int) -> None:
-        in_force = sorted(self.world.in_force)
-        self.world.believed = max(self.world.believed, in_force[which % len(in_force)])
+        active = sorted(self.world.active)
+        self.world.believed = max(self.world.believed, active[which % len(active)])
 
     def has_losses(self) -> bool:
         return any(node.gone == "killed" for node in self.world.nodes.values())
@@ -77,7 +77,7 @@ class Lives(RuleBasedStateMachine):
     def teardown(self) -> None:
         """In the end the scheduler learns all: those who are left go on from what was committed."""
         world = getattr(self, "world", None)
-        if world is None or not world.in_force or not world.members():
+        if world is None or not world.active or not world.members():
             return
         world.believed = max(world.nodes[worker].generation for worker in world.members())
         if world.recover(tuple(world.nodes)):

@@ -17,7 +17,7 @@ def live(seed: int) -> World:
     world = fate.world
     for _ in range(choices.randint(20, 400)):
         fate.happen()
-    if not world.in_force or not world.members():
+    if not world.active or not world.members():
         return world
     world.believed = max(world.nodes[worker].generation for worker in world.members())
     if not world.recover(tuple(world.nodes)):
@@ -37,7 +37,7 @@ def check_end(world: World) -> None:
     assert len(living) in (0, len(newest.workers)), "members agree on whether there is a state"
     assert len(living) + len(stateless) == len(newest.workers)
     for node in living:
-        assert node.machine.current == newest, "somebody waits for ever"
+        assert node.view.current == newest, "somebody waits for ever"
         assert node.history is not None
         begun = world.recovered[newest.generation]
         assert node.history[: len(begun)] == begun

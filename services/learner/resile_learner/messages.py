@@ -33,7 +33,7 @@ class Order(Message):
     job: str
     generation: int = Field(ge=1)
     members: tuple[Member, ...] = Field(min_length=1, description="in rank order")
-    secret: str = Field(description="proves membership of this generation on worker links")
+    secret: str = Field(repr=False, description="proves membership of this generation on worker links")
     cold_start: bool = Field(
         default=False, description="the first generation of a run: its members start without a hand-over"
     )
@@ -164,28 +164,27 @@ def encode(message: Message) -> bytes:
     return message.model_dump_json().encode() + b"\n"
 
 
-class Announcement(Message):
+class JoinerReady(Message):
     """Worker to worker: a joiner is ready and linked to all members of ``generation``."""
 
-    kind: Literal["announcement"] = "announcement"
+    kind: Literal["joiner_ready"] = "joiner_ready"
     generation: int
 
 
-class InForce(Message):
-    """Worker to worker: the receiver's order was superseded; ``generation`` is current."""
+class ActiveGeneration(Message):
+    """Worker to worker: the receiver's order was superseded; ``generation`` is the current one."""
 
-    kind: Literal["in_force"] = "in_force"
+    kind: Literal["active_generation"] = "active_generation"
     generation: int
 
 
-class Standing(Message):
-    """Worker to worker: what the sender's state is, as ``generation`` begins with a recovery."""
+class CommittedRound(Message):
+    """Worker to worker: how far the sender's state has come, as a recovery begins ``generation``."""
 
-    kind: Literal["standing"] = "standing"
+    kind: Literal["committed_round"] = "committed_round"
     generation: int
-    round: int = Field(ge=-1, description="all rounds before it are committed; -1: it has no whole state")
+    round: int = Field(ge=-1, description="all rounds before it are committed; -1: the sender has no whole state")
 
 
-from_peer: TypeAdapter[Order | Announcement | InForce | Standing] = TypeAdapter(
-    Annotated[Order | Announcement | InForce | Standing, Field(discriminator="kind")]
-)
+PeerMessage = Order | JoinerReady | ActiveGeneration | CommittedRound
+from_peer: TypeAdapter[PeerMessage] = TypeAdapter(Annotated[PeerMessage, Field(discriminator="kind")])

@@ -1,4 +1,4 @@
-"""The life of a worker process: from the fork to its exit."""
+"""The main function of a worker process, from the fork to its exit."""
 
 import atexit
 import os
@@ -11,8 +11,7 @@ from ..messages import Failed, Finished, WorkerConfig
 from ..session import enter_session
 from ..training.seeds import seed
 from .allocator import keep_freed_memory
-from .control import Control
-from .control_thread import Withdrawn
+from .control_thread import ControlThread, Withdrawn
 from .failure import failed, raised
 from .session import WorkerSession, leave_process
 
@@ -20,25 +19,25 @@ from .session import WorkerSession, leave_process
 def main(config: WorkerConfig, agent: socket.socket) -> int:
     """Run the user's script as worker ``config.worker``; return the exit status.
 
-    Outcomes are told to the agent over ``agent``; a leaver's process ends inside its training call.
+    The outcome is reported to the agent over ``agent``; a leaver's process ends inside its training call.
     """
     keep_freed_memory()
     mesh = Mesh(config.worker)
-    control = Control(config, agent, mesh)
+    control = ControlThread(config, agent, mesh)
     control.start()
     session = WorkerSession(config, control, mesh)
     enter_session(session)
     seed()
-    last_word = _run_script(config, session)
-    if isinstance(last_word, Finished):
+    outcome = _run_script(config, session)
+    if isinstance(outcome, Finished):
         atexit._run_exitfuncs()  # the script's own, which the end of a forked process would skip
-    if last_word is not None:
-        control.report(last_word)
-    leave_process(control, status=int(isinstance(last_word, Failed)))
+    if outcome is not None:
+        control.report(outcome)
+    leave_process(control, status=int(isinstance(outcome, Failed)))
 
 
 def _run_script(config: WorkerConfig, session: WorkerSession) -> Finished | Failed | None:
-    """Run the script as ``__main__``; tell how it ended. None when this worker turned out not to be needed."""
+    """Run the script as ``__main__``; return how it ended, None when this worker turned out not to be needed."""
     sys.argv = [config.script, *config.args]
     sys.path.insert(0, os.path.dirname(config.script))
     try:
@@ -50,10 +49,10 @@ def _run_script(config: WorkerConfig, session: WorkerSession) -> Finished | Fail
             return failed(config, f"the script ended itself: sys.exit({leaving.code!r})")
     except BaseException as error:
         return raised(config, error)
-    return _verdict(config, session)
+    return _outcome(config, session)
 
 
-def _verdict(config: WorkerConfig, session: WorkerSession) -> Finished | Failed:
+def _outcome(config: WorkerConfig, session: WorkerSession) -> Finished | Failed:
     if not session.training_called:
         return failed(
             config,

@@ -1,4 +1,4 @@
-"""What a worker says of its own failure: one line for the user, and where in the script it happened."""
+"""The report of a worker's own failure: one line for the user, and where in the script it happened."""
 
 import os
 import runpy
@@ -10,21 +10,25 @@ from collections.abc import Iterable
 import torch
 
 from resile_shared.errors import ResileError
+from resile_shared.recent_events import InternalError
 
 from ..messages import Failed, WorkerConfig
-from .watch import Overdue
+from .stalls import Stall
 
 _CPU_OUT_OF_MEMORY = "can't allocate memory"  # torch has no error of its own for it
 
 
 def failed(config: WorkerConfig, message: str, details: str = "") -> Failed:
-    """Return the worker's last words."""
+    """Return the worker's last report."""
     one_line = " ".join(message.split())
     return Failed(worker=config.worker, message=one_line, details=details)
 
 
 def raised(config: WorkerConfig, error: BaseException) -> Failed:
-    """Return what to say when the script ended with ``error``."""
+    """Return the report of a script that ended with ``error``."""
+    if isinstance(error, InternalError):
+        message, _, events = str(error).partition("\n")
+        return failed(config, message, details=f"{events}\n{_user_traceback(error)}")
     if isinstance(error, ResileError):
         return failed(config, str(error))
     place = _place_in_script(traceback.extract_tb(error.__traceback__), config.script)
@@ -34,13 +38,13 @@ def raised(config: WorkerConfig, error: BaseException) -> Failed:
     return failed(config, text, details=_user_traceback(error))
 
 
-def stuck(config: WorkerConfig, overdue: Overdue) -> Failed:
-    """Return what to say when the main thread does not come on, with what it is doing now."""
+def stalled(config: WorkerConfig, stall: Stall) -> Failed:
+    """Return the report of a main thread that makes no progress, with its present stack."""
     stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident or 0])
     place = _place_in_script(stack, config.script)
     of_script = next((number for number, frame in enumerate(stack) if frame.filename == config.script), 0)
     lines = traceback.format_list(stack[of_script:])
-    return failed(config, f"{overdue}{place}", details="".join(["Where it is (most recent call last):\n", *lines]))
+    return failed(config, f"{stall}{place}", details="".join(["Where it is (most recent call last):\n", *lines]))
 
 
 def _place_in_script(stack: Iterable[traceback.FrameSummary], script: str) -> str:

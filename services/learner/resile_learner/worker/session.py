@@ -12,13 +12,22 @@ from resile_shared.errors import ResileError
 
 from ..collectives.exchange import Abandoned, OpenRound, RoundSpec, Tag
 from ..collectives.mesh import Mesh
-from ..membership import Membership, RoundDone, ScriptReady, StateReceived, Switch
+from ..membership.events import (
+    RoundAbandoned,
+    RoundCompleted,
+    ScriptReady,
+    StateReceived,
+    StateSynced,
+    StateSyncStarted,
+    Switch,
+)
+from ..membership.recovery import Recovery
+from ..membership.view import MembershipView
 from ..messages import Left, Message, Order, Ready, WorkerConfig
-from ..recovery import Levelled, Levelling, Recovery, RoundLost
 from ..session import Change, SecondTrainingCall, View
 from ..state.flat import FlatState
 from ..state.run import RunState
-from .control import Control
+from .control_thread import ControlThread
 
 NO_STATE = -1
 
@@ -26,7 +35,7 @@ NO_STATE = -1
 class WorkerSession:
     """Implements `Session` for a worker process."""
 
-    def __init__(self, config: WorkerConfig, control: Control, mesh: Mesh) -> None:
+    def __init__(self, config: WorkerConfig, control: ControlThread, mesh: Mesh) -> None:
         self._config = config
         self._control = control
         self._mesh = mesh
@@ -44,14 +53,14 @@ class WorkerSession:
 
     @property
     def expected(self) -> View | None:
-        """Before `join`: the generation that this worker is going to join. None for a founder, or while not known."""
-        (order,) = self._control.wait_for(lambda membership: (membership.first_order,))
+        """Before `join`: the generation that this worker is going to join. None at a cold start, or while not known."""
+        order = self._control.view.first_order
         return self._view_of(order) if order and not order.cold_start else None
 
     @property
     def pause_asked(self) -> bool:
-        """Whether the agent said so."""
-        return self._control.pause_asked
+        """Whether the agent has requested a pause."""
+        return self._control.view.is_pause_requested
 
     def _view_of(self, order: Order) -> View:
         return View(order.generation, order.workers, self._config.worker)
@@ -68,40 +77,32 @@ class WorkerSession:
 
     @property
     def resume(self) -> bool:
-        """Whether founders begin with the newest complete checkpoint."""
+        """Whether a cold start loads the newest complete checkpoint."""
         return self._config.resume
 
     def join(self, ready: Ready, state: RunState) -> bool:
-        """Become a member: found the run, or wait for the state that a member hands over."""
+        """Become a member: one of the initial members, or one that receives the state of another."""
         if self.training_called:
             raise SecondTrainingCall
         self.training_called = True
         self._control.report(ready.model_copy(update={"worker": self._config.worker}))
         self._control.post(ScriptReady())
-        if self._control.wait_for(self._is_founder):
-            self._order = self._control.ask(lambda membership: membership.current)
+        if self._control.wait_for(_is_initial_member):
+            self._order = self._control.view.current
             return True
         try:
-            _, generation = self._mesh.receive_state(state.allocate_buffers, obsolete=self._must_recover)
+            _, generation = self._mesh.receive_state(
+                state.allocate_buffers, obsolete=lambda: self._control.view.must_recover
+            )
         except Abandoned as lost:
             self._catch_up(lost, NO_STATE, state)
             return False
         state.load_received()
         self._control.post(StateReceived(generation))
-        self._order = self._control.wait_for(lambda membership: membership.current)
+        self._order = self._control.wait_for(lambda view: view.current)
         for peer in self._mesh.links - set(self._order.workers):  # leavers wait for it where nobody continues
             self._mesh.confirm(peer, Tag(generation, 0, 0))
         return False
-
-    def _is_founder(self, membership: Membership) -> bool | None:
-        """Whether the run begins with this worker, once that is known."""
-        if self._control.started:
-            return True
-        first = membership.first_order
-        return False if membership.must_recover or (first and not first.cold_start) else None
-
-    def _must_recover(self) -> bool:
-        return self._control.ask(lambda membership: membership.must_recover)
 
     def begin(self, spec: RoundSpec) -> OpenRound:
         """Open the next round."""
@@ -110,16 +111,16 @@ class WorkerSession:
     def named(self, next_iteration: int) -> int:
         """The generation to name in the header of the round before ``next_iteration``; waits where a plan says so."""
 
-        def answer(membership: Membership) -> int | None:
-            return None if membership.must_wait(next_iteration) else membership.named(next_iteration)
+        def answer(view: MembershipView) -> int | None:
+            return None if view.must_wait(next_iteration) else view.named(next_iteration)
 
         return self._control.wait_for(answer)
 
     def agreed(self, named: Sequence[int]) -> Change | None:
-        """Take the names of all headers of a round; tell what all members thereby agreed on."""
+        """Return the switch that all members agreed on, given the generation that each header of a round names."""
         if all(generation == self.view.generation for generation in named):
             return None
-        switch = self._control.post(RoundDone(tuple(named)))
+        switch = self._control.post(RoundCompleted(tuple(named)))
         if switch is None:
             return None
         self._switch = switch
@@ -135,7 +136,7 @@ class WorkerSession:
                 self._mesh.confirm(leaver, tag)
 
         def is_superseded() -> bool:
-            return self._control.ask(lambda membership: membership.is_superseded(change.new_generation))
+            return self._control.view.is_superseded(change.new_generation)
 
         if change.receivers:
             flat = flatten()
@@ -149,10 +150,11 @@ class WorkerSession:
         self._order = switch.new
 
     def _let_go(self, switch: Switch, tag: Tag) -> NoReturn:
-        """Leave once somebody who goes on is known to have all that this worker has. Raises Abandoned if nobody is."""
+        """Leave once a member that continues is known to have all that this worker has. Raises Abandoned if none is."""
 
         def is_recalled() -> bool:
-            return self._control.ask(lambda membership: membership.is_released or membership.must_recover)
+            view = self._control.view
+            return view.is_released or view.must_recover
 
         others = [worker for worker in switch.old.workers if worker != self._config.worker]
         confirmed = self._mesh.await_confirms(others, tag, obsolete=is_recalled)
@@ -162,7 +164,7 @@ class WorkerSession:
             )
         heirs = switch.continuing or switch.joiners
         is_needed = is_recalled() or not confirmed.intersection(heirs)
-        if is_needed and not self._control.ask(lambda membership: membership.is_released):
+        if is_needed and not self._control.view.is_released:
             raise Abandoned(heirs[0], "it was lost before it was known to have what this worker has")
         self._leave([*others, *switch.joiners], tag.round)
 
@@ -180,12 +182,12 @@ class WorkerSession:
         next_round: int,
         state: RunState,
     ) -> bool:
-        """Wait for a generation without whoever was lost, and become level with its members."""
-        self._control.accuse(lost.suspect, "hearsay" if lost.is_hearsay else "broken link", lost.reason)
+        """Wait for a generation without the lost worker, and synchronize the state with its members."""
+        self._control.report_suspect(lost.suspect, "hearsay" if lost.is_hearsay else "broken link", lost.reason)
         return self._catch_up(lost, next_round, state)
 
     def _catch_up(self, lost: Abandoned, number: int, state: RunState) -> bool:
-        """Become a member of a generation that recovers; say whether that took the state of another member."""
+        """Become a member by a recovery; return whether that took the state of another member."""
         has_taken = is_torn = False
 
         def allocate_buffers(skeleton: bytes) -> Sequence[Tensor]:
@@ -195,46 +197,44 @@ class WorkerSession:
 
         while True:
             self._control.check_link(lost.suspect)
-            self._control.post(RoundLost(number))
+            self._control.post(RoundAbandoned(number))
             recovery = self._await_recovery(number)
             try:
-                if self._level(recovery, state.flatten, allocate_buffers):
+                if self._sync_state(recovery, state.flatten, allocate_buffers):
                     state.load_received()  # before anything newer can make this worker a donor
                     has_taken, is_torn = True, False
-                number = max(recovery.standings.values())
-                self._control.post(Levelled(recovery.order.generation, number))
+                number = max(recovery.rounds.values())
+                self._control.post(StateSynced(recovery.order.generation, number))
             except Abandoned as error:
                 lost = error
                 number = NO_STATE if is_torn else number
-            current = self._control.ask(lambda membership: membership.current)
+            current = self._control.view.current
             if current is not None and current.generation == recovery.order.generation:
                 self._order = current
                 return has_taken
 
     def _await_recovery(self, number: int) -> Recovery:
-        """Wait until it is known how the next generation begins; what is left to be sent goes out meanwhile."""
+        """Wait until it is known how the recovery begins; what is left to be sent goes out meanwhile."""
         recovery: Recovery | None = None
         while recovery is None:
-            self._mesh.wait_until(
-                lambda: self._control.ask(lambda membership: membership.is_released or membership.recovery is not None)
-            )
-            if self._control.ask(lambda membership: membership.is_released):
+            self._mesh.wait_until(lambda: self._control.view.is_released or self._control.view.recovery is not None)
+            view = self._control.view
+            if view.is_released:
                 self._leave(sorted(self._mesh.links), last_round=max(number - 1, 0))
-            # None again if a newer one was ordered just now
-            recovery = self._control.ask(lambda membership: membership.recovery)
-        self._control.post(Levelling())
+            recovery = view.recovery  # None again if a newer one was ordered just now
+        self._control.post(StateSyncStarted())
         return recovery
 
-    def _level(
+    def _sync_state(
         self, recovery: Recovery, flatten: Callable[[], FlatState], allocate: Callable[[bytes], Sequence[Tensor]]
     ) -> bool:
-        """Give or receive the state, as it stands with the members; True if it was received. Raises Abandoned."""
+        """Send or receive the state, depending on who is ahead; True if it was received. Raises Abandoned."""
         generation = recovery.order.generation
-        if max(recovery.standings.values()) < 0:
-            raise ResileError("no member has a whole state any more: the job can only go on from a checkpoint")
+        if max(recovery.rounds.values()) < 0:
+            raise ResileError("no member has a whole state any more: the job can only continue from a checkpoint")
 
         def obsolete() -> bool:
-            return self._control.ask(lambda membership: membership.is_superseded(generation))
+            return self._control.view.is_superseded(generation)
 
         me = self._config.worker
         donor = recovery.donor_of(me)
@@ -249,17 +249,25 @@ class WorkerSession:
         return False
 
     def report(self, message: Message) -> None:
-        """Tell the agent."""
+        """Send ``message`` to the agent."""
         self._control.report(message)
 
     def complete(self) -> None:
-        """Training is over on this member, as asked."""
+        """Training has ended on this member, as requested."""
         self.completed = True
 
 
-def leave_process(control: Control, *, status: int) -> NoReturn:
+def _is_initial_member(view: MembershipView) -> bool | None:
+    """Whether this worker starts the run with a state of its own; None while that is not known."""
+    if view.current is not None:
+        return True
+    first = view.first_order
+    return False if view.must_recover or (first and not first.cold_start) else None
+
+
+def leave_process(control: ControlThread, *, status: int) -> NoReturn:
     """End the process without returning to the user's script, whatever it would catch; what was printed is not lost."""
-    control.close()
+    control.stop()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

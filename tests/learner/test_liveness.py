@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from resile_learner.worker.beats import Beats
+from resile_learner.worker.liveness import PeerLiveness
 
 DETECTION = 3.0
 
@@ -12,38 +12,38 @@ class Listener:
     """A worker that looks around in time, and hears its peers when it does."""
 
     def __init__(self, *peers: int) -> None:
-        self.beats = Beats(detection_seconds=DETECTION)
+        self.liveness = PeerLiveness(detection_seconds=DETECTION)
         self.now = 1000.0
         for peer in peers:
-            self.beats.hear(peer, now=self.now)
+            self.liveness.record(peer, now=self.now)
 
     def listen(self, seconds: float, *speaking: int) -> list[int]:
         silent = []
         end = self.now + seconds
         while self.now < end:
-            self.now += self.beats.interval
-            silent += self.beats.silent(now=self.now)
+            self.now += self.liveness.interval
+            silent += self.liveness.take_silent(now=self.now)
             for peer in speaking:
-                self.beats.hear(peer, now=self.now)
+                self.liveness.record(peer, now=self.now)
         return silent
 
 
 def test_a_peer_is_silent_when_nothing_was_heard_of_it_for_the_time_of_detection_and_no_sooner() -> None:
     listener = Listener(1, 2)
-    assert listener.listen(DETECTION - 2 * listener.beats.interval, 2) == []
-    assert listener.listen(3 * listener.beats.interval, 2) == [1]
+    assert listener.listen(DETECTION - 2 * listener.liveness.interval, 2) == []
+    assert listener.listen(3 * listener.liveness.interval, 2) == [1]
 
 
 def test_silence_is_told_once_and_again_after_the_peer_was_heard() -> None:
     listener = Listener(1)
     assert listener.listen(3 * DETECTION) == [1]
-    listener.beats.hear(1, now=listener.now)
+    listener.liveness.record(1, now=listener.now)
     assert listener.listen(3 * DETECTION) == [1]
 
 
 def test_nothing_is_expected_of_a_peer_that_is_forgotten() -> None:
     listener = Listener(1)
-    listener.beats.forget(1)
+    listener.liveness.remove(1)
     assert listener.listen(3 * DETECTION) == []
 
 

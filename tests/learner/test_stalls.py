@@ -3,7 +3,7 @@
 import math
 
 from resile_learner.phases import CurrentPhase, Phase, Phases
-from resile_learner.worker.watch import FIRST_SECONDS, Overdue, Watch
+from resile_learner.worker.stalls import FIRST_SECONDS, Stall, StallDetector
 
 DETECTION = 3.0
 INTERVAL = DETECTION / 20
@@ -14,7 +14,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.phases = Phases()
-        self.watch = Watch(detection_seconds=DETECTION, interval=INTERVAL)
+        self.detector = StallDetector(detection_seconds=DETECTION, interval=INTERVAL)
         self.now = 1000.0
         self.enter("waiting")
 
@@ -24,25 +24,25 @@ class Scene:
     def knows(self, phase: Phase, *, longest: float) -> None:
         self.phases.longest[phase] = longest
 
-    def look_for(self, seconds: float, *, every: float = INTERVAL) -> Overdue | None:
+    def look_for(self, seconds: float, *, every: float = INTERVAL) -> Stall | None:
         for _ in range(math.ceil(seconds / every)):
             self.now += every
-            if overdue := self.watch.look(self.phases, now=self.now):
-                return overdue
+            if stall := self.detector.check(self.phases, now=self.now):
+                return stall
         return None
 
     def stand_still(self, seconds: float) -> None:
         self.now += seconds
 
 
-def test_a_phase_that_takes_far_longer_than_ever_is_overdue_and_says_so() -> None:
+def test_a_phase_that_takes_far_longer_than_ever_is_stall_and_says_so() -> None:
     scene = Scene()
     scene.knows("compute", longest=0.1)
     scene.enter("compute")
     assert scene.look_for(59) is None
-    overdue = scene.look_for(2)
-    assert overdue is not None
-    assert str(overdue) == "stuck in compute for 60 s; it took at most 0.1 s before"
+    stall = scene.look_for(2)
+    assert stall is not None
+    assert str(stall) == "stuck in compute for 60 s; it took at most 0.1 s before"
 
 
 def test_what_takes_long_has_ten_times_as_long() -> None:
@@ -58,9 +58,9 @@ def test_the_first_of_a_kind_may_take_ten_minutes() -> None:
     scene.knows("compute", longest=0.1)
     scene.enter("validation")
     assert scene.look_for(FIRST_SECONDS - 1) is None
-    overdue = scene.look_for(2)
-    assert overdue is not None
-    assert "it was its first" in str(overdue)
+    stall = scene.look_for(2)
+    assert stall is not None
+    assert "it was its first" in str(stall)
 
 
 def test_a_callback_may_do_something_rare() -> None:

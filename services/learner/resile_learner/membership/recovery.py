@@ -1,0 +1,71 @@
+"""How the surviving members synchronize their state after a loss: what they tell each other, and who is a donor.
+
+Each member sends the others the next round as it sees it. No two differ by more than one, since a round is committed by
+all of its members or needs those that have not committed it; a member that is behind takes the state of one that is
+ahead. Pure, as all of this package.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..messages import CommittedRound, Order
+from .events import SendToPeer
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How the generation of ``order`` begins: ``rounds`` has each member's next round; -1: it has no whole state."""
+
+    order: Order
+    rounds: Mapping[int, int]
+
+    @property
+    def donors(self) -> tuple[int, ...]:
+        """The members that are furthest ahead, in rank order."""
+        furthest = max(self.rounds.values())
+        return tuple(worker for worker in self.order.workers if self.rounds[worker] == furthest)
+
+    def donor_of(self, receiver: int) -> int | None:
+        """The member that gives ``receiver`` its state; None for one that has it."""
+        donors = self.donors
+        behind = [worker for worker in self.order.workers if worker not in donors]
+        return donors[behind.index(receiver) % len(donors)] if receiver in behind else None
+
+    def receivers_of(self, donor: int) -> tuple[int, ...]:
+        """The members that get the state of ``donor``."""
+        return tuple(worker for worker in self.order.workers if self.donor_of(worker) == donor)
+
+
+class RecoveryProgress:
+    """What a member knows of the others' rounds while it waits for a recovery."""
+
+    def __init__(self) -> None:
+        self.round: int | None = None
+        """This member's next round; None while it does not wait."""
+        self._received: dict[tuple[int, int], int] = {}
+        self._sent: set[tuple[int, int]] = set()
+
+    def receive(self, peer: int, committed: CommittedRound) -> None:
+        """Record the round that ``peer`` sent."""
+        self._received[peer, committed.generation] = committed.round
+
+    def forget(self, peer: int) -> None:
+        """The link to ``peer`` is lost: once it is up again, this member sends its round again."""
+        self._sent = {item for item in self._sent if item[0] != peer}
+
+    def send(self, order: Order, links: set[int]) -> list[SendToPeer]:
+        """Send this member's round to the linked members of ``order``, once to each."""
+        if self.round is None:
+            return []
+        message = CommittedRound(generation=order.generation, round=self.round)
+        waiting = [peer for peer in order.workers if peer in links and (peer, order.generation) not in self._sent]
+        self._sent.update((peer, order.generation) for peer in waiting)
+        return [SendToPeer(peer, message) for peer in waiting]
+
+    def recovery(self, order: Order, worker: int) -> Recovery | None:
+        """Return how ``order`` begins, as its member ``worker`` sees it; None until all others have sent theirs."""
+        if self.round is None:
+            return None
+        others = {peer: self._received.get((peer, order.generation)) for peer in order.workers if peer != worker}
+        rounds = {peer: number for peer, number in others.items() if number is not None}
+        return Recovery(order, rounds | {worker: self.round}) if len(rounds) == len(others) else None

@@ -1,0 +1,60 @@
+"""What a worker's membership looks like at one moment: immutable, so that any thread may read it."""
+
+from dataclasses import dataclass
+
+from ..messages import Order
+from .recovery import Recovery
+from .roles import Role
+
+
+@dataclass(frozen=True)
+class MembershipView:
+    """The membership of ``worker`` after the last event."""
+
+    worker: int
+    role: Role = Role.NEW
+    current: Order | None = None
+    """The order of the generation that it is, or was until it left, a member of."""
+    first_order: Order | None = None
+    """Before it is a member: the oldest known order that names it."""
+    recovery_order: Order | None = None
+    """The newest recovery order, as long as its generation is not active."""
+    recovery: Recovery | None = None
+    """How the generation of ``recovery_order`` begins, once all its members are linked and have sent their rounds."""
+    formed: tuple[Order, ...] = ()
+    """The newer generations that it has formed."""
+    is_pause_requested: bool = False
+
+    @property
+    def must_recover(self) -> bool:
+        """Whether a recovery order names this worker and is not active yet."""
+        return self.recovery_order is not None and self.worker in self.recovery_order.workers
+
+    @property
+    def is_released(self) -> bool:
+        """Whether this leaver may exit, whatever it waits for: the others have gone further without it."""
+        return self.role is Role.RELEASED
+
+    def is_superseded(self, generation: int) -> bool:
+        """Whether there is a recovery order newer than ``generation``."""
+        return self.recovery_order is not None and self.recovery_order.generation > generation
+
+    def named(self, next_iteration: int) -> int:
+        """The generation that the header of the round before ``next_iteration`` names.
+
+        It is the newest one formed that may train that iteration already.
+        """
+        assert self.current is not None
+        able = (order.generation for order in self.formed if order.not_before <= next_iteration)
+        return max(able, default=self.current.generation)
+
+    def must_wait(self, next_iteration: int) -> bool:
+        """Whether the round before ``next_iteration`` has to wait until a newer generation is formed."""
+        assert self.current is not None
+        until = self.current.until
+        return (
+            until is not None
+            and next_iteration >= until
+            and self.recovery_order is None
+            and self.named(next_iteration) == self.current.generation
+        )

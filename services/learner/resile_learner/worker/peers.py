@@ -1,0 +1,174 @@
+"""The connections of a worker to its peers. All of it belongs to the control thread.
+
+Each pair of workers has two: one for control messages, which is read and written here, and one for data, which is
+handed to the mesh.
+"""
+
+import asyncio
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pydantic
+
+from ..collectives.mesh import Mesh
+from ..membership.events import Event, LinkDown, LinkUp, MessageReceived, OrderReceived
+from ..membership.machine import Membership
+from ..messages import Member, Order, PeerMessage, WorkerConfig, encode, from_peer
+from . import links
+from .liveness import HEARTBEAT, PeerLiveness
+
+MAX_LINE_BYTES = 1 << 20
+RECONNECT_SECONDS = 0.2
+
+
+class PeerConnections:
+    """Makes, watches and closes the connections to the peers, and reports as events what happens to them."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        mesh: Mesh,
+        membership: Membership,
+        *,
+        handle: Callable[[Event], object],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._config = config
+        self._mesh = mesh
+        self._membership = membership
+        self._handle = handle
+        self._spawn = spawn
+        self._secrets: defaultdict[int, asyncio.Future[str]] = defaultdict(asyncio.Future)
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._established: defaultdict[int, set[str]] = defaultdict(set)
+        self._connecting: set[int] = set()
+        self._liveness = PeerLiveness(detection_seconds=config.detection_seconds)
+
+    def on_order(self, order: Order) -> None:
+        """Remember the secret of ``order``, which peers prove to each other, before the membership handles it."""
+        secret = self._secrets[order.generation]
+        if not secret.done():
+            secret.set_result(order.secret)
+        self._handle(OrderReceived(order))
+
+    def connect(self, member: Member, generation: int) -> None:
+        """Connect to ``member``, again and again until it succeeds or the membership does not want it any more."""
+        if member.worker not in self._connecting:
+            self._connecting.add(member.worker)
+            self._spawn(self._dial(member, generation))
+
+    def send(self, peer: int, message: PeerMessage) -> None:
+        """Send ``message`` to ``peer``; nothing if it has disconnected."""
+        if writer := self._writers.get(peer):
+            writer.write(encode(message))
+
+    def send_heartbeats(self) -> None:
+        """Send every peer a heartbeat."""
+        for writer in self._writers.values():
+            if not writer.is_closing():
+                writer.write(HEARTBEAT)
+
+    def take_silent(self) -> list[int]:
+        """Return, once, the peers that have fallen silent."""
+        return self._liveness.take_silent(now=time.monotonic())
+
+    def disconnect(self, peer: int) -> None:
+        """Close the control connection to ``peer``.
+
+        The data connection to a member of the current generation stays: its own end tells more exactly which frames
+        arrived.
+        """
+        self._established.pop(peer, None)
+        self._liveness.remove(peer)
+        if writer := self._writers.pop(peer, None):
+            writer.close()
+        current = self._membership.view.current
+        if current is None or peer not in current.workers:
+            self._mesh.remove_link(peer)
+        self._handle(LinkDown(peer))
+
+    def check(self, peer: int) -> None:
+        """Disconnect ``peer`` if its data connection is known to be broken."""
+        if len(self._established.get(peer, ())) == len(links.KINDS) and peer not in self._mesh.links:
+            self.disconnect(peer)
+
+    def close(self) -> None:
+        """Close the control connections, which shows all peers that this worker leaves."""
+        for writer in self._writers.values():
+            writer.close()
+
+    async def accept_all(self, listener: socket.socket) -> None:
+        """Accept the connections of peers for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            sock, _ = await loop.sock_accept(listener)
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._spawn(self._accept(sock))
+
+    async def _accept(self, sock: socket.socket) -> None:
+        config = self._config
+        try:
+            peer, kind = await links.accept(sock, job=config.job, worker=config.worker, secret_of=self._secret_of)
+        except links.LinkRefused:
+            return  # a stranger, or a peer that disconnected: neither is this worker's failure
+        await self._adopt(peer, kind, sock)
+
+    async def _secret_of(self, generation: int) -> str:
+        return await asyncio.shield(self._secrets[generation])
+
+    async def _dial(self, member: Member, generation: int) -> None:
+        secret = await self._secret_of(generation)
+        for kind in links.KINDS:
+            try:
+                sock = await links.dial(
+                    member,
+                    job=self._config.job,
+                    worker=self._config.worker,
+                    generation=generation,
+                    secret=secret,
+                    kind=kind,
+                )
+            except (OSError, links.LinkRefused):
+                asyncio.get_running_loop().call_later(RECONNECT_SECONDS, self._reconnect, member.worker)
+                return
+            await self._adopt(member.worker, kind, sock)
+        self._connecting.discard(member.worker)
+
+    def _reconnect(self, peer: int) -> None:
+        self._connecting.discard(peer)
+        self.disconnect(peer)  # the membership answers with a command to connect, where it still counts on the peer
+
+    async def _adopt(self, peer: int, kind: str, sock: socket.socket) -> None:
+        if kind in self._established[peer]:  # the peer has seen the end of the old connections already
+            self.disconnect(peer)
+        if kind == "data":
+            self._mesh.add_link(peer, sock)
+        else:
+            reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_LINE_BYTES)
+            self._writers[peer] = writer
+            self._liveness.record(peer, now=time.monotonic())
+            self._spawn(self._read(peer, reader, writer))
+        self._established[peer].add(kind)
+        if len(self._established[peer]) == len(links.KINDS):
+            self._handle(LinkUp(peer))
+
+    async def _read(self, peer: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while (line := await reader.readline()) and self._writers.get(peer) is writer:
+                self._liveness.record(peer, now=time.monotonic())
+                if line != HEARTBEAT:
+                    self._on_message(peer, from_peer.validate_json(line))
+        except (OSError, ValueError, pydantic.ValidationError):
+            pass  # a peer that sends garbage counts as lost
+        if self._writers.get(peer) is writer:
+            self.disconnect(peer)
+
+    def _on_message(self, peer: int, message: PeerMessage) -> None:
+        if isinstance(message, Order):
+            self.on_order(message)
+        else:
+            self._handle(MessageReceived(peer, message))

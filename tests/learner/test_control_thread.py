@@ -1,0 +1,143 @@
+"""The two threads of a worker: commands keep the order of the decisions, and each method has its thread."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from resile_learner.collectives.mesh import Mesh
+from resile_learner.membership.events import RoundAbandoned, RoundCompleted, ScriptReady
+from resile_learner.messages import (
+    CommittedRound,
+    Hello,
+    Member,
+    Order,
+    Pause,
+    PeerMessage,
+    WorkerConfig,
+    encode,
+    from_peer,
+    from_worker,
+)
+from resile_learner.worker import links
+from resile_learner.worker.control_thread import ControlThread, Withdrawn
+from resile_learner.worker.liveness import HEARTBEAT
+from resile_shared.recent_events import InternalError
+
+
+class SlowToWake(Mesh):
+    """Takes its time where the control thread has published a decision and not yet carried it out."""
+
+    def wake(self) -> None:
+        super().wake()
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.05)
+
+
+class Scene:
+    """The control thread of worker 0; the test is its main thread, its agent and its peer, worker 1."""
+
+    def __init__(self) -> None:
+        config = WorkerConfig(
+            job="j", worker=0, script="s", directory="/", storage="file:///none", detection_seconds=60
+        )
+        self.agent, theirs = socket.socketpair()
+        self.control = ControlThread(config, theirs, SlowToWake(0))
+        self.control.start()
+        hello = from_worker.validate_json(self.agent.makefile("rb").readline())
+        assert isinstance(hello, Hello)
+        self.members = Member(worker=0, host=hello.host, port=hello.port), Member(worker=1, host="127.0.0.1", port=1)
+
+    def order(self, generation: int, *, num_members: int = 2) -> Order:
+        return Order(
+            job="j",
+            generation=generation,
+            members=self.members[:num_members],
+            secret="s",
+            cold_start=generation == 1,
+            is_recovery=generation > 1,
+        )
+
+    def send(self, message: Order | Pause) -> None:
+        self.agent.sendall(encode(message))
+
+    async def dial(self) -> asyncio.StreamReader:
+        """Connect as worker 1; the data connection stays open as long as the reader of the control connection."""
+        control, self.data = [
+            await links.dial(self.members[0], job="j", worker=1, generation=1, secret="s", kind=kind)
+            for kind in links.KINDS
+        ]
+        reader, self.writer = await asyncio.open_connection(sock=control)
+        return reader
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    scene = Scene()
+    yield scene
+    scene.control.stop()
+    scene.agent.close()
+
+
+async def read_until(reader: asyncio.StreamReader, last: PeerMessage) -> list[PeerMessage]:
+    messages: list[PeerMessage] = []
+    while last not in messages:
+        line = await reader.readline()
+        if line != HEARTBEAT:
+            messages.append(from_peer.validate_json(line))
+    return messages
+
+
+async def test_a_peer_receives_each_order_before_what_the_main_thread_decides_on_it(scene: Scene) -> None:
+    scene.send(scene.order(1))
+    reader = await scene.dial()
+    assert scene.control.post(ScriptReady()) is None
+    scene.control.wait_for(lambda view: view.current)
+
+    recovery = scene.order(2)
+    scene.send(recovery)
+    scene.control.wait_for(lambda view: view.recovery_order)
+    scene.control.post(RoundAbandoned(5))
+
+    committed = CommittedRound(generation=2, round=5)
+    messages = await read_until(reader, committed)
+    assert recovery in messages[: messages.index(committed)]
+    scene.writer.close()
+    scene.data.close()
+
+
+def test_a_view_does_not_change_while_the_membership_does(scene: Scene) -> None:
+    before = scene.control.view
+    scene.send(scene.order(1, num_members=1))
+    scene.control.post(ScriptReady())
+    assert scene.control.wait_for(lambda view: view.current) == scene.order(1, num_members=1)
+    scene.send(Pause(generation=1))
+    scene.control.wait_for(lambda view: view.is_pause_requested or None)
+    assert (before.current, before.is_pause_requested) == (None, False)
+
+
+def test_what_stops_the_control_thread_is_raised_where_the_main_thread_waits(scene: Scene) -> None:
+    scene.control.post(RoundAbandoned(0))
+    with pytest.raises(InternalError, match=r"AssertionError(.|\n)*RoundAbandoned\(round=0\)\n  RoundCompleted"):
+        scene.control.post(RoundCompleted((1,)))  # this worker is no member yet
+    with pytest.raises(InternalError):
+        scene.control.wait_for(lambda view: view)
+
+
+def test_a_dropped_member_withdraws(scene: Scene) -> None:
+    scene.send(scene.order(1, num_members=1))
+    scene.control.post(ScriptReady())
+    scene.control.wait_for(lambda view: view.current)
+    scene.send(scene.order(2).model_copy(update={"members": scene.members[1:]}))
+    with pytest.raises(Withdrawn):
+        scene.control.wait_for(lambda _: None)
+
+
+async def test_a_method_of_the_main_thread_refuses_another_thread(scene: Scene) -> None:
+    with pytest.raises(AssertionError, match="post belongs to the main thread"):
+        await asyncio.to_thread(scene.control.post, ScriptReady())
+    with pytest.raises(AssertionError, match="_handle belongs to the control thread"):
+        scene.control._handle(ScriptReady())
