@@ -4,8 +4,8 @@ agent/        the agent of a host in a pool: starts and stops the workers placed
 processes/    worker processes: forked from a warm process, followed to their end (never loads torch)
 devices.py    asks torch what a machine has, in a process of its own
 local/        `resile run`: one job on this machine, no pool (never loads torch)
-worker/       one worker process: its control thread, and the session the training loop talks to
-membership.py the generation switch as a pure state machine
+worker/       one worker process: its control thread, and the session that the training loop uses
+membership/   how a worker joins, switches generations, recovers and leaves: a pure state machine
 collectives/  the gradient exchange: the fixed tree, frames, links, the mesh
 training/     what a script calls: ElasticModel, ElasticLoop, data order, ledger, digests
 checkpoint/   parts and manifests in object storage
