@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from resile_learner.training.stragglers import MAX_WORDS, Pace, Stragglers
+from resile_learner.training.stragglers import MAX_WARNINGS, Pace, Stragglers
 
 Measure = Callable[[], Pace]
 
@@ -32,13 +32,13 @@ class Run:
         self.members_are(*workers)
 
     def members_are(self, *workers: int) -> None:
-        self.stragglers.members_are(workers, now=self.now)
+        self.stragglers.restart(workers, now=self.now)
 
     def train(self, *paces: Pace | None, seconds: float = 6.0, iteration: float = 0.1) -> list[str]:
         words = []
         for _ in range(round(seconds / iteration)):
             self.now += iteration
-            words += self.stragglers.measured(paces, now=self.now)
+            words += self.stragglers.on_iteration(paces, now=self.now)
         return words
 
 
@@ -50,8 +50,8 @@ USUAL = pace()
     [
         (pace(data=0.03, processor=0.022), "it waits for its data"),
         (pace(data=0.03), "it waits for its data"),
-        (pace(compute=0.06, processor=0.022), "other processes take its processor"),
-        (pace(data=0.006, compute=0.06, processor=0.022), "other processes take its processor"),
+        (pace(compute=0.06, processor=0.022), "other processes use its processor"),
+        (pace(data=0.006, compute=0.06, processor=0.022), "other processes use its processor"),
         (pace(compute=0.06), "its device is slower"),
     ],
 )
@@ -105,7 +105,7 @@ def test_bursts_of_a_slow_processor_are_told() -> None:
         words += run.train(USUAL, pace(compute=0.5, processor=0.02), USUAL, seconds=0.1)
         words += run.train(USUAL, USUAL, USUAL, seconds=0.9)
     (only,) = words
-    assert "other processes take its processor" in only
+    assert "other processes use its processor" in only
 
 
 def test_a_surplus_that_delays_no_iteration_by_much_is_not_worth_a_word() -> None:
@@ -116,12 +116,12 @@ def test_a_surplus_that_delays_no_iteration_by_much_is_not_worth_a_word() -> Non
 def test_who_sends_late_has_a_slow_link() -> None:
     late = pace(last=2, awaited=0.06)
     (words,) = Run(0, 1, 2).train(late, late, USUAL)
-    assert words == "iterations take 2.5 times as long by worker 2: the others wait for its link"
+    assert words == "iterations take 2.5 times as long because of worker 2: the others wait for its link"
 
 
 def test_between_two_the_link_is_named_once() -> None:
     (words,) = Run(3, 7).train(pace(last=1, awaited=0.06), pace(last=0, awaited=0.06))
-    assert words == "iterations take 2.5 times as long by the link between workers 3 and 7"
+    assert words == "iterations take 2.5 times as long because of the link between workers 3 and 7"
 
 
 def test_who_begins_late_has_no_slow_link() -> None:
@@ -151,7 +151,7 @@ def test_after_a_change_all_is_measured_anew_and_a_known_straggler_not_told_agai
 def test_what_changes_all_the_time_is_told_so_often_and_no_more() -> None:
     run = Run(0, 1)
     words: list[str] = []
-    for _ in range(MAX_WORDS):
+    for _ in range(MAX_WARNINGS):
         words += run.train(USUAL, pace(compute=0.06), seconds=10)
         words += run.train(USUAL, USUAL, seconds=10)
-    assert len(words) == MAX_WORDS
+    assert len(words) == MAX_WARNINGS

@@ -145,12 +145,12 @@ def test_what_the_storage_does_not_take_is_tried_again(store: GatedStore, worker
     store.failure = StorageError("write x", "no space is left there", "free some")
     upload.start(snapshot(), FIRST)
     upload.assign([0])
-    assert "no space" in str(until(upload.trouble))
+    assert "no space" in str(until(upload.failure))
     assert upload.busy
     assert upload.error() is None
     store.failure = None
     assert len(until(upload.stored)) == 1
-    assert upload.trouble() is None
+    assert upload.failure() is None
 
 
 def test_a_storage_that_fails_does_not_keep_a_worker_from_ending(store: GatedStore, workers: list[Uploads]) -> None:
@@ -158,7 +158,7 @@ def test_a_storage_that_fails_does_not_keep_a_worker_from_ending(store: GatedSto
     store.failure = StorageError("write x", "no space is left there", "free some")
     upload.start(snapshot(), FIRST)
     upload.assign([0])
-    until(upload.trouble)
+    until(upload.failure)
     upload.close(wait=True)
 
 
@@ -169,7 +169,7 @@ def test_the_final_model_is_stored_once_the_storage_takes_it(
     put_file = store.put_file
     monkeypatch.setattr(store, "put_file", failing)
     upload.store_model({"w": torch.ones(2)})
-    assert "no space" in str(until(upload.trouble))
+    assert "no space" in str(until(upload.failure))
     assert not upload.has_stored_model
     monkeypatch.setattr(store, "put_file", put_file)
     until(lambda: upload.has_stored_model)
@@ -196,7 +196,7 @@ def test_a_member_with_another_state_is_found_out_before_the_manifest(
         upload.assign(tracker.missing(rank, 2))
     until(lambda: tell(workers, tracker))
     workers[0].commit(tracker.parts)
-    assert "members hold different bytes" in str(until(workers[0].error))
+    assert "members have different bytes" in str(until(workers[0].error))
     assert store.complete() == []
 
 

@@ -248,4 +248,4 @@ async def test_who_is_kept_from_its_processor_is_told(stage: Stage) -> None:
                 os.kill(pid, signal.SIGCONT)
 
     note = await until_told(stage, "is slowed", f"worker {worker} takes", slow)
-    assert "other processes take its processor" in note
+    assert "other processes use its processor" in note

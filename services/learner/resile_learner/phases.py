@@ -1,12 +1,12 @@
-"""What the main thread of a worker is doing at the moment, and for how long it has done what."""
+"""The phase that the main thread of a worker is in, and how long each phase has taken."""
 
 import time
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 Phase = Literal["waiting", "data", "compute", "validation", "callback"]
-"""*waiting* for others, or what no user wrote; a shard's *data*; its *compute*; a shard of *validation*; *callback*:
-the user's code between an exchange and the next shard, the optimizer's step among it."""
+"""*waiting* for others, and everything in this package; reading a shard's *data*; its *compute*; a shard of
+*validation*; *callback*: the user's code between an exchange and the next shard, including the optimizer's step."""
 
 
 class CurrentPhase(NamedTuple):
@@ -26,7 +26,7 @@ class Phases:
         self._seconds: dict[Phase, float] = {}
 
     def enter(self, phase: Phase) -> None:
-        """From now on ``phase``."""
+        """Begin ``phase``, and end the current one."""
         moment = time.monotonic()
         left, since = self.current
         spent = moment - since
@@ -36,7 +36,7 @@ class Phases:
         self.current = CurrentPhase(phase, moment)
 
     def take_seconds(self, phases: Iterable[Phase]) -> list[float]:
-        """Return the seconds that each of ``phases`` took since this was called last."""
+        """Return the seconds that each of ``phases`` took since the last call."""
         taken = [self._seconds.get(phase, 0.0) for phase in phases]
         self._seconds.clear()
         return taken

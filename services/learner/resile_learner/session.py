@@ -1,4 +1,4 @@
-"""What the training loop knows of the run around it: the seam between training and elasticity."""
+"""The session: the interface between the training call and the run around it."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from .state.run import RunState
 
 
 class SecondTrainingCall(UsageError):
-    """A script called for training twice."""
+    """A script made a second training call."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -61,7 +61,7 @@ class Change:
 
 
 class Session(Protocol):
-    """One worker's part in a run."""
+    """One worker's membership in a run."""
 
     @property
     def view(self) -> View:
@@ -69,7 +69,7 @@ class Session(Protocol):
 
     @property
     def phases(self) -> Phases:
-        """Where the training loop says what it is doing."""
+        """The phase that the training loop is in, kept up to date by the loop."""
 
     @property
     def storage(self) -> str | None:
@@ -81,36 +81,36 @@ class Session(Protocol):
 
     @property
     def resume(self) -> bool:
-        """Whether founders begin with the newest complete checkpoint."""
+        """Whether initial members start from the newest complete checkpoint."""
 
     @property
     def expected(self) -> View | None:
-        """Before `join`: the generation that this worker is going to join. None for a founder, or while not known."""
+        """Before `join`: the generation that this worker will join. None for an initial member, or while unknown."""
 
     @property
     def pause_asked(self) -> bool:
-        """Whether this worker was told that the job shall save a checkpoint and go no further."""
+        """Whether the agent asked the job to save a checkpoint and stop training."""
 
     def join(self, ready: Ready, state: RunState) -> bool:
-        """Become a member. True for a founder; False for a joiner, which has then taken the state of a member."""
+        """Become a member. True for an initial member; False for a joiner, whose ``state`` is then that of a member."""
 
     def begin(self, spec: RoundSpec) -> OpenRound:
         """Open the next round."""
 
     def named(self, next_iteration: int) -> int:
-        """The generation to name in the header of the round before ``next_iteration``; waits where a plan says so."""
+        """The generation to name in the header of the round before ``next_iteration``; waits if an order says so."""
 
     def agreed(self, named: Sequence[int]) -> Change | None:
-        """Take the names of all headers of a round; tell what all members thereby agreed on."""
+        """Return the change of generation that the headers of a round agree on, if any; ``named`` is by rank."""
 
     def switch(self, change: Change, tag: Tag, flatten: Callable[[], FlatState]) -> None:
         """Carry out ``change`` after round ``tag``: confirm, hand the state over; a leaver does not return."""
 
     def report(self, message: Message) -> None:
-        """Tell the agent."""
+        """Send a message to the agent."""
 
     def complete(self) -> None:
-        """Training is over on this member, as asked."""
+        """Training is complete on this member."""
 
     def recover(
         self,
@@ -119,7 +119,7 @@ class Session(Protocol):
         next_round: int,
         state: RunState,
     ) -> bool:
-        """After an abandoned round: become a member of a generation without whoever was lost.
+        """After an abandoned round: become a member of a generation without the lost member.
 
         ``next_round``: all rounds before it are committed here. Returns True when others had come further, and
         their state was taken.
@@ -127,7 +127,7 @@ class Session(Protocol):
 
 
 class SoloSession:
-    """A plain ``python train.py``: one member, nobody around it."""
+    """A plain ``python train.py``: a run of one member, without an agent."""
 
     view = View(generation=1, workers=(0,), me=0)
     expected = None
@@ -142,14 +142,14 @@ class SoloSession:
         self._joined = False
 
     def join(self, ready: Ready, state: RunState) -> bool:
-        """Found the run at once. Raises SecondTrainingCall."""
+        """Start the run. Raises SecondTrainingCall."""
         if self._joined:
             raise SecondTrainingCall
         self._joined = True
         return True
 
     def begin(self, spec: RoundSpec) -> OpenRound:
-        """Open a round with no other member."""
+        """Open a round without other members."""
         return self._exchange.begin(spec)
 
     def named(self, next_iteration: int) -> int:
@@ -165,7 +165,7 @@ class SoloSession:
         raise AssertionError("a plain run has one generation")
 
     def report(self, message: Message) -> None:
-        """Print how each epoch and the whole run ended, on stderr: nobody else is there to show it."""
+        """Print the end of each epoch and of the run on stderr, since there is no agent to show it."""
         if isinstance(message, Progress) and message.ends_epoch:
             scores = {
                 "loss": message.loss,
@@ -178,7 +178,7 @@ class SoloSession:
             print(f"completed: params_sha256 {message.params_sha256}", file=sys.stderr)
 
     def complete(self) -> None:
-        """Nobody asks."""
+        """Nothing to do."""
 
     def recover(
         self,
@@ -187,7 +187,7 @@ class SoloSession:
         next_round: int,
         state: RunState,
     ) -> bool:
-        """Never called: nobody can be lost."""
+        """Never called: there is no other member to lose."""
         raise lost
 
 

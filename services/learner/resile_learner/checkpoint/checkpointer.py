@@ -38,9 +38,9 @@ class StorageGone(ResileError):
     training that part again), but never less than `PATIENCE_SECONDS`.
     """
 
-    def __init__(self, seconds: float, trouble: StorageError) -> None:
+    def __init__(self, seconds: float, failure: StorageError) -> None:
         super().__init__(
-            f"training is complete, but its result could not be stored within {seconds / 60:.0f} minutes: {trouble}; "
+            f"training is complete, but its result could not be stored within {seconds / 60:.0f} minutes: {failure}; "
             "then resume from the newest checkpoint"
         )
 
@@ -89,7 +89,7 @@ class Checkpointer:
     @property
     def is_failing(self) -> bool:
         """Whether the storage fails to take what this member wants to store."""
-        return self._uploads is not None and self._uploads.trouble() is not None
+        return self._uploads is not None and self._uploads.failure() is not None
 
     def resume(self, state: RunState) -> bool:
         """Load the newest complete checkpoint of the run, if there is one; see `load_newest`."""
@@ -203,10 +203,10 @@ class Checkpointer:
         if self._session.view.rank == 0 and not self._stores_model:
             self._stores_model = True
             self._started(self._store).store_model(model.state_dict())
-        trouble = self._uploads.trouble() if self._uploads else None
+        failure = self._uploads.failure() if self._uploads else None
         patience = max(PATIENCE_SECONDS, self._ended_at - self._safe_since)
-        if trouble is not None and now - self._ended_at > patience:
-            raise StorageGone(patience, trouble)
+        if failure is not None and now - self._ended_at > patience:
+            raise StorageGone(patience, failure)
 
     @property
     def model_key(self) -> str | None:
@@ -278,8 +278,8 @@ class Checkpointer:
 
     def _warn_of_failure(self) -> None:
         """Warn once for each checkpoint, and for the model, that the storage does not take it."""
-        trouble = self._uploads.trouble() if self._uploads else None
-        if trouble is None or self._uploads is None:
+        failure = self._uploads.failure() if self._uploads else None
+        if failure is None or self._uploads is None:
             return
         current = self._uploads.current
         if current is not None:
@@ -289,7 +289,7 @@ class Checkpointer:
         consequence = "training continues"
         if self._pause is not None or self._ended_at is not None:
             consequence = "training has ended, and the job is waiting for it"
-        warning = f"{what} in {self._session.storage}: {trouble.reason}; {trouble.advice} ({consequence})"
+        warning = f"{what} in {self._session.storage}: {failure.reason}; {failure.advice} ({consequence})"
         if warning != self._last_warning:
             self._last_warning = warning
             self._session.report(Warned(worker=self._session.view.me, message=warning))

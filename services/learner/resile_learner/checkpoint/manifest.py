@@ -75,7 +75,7 @@ class SkeletonInfo(_Stored):
 
 
 class Manifest(_Stored):
-    """Says that a checkpoint is complete, and how to verify it."""
+    """Makes a checkpoint complete, and describes how to verify it."""
 
     format: Literal[1] = 1
     job: str
@@ -130,15 +130,15 @@ class DivergedError(ResileError):
 
     def __init__(self, name: str, number: int) -> None:
         super().__init__(
-            f"checkpoint {name} was not saved: members hold different bytes of its part {number}, so their states "
-            "differ; look for randomness, time or the worker's own name in what the job keeps as state"
+            f"checkpoint {name} was not saved: members have different bytes in part {number}, so their states "
+            "differ. Look for randomness, time or the worker's own name in the state of the job"
         )
 
 
 class PartTracker:
-    """Which parts of one checkpoint are stored, as its members tell.
+    """Which parts of one checkpoint are stored, as the members report.
 
-    Every member keeps one, fed with the same words, so all agree on what is missing.
+    Every member keeps one and feeds it the same reports, so all agree on what is missing.
     """
 
     def __init__(self, name: str, num_parts: int) -> None:
@@ -147,16 +147,16 @@ class PartTracker:
         self._stored: dict[int, PartInfo] = {}
 
     def add(self, name: str, part: PartInfo) -> None:
-        """Note a stored part; words about another checkpoint are ignored. Raises DivergedError when words disagree."""
+        """Record a stored part, if it is of this checkpoint. Raises DivergedError when two reports of a part differ."""
         if name != self.name:
             return
         if part.number >= self._num_parts or self._stored.setdefault(part.number, part) != part:
             raise DivergedError(name, part.number)
 
     def missing(self, rank: int, num_ranks: int) -> tuple[int, ...]:
-        """Return the parts that are left for ``rank`` of the ``num_ranks`` members that hold the snapshot.
+        """Return the missing parts that ``rank`` of the ``num_ranks`` members with a snapshot stores.
 
-        Part k belongs to rank k mod num_ranks, whoever stored the others.
+        Part k belongs to rank k mod num_ranks.
         """
         return tuple(number for number in range(rank, self._num_parts, num_ranks) if number not in self._stored)
 
@@ -172,10 +172,10 @@ class PartTracker:
 
 
 def outdated(complete: Collection[CheckpointId], found: Collection[CheckpointId], keep: int) -> list[CheckpointId]:
-    """Choose what to delete, oldest first: all older than the newest complete one, but for ``keep`` complete ones.
+    """Choose what to delete, oldest first: all but the newest ``keep`` complete checkpoints.
 
-    ``found`` are those of which anything is stored. The newest complete one always stays, and what is newer than it:
-    that may be on its way.
+    ``found`` are all checkpoints with any object in storage. The newest complete one is always kept, and so are newer
+    incomplete ones: they may be being stored.
     """
     if not complete:
         return []

@@ -20,7 +20,7 @@ class UnsupportedModelError(UsageError):
     """The safetensors format cannot hold this model."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the model cannot be saved as a safetensors file: {reason}; save it yourself in a callback")
+        super().__init__(f"the model cannot be saved as a safetensors file: {reason}; save it in a callback instead")
 
 
 def save_model(state_dict: Mapping[str, Any], path: Path) -> None:

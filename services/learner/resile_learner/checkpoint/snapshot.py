@@ -1,4 +1,4 @@
-"""A state copied to memory at a boundary, so that training goes on while it is uploaded."""
+"""A state copied to memory at a boundary, so that training continues while it is uploaded."""
 
 import hashlib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: written part by part, made real by a manifest, verified to the last bit when read."""
+"""The checkpoints of one run in object storage: written part by part, completed by a manifest, verified when read."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,10 +24,10 @@ _READERS = 4  # with _READ_BYTES, what loading needs beside the tensors: 32 MiB
 
 
 class DamagedError(ResileError):
-    """A checkpoint has a manifest, but what it promises is not there."""
+    """A checkpoint has a manifest, but its parts are missing or differ from it."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"checkpoint {name} is damaged: {reason}; an older one must be used")
+        super().__init__(f"checkpoint {name} is damaged: {reason}; use an older one")
         self.name = name
         self.reason = reason
 
@@ -48,11 +48,12 @@ class NoneWholeError(ResileError):
 
 
 class TakenError(ResileError):
-    """There is a checkpoint of that name already, with other bits."""
+    """A checkpoint of that name already exists, with other bits."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"cannot commit checkpoint {name}: it exists already with other bits; give every run its own storage folder"
+            f"cannot commit checkpoint {name}: it already exists with other bits. Use a storage folder of its own for "
+            "every run"
         )
 
 
@@ -78,15 +79,15 @@ class CheckpointStore:
         self._found_damaged: set[str] = set()
 
     def put_part(self, name: str, number: int, buffers: Sequence[memoryview]) -> PartInfo:
-        """Store one part of checkpoint ``name``; storing it again, by whomever, is fine: its bytes are the same."""
+        """Store one part of checkpoint ``name``. Storing it twice is harmless: the bytes are the same."""
         part = PartInfo(number=number, num_bytes=sum(map(len, buffers)), sha256=sha256(buffers))
         self._objects.put(part_key(name, number), buffers)
         return part
 
     def commit(self, manifest: Manifest) -> bool:
-        """Make a checkpoint real, once all its parts are stored. False if it was already, with the same bits.
+        """Write the manifest, once all parts are stored. Returns False if it exists already, with the same bits.
 
-        Raises TakenError if there is one with other bits, DamagedError if what is there is no manifest.
+        Raises TakenError if there is one with other bits, DamagedError if the object there is not a manifest.
         """
         name = manifest.checkpoint.name
         if self._objects.create(manifest_key(name), manifest.model_dump_json(indent=1).encode()):
@@ -98,7 +99,7 @@ class CheckpointStore:
     def complete(self) -> list[CheckpointId]:
         """List the checkpoints that have a well-formed manifest and all parts in their sizes, newest first.
 
-        But for those that this store has read before and found damaged.
+        Those that this store has read before and found damaged are left out.
         """
         sizes = self._objects.sizes(FOLDER)
         return [checkpoint for checkpoint in _with_manifest(sizes) if self._is_complete(checkpoint.name, sizes)]
@@ -124,7 +125,7 @@ class CheckpointStore:
     def load_newest(self, allocate: Allocate) -> Loaded | None:
         """Read the newest checkpoint that is whole; None, and nothing touched, if there is none at all.
 
-        Damaged ones are passed over and named in the result. Raises NoneWholeError if there are only damaged ones; the
+        Damaged ones are skipped and listed in the result. Raises NoneWholeError if there are only damaged ones; the
         tensors that ``allocate`` made then hold no valid state.
         """
         skipped: list[Skipped] = []
@@ -141,14 +142,14 @@ class CheckpointStore:
         return None
 
     def prune(self, keep: int) -> list[CheckpointId]:
-        """Delete all but the newest ``keep`` complete checkpoints, and remains that are older; return what was deleted.
+        """Delete all but the newest ``keep`` complete checkpoints, and older incomplete ones; return what was deleted.
 
-        The newest complete one always stays, and so does whatever is newer.
+        The newest complete one is always kept, and so is anything newer.
         """
         found = {checkpoint for key in self._objects.sizes(FOLDER) if (checkpoint := _checkpoint_of(key))}
         old = outdated(self.complete(), found, keep)
         for checkpoint in old:
-            # Without its manifest it no longer exists, whatever happens to the rest.
+            # Without its manifest it no longer exists, even if the rest is not deleted.
             self._objects.delete([manifest_key(checkpoint.name)])
             self._objects.delete_folder(f"{FOLDER}{checkpoint.name}/")
         return old

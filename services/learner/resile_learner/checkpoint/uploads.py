@@ -1,6 +1,6 @@
-"""The background threads of one worker that upload its parts of a checkpoint while training goes on.
+"""The background threads of one worker that upload its parts of a checkpoint while training continues.
 
-What the storage does not take is tried again, for as long as it is wanted: the trouble is told, and training goes on.
+What the storage does not take is retried for as long as it is wanted; `Uploads.failure` is the last failure meanwhile.
 """
 
 import tempfile
@@ -22,16 +22,16 @@ from .snapshot import Snapshot, sha256
 from .store import CheckpointStore
 
 NUM_THREADS = 4
-"""At work at once: one connection does not fill the way to a cloud, and checksums take as long as writing to a disk."""
+"""Threads: one connection does not use the bandwidth to a cloud, and checksums take as long as writing to a disk."""
 MODEL_KEY = "model.safetensors"
-FIRST_WAIT_SECONDS = 0.5
-MAX_WAIT_SECONDS = 15.0
-"""Before what failed is tried again; each time twice as long, up to the second."""
+MIN_BACKOFF_SECONDS = 0.5
+MAX_BACKOFF_SECONDS = 15.0
+"""Backoff before a retry: doubled after each failure, from the first to the second."""
 
 
 @dataclass
 class _Upload:
-    """One checkpoint on its way."""
+    """One checkpoint being stored."""
 
     snapshot: Snapshot
     checkpoint: CheckpointId
@@ -42,8 +42,8 @@ class _Upload:
     finished: bool = False
 
 
-class _Work(NamedTuple):
-    """Something that one thread does; no two threads do what has the same name."""
+class _Task(NamedTuple):
+    """What one thread does; no two threads run tasks of the same name."""
 
     name: tuple[object, ...]
     run: Callable[[], None]
@@ -53,28 +53,28 @@ class _Work(NamedTuple):
 class Uploads:
     """Uploads one checkpoint at a time. Every call but ``close(wait=True)`` returns at once; one thread calls.
 
-    A checkpoint is current from ``start`` until ``finish``, so that whoever holds its snapshot can take over parts of a
-    member that left. Another one started meanwhile waits; a third takes the place of the one that waits. All of that
-    follows from the calls alone, so members that make the same calls at the same boundaries agree on what is current.
+    A checkpoint is current from ``start`` until ``finish``, so that any holder of its snapshot can store the parts of a
+    member that left. Another one started meanwhile waits; a third replaces the waiting one. All of that follows from
+    the calls alone, so members that make the same calls at the same boundaries agree on what is current.
     """
 
     def __init__(self, store: CheckpointStore, *, job: str, keep: int) -> None:
-        """Upload to ``store``; with each manifest written here, all but the newest ``keep`` checkpoints go."""
+        """Upload to ``store``; after writing a manifest, delete all but the newest ``keep`` checkpoints."""
         self._store = store
         self._job = job
         self._keep = keep
         self._changed = threading.Condition()
         self._current: _Upload | None = None
         self._waiting: _Upload | None = None
-        self._under_way: set[tuple[object, ...]] = set()
+        self._running: set[tuple[object, ...]] = set()
         self._stored: list[tuple[str, PartInfo]] = []
         self._committed: list[Manifest] = []
         self._must_prune = False
         self._model: Mapping[str, Any] | None = None
         self._has_stored_model = False
         self._error: ResileError | None = None
-        self._trouble: StorageError | None = None
-        self._wait_seconds = FIRST_WAIT_SECONDS
+        self._failure: StorageError | None = None
+        self._backoff_seconds = MIN_BACKOFF_SECONDS
         self._resume_at = 0.0
         self._closing = False
         self._threads = [
@@ -85,7 +85,7 @@ class Uploads:
             thread.start()
 
     def start(self, snapshot: Snapshot, checkpoint: CheckpointId) -> CheckpointId | None:
-        """Begin a checkpoint, or let it wait for the current one; returns the one whose waiting place it took."""
+        """Start a checkpoint, or queue it behind the current one; returns the one that it replaced in the queue."""
         upload = _Upload(snapshot, checkpoint)
         with self._changed:
             if self._current is None:
@@ -99,38 +99,38 @@ class Uploads:
 
     @property
     def current(self) -> CheckpointId | None:
-        """The checkpoint that was started and not yet finished, whose parts are to be assigned."""
+        """The checkpoint that was started and is not finished, whose parts can be assigned."""
         return self._current.checkpoint if self._current else None
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is on its way."""
+        """Whether a checkpoint is being stored."""
         return self._current is not None
 
     def assign(self, parts: Collection[int]) -> None:
-        """Say which parts of the current checkpoint this worker is to store; replaces what was said before.
+        """Set the parts of the current checkpoint that this worker stores, replacing those assigned before.
 
-        A part it has stored already is told again by ``stored`` instead.
+        A part that it has already stored is returned again by ``stored`` instead.
         """
         with self._changed:
             upload = self._current
             if upload is None:
                 return
             upload.wanted = [number for number in sorted(parts) if number not in upload.stored]
-            told = [upload.stored[number] for number in sorted(parts) if number in upload.stored]
-            self._stored += [(upload.checkpoint.name, part) for part in told]
+            again = [upload.stored[number] for number in sorted(parts) if number in upload.stored]
+            self._stored += [(upload.checkpoint.name, part) for part in again]
             self._changed.notify_all()
 
     def stored(self) -> list[tuple[str, PartInfo]]:
-        """Take the parts stored since the last call, with the name of their checkpoint."""
+        """Return the parts stored since the last call, with the names of their checkpoints."""
         with self._changed:
-            news, self._stored = self._stored, []
-            return news
+            stored, self._stored = self._stored, []
+            return stored
 
     def commit(self, parts: Sequence[PartInfo]) -> None:
         """Write the manifest of the current checkpoint: all its ``parts`` are stored. Then delete old checkpoints.
 
-        Before, the parts that others stored are compared with this worker's snapshot.
+        Before that, the parts that others stored are compared with this worker's snapshot.
         """
         with self._changed:
             if self._current is not None:
@@ -138,13 +138,13 @@ class Uploads:
                 self._changed.notify_all()
 
     def committed(self) -> list[Manifest]:
-        """Take the manifests written since the last call."""
+        """Return the manifests written since the last call."""
         with self._changed:
-            news, self._committed = self._committed, []
-            return news
+            committed, self._committed = self._committed, []
+            return committed
 
     def finish(self, checkpoint: CheckpointId) -> None:
-        """End a checkpoint: its manifest exists, or it is given up. After the current one comes the one that waits."""
+        """End a checkpoint: its manifest exists, or it was given up. The waiting one becomes current."""
         with self._changed:
             if self._waiting is not None and self._waiting.checkpoint == checkpoint:
                 ended, self._waiting = self._waiting, None
@@ -153,11 +153,11 @@ class Uploads:
                 return
             ended, self._current, self._waiting = self._current, self._waiting, None
             self._drop(ended)
-            self._trouble = None
+            self._failure = None
             self._changed.notify_all()
 
     def store_model(self, state_dict: Mapping[str, Any]) -> None:
-        """Store the final model as a safetensors file under ``MODEL_KEY``; its tensors must not change any more."""
+        """Store the final model as a safetensors file under ``MODEL_KEY``; its tensors must not change from now on."""
         with self._changed:
             self._model = state_dict
             self._changed.notify_all()
@@ -168,18 +168,18 @@ class Uploads:
         with self._changed:
             return self._has_stored_model
 
-    def trouble(self) -> StorageError | None:
-        """Return what the storage said when it failed last; None once it has taken something again."""
+    def failure(self) -> StorageError | None:
+        """Return the last failure of the storage; None once it works again. What failed is retried."""
         with self._changed:
-            return self._trouble
+            return self._failure
 
     def error(self) -> ResileError | None:
-        """Return why what was asked for can never be stored; None if all is well."""
+        """Return the error that stopped all uploads for good, if there was one."""
         with self._changed:
             return self._error
 
     def close(self, *, wait: bool) -> None:
-        """Stop: with ``wait``, after all that is wanted and that the storage takes; else after the parts at hand."""
+        """Stop: with ``wait``, once everything is stored or the storage fails; else after the parts being uploaded."""
         with self._changed:
             self._closing = True
             if not wait:
@@ -191,70 +191,70 @@ class Uploads:
             thread.join()
 
     def _drop(self, upload: _Upload) -> None:
-        """Let go of a snapshot, unless a thread is just reading it. Called with the lock held."""
+        """Release a snapshot, unless a thread is reading it. Called with the lock held."""
         upload.finished = True
         upload.wanted, upload.to_commit = [], None
         if not upload.num_readers:
             upload.snapshot.release()
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
+        while (task := self._next()) is not None:
             error: ResileError | None = None
             try:
-                work.run()
+                task.run()
             except ResileError as failure:
                 error = failure
-            except Exception as failure:  # shown to the user by whoever asks for the error
-                error = ResileError(f"saving a checkpoint failed unexpectedly: {failure!r}")
-            self._done(work, error)
+            except Exception as failure:  # shown to the user by the caller of error()
+                error = ResileError(f"saving a checkpoint failed with an unexpected error: {failure!r}")
+            self._done(task, error)
 
-    def _done(self, work: _Work, error: ResileError | None) -> None:
+    def _done(self, task: _Task, error: ResileError | None) -> None:
         with self._changed:
-            self._under_way.discard(work.name)
-            if work.upload is not None:
-                work.upload.num_readers -= 1
-                if work.upload.finished and not work.upload.num_readers:
-                    work.upload.snapshot.release()
+            self._running.discard(task.name)
+            if task.upload is not None:
+                task.upload.num_readers -= 1
+                if task.upload.finished and not task.upload.num_readers:
+                    task.upload.snapshot.release()
             if error is None:
-                self._trouble, self._wait_seconds = None, FIRST_WAIT_SECONDS
+                self._failure, self._backoff_seconds = None, MIN_BACKOFF_SECONDS
             elif isinstance(error, StorageError):
-                self._trouble = error
-                self._resume_at = time.monotonic() + self._wait_seconds
-                self._wait_seconds = min(2 * self._wait_seconds, MAX_WAIT_SECONDS)
+                self._failure = error
+                self._resume_at = time.monotonic() + self._backoff_seconds
+                self._backoff_seconds = min(2 * self._backoff_seconds, MAX_BACKOFF_SECONDS)
             else:
                 self._error = error
             self._changed.notify_all()
 
-    def _next(self) -> _Work | None:
-        """Wait for something to do; None when it is time to stop."""
+    def _next(self) -> _Task | None:
+        """Wait for a task; None when it is time to stop."""
         with self._changed:
             while True:
-                work = None if self._error else self._wanted()
-                if self._closing and (work is None or self._trouble):
+                task = None if self._error else self._wanted()
+                if self._closing and (task is None or self._failure):
                     return None
-                waits = self._resume_at - time.monotonic() if work and self._trouble else 0.0
-                if work and waits <= 0:
-                    self._under_way.add(work.name)
-                    if work.upload is not None:
-                        work.upload.num_readers += 1
-                    return work
-                self._changed.wait(waits or None)
+                seconds = self._resume_at - time.monotonic() if task and self._failure else 0.0
+                if task and seconds <= 0:
+                    self._running.add(task.name)
+                    if task.upload is not None:
+                        task.upload.num_readers += 1
+                    return task
+                self._changed.wait(seconds or None)
 
-    def _wanted(self) -> _Work | None:
-        """Find what is to be done next; it stays to be done until it has been. Called with the lock held."""
-        return next((work for work in self._all_wanted() if work.name not in self._under_way), None)
+    def _wanted(self) -> _Task | None:
+        """Return the next task that no thread runs; it stays wanted until it is done. Called with the lock held."""
+        return next((task for task in self._all_wanted() if task.name not in self._running), None)
 
-    def _all_wanted(self) -> Iterator[_Work]:
+    def _all_wanted(self) -> Iterator[_Task]:
         upload = self._current
         if upload is not None:
             for number in upload.wanted:
-                yield _Work((upload.checkpoint, number), partial(self._put, upload, number), upload)
+                yield _Task((upload.checkpoint, number), partial(self._put, upload, number), upload)
             if upload.to_commit is not None:
-                yield _Work((upload.checkpoint,), partial(self._commit, upload, upload.to_commit), upload)
+                yield _Task((upload.checkpoint,), partial(self._commit, upload, upload.to_commit), upload)
         if self._must_prune:
-            yield _Work(("prune",), self._prune)
+            yield _Task(("prune",), self._prune)
         if self._model is not None:
-            yield _Work(("model",), partial(self._put_model, self._model))
+            yield _Task(("model",), partial(self._put_model, self._model))
 
     def _put(self, upload: _Upload, number: int) -> None:
         part = self._store.put_part(upload.checkpoint.name, number, upload.snapshot.part(number))
@@ -291,7 +291,7 @@ class Uploads:
 
     def _prune(self) -> None:
         with self._changed:
-            self._must_prune = False  # before: what is committed meanwhile has it done again
+            self._must_prune = False  # first: a commit meanwhile sets it again
         try:
             self._store.prune(self._keep)
         except StorageError:

@@ -60,7 +60,7 @@ class BatchPlan:
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
-            raise UsageError("the dataset is empty: give the training call a dataset with at least one sample")
+            raise UsageError("the training dataset is empty: pass one with at least one sample")
         if self.batch_size < 1:
             raise UsageError(f"batch_size is {self.batch_size}: use 1 or more")
         if not 1 <= self.num_shards <= self.batch_size:
@@ -76,10 +76,7 @@ class BatchPlan:
         return max(1, full + (1 if rest > 1 or (rest and not full) else 0))
 
     def batch(self, number: int, *, num_shards: int | None = None) -> Batch:
-        """Batch ``number``, counted over all epochs. ``num_shards`` overrides the cut (fast mode.
-
-        One shard a worker).
-        """
+        """Batch ``number``, counted over all epochs, cut into ``num_shards`` if given: one a worker in fast mode."""
         epoch, step = divmod(number, self.per_epoch)
         stop = self.num_samples if step == self.per_epoch - 1 else (step + 1) * self.batch_size
         indices = self._order(epoch)[step * self.batch_size : stop]

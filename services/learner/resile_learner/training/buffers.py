@@ -1,8 +1,8 @@
 """Buffers of a model (BatchNorm statistics and the like) under the fixed tree.
 
-Every shard starts from the buffers of the last committed iteration. What a shard does to a floating-point buffer
-counts with the shard's weight, summed in the same tree as the gradients; other buffers advance once, as the first
-shard leaves them.
+Every shard starts from the buffers of the last committed iteration. The changes that shards make to a floating-point
+buffer are weighted and summed in the same tree as the gradients; any other buffer takes the value that the first shard
+leaves in it.
 """
 
 import torch
@@ -29,7 +29,7 @@ class Buffers:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Before a shard: back to the committed values."""
+        """Before a shard: restore the committed values."""
         for index in self._touched:
             self._now(index).copy_(self._committed[index])
         self._note_versions(self._touched)
@@ -37,10 +37,7 @@ class Buffers:
 
     @torch.no_grad()
     def collect(self, *, weight: float, first: bool) -> Deltas:
-        """After a shard.
-
-        What it adds to each buffer it changed. Other than floating-point ones count in the ``first`` shard only.
-        """
+        """After a shard: return its weighted changes, and of the ``first`` shard the values of all other buffers."""
         changed = [index for index in range(len(self._places)) if self._has_changed(index)]
         self._touched.update(changed)
         deltas = {}
@@ -61,7 +58,7 @@ class Buffers:
 
     @torch.no_grad()
     def commit(self, deltas: Deltas) -> None:
-        """After the exchange: apply what all shards together did."""
+        """After the exchange: apply the summed changes of all shards."""
         self.restore()
         for index, delta in deltas.items():
             buffer = self._now(index)
@@ -74,7 +71,7 @@ class Buffers:
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """Take the model's buffers as they are for the committed ones, after a state was loaded."""
+        """Make the model's current buffers the committed ones, after a state was loaded."""
         for index in range(len(self._places)):
             self._committed[index].copy_(self._now(index))
         self._touched.clear()
@@ -90,7 +87,7 @@ class Buffers:
 
 
 def add_deltas(left: Deltas, right: Deltas) -> Deltas:
-    """One addition of the tree; a buffer that one side did not touch adds nothing."""
+    """One addition of the tree; a buffer that one side did not change adds nothing."""
     merged = dict(left)
     for index, delta in right.items():
         if index in merged and delta.is_floating_point():

@@ -1,4 +1,4 @@
-"""Digests: which bits a model has, whether all workers see the same dataset, and whether their updates still agree."""
+"""Digests of a model, of a dataset, and of the parameters after each update, to compare workers."""
 
 import hashlib
 import random
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..state.memory import ByteStream, byte_view, dtype_name, in_memory_order, tensor_bytes
 from .seeds import seed_all
 
-_COPY_BYTES = 16 * 2**20  # what is on its way from an accelerator at once
+_COPY_BYTES = 16 * 2**20  # how much is copied from an accelerator at once
 _WINDOW_BYTES = 16 * 2**10
 
 
@@ -77,7 +77,7 @@ def dataset_digest(dataset: Dataset, num_probes: int = 16) -> str:
 
 
 class RollingDigest:
-    """A cheap check that workers hold the same tensors: each round it looks at the next window of at most 16 KiB.
+    """A cheap check that workers hold the same tensors: each round it hashes the next window of at most 16 KiB.
 
     It compares workers whose tensors have the same dtypes, shapes and layouts. Tensors with gaps are left out.
     """
@@ -93,7 +93,7 @@ class RollingDigest:
         # An optimizer may give a parameter new memory (``p.data = ...``) instead of writing into the old.
         addresses = [tensor.data_ptr() for tensor in self._tensors]
         if addresses != self._addresses:
-            self._look_at_memory()
+            self._view_memory()
             self._addresses = addresses
         num_windows = -(-self._stream.num_bytes // _WINDOW_BYTES) or 1
         start = number % num_windows * _WINDOW_BYTES
@@ -103,7 +103,7 @@ class RollingDigest:
             window = b"".join(tensor_bytes(view.cpu()) for view in self._stream.cut(start, start + _WINDOW_BYTES))
         return zlib.crc32(window) << 32 | zlib.adler32(window)
 
-    def _look_at_memory(self) -> None:
+    def _view_memory(self) -> None:
         in_order = [(tensor, in_memory_order(tensor)[1]) for tensor in self._tensors]
         views = [byte_view(dense) for tensor, dense in in_order if dense.data_ptr() == tensor.data_ptr()]
         self._stream = ByteStream(views)
@@ -119,7 +119,7 @@ def _row_major_chunks(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def _probes(length: int, num_probes: int) -> list[int]:
-    """Choose which samples to look at: the first, the last, and others as sha256 spreads them."""
+    """Choose which samples to hash: the first, the last, and others as sha256 spreads them."""
     if length <= num_probes:
         return list(range(length))
     hashes = (hashlib.sha256(b"probe %d" % k).digest() for k in range(num_probes - 2))
@@ -129,7 +129,7 @@ def _probes(length: int, num_probes: int) -> list[int]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global random generators, and put them back as they were afterwards."""
+    """Seed the global random generators, and restore them afterwards."""
     saved = random.getstate(), np.random.get_state(), torch.get_rng_state()
     on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
@@ -143,7 +143,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _content(value: Any) -> Iterator[bytes | memoryview]:
-    """Yield bytes that tell samples apart: for each value its kind, its size and its content."""
+    """Yield bytes that distinguish samples: for each value its kind, its size and its content."""
     if isinstance(value, Mapping):
         yield b"dict %d;" % len(value)
         for key, item in value.items():
@@ -167,10 +167,10 @@ def _content(value: Any) -> Iterator[bytes | memoryview]:
 
 
 def _array_content(value: Any) -> Iterator[bytes]:
-    """Yield the content of an array or of what says how to become one (an image), else only the value's type."""
+    """Yield the content of an array or of what converts itself to one (an image), else only the value's type."""
     yield f"{type(value).__module__}.{type(value).__qualname__};".encode()
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        with suppress(TypeError, ValueError, RuntimeError):  # a sparse tensor promises, and refuses
+        with suppress(TypeError, ValueError, RuntimeError):  # a sparse tensor has the attribute, and raises
             array = np.asarray(value)
             if not array.dtype.hasobject:
                 yield f"{array.dtype.str} {array.shape};".encode() + array.tobytes()

@@ -1,4 +1,4 @@
-"""Fetching shards: map-style datasets, each sample with its own seed, in this process or in DataLoader's."""
+"""Fetching shards of map-style datasets, each sample with its own seed, in this process or in DataLoader workers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from resile_shared.errors import UsageError
 
 from .batches import Indices
-from .seeds import Watch, mix, seed_all, seed_torch
+from .seeds import DrawDetector, mix, seed_all, seed_torch
 
 Collate = Callable[[list[Any]], Any]
 
@@ -29,12 +29,12 @@ class Fetched(NamedTuple):
 
 
 def checked_dataset(dataset: Any, *, name: str) -> Any:
-    """Return ``dataset`` if it is map-style and not empty; raise UsageError saying what to give instead."""
+    """Return ``dataset`` if it is map-style and not empty. Raises UsageError."""
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise UsageError(
             f"the {name} dataset ({type(dataset).__name__}) is iterable, not map-style: give one with __len__ and "
             "__getitem__, "
-            "so that every sample can be used exactly once whatever the number of workers"
+            "so that every sample can be used exactly once with any number of workers"
         )
     if len(dataset) == 0:
         raise UsageError(f"the {name} dataset is empty: give one with at least one sample")
@@ -45,7 +45,7 @@ class Fetcher:
     """Reads the shards of one dataset.
 
     Sample i of epoch e is read with all generators seeded by (seed, e, i), so random augmentation depends on nothing
-    else. Generators are left seeded by the last sample read; compute seeds them anew.
+    else. Reading leaves generators seeded by the last sample; computing a shard seeds them again.
     """
 
     def __init__(self, dataset: Any, *, seed: int, collate_fn: Collate | None = None, num_workers: int = 0) -> None:
@@ -62,23 +62,23 @@ class Fetcher:
 class _Shards(Dataset[Fetched]):
     """A dataset whose items are whole shards.
 
-    To seed python's and numpy's generators takes longer than to read a small sample, and most datasets draw from
-    torch's or from none. So only torch's is seeded for each sample until this dataset draws from another one; the shard
-    in which it first does is read again. The samples are the same as if all had been seeded from the start.
+    Seeding python's and numpy's generators takes longer than reading a small sample, and most datasets draw from
+    torch's or from none. So only torch's is seeded for each sample until this dataset draws from another one; the first
+    shard in which it does is read again. The samples are the same as if all had been seeded from the start.
     """
 
     def __init__(self, dataset: Any, seed: int, collate: Collate) -> None:
         self._dataset = dataset
         self._seed = seed
         self._collate = collate
-        self._watch = Watch()
+        self._draws = DrawDetector()
         self._draws_from_torch_alone = True
 
     def __getitem__(self, key: ShardKey) -> Fetched:
         if self._draws_from_torch_alone:
-            self._watch.begin()
+            self._draws.begin()
             fetched = self._read(key, seed_torch)
-            if not self._watch.saw_draws():
+            if not self._draws.detected():
                 return fetched
             self._draws_from_torch_alone = False
         return self._read(key, seed_all)

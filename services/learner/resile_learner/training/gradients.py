@@ -114,7 +114,7 @@ class Gradients:
             parameter.grad = None
 
     def expect(self, step: LeafStep) -> None:
-        """Let gradient hooks fold the next leaf, bucket by bucket, while its backward goes on."""
+        """Let gradient hooks fold the next leaf, bucket by bucket, during its backward pass."""
         self._leaf = _Leaf(step, self._num_parameters())
 
     def fold(self, step: LeafStep) -> None:
@@ -122,7 +122,7 @@ class Gradients:
         self._finish(self._leaf or _Leaf(step))
 
     def overlap(self, plan: LocalPlan, round_: OpenRound) -> None:
-        """Let gradient hooks fold the last leaf and push its buckets, while its backward goes on."""
+        """Let gradient hooks fold the last leaf and push its buckets, during its backward pass."""
         self._leaf = _Leaf(plan.steps[-1], self._num_parameters(), partial(self._push, plan, round_))
 
     def push_rest(self, plan: LocalPlan, round_: OpenRound) -> None:
@@ -207,7 +207,7 @@ class Gradients:
 
 @dataclass
 class _Leaf:
-    """The leaf whose backward goes on, and what happens when all gradients of a bucket are there."""
+    """The leaf whose backward pass is running, and what happens when all gradients of a bucket are there."""
 
     step: LeafStep | None = None
     """How to fold it; None when this worker holds no leaf."""

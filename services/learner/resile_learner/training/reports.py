@@ -61,7 +61,7 @@ class Reports:
                 self.progress(ends_epoch=ends_epoch)
         self.last = outcome.last
         paces = [header.computed.pace for header in outcome.headers]
-        warnings = self._stragglers.measured(paces, now=time.monotonic())
+        warnings = self._stragglers.on_iteration(paces, now=time.monotonic())
         if self._session.view.rank == 0:
             for text in warnings:
                 self._session.report(Warned(worker=self._session.view.me, message=text))
@@ -88,7 +88,7 @@ class Reports:
         """This worker became a member of a generation; training paused for ``pause_seconds``."""
         view, iteration = self._session.view, self._state.progress.iteration
         self._session.phases.take_seconds(())
-        self._stragglers.members_are(view.workers, now=time.monotonic())
+        self._stragglers.restart(view.workers, now=time.monotonic())
         self.last = (0, 0.0)
         if view.rank != 0:
             self._session.report(Joined(worker=view.me, generation=view.generation, iteration=iteration))

@@ -1,4 +1,4 @@
-"""All randomness of a run is a function of its seed and of where it is used; there is no RNG state to carry."""
+"""All randomness of a run is a function of its seed and of where it is used; there is no RNG state to hand over."""
 
 import hashlib
 import random
@@ -27,19 +27,19 @@ def seed_torch(value: int) -> None:
         torch.cuda.manual_seed_all(value)
 
 
-class Watch:
-    """Notices whether anything draws from python's or numpy's global generator."""
+class DrawDetector:
+    """Detects whether anything draws from python's or numpy's global generator."""
 
     def __init__(self) -> None:
         self._first_draws = random.Random(0).random(), np.random.RandomState(0).random_sample()
 
     def begin(self) -> None:
-        """Watch from now on: put both generators into a known state."""
+        """Start: put both generators into a known state."""
         random.seed(0)
         np.random.seed(0)
 
-    def saw_draws(self) -> bool:
-        """Tell whether one of them has moved since `begin`, by what it gives next. Ends the watch."""
+    def detected(self) -> bool:
+        """Whether one of them has advanced since `begin`, judged by its next number. Ends the watch."""
         return (random.random(), np.random.random_sample()) != self._first_draws
 
 

@@ -1,15 +1,15 @@
-"""Which members are persistently slower than the others, and why. Pure: what members measured comes in, words go out.
+"""Which members are persistently slower than the others, and why. Pure: measurements come in, warnings go out.
 
-Every header says what its sender measured (`Pace`). Iterations are summed up in blocks, and the last few blocks make
-the window. A member is a straggler when in the median block its time per shard is far above the median of the others,
-and why is told by what its surplus consists of:
+Every header carries what its sender measured (`Pace`). Iterations are summed up in blocks, and the last few blocks are
+the window. A member is a straggler when in the median block its time per shard is far above the median of the others.
+The reason follows from what its excess time consists of:
 
 - *data*: it waits for its data, while it computes as fast as the others;
-- *other processes*: the surplus is not of its own processor time: somebody else has the processor, or it is throttled;
+- *other processes*: the excess is not its own processor time: other processes use the processor, or it is throttled;
 - *device*: it uses its processor all the time, and needs longer;
-- *link*: it is not late itself, but the others wait for its words a large part of each iteration.
+- *link*: it is not late itself, but the others wait for its header during a large part of each iteration.
 
-Who is found once is said to be one until it is clearly one no more.
+A straggler stays one until it is clearly faster again (hysteresis).
 """
 
 import statistics
@@ -25,17 +25,17 @@ BLOCK_ITERATIONS = 10
 BLOCK_SECONDS = 1.0
 SLOW = 1.5
 FAST = 1.25
-"""Below it a straggler is one no more."""
+"""Below this factor a straggler is no longer one."""
 LARGE_PART = 0.5
 SAME_PACE = 1.2
 NOTABLE = 0.1
-"""A surplus that is a smaller part of an iteration harms nobody."""
-MAX_WORDS = 20
-"""So many a worker says in its life: what comes and goes all the time is not worth more."""
+"""An excess that is a smaller part of an iteration does not matter."""
+MAX_WARNINGS = 20
+"""The most that a worker issues in its life, since what comes and goes all the time is not worth more."""
 
-_WORDS: dict[Reason, str] = {
+_EXPLANATIONS: dict[Reason, str] = {
     "data": "it waits for its data",
-    "other processes": "other processes take its processor, or it is throttled",
+    "other processes": "other processes use its processor, or it is throttled",
     "device": "its device is slower",
     "link": "the others wait for its link",
 }
@@ -50,11 +50,11 @@ class Pace(NamedTuple):
     processor: float = 0.0
     """Processor time of its process during data and compute."""
     callback: float = 0.0
-    """What the user's code took between the last exchange and this iteration's data."""
+    """Time in the user's code between the last exchange and this iteration's data."""
     last: int = -1
-    """In the exchange before: the rank whose words came last."""
+    """In the previous exchange: the rank whose header came last."""
     awaited: float = 0.0
-    """And for how long it was the only one that was waited for."""
+    """In the previous exchange: for how long it was the only one missing."""
 
 
 @dataclass(frozen=True)
@@ -67,83 +67,85 @@ class Straggler:
 
 @dataclass(frozen=True)
 class _Block:
-    """Sums over some iterations: of one member each."""
+    """Sums over some iterations, for each member."""
 
     seconds: float
     paces: Sequence[Pace]
     waits: Sequence[Sequence[float]]
-    """waits[r][s]: for how long rank r waited for rank s alone."""
+    """waits[r][s]: for how long rank r waited for rank s only."""
 
     def per_shard(self, of: Callable[[Pace], float]) -> list[float]:
-        """Return what ``of`` says of each member, for one shard."""
+        """Return ``of`` each member, divided by its number of shards."""
         return [of(pace) / max(pace.shards, 1) for pace in self.paces]
 
 
 class Stragglers:
-    """Compares the members of one generation; a new one is begun by `members_are`."""
+    """Compares the members of one generation at a time; `restart` begins the next."""
 
     def __init__(self) -> None:
         self._workers: tuple[int, ...] = ()
         self._rows: list[Sequence[Pace]] = []
-        self._began = 0.0
+        self._block_started = 0.0
         self._blocks: deque[_Block] = deque(maxlen=WINDOW_BLOCKS)
-        self._num_words = 0
+        self._num_warnings = 0
         self.found: dict[int, Straggler] = {}
-        """Those that are known to be slower, by worker id."""
+        """The current stragglers, by worker id."""
 
-    def members_are(self, workers: tuple[int, ...], *, now: float) -> None:
-        """From now on these are compared, in rank order; what was measured before counts no more."""
+    def restart(self, workers: tuple[int, ...], *, now: float) -> None:
+        """Compare these members from now on, in rank order, and forget what was measured before."""
         self._workers = workers
-        self._rows, self._began = [], now
+        self._rows, self._block_started = [], now
         self._blocks.clear()
         self.found = {worker: found for worker, found in self.found.items() if worker in workers}
 
-    def measured(self, paces: Sequence[Pace | None], *, now: float) -> list[str]:
-        """Take in one iteration as all ranks measured it; return what there is to say of it, most often nothing."""
+    def on_iteration(self, paces: Sequence[Pace | None], *, now: float) -> list[str]:
+        """Add one iteration as all ranks measured it; return the warnings to issue, most often none."""
         self._rows.append([pace or Pace() for pace in paces])
-        if len(self._rows) < BLOCK_ITERATIONS or now - self._began < BLOCK_SECONDS:
+        if len(self._rows) < BLOCK_ITERATIONS or now - self._block_started < BLOCK_SECONDS:
             return []
-        self._blocks.append(_block(self._rows, now - self._began))
-        self._rows, self._began = [], now
+        self._blocks.append(_block(self._rows, now - self._block_started))
+        self._rows, self._block_started = [], now
         if len(self._blocks) < WINDOW_BLOCKS or len(self._workers) < 2:
             return []
-        words = self._compare()[: MAX_WORDS - self._num_words]
-        self._num_words += len(words)
-        return words
+        warnings = self._compare()[: MAX_WARNINGS - self._num_warnings]
+        self._num_warnings += len(warnings)
+        return warnings
 
     def _compare(self) -> list[str]:
-        words = []
+        warnings = []
         for rank, worker in enumerate(self._workers):
             before = self.found.get(worker)
             now = self._judge(rank, FAST if before else SLOW)
             if now is None and before is not None:
                 del self.found[worker]
                 what = f"the link of worker {worker}" if before.reason == "link" else f"worker {worker}"
-                words.append(f"{what} is about as fast as the others again")
+                warnings.append(f"{what} is about as fast as the others again")
             elif now is not None and (before is None or before.reason != now.reason):
                 self.found[worker] = now
-                words.append(self._words(worker, now))
-        return words
+                warnings.append(self._warning(worker, now))
+        return warnings
 
     def _judge(self, rank: int, limit: float) -> Straggler | None:
-        """Say what the median block says of ``rank``."""
+        """Return whether the median block shows ``rank`` to be a straggler."""
         factor = statistics.median(_own_factor(block, rank) for block in self._blocks)
         if factor > limit:
             reasons = [_reason(block, rank) for block in self._blocks]
             return Straggler(factor, max(reasons, key=reasons.count))
         if len(self._workers) == 2 and rank == 0:
-            return None  # it would be the same link
+            return None  # with two members it is the same link as that of rank 1
         factor = statistics.median(_link_factor(block, rank) for block in self._blocks)
         return Straggler(factor, "link") if factor > limit else None
 
-    def _words(self, worker: int, found: Straggler) -> str:
+    def _warning(self, worker: int, found: Straggler) -> str:
         if found.reason == "link" and len(self._workers) == 2:
             pair = " and ".join(map(str, sorted(self._workers)))
-            return f"iterations take {found.factor:.1f} times as long by the link between workers {pair}"
+            return f"iterations take {found.factor:.1f} times as long because of the link between workers {pair}"
         if found.reason == "link":
-            return f"iterations take {found.factor:.1f} times as long by worker {worker}: {_WORDS['link']}"
+            return (
+                f"iterations take {found.factor:.1f} times as long because of worker {worker}: {_EXPLANATIONS['link']}"
+            )
         times = f"{found.factor:.1f} times as long as the others"
-        return f"worker {worker} takes {times} for a shard: {_WORDS[found.reason]}"
+        return f"worker {worker} takes {times} for a shard: {_EXPLANATIONS[found.reason]}"
 
 
 def _block(rows: Sequence[Sequence[Pace]], seconds: float) -> _Block:
@@ -161,35 +163,35 @@ def _own(pace: Pace) -> float:
     return pace.data + pace.compute
 
 
-def _surplus(values: Sequence[float], rank: int) -> tuple[float, float]:
+def _excess(values: Sequence[float], rank: int) -> tuple[float, float]:
     """How far a rank is above the median of the others, and that median."""
-    usual = statistics.median([*values[:rank], *values[rank + 1 :]])
-    return values[rank] - usual, usual
+    typical = statistics.median([*values[:rank], *values[rank + 1 :]])
+    return values[rank] - typical, typical
 
 
 def _own_factor(block: _Block, rank: int) -> float:
-    surplus, usual = _surplus(block.per_shard(_own), rank)
-    is_notable = surplus * block.paces[rank].shards > NOTABLE * block.seconds
-    return 1 + surplus / usual if is_notable and usual > 0 else 1.0
+    excess, typical = _excess(block.per_shard(_own), rank)
+    is_notable = excess * block.paces[rank].shards > NOTABLE * block.seconds
+    return 1 + excess / typical if is_notable and typical > 0 else 1.0
 
 
 def _reason(block: _Block, rank: int) -> Reason:
-    surplus, _ = _surplus(block.per_shard(_own), rank)
-    of_data, _ = _surplus(block.per_shard(lambda pace: pace.data), rank)
-    of_compute, usual_compute = _surplus(block.per_shard(lambda pace: pace.compute), rank)
-    of_processor, _ = _surplus(block.per_shard(lambda pace: pace.processor), rank)
-    computes_as_others = of_compute <= (SAME_PACE - 1) * usual_compute
-    if of_data >= LARGE_PART * surplus and computes_as_others:
+    excess, _ = _excess(block.per_shard(_own), rank)
+    of_data, _ = _excess(block.per_shard(lambda pace: pace.data), rank)
+    of_compute, typical_compute = _excess(block.per_shard(lambda pace: pace.compute), rank)
+    of_processor, _ = _excess(block.per_shard(lambda pace: pace.processor), rank)
+    computes_as_others = of_compute <= (SAME_PACE - 1) * typical_compute
+    if of_data >= LARGE_PART * excess and computes_as_others:
         return "data"
-    if of_processor < LARGE_PART * surplus:
+    if of_processor < LARGE_PART * excess:
         return "other processes"
-    return "data" if of_data >= LARGE_PART * surplus else "device"
+    return "data" if of_data >= LARGE_PART * excess else "device"
 
 
 def _link_factor(block: _Block, rank: int) -> float:
-    """How much longer iterations take because all others wait for what ``rank`` has sent already."""
+    """How much longer iterations take because all others wait for what ``rank`` has already sent."""
     awaited = statistics.median_low(row[rank] for other, row in enumerate(block.waits) if other != rank)
     busy = [_own(pace) + pace.callback for pace in block.paces]
-    own_delay, _ = _surplus(busy, rank)
+    own_delay, _ = _excess(busy, rank)
     awaited -= max(0.0, own_delay)
     return block.seconds / (block.seconds - awaited) if 0 < awaited < block.seconds else 1.0
