@@ -1,7 +1,7 @@
 """The session: the interface between the training call and the run around it."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +12,6 @@ from .collectives.exchange import Abandoned, OpenRound, RoundSpec, Tag
 from .collectives.mesh import Mesh
 from .messages import Completed, Message, Progress, Ready
 from .phases import Phases
-from .state.flat import FlatState
 from .state.run import RunState
 
 
@@ -103,7 +102,7 @@ class Session(Protocol):
     def agreed(self, named: Sequence[int]) -> Change | None:
         """Return the change of generation that the headers of a round agree on, if any; ``named`` is by rank."""
 
-    def switch(self, change: Change, tag: Tag, flatten: Callable[[], FlatState]) -> None:
+    def switch(self, change: Change, tag: Tag, state: RunState) -> None:
         """Carry out ``change`` after round ``tag``: confirm, hand the state over; a leaver does not return."""
 
     def report(self, message: Message) -> None:
@@ -160,7 +159,7 @@ class SoloSession:
         """Nothing ever changes."""
         return None
 
-    def switch(self, change: Change, tag: Tag, flatten: Callable[[], FlatState]) -> None:
+    def switch(self, change: Change, tag: Tag, state: RunState) -> None:
         """Never called: nothing ever changes."""
         raise AssertionError("a plain run has one generation")
 

@@ -1,4 +1,4 @@
-"""Gradients on their way into the exchange: buckets, and the local part of the fixed tree."""
+"""Gradients before the exchange: buckets, and this worker's part of the fixed tree."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +14,8 @@ from ..collectives.exchange import OpenRound
 from ..collectives.tree import Interval, merges_after, pieces
 
 BUCKET_BYTES = 4 << 20
-ALIGNMENT_BYTES = (
-    64  # every gradient keeps the alignment that the allocator would give it: vectorised kernels depend on it
-)
+ALIGNMENT_BYTES = 64
+"""That of the allocator, for every gradient in a bucket: vectorised kernels depend on it."""
 
 
 @dataclass
@@ -31,10 +30,10 @@ class Bucket:
 
 
 class LeafStep(NamedTuple):
-    """What happens when the gradient of one leaf is there."""
+    """How to fold one leaf once its gradients are computed."""
 
     slot: int
-    adds: bool  # add to the slot (its left neighbour in the tree is there), or begin it
+    adds: bool  # add to the slot (it holds the left neighbour in the tree), or overwrite it
     merges: tuple[tuple[int, int], ...]  # then add the second slot to the first, in this order
 
 
@@ -109,7 +108,7 @@ class Gradients:
         return [self._host(0, b) for b in range(len(self.buckets))]
 
     def clear(self) -> None:
-        """Forget all gradients: the next backward starts from nothing."""
+        """Clear all gradients before the next backward pass."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -139,7 +138,7 @@ class Gradients:
             parameter.grad = view if is_used else None
 
     def arrived(self, index: int) -> None:
-        """The gradient of a parameter is there; called by its hook."""
+        """Count the gradient of a parameter; called by its hook."""
         leaf = self._leaf
         if leaf is None:
             return
@@ -177,7 +176,7 @@ class Gradients:
         round_.push(bucket)
 
     def _fold_bucket(self, b: int, step: LeafStep) -> None:
-        """Fold the gradients of one bucket and let them go: their memory, still in the cache, serves the next layer."""
+        """Fold the gradients of one bucket and free them: their memory, still in the cache, serves the next layer."""
         slot = self._slots[step.slot]
         views, gradients = [], []
         for index in self.buckets[b].parameters:
@@ -207,7 +206,7 @@ class Gradients:
 
 @dataclass
 class _Leaf:
-    """The leaf whose backward pass is running, and what happens when all gradients of a bucket are there."""
+    """The leaf whose backward pass is running, and what to do with each bucket once it is complete."""
 
     step: LeafStep | None = None
     """How to fold it; None when this worker holds no leaf."""
@@ -218,7 +217,7 @@ class _Leaf:
 
 
 class _Hook:
-    """A gradient hook. It holds no graph and survives as long as its parameter."""
+    """A gradient hook. It holds no graph and lives as long as its parameter."""
 
     def __init__(self, gradients: Gradients, index: int) -> None:
         self._gradients = gradients

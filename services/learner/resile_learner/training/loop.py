@@ -339,7 +339,7 @@ class ElasticLoop:
         started = time.perf_counter()
         self._stream = None
         self._reports.progress()
-        self._session.switch(change, outcome.tag, self._state.flatten)
+        self._session.switch(change, outcome.tag, self._state)
         self._checkpoints.divide_parts()
         self._reports.on_switch(time.perf_counter() - started)
 

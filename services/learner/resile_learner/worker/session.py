@@ -127,7 +127,7 @@ class WorkerSession:
         receivers = switch.receivers_of(self._config.worker)
         return Change(self.view, switch.new.workers, switch.new.generation, receivers)
 
-    def switch(self, change: Change, tag: Tag, flatten: Callable[[], FlatState]) -> None:
+    def switch(self, change: Change, tag: Tag, state: RunState) -> None:
         """Carry out ``change`` after round ``tag``: confirm, hand the state over; a leaver does not return."""
         assert self._switch is not None
         me, switch = self._config.worker, self._switch
@@ -139,7 +139,7 @@ class WorkerSession:
             return self._control.view.is_superseded(change.new_generation)
 
         if change.receivers:
-            flat = flatten()
+            flat = state.flatten()
             for joiner in change.receivers:
                 with suppress(Abandoned):  # it was lost on the way in: the next round will show it
                     self._mesh.send_state(
