@@ -7,7 +7,7 @@ import pytest
 
 from resile.chaos.attacks import Attack, Kind, Target, What
 from resile.chaos.observation import Commit, Observations
-from resile.chaos.processes import WorkerProcess
+from resile.chaos.processes import RunningWorker
 from resile.chaos.recovery import Recovered, Struck, goes_on, stores_again
 from resile.chaos.report import percentile, recovery_times
 from resile.chaos.verdict import Evidence, Outcome, crowds, faults
@@ -93,7 +93,7 @@ def test_a_slot_that_two_jobs_hold_is_found() -> None:
 
 
 def test_a_host_with_more_workers_than_slots_is_found() -> None:
-    here = [WorkerProcess("job-1", 1, "host-1", 71), WorkerProcess("job-2", 4, "host-1", 72)]
+    here = [RunningWorker("job-1", 1, "host-1", 71), RunningWorker("job-2", 4, "host-1", 72)]
     assert not list(crowds(here, {"host-1": 2}))
     (fault,) = crowds(here, {"host-1": 1})
     assert "job-1/1 (process 71), job-2/4 (process 72)" in fault

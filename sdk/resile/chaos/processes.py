@@ -1,7 +1,8 @@
-"""Which processes a pool on this machine consists of, read from /proc.
+"""Finds the processes of a pool on this machine in /proc.
 
-Services and agents are children of `resile up`, told apart by their command lines. Workers are forked, and have none of
-their own: each keeps a file in memory open whose name says whose worker it is (`resile_learner/processes/protocol.py`).
+Services and agents are children of `resile up`, identified by their command lines. Workers are forked and have no
+command line of their own: each keeps a memory file open whose name identifies its job and number
+(`resile_learner/processes/protocol.py`).
 """
 
 import os
@@ -19,16 +20,16 @@ _MARK = f"/memfd:{PROCESS_NAME_PREFIX}"
 _GONE = " (deleted)"
 
 
-class NotThere(ResileError):
-    """What shall be attacked is not running now."""
+class TargetNotRunning(ResileError):
+    """The target of an attack is not running."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(f"{target} is not running now: look with `resile top`, and try again")
 
 
 @dataclass(frozen=True)
-class WorkerProcess:
-    """A worker, and the process that it is."""
+class RunningWorker:
+    """A worker of the pool and its process."""
 
     job: str
     number: int
@@ -55,7 +56,7 @@ class PoolProcesses:
             return store if store is not None and Path(f"/proc/{store}").exists() else None
         return next((pid for pid, words in self._children() if _is(what, words)), None)
 
-    def workers(self, job: str | None = None) -> list[WorkerProcess]:
+    def workers(self, job: str | None = None) -> list[RunningWorker]:
         """Return the workers of ``job``, or of all jobs, by their numbers."""
         found = (worker for host, agent in self.hosts().items() for worker in _workers_below(agent, host))
         return sorted((w for w in found if job in (None, w.job)), key=lambda w: (w.job, w.number))
@@ -72,7 +73,7 @@ class PoolProcesses:
         else:
             found = [pid] if (pid := self.pid(what)) else []
         if not found:
-            raise NotThere(target)
+            raise TargetNotRunning(target)
         return found
 
     def _children(self) -> Iterator[tuple[int, list[str]]]:
@@ -81,11 +82,11 @@ class PoolProcesses:
                 yield process.pid, _command_line(process.pid)
 
 
-def _workers_below(agent: int, host: str) -> Iterator[WorkerProcess]:
+def _workers_below(agent: int, host: str) -> Iterator[RunningWorker]:
     for process in descendants(agent):
         if process.session == process.pid and (name := _name_of(process.pid)):
             job, _, number = name.partition("/")
-            yield WorkerProcess(job, int(number), host, process.pid)
+            yield RunningWorker(job, int(number), host, process.pid)
 
 
 def _name_of(pid: int) -> str:

@@ -10,7 +10,7 @@ from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 
 from ..demo.verdict import used_once
 from .observation import Commit, Observations
-from .processes import WorkerProcess
+from .processes import RunningWorker
 from .recovery import PATIENCE_SECONDS, Recovered, Struck
 
 HOLDS_NOTHING = frozenset({"queued", "paused", "completed", "stopped", "failed"})
@@ -103,7 +103,7 @@ def slots_held_twice(events: Iterable[JobEvent]) -> Iterator[str]:
             yield f"{slot} is held by {names} after item {event.item.number} of {event.job}"
 
 
-def crowds(workers: Sequence[WorkerProcess], slots: Mapping[str, int]) -> Iterator[str]:
+def crowds(workers: Sequence[RunningWorker], slots: Mapping[str, int]) -> Iterator[str]:
     """No host has more processes of workers than it has slots."""
     for host, number in Counter(worker.host for worker in workers).items():
         if number > slots[host]:

@@ -61,8 +61,7 @@ class AgentIncarnation:
         self._workers = HostWorkers(context, self._post)
         self._runner = WorkerRunner(fork_server, self._workers)
         self._reports = ReportQueue(bus, Spool(context.folder.path / "facts"))
-        self._is_informed = False
-        """Whether all stored allocations have been read."""
+        self._has_read_allocations = False
         self._ended: asyncio.Future[EndIncarnation] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> EndIncarnation:
@@ -121,7 +120,7 @@ class AgentIncarnation:
         async for changes in self._bus.bucket(ALLOCATIONS).watch():
             for change in changes:
                 self._post(change.value or AllocationGone(change.key), context_of(change.headers))
-            self._is_informed = True
+            self._has_read_allocations = True
 
     async def _watch_host(self) -> None:
         async for changes in self._bus.bucket(HOSTS).watch(self._hello.host):
@@ -207,7 +206,7 @@ class AgentIncarnation:
         while True:
             await asyncio.sleep(OUTPUT_SECONDS)
             for job in folder.jobs_with_output():
-                is_done = self._is_informed and not self._core.needs(job)
+                is_done = self._has_read_allocations and not self._core.needs(job)
                 is_stored = await self._workers.upload_output(job)
                 if is_done and is_stored and not self._core.needs(job):
                     await self._remove_files(job)

@@ -16,6 +16,7 @@ from resile_shared.messages.allocations import Allocation
 from resile_shared.telemetry import begin, resumed, traced
 
 from ..messages import FromWorker, Hello, Joined, Left, Order, Ready, Switched
+from ..processes.runner import Key
 from .events import (
     AllocationGone,
     Command,
@@ -27,7 +28,6 @@ from .events import (
     WorkerExited,
 )
 
-Key = tuple[str, int]
 _ABOUT_AN_ALLOCATION = (Hello, Ready, Joined, Switched, Left)
 
 
