@@ -49,7 +49,7 @@ def test_constant_buffers_are_neither_sent_nor_changed() -> None:
     assert torch.equal(model.mask, before["mask"])
 
 
-def test_what_a_member_without_shards_is_told_is_what_the_others_have() -> None:
+def test_a_member_without_shards_gets_the_same_buffers_as_the_others() -> None:
     here, there = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
     mine, theirs = Buffers(here), Buffers(there)
     here(torch.randn(5, 2))

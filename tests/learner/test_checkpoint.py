@@ -317,7 +317,7 @@ def test_every_missing_part_has_exactly_one_rank(num_parts: int, stored: set[int
 
 
 @pytest.mark.parametrize("other", [part(1, "1"), part(2)])
-def test_members_that_tell_different_things_of_one_part_are_found_out(other: PartInfo) -> None:
+def test_members_that_report_one_part_differently_are_detected(other: PartInfo) -> None:
     tracker = PartTracker("c", 2)
     tracker.add("c", part(1))
     with pytest.raises(DivergedError, match="members have different bytes"):

@@ -1,4 +1,4 @@
-"""Who is slower than the others is told, with the reason, once; and nobody is who is not."""
+"""A member that is slower than the others is reported once, with the reason; no other member is."""
 
 from collections.abc import Callable, Sequence
 
@@ -55,7 +55,7 @@ USUAL = pace()
         (pace(compute=0.06), "its device is slower"),
     ],
 )
-def test_a_straggler_is_told_with_its_reason(slow: Pace, why: str) -> None:
+def test_a_straggler_is_reported_with_its_reason(slow: Pace, why: str) -> None:
     (words,) = Run(4, 5, 9).train(USUAL, USUAL, slow)
     assert words.startswith("worker 9 takes ")
     assert why in words
@@ -77,14 +77,14 @@ def test_nothing_is_said_before_there_are_fifty_iterations_and_five_seconds() ->
     assert Run(0, 1).train(slow, USUAL, seconds=50, iteration=1.0) != []
 
 
-def test_a_straggler_is_told_once_and_when_it_is_over() -> None:
+def test_a_straggler_is_reported_once_and_when_it_is_over() -> None:
     run = Run(0, 1, 2)
     slow = pace(compute=0.06, processor=0.02)
     assert len(run.train(USUAL, slow, USUAL, seconds=60)) == 1
     assert run.train(USUAL, USUAL, USUAL, seconds=60) == ["worker 1 is about as fast as the others again"]
 
 
-def test_another_reason_is_told() -> None:
+def test_another_reason_is_reported() -> None:
     run = Run(0, 1, 2)
     run.train(USUAL, pace(compute=0.06), USUAL)
     (words,) = run.train(USUAL, pace(data=0.06), USUAL, seconds=10)
@@ -98,7 +98,7 @@ def test_a_single_hiccup_is_no_straggler() -> None:
     assert words + run.train(USUAL, USUAL, USUAL, seconds=20) == []
 
 
-def test_bursts_of_a_slow_processor_are_told() -> None:
+def test_bursts_of_a_slow_processor_are_reported() -> None:
     run = Run(0, 1, 2)
     words: list[str] = []
     for _ in range(10):
@@ -138,7 +138,7 @@ def test_a_member_alone_is_compared_with_nobody() -> None:
     assert Run(0).train(USUAL, seconds=20) == []
 
 
-def test_after_a_change_all_is_measured_anew_and_a_known_straggler_not_told_again() -> None:
+def test_a_change_restarts_the_measurement_and_a_known_straggler_is_not_reported_again() -> None:
     run = Run(0, 1, 2)
     slow = pace(compute=0.06)
     assert len(run.train(USUAL, slow, USUAL)) == 1
@@ -148,7 +148,7 @@ def test_after_a_change_all_is_measured_anew_and_a_known_straggler_not_told_agai
     assert run.train(USUAL, USUAL, USUAL, seconds=20) == []
 
 
-def test_what_changes_all_the_time_is_told_so_often_and_no_more() -> None:
+def test_the_number_of_warnings_is_limited() -> None:
     run = Run(0, 1)
     words: list[str] = []
     for _ in range(MAX_WARNINGS):

@@ -1,4 +1,4 @@
-"""The training call in a plain script: what it gives, and what it says when it is used wrongly."""
+"""The training call in a plain script: what it returns, and how it answers wrong use."""
 
 import math
 from collections.abc import Callable
@@ -194,7 +194,7 @@ def test_settings_of_torch_are_put_back() -> None:
 
 
 @pytest.mark.parametrize("skipped", ["backward", "exchange", "shards"])
-def test_a_loop_body_that_leaves_something_out_is_told(skipped: str) -> None:
+def test_a_loop_body_that_leaves_something_out_is_refused(skipped: str) -> None:
     def run() -> None:
         model = nn.Linear(4, 2)
         loop = ElasticLoop(model, torch.optim.SGD(model.parameters(), lr=0.1), data(), batch_size=16, num_shards=2)

@@ -1,4 +1,4 @@
-"""The upload threads: what they are told to store gets stored, and told; failures are told too."""
+"""The upload threads store what is assigned to them, and report what is stored and what failed."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +64,7 @@ def workers(store: GatedStore) -> Iterator[list[Uploads]]:
         upload.close(wait=True)
 
 
-def tell(workers: list[Uploads], tracker: PartTracker) -> bool:
+def report(workers: list[Uploads], tracker: PartTracker) -> bool:
     """One round: every member's news reaches the tracker."""
     for upload in workers:
         for name, part in upload.stored():
@@ -80,7 +80,7 @@ def test_members_store_their_parts_and_one_commits(store: GatedStore, workers: l
             assert upload.start(taken[rank], checkpoint) is None
             upload.assign(tracker.missing(rank, 2))
             assert upload.current == checkpoint
-        until(lambda tracker=tracker: tell(workers, tracker))
+        until(lambda tracker=tracker: report(workers, tracker))
         workers[0].commit(tracker.parts)
         (manifest,) = until(workers[0].committed)
         assert manifest.checkpoint == checkpoint
@@ -103,12 +103,12 @@ def test_parts_of_a_member_that_left_are_taken_over(store: GatedStore, workers: 
         upload.start(snapshot(), FIRST)
         upload.assign(tracker.missing(rank, 2))
     leaves.close(wait=False)
-    until(lambda: set(tracker.missing(0, 1)) == set(tracker.missing(1, 2)) or tell([stays], tracker))
+    until(lambda: set(tracker.missing(0, 1)) == set(tracker.missing(1, 2)) or report([stays], tracker))
     stays.assign(tracker.missing(0, 1))
-    until(lambda: tell([stays], tracker))
+    until(lambda: report([stays], tracker))
 
 
-def test_a_part_whose_news_was_lost_is_told_again(workers: list[Uploads]) -> None:
+def test_a_part_whose_report_was_lost_is_reported_again(workers: list[Uploads]) -> None:
     upload = workers[0]
     upload.start(snapshot(), FIRST)
     upload.assign([0])
@@ -179,7 +179,7 @@ def failing(key: str, content: object) -> None:
     raise StorageError(f"write {key}", "no space is left there", "free some")
 
 
-def test_an_unexpected_failure_is_told(store: GatedStore, workers: list[Uploads]) -> None:
+def test_an_unexpected_failure_is_reported(store: GatedStore, workers: list[Uploads]) -> None:
     upload = workers[0]
     store.failure = RuntimeError("bug")
     upload.start(snapshot(), FIRST)
@@ -194,7 +194,7 @@ def test_a_member_with_another_state_is_found_out_before_the_manifest(
     for rank, upload in enumerate(workers):
         upload.start(snapshot(float(rank)), FIRST)
         upload.assign(tracker.missing(rank, 2))
-    until(lambda: tell(workers, tracker))
+    until(lambda: report(workers, tracker))
     workers[0].commit(tracker.parts)
     assert "members have different bytes" in str(until(workers[0].error))
     assert store.complete() == []
@@ -207,7 +207,7 @@ def test_closing_waits_for_what_was_assigned(store: GatedStore) -> None:
     upload.start(taken, FIRST)
     upload.assign(tracker.missing(0, 1))
     upload.close(wait=True)
-    assert tell([upload], tracker)
+    assert report([upload], tracker)
 
 
 def test_without_a_checkpoint_nothing_happens(workers: list[Uploads]) -> None:

@@ -111,13 +111,7 @@ class Session(Protocol):
     def complete(self) -> None:
         """Training is complete on this member."""
 
-    def recover(
-        self,
-        lost: Abandoned,
-        *,
-        next_round: int,
-        state: RunState,
-    ) -> bool:
+    def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
         """After an abandoned round: become a member of a generation without the lost member.
 
         ``next_round``: all rounds before it are committed here. Returns True when others had come further, and
@@ -179,13 +173,7 @@ class SoloSession:
     def complete(self) -> None:
         """Nothing to do."""
 
-    def recover(
-        self,
-        lost: Abandoned,
-        *,
-        next_round: int,
-        state: RunState,
-    ) -> bool:
+    def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
         """Never called: there is no other member to lose."""
         raise lost
 

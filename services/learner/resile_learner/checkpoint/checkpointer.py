@@ -150,8 +150,10 @@ class Checkpointer:
                 self._finish(name)
             for name in header.dropped:
                 self._drop(name)
-        self._raise_errors()
-        self._warn_of_failure()
+        if self._uploads is not None:
+            if error := self._uploads.error():
+                raise error
+            self._warn_of_failure(self._uploads)
         if has_recovered:
             self.divide_parts()
         else:
@@ -271,19 +273,13 @@ class Checkpointer:
         del self._unfinished[checkpoint.name]
         self.divide_parts()
 
-    def _raise_errors(self) -> None:
-        error = self._uploads.error() if self._uploads else None
-        if error is not None:
-            raise error
-
-    def _warn_of_failure(self) -> None:
+    def _warn_of_failure(self, uploads: Uploads) -> None:
         """Warn once for each checkpoint, and for the model, that the storage does not take it."""
-        failure = self._uploads.failure() if self._uploads else None
-        if failure is None or self._uploads is None:
+        failure = uploads.failure()
+        if failure is None:
             return
-        current = self._uploads.current
-        if current is not None:
-            what = f"checkpoint {current.name} is not stored yet"
+        if uploads.current is not None:
+            what = f"checkpoint {uploads.current.name} is not stored yet"
         else:
             what = "the final model is not stored yet" if self._stores_model else "old checkpoints are not deleted yet"
         consequence = "training continues"

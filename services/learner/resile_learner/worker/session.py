@@ -175,13 +175,7 @@ class WorkerSession:
         self._mesh.let_go(peers)
         leave_process(self._control, status=0)
 
-    def recover(
-        self,
-        lost: Abandoned,
-        *,
-        next_round: int,
-        state: RunState,
-    ) -> bool:
+    def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
         """Wait for a generation without the lost worker, and synchronize the state with its members."""
         self._control.report_suspect(lost.suspect, "hearsay" if lost.is_hearsay else "broken link", lost.reason)
         return self._catch_up(lost, next_round, state)
