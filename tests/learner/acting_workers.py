@@ -8,7 +8,17 @@ import sys
 import time
 from multiprocessing import shared_memory
 
-from resile_learner.messages import Failed, Finished, Hello, Left, Message, Order, WorkerConfig, encode, to_worker
+from resile_learner.messages import (
+    Failed,
+    Finished,
+    Left,
+    Message,
+    Order,
+    WorkerConfig,
+    WorkerListening,
+    encode,
+    to_worker,
+)
 
 
 def say(agent: socket.socket, message: Message) -> None:
@@ -16,7 +26,7 @@ def say(agent: socket.socket, message: Message) -> None:
 
 
 def hello(config: WorkerConfig, agent: socket.socket) -> None:
-    say(agent, Hello(worker=config.worker, host="127.0.0.1", port=1))
+    say(agent, WorkerListening(worker=config.worker, host="127.0.0.1", port=1))
 
 
 def main(config: WorkerConfig, agent: socket.socket) -> int:
@@ -66,7 +76,7 @@ def mumbles(config: WorkerConfig, agent: socket.socket) -> None:
 
 
 def signs_as_another(config: WorkerConfig, agent: socket.socket) -> None:
-    say(agent, Hello(worker=config.worker + 1, host="127.0.0.1", port=1))
+    say(agent, WorkerListening(worker=config.worker + 1, host="127.0.0.1", port=1))
     time.sleep(600)
 
 

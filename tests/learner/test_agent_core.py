@@ -33,7 +33,6 @@ from resile_learner.messages import (
     Failed,
     Finished,
     FromWorker,
-    Hello,
     Joined,
     Left,
     Order,
@@ -41,6 +40,7 @@ from resile_learner.messages import (
     Progress,
     Ready,
     Switched,
+    WorkerListening,
     encode,
     from_worker,
 )
@@ -85,7 +85,9 @@ class Agent:
         return self.handle(MessageReceived(job, message), after=after)
 
     def connects(self, *workers: int) -> list[Command]:
-        return [c for worker in workers for c in self.message(Hello(worker=worker, host=HOST, port=1 + worker))]
+        return [
+            c for worker in workers for c in self.message(WorkerListening(worker=worker, host=HOST, port=1 + worker))
+        ]
 
     def exits(self, worker: int, kind: Any = "finished") -> list[Command]:
         return self.handle(WorkerExited(JOB, worker, WorkerExit(kind=kind)))

@@ -15,7 +15,7 @@ from resile_learner.agent.events import (
     Tick,
     WorkerExited,
 )
-from resile_learner.messages import CheckpointSaved, FromWorker, Hello, Order, Progress
+from resile_learner.messages import CheckpointSaved, FromWorker, Order, Progress, WorkerListening
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, WorkerExit
 from resile_shared.messages.instructions import PauseWorkers, StopWorkers
@@ -119,7 +119,7 @@ class AgentMachine(RuleBasedStateMachine):
     def listen(self, data: st.DataObject) -> None:
         job, worker = data.draw(st.sampled_from(sorted(self.alive)))
         self.alive[job, worker] = True
-        self.say(job, Hello(worker=worker, host=HOST, port=1))
+        self.say(job, WorkerListening(worker=worker, host=HOST, port=1))
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())

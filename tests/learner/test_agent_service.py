@@ -145,14 +145,14 @@ async def test_who_misses_a_member_says_so_again_and_again_until_somebody_decide
     await stage.allocate("job-1", 1, (0, 1), cold_start=True)
     await until(lambda: stage.said("job-1", "progress"))
     os.kill(stage.pids()[0], signal.SIGKILL)
-    await until(lambda: len(stage.said("job-1", "lost")) >= 3)
-    (accuser,) = {report.worker for report in stage.said("job-1", "lost")}
+    await until(lambda: len(stage.said("job-1", "peer_suspected")) >= 3)
+    (accuser,) = {report.worker for report in stage.said("job-1", "peer_suspected")}
     await stage.allocate("job-1", 2, (accuser,), is_recovery=True)
     await until(lambda: stage.said("job-1", "switched")[-1].generation == 2)
-    number = len(stage.said("job-1", "lost"))
+    number = len(stage.said("job-1", "peer_suspected"))
     stage.hurry.touch()
     await until(lambda: stage.said("job-1", "completed"))
-    assert len(stage.said("job-1", "lost")) <= number + 1
+    assert len(stage.said("job-1", "peer_suspected")) <= number + 1
 
 
 async def test_training_outlives_an_outage_of_the_bus_and_no_fact_is_lost(stage: Stage) -> None:

@@ -12,12 +12,12 @@ from resile_learner.collectives.mesh import Mesh
 from resile_learner.membership.events import RoundAbandoned, RoundCompleted, ScriptReady
 from resile_learner.messages import (
     CommittedRound,
-    Hello,
     Member,
     Order,
     Pause,
     PeerMessage,
     WorkerConfig,
+    WorkerListening,
     encode,
     from_peer,
     from_worker,
@@ -48,7 +48,7 @@ class Scene:
         self.control = ControlThread(config, theirs, SlowToWake(0))
         self.control.start()
         hello = from_worker.validate_json(self.agent.makefile("rb").readline())
-        assert isinstance(hello, Hello)
+        assert isinstance(hello, WorkerListening)
         self.members = Member(worker=0, host=hello.host, port=hello.port), Member(worker=1, host="127.0.0.1", port=1)
 
     def order(self, generation: int, *, num_members: int = 2) -> Order:

@@ -122,7 +122,7 @@ async def test_it_loads_what_training_needs_and_stays_single_threaded(tmp_path: 
         said = [message async for message in process.messages()]
         await process.wait()
         assert ast.literal_eval(lines[0]) == ["torch", "torch._dynamo"]
-        assert said[0].kind == "hello"
+        assert said[0].kind == "listening"
     finally:
         await fork_server.close()
 

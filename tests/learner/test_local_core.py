@@ -31,16 +31,16 @@ from resile_learner.messages import (
     Completed,
     Failed,
     Finished,
-    Hello,
     Joined,
     Left,
-    Lost,
     Order,
     Pause,
+    PeerSuspected,
     Progress,
     Ready,
     Stop,
     Switched,
+    WorkerListening,
 )
 from resile_shared.errors import UsageError
 from resile_shared.messages.hosts import WorkerExit
@@ -135,7 +135,7 @@ class Cluster:
 
     def hello(self, worker: int) -> None:
         self.said_hello.add(worker)
-        self.tell(Said(Hello(worker=worker, host="127.0.0.1", port=1000 + worker)))
+        self.tell(Said(WorkerListening(worker=worker, host="127.0.0.1", port=1000 + worker)))
 
     def ready(self, worker: int) -> None:
         self.said_ready.add(worker)
@@ -373,9 +373,9 @@ def test_a_worker_of_which_its_peers_hear_nothing_is_killed_and_replaced() -> No
     cluster = Cluster("0:3")
     cluster.settle()
     for reason, evidence in (("the connection broke", "broken link"), ("worker 2 says so", "hearsay")):
-        accusation = Lost(worker=2, generation=1, suspect=1, evidence=evidence, reason=reason)  # type: ignore[arg-type]
+        accusation = PeerSuspected(worker=2, generation=1, suspect=1, evidence=evidence, reason=reason)  # type: ignore[arg-type]
         assert cluster.tell(Said(accusation)) == [], "it may have ended, which is told in a moment"
-    silence = Lost(worker=2, generation=1, suspect=1, evidence="silence", reason="nothing was heard")
+    silence = PeerSuspected(worker=2, generation=1, suspect=1, evidence="silence", reason="nothing was heard")
     assert cluster.tell(Said(silence)) == [Show(Noted("worker 1 is killed: nothing was heard")), Kill(1)]
     cluster.exit(1, "killed", -9)
     cluster.settle()

@@ -81,7 +81,7 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 async def test_messages_come_before_the_exit(stage: Stage) -> None:
     assert await stage.play("finishes") == WorkerExit(kind="finished")
-    assert stage.recorder.seen == ["hello", "finished"]
+    assert stage.recorder.seen == ["listening", "finished"]
     assert (stage.runner.pids, stage.runner.directories) == ({}, set())
 
 

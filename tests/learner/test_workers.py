@@ -13,7 +13,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from resile_learner.messages import Failed, Finished, Hello, Left, Member, Order, WorkerConfig
+from resile_learner.messages import Failed, Finished, Left, Member, Order, WorkerConfig, WorkerListening
 from resile_learner.processes import memory
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.exits import classify
@@ -99,7 +99,7 @@ async def test_each_end_is_told_apart(stage: Stage) -> None:
 
 async def test_all_that_a_worker_says_is_heard_before_its_end(stage: Stage) -> None:
     said, exit_ = await stage.play("finishes")
-    assert said == [Hello(worker=0, host="127.0.0.1", port=1), Finished(worker=0)]
+    assert said == [WorkerListening(worker=0, host="127.0.0.1", port=1), Finished(worker=0)]
     assert exit_ == WorkerExit(kind="finished")
 
 

@@ -18,7 +18,7 @@ from resile_shared.envelope import Received
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, JobSubmit, Refused
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.jobs import JobEvent, JobRecord, JobSpec
-from resile_shared.messages.reports import Lost
+from resile_shared.messages.reports import PeerSuspected
 from resile_shared.subjects import ALLOCATIONS, DEAD_LETTERS, EVENTS, JOB_EVENTS, JOBS
 from resile_shared.telemetry import set_up_tracing, traced
 from resile_shared.testing.fake_agent import FakeAgent
@@ -322,7 +322,9 @@ async def test_an_accused_worker_whose_agent_is_silent_is_left_behind_before_its
 async def accuse(agent: FakeAgent, other: FakeAgent) -> None:
     """Let a worker of ``agent`` say that one of ``other`` did not take part."""
     (job, accuser), (_, suspect) = min(agent.workers), min(other.workers)
-    await agent.report(job, accuser, Lost(suspect=suspect, evidence="broken link", reason="the connection broke"))
+    await agent.report(
+        job, accuser, PeerSuspected(suspect=suspect, evidence="broken link", reason="the connection broke")
+    )
 
 
 async def test_garbage_is_answered_or_laid_aside_and_the_service_lives(house: House) -> None:

@@ -9,7 +9,7 @@ from resile_scheduler.core.events import Command, ProbeExpired, ProbeHost, State
 from resile_scheduler.core.suspicions import largest_connected_set
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobState
-from resile_shared.messages.reports import Evidence, Lost
+from resile_shared.messages.reports import Evidence, PeerSuspected
 
 from .test_core import Bench, gone, worker
 from .test_recovery import member, named, switched
@@ -26,7 +26,7 @@ def two_hosts(detection_seconds: float = 3.0) -> Bench:
 
 
 def accuse(bench: Bench, accuser: int, suspect: int, evidence: Evidence = "broken link") -> list[Command]:
-    lost = Lost(suspect=suspect, evidence=evidence, reason="the connection broke")
+    lost = PeerSuspected(suspect=suspect, evidence=evidence, reason="the connection broke")
     return bench.report(lost, worker=accuser, generation=bench.records["job-1"].generation)
 
 
@@ -192,7 +192,7 @@ def test_accusations_end_with_the_generation_in_which_they_were_made() -> None:
     bench.beat(worker(2, 0, state="member"), gone(3, 1, kind="killed"), host="host-2")
     assert bench.scheduler.pool.jobs["job-1"].accusations == {}
     bench.report(switched(0, 1, 2), generation=bench.newest().generation)
-    late = Lost(suspect=2, evidence="broken link", reason="the connection broke")
+    late = PeerSuspected(suspect=2, evidence="broken link", reason="the connection broke")
     assert bench.report(late, worker=0, generation=1) == []
 
 

@@ -1,7 +1,7 @@
-"""What an agent and its workers say to each other over their local socket: one JSON object a line.
+"""The messages between an agent and its workers, and between workers: one JSON object per line.
 
 Both ends are ours, but a worker's process also runs the user's code, so everything read is validated. What a worker
-reports is a content of `resile_shared.messages.reports`, signed by the worker: `content_of` takes the signature off.
+reports is a content of `resile_shared.messages.reports` with the id of the worker; `content_of` removes the id.
 """
 
 from typing import Annotated, Literal
@@ -24,7 +24,7 @@ class Member(Message):
 
 
 class Order(Message):
-    """The membership that the job shall have: the scheduler's word, valid until a newer generation is ordered.
+    """The membership of a generation, as the scheduler decided; valid until a newer generation is ordered.
 
     A worker that an order drops is never named by a later one.
     """
@@ -38,7 +38,8 @@ class Order(Message):
         default=False, description="the first generation of a run: its members start without a hand-over"
     )
     is_recovery: bool = Field(
-        default=False, description="its members leave the round under way, become level, and go on without the others"
+        default=False,
+        description="its members abandon the open round, synchronize their state, and continue without the others",
     )
     not_before: int = Field(default=0, ge=0, description="the first iteration this generation may train")
     until: int | None = Field(default=None, description="the iteration at which members wait for the next generation")
@@ -50,102 +51,102 @@ class Order(Message):
 
 
 class Stop(Message):
-    """Ends the run: the worker leaves at once."""
+    """Ends the run: the worker exits at once."""
 
     kind: Literal["stop"] = "stop"
 
 
 class Pause(Message):
-    """The members of ``generation`` save a checkpoint at the next boundary, and go no further."""
+    """The members of ``generation`` save a checkpoint at the next boundary and stop there."""
 
     kind: Literal["pause"] = "pause"
     generation: int = Field(ge=1)
 
 
-class Signed(Message):
-    """What a worker says of itself."""
+class WorkerMessage(Message):
+    """A message that names the worker that sent it."""
 
     worker: int = Field(ge=0)
 
 
-class SignedByMember(Signed):
-    """What a worker says as a member of ``generation``."""
+class MemberMessage(WorkerMessage):
+    """A message of a member of ``generation``."""
 
     generation: int = Field(ge=0)
 
 
-class Hello(Signed):
-    """A worker's first words: where its peers reach it. Sent before the user's script runs."""
+class WorkerListening(WorkerMessage):
+    """A worker's first message: the address that its peers connect to. Sent before the user's script runs."""
 
-    kind: Literal["hello"] = "hello"
+    kind: Literal["listening"] = "listening"
     host: str = Field(max_length=255)
     port: int = Field(gt=0, lt=65536)
 
 
-class Ready(Signed, reports.Ready):
+class Ready(WorkerMessage, reports.Ready):
     """The script has reached its training call; the worker can become a member."""
 
 
-class Switched(SignedByMember, reports.Switched):
+class Switched(MemberMessage, reports.Switched):
     """A generation took effect. Sent by its lowest rank; ``iteration`` is the first that it trains."""
 
 
-class Joined(SignedByMember):
-    """The same from every other rank: this worker is a member of ``generation``."""
+class Joined(MemberMessage):
+    """From every other rank: this worker is a member of ``generation``."""
 
     kind: Literal["joined"] = "joined"
     iteration: int = Field(ge=0)
 
 
-class Progress(SignedByMember, reports.Progress):
+class Progress(MemberMessage, reports.Progress):
     """What the lowest rank has committed; sent a few times a second at most, and at each change."""
 
 
-class CheckpointSaved(SignedByMember, reports.CheckpointSaved):
+class CheckpointSaved(MemberMessage, reports.CheckpointSaved):
     """A checkpoint's manifest is stored: from now on the job can resume from it."""
 
 
-class Warned(Signed, reports.Warned):
-    """Something the user should know; the run goes on."""
+class Warned(WorkerMessage, reports.Warned):
+    """A warning for the user; the run continues."""
 
 
-class Completed(SignedByMember, reports.Completed):
-    """Training ended as asked. Sent by the lowest rank once the final model is stored."""
+class Completed(MemberMessage, reports.Completed):
+    """Training ended as requested. Sent by the lowest rank once the final model is stored."""
 
 
-class Finished(Signed):
-    """A member's part is over: its script came to its end after training was complete. Its last words."""
+class Finished(WorkerMessage):
+    """The script ended after training was complete. A worker's last message."""
 
     kind: Literal["finished"] = "finished"
 
 
-class Left(SignedByMember, reports.Left):
-    """A leaver has let go: every peer confirmed its last iteration. Its slot is free once the process is gone."""
+class Left(MemberMessage, reports.Left):
+    """A leaver is done: every peer confirmed its last iteration. Its slot is free once the process is gone."""
 
 
-class Lost(SignedByMember, reports.Lost):
-    """Another member does not take part any more; this worker waits for a generation that recovers."""
+class PeerSuspected(MemberMessage, reports.PeerSuspected):
+    """Another member is suspected to be lost; this worker waits for a recovery order."""
 
 
-class Failed(Signed, reports.Failed):
-    """The worker cannot go on. ``message`` is one line for the user, ``details`` the traceback where there is one."""
+class Failed(WorkerMessage, reports.Failed):
+    """The worker cannot continue. ``message`` is one line for the user, ``details`` the traceback if there is one."""
 
 
 ToWorker = Annotated[Order | Stop | Pause, Field(discriminator="kind")]
-ReportedByWorker = Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | Lost | Failed
-FromWorker = Annotated[Hello | Joined | Finished | ReportedByWorker, Field(discriminator="kind")]
+ReportedByWorker = Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | PeerSuspected | Failed
+FromWorker = Annotated[WorkerListening | Joined | Finished | ReportedByWorker, Field(discriminator="kind")]
 to_worker: TypeAdapter[Order | Stop | Pause] = TypeAdapter(ToWorker)
-from_worker: TypeAdapter[Hello | Joined | Finished | ReportedByWorker] = TypeAdapter(FromWorker)
+from_worker: TypeAdapter[WorkerListening | Joined | Finished | ReportedByWorker] = TypeAdapter(FromWorker)
 _content: TypeAdapter[reports.Content] = TypeAdapter(reports.Content)
 
 
 def content_of(message: ReportedByWorker) -> reports.Content:
-    """Return what a worker reported, without its signature."""
+    """Return what a worker reported, without the id of the worker."""
     return _content.validate_python(message.model_dump(exclude={"worker", "generation"}))
 
 
 class WorkerConfig(Message):
-    """All that a worker is told when it is forked."""
+    """The configuration of a worker, given to it when it is forked."""
 
     job: str
     worker: int
@@ -155,8 +156,10 @@ class WorkerConfig(Message):
     directory: str = Field(description="working directory of the script")
     host: str = Field(default="127.0.0.1", description="address on which peers reach this worker")
     storage: str = Field(description="URL of the run's folder in object storage, e.g. file:///...")
-    resume: bool = Field(default=False, description="founders load the newest complete checkpoint")
-    detection_seconds: float = Field(default=3.0, gt=0, description="a peer that is silent for so long is lost")
+    resume: bool = Field(default=False, description="a cold start loads the newest complete checkpoint")
+    detection_seconds: float = Field(
+        default=3.0, gt=0, description="a peer that is silent for this long is suspected to be lost"
+    )
 
 
 def encode(message: Message) -> bytes:

@@ -13,7 +13,7 @@ from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, Slot, WorkerExit, WorkerReport
 from resile_shared.messages.jobs import JobRecord
 from resile_shared.messages.message import at
-from resile_shared.messages.reports import CheckpointSaved, Completed, Content, Lost, Report, Switched
+from resile_shared.messages.reports import CheckpointSaved, Completed, Content, PeerSuspected, Report, Switched
 
 from .core.core import Scheduler
 from .core.events import (
@@ -237,7 +237,7 @@ class Simulator:
         living = [number for number in training.members if number in training.workers]
         if life != training.life or training.is_complete or not training.missing or not living:
             return
-        lost = Lost(suspect=training.missing[0], evidence="broken link", reason="")
+        lost = PeerSuspected(suspect=training.missing[0], evidence="broken link", reason="")
         for number in living:
             if number in training.workers:
                 self._report(training, number, lost)

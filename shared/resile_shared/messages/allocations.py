@@ -36,11 +36,11 @@ class Allocation(Message):
     placements: tuple[Placement, ...] = Field(description="in rank order")
     secret: str = Field(repr=False, description="proves membership of this generation on worker links")
     cold_start: bool = Field(default=False, description="its members start without a hand-over")
-    resume: bool = Field(default=False, description="founders load the newest complete checkpoint")
+    resume: bool = Field(default=False, description="a cold start loads the newest complete checkpoint")
     is_recovery: bool = Field(
         default=False,
-        description="its members left a round unfinished: they compare how far each has come, take the state of "
-        "whoever has come furthest, and go on without the others",
+        description="its members abandoned a round: those that are behind take the state of one that is furthest "
+        "ahead, and they continue without the others",
     )
     not_before: int = Field(default=0, ge=0, description="the first iteration that this generation may train")
     until: int | None = Field(default=None, ge=0, description="the iteration at which members wait for the next one")

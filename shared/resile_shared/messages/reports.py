@@ -107,13 +107,13 @@ Evidence = Literal["broken link", "silence", "hearsay"]
 """The link to the suspect broke; nothing was heard from it for ``detection_seconds``; somebody else says so."""
 
 
-class Lost(Message):
-    """``suspect`` does not take part in the training any more. An accusation, not a death.
+class PeerSuspected(Message):
+    """``suspect`` does not take part in the training any more, as this worker sees it: a suspicion, not a fact.
 
-    The worker waits for a generation without it, or will, and says so again and again until there is one.
+    The worker repeats it until a newer generation is active.
     """
 
-    kind: Literal["lost"] = "lost"
+    kind: Literal["peer_suspected"] = "peer_suspected"
     suspect: int = Field(ge=0)
     evidence: Evidence = Field(
         description="the link to it broke; nothing was heard from it for detection_seconds; somebody else says so"
@@ -130,7 +130,7 @@ class Failed(Message):
 
 
 Content = Annotated[
-    Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | Lost | Failed,
+    Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | PeerSuspected | Failed,
     Field(discriminator="kind"),
 ]
 

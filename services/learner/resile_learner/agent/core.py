@@ -28,18 +28,18 @@ from resile_shared.recent_events import RecentEvents
 from ..messages import (
     Finished,
     FromWorker,
-    Hello,
     Joined,
     Left,
     Member,
+    MemberMessage,
     Message,
     Order,
     Pause,
     Progress,
     Ready,
     ReportedByWorker,
-    SignedByMember,
     Switched,
+    WorkerListening,
     content_of,
 )
 from .events import (
@@ -189,7 +189,7 @@ class AgentCore:
         changed = before != (worker.state, worker.address, worker.generation) or isinstance(message, Switched)
         beat = self._heartbeat(now) if changed else []
         match message:
-            case Hello():
+            case WorkerListening():
                 order = _order(self._allocations.get(job))
                 return [*beat, *([SendToWorker(job, message.worker, order)] if order else [])]
             case Joined() | Finished():
@@ -199,7 +199,7 @@ class AgentCore:
 
     def _apply(self, job: str, message: FromWorker, worker: Worker) -> None:
         match message:
-            case Hello(host=host, port=port):
+            case WorkerListening(host=host, port=port):
                 worker.address = worker.address or Address(host=host, port=port)
             case Ready() if worker.state == "starting":
                 worker.state = "ready"
@@ -227,7 +227,7 @@ class AgentCore:
             incarnation=self.incarnation,
             worker=message.worker,
             slot=worker.slot,
-            generation=message.generation if isinstance(message, SignedByMember) else worker.generation,
+            generation=message.generation if isinstance(message, MemberMessage) else worker.generation,
             time=at(now),
             content=_bounded(content_of(message)),
         )

@@ -15,7 +15,7 @@ from opentelemetry.trace import Span
 from resile_shared.messages.allocations import Allocation
 from resile_shared.telemetry import begin, resumed, traced
 
-from ..messages import FromWorker, Hello, Joined, Left, Order, Ready, Switched
+from ..messages import FromWorker, Joined, Left, Order, Ready, Switched, WorkerListening
 from ..processes.runner import Key
 from .events import (
     AllocationGone,
@@ -28,7 +28,7 @@ from .events import (
     WorkerExited,
 )
 
-_ABOUT_AN_ALLOCATION = (Hello, Ready, Joined, Switched, Left)
+_ABOUT_AN_ALLOCATION = (WorkerListening, Ready, Joined, Switched, Left)
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Traces:
 
     def _on_message(self, job: str, message: FromWorker) -> None:
         match message:
-            case Hello(worker=worker) if started := self._end_start((job, worker)):
+            case WorkerListening(worker=worker) if started := self._end_start((job, worker)):
                 span = begin("run script to training call", started, job=job, worker=worker)
                 self._starting[job, worker] = started, span
             case Ready(worker=worker):

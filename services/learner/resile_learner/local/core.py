@@ -30,18 +30,18 @@ from ..messages import (
     Failed,
     Finished,
     FromWorker,
-    Hello,
     Joined,
     Left,
-    Lost,
     Member,
     Order,
     Pause,
+    PeerSuspected,
     Progress,
     Ready,
     Stop,
     Switched,
     Warned,
+    WorkerListening,
 )
 from .events import Known, Noted, Progressed, Recorded, Rescaled, Saved, Trained
 from .history import HistoryItem
@@ -83,7 +83,7 @@ class _Worker:
     """A worker whose process has not ended."""
 
     slot: int
-    hello: Hello | None = None
+    hello: WorkerListening | None = None
     was_member: bool = False
     is_unneeded: bool = False
     has_left: bool = False
@@ -175,7 +175,7 @@ class Director:
     def _said(self, message: FromWorker, now: float) -> list[Command]:
         worker = self._workers[message.worker]
         match message:
-            case Hello():
+            case WorkerListening():
                 worker.hello = message
                 return self._order()
             case Ready():
@@ -191,7 +191,7 @@ class Director:
 
     def _noted(
         self,
-        message: Progress | CheckpointSaved | Completed | Left | Lost | Finished | Joined,
+        message: Progress | CheckpointSaved | Completed | Left | PeerSuspected | Finished | Joined,
         worker: _Worker,
     ) -> list[Command]:
         match message:
@@ -212,9 +212,9 @@ class Director:
             case Joined(generation=generation):
                 self._joined = max(self._joined, generation)
                 return []
-            case Lost(suspect=suspect, evidence="silence", reason=reason) if suspect in self._workers:
+            case PeerSuspected(suspect=suspect, evidence="silence", reason=reason) if suspect in self._workers:
                 return [Show(Noted(f"worker {suspect} is killed: {reason}")), Kill(suspect)]
-            case Lost() | Finished():
+            case PeerSuspected() | Finished():
                 return []
 
     def _warned(self, text: str, now: float) -> list[Command]:

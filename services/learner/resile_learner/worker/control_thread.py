@@ -22,7 +22,7 @@ from ..collectives.mesh import Mesh
 from ..membership.events import AbandonRound, Connect, Event, PauseRequested, SendToPeer, Switch, Withdraw
 from ..membership.machine import Membership
 from ..membership.view import MembershipView
-from ..messages import Hello, Lost, Message, Order, Pause, Stop, WorkerConfig, encode, to_worker
+from ..messages import Message, Order, Pause, PeerSuspected, Stop, WorkerConfig, WorkerListening, encode, to_worker
 from ..phases import Phases
 from . import links
 from .failure import stalled
@@ -177,7 +177,7 @@ class ControlThread:
         self._spawn(self._peers.accept_all(listener))
         self._spawn(self._read_agent(reader))
         self._spawn(self._watch())
-        self._send_to_agent(Hello(worker=config.worker, host=config.host, port=listener.getsockname()[1]))
+        self._send_to_agent(WorkerListening(worker=config.worker, host=config.host, port=listener.getsockname()[1]))
         with self._changed:
             self._is_listening = True
             self._changed.notify_all()
@@ -232,9 +232,11 @@ class ControlThread:
             return
         self._suspected.add((current.generation, suspect))
         worker, generation = self._config.worker, current.generation
-        self._repeat(Lost(worker=worker, generation=generation, suspect=suspect, evidence=evidence, reason=reason))
+        self._repeat(
+            PeerSuspected(worker=worker, generation=generation, suspect=suspect, evidence=evidence, reason=reason)
+        )
 
-    def _repeat(self, suspicion: Lost) -> None:
+    def _repeat(self, suspicion: PeerSuspected) -> None:
         current = self._view.current
         if current is not None and current.generation == suspicion.generation:
             self._send_to_agent(suspicion)

@@ -15,7 +15,7 @@ A worker names a suspect, and says so again and again while it waits. That is an
 from collections import Counter
 from collections.abc import Iterable, Set
 
-from resile_shared.messages.reports import Lost, Report
+from resile_shared.messages.reports import PeerSuspected, Report
 
 from .events import ProbeExpired, ProbeHost
 from .state import Accusation, Job, Pair, Phase, Pool, Worker
@@ -40,7 +40,7 @@ class SuspicionTracker:
         asked, self._asked = self._asked, []
         return asked
 
-    def accuse(self, job: Job, report: Report, lost: Lost, *, now: float) -> None:
+    def accuse(self, job: Job, report: Report, lost: PeerSuspected, *, now: float) -> None:
         """Take in the word of ``report.worker`` against ``lost.suspect``."""
         accuser, suspect = job.workers.get(report.worker), job.workers.get(lost.suspect)
         if accuser is None or not accuser.is_sound or accuser.number == lost.suspect:

@@ -18,7 +18,7 @@ from resile_shared.messages.reports import (
     Completed,
     Failed,
     Left,
-    Lost,
+    PeerSuspected,
     Progress,
     Ready,
     Report,
@@ -199,7 +199,7 @@ class Workers:
                 self._completed(job, report, completed, now)
             case Progress(iteration=iteration) if job.has_started and self._is_of_this_lineage(job, report):
                 job.iteration = max(job.iteration, iteration)
-            case Lost() as lost if self._is_of_this_lineage(job, report):
+            case PeerSuspected() as lost if self._is_of_this_lineage(job, report):
                 self._suspicions.accuse(job, report, lost, now=now)
             case _:
                 if worker := job.workers.get(report.worker):
