@@ -24,7 +24,7 @@ from resile.training import Callback, ElasticLoop, ElasticModel, Iteration, Resu
 
 
 class Curves(Callback):
-    """Writes what the lowest rank knows, each worker that comes to be the lowest rank to a file of its own."""
+    """Writes the curves of the lowest rank; each worker that becomes the lowest rank writes a new file."""
 
     def __init__(self, folder: Path, optimizer: torch.optim.Optimizer, *, every: int) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Curves(Callback):
     def write(self, name: str, value: float, step: int) -> None:
         """Add one point. The first one makes the file: workers that never are the lowest rank write none."""
         if self.writer is None:
-            # A job that lost all its workers goes on from a checkpoint; TensorBoard forgets what was written after it.
+            # A job that lost all its workers resumes from a checkpoint; TensorBoard drops what was written after it.
             self.writer = SummaryWriter(str(self.folder), purge_step=step)
         self.writer.add_scalar(name, value, step)
 

@@ -86,7 +86,7 @@ def test_members_store_their_parts_and_one_commits(store: GatedStore, workers: l
         assert manifest.checkpoint == checkpoint
         for rank, upload in enumerate(workers):
             upload.finish(checkpoint)
-            assert not upload.busy
+            assert not upload.is_busy
             assert upload.error() is None
             until(lambda rank=rank, taken=taken: taken[rank].free)
     loaded = store.load_newest(allocate)
@@ -146,7 +146,7 @@ def test_what_the_storage_does_not_take_is_tried_again(store: GatedStore, worker
     upload.start(snapshot(), FIRST)
     upload.assign([0])
     assert "no space" in str(until(upload.failure))
-    assert upload.busy
+    assert upload.is_busy
     assert upload.error() is None
     store.failure = None
     assert len(until(upload.stored)) == 1
@@ -215,7 +215,7 @@ def test_without_a_checkpoint_nothing_happens(workers: list[Uploads]) -> None:
     upload.assign([0])
     upload.commit([])
     upload.finish(FIRST)
-    assert (upload.busy, upload.current, upload.stored(), upload.committed(), upload.error()) == (
+    assert (upload.is_busy, upload.current, upload.stored(), upload.committed(), upload.error()) == (
         False,
         None,
         [],

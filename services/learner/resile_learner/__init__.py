@@ -8,5 +8,8 @@ worker/       one worker process: its control thread, and the session that the t
 membership/   how a worker joins, switches generations, recovers and leaves: a pure state machine
 collectives/  the gradient exchange: the fixed tree, frames, links, the mesh
 training/     what a script calls: ElasticModel, ElasticLoop, data order, ledger, digests
-checkpoint/   parts and manifests in object storage
+checkpoint/   when checkpoints are taken, and their parts and manifests in object storage
+state/        the full state of a run, as it is handed over and stored; what must be equal on all workers
+session.py    the interface between the training call and the run around it
+phases.py     the phase that the main thread of a worker is in
 """

@@ -84,7 +84,7 @@ class Checkpointer:
         """Whether this member is waiting for a checkpoint, or storing the final model."""
         if self._uploads is None:
             return False
-        return self._uploads.busy or (self._stores_model and not self._uploads.has_stored_model)
+        return self._uploads.is_busy or (self._stores_model and not self._uploads.has_stored_model)
 
     @property
     def is_failing(self) -> bool:

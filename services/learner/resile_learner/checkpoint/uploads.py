@@ -103,7 +103,7 @@ class Uploads:
         return self._current.checkpoint if self._current else None
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a checkpoint is being stored."""
         return self._current is not None
 

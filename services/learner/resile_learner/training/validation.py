@@ -1,7 +1,4 @@
-"""Validation.
-
-Fixed batches, fixed shards, and a boundary between the batches, so that the membership can change in the middle.
-"""
+"""Validation: fixed batches cut into fixed shards, one round for each, so that the membership can change in between."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
