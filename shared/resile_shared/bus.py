@@ -4,6 +4,7 @@
     publish / follow    events: stored before `publish` returns, delivered at least once, with effect once
     read_stream         the messages of a stream, for readers that do not act on them
     ask / answer        requests: the same request has its effect once, and gets the same answer each time
+    query / serve       questions that change nothing: at most once, with a time limit
     bucket              key-value records with compare-and-set
 
 A message that cannot be decoded, or whose handler fails, goes to the dead letters with the reason; a request is also
@@ -144,6 +145,30 @@ class Bus:
             if message.reply:
                 headers = headers_for(answer, source=self.service)
                 await self.connection.send(message.reply, encode(answer), headers=headers)
+
+        return await self.connection.subscribe(subject, receive, queue=self.service)
+
+    async def query(self, subject: str, question: BaseModel, model: type[M], *, seconds: float) -> M | None:
+        """Send a question once; return the reply, or None if there is none within ``seconds``."""
+        headers = headers_for(question, source=self.service)
+        reply = await self.connection.request_once(subject, encode(question), headers=headers, seconds=seconds)
+        if reply is None:
+            return None
+        return decode(model, subject=subject, headers=reply.headers, body=reply.data).message
+
+    async def serve(
+        self, subject: str, model: type[M], handler: Callable[[Received[M]], Awaitable[BaseModel]]
+    ) -> Subscription:
+        """Reply to each question with what ``handler`` returns; an invalid one gets no reply."""
+        delivery = Delivery(model, self.connection, self.service)
+
+        async def receive(message: Msg) -> None:
+            async def reply(question: Received[M]) -> None:
+                answer = await handler(question)
+                headers = headers_for(answer, source=self.service)
+                await self.connection.send(message.reply, encode(answer), headers=headers)
+
+            await delivery.deliver(message, reply)
 
         return await self.connection.subscribe(subject, receive, queue=self.service)
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from pydantic import BaseModel
 
 from .envelope import Malformed
-from .messages import commands, hosts
+from .messages import commands, hosts, queries
 from .messages.deadletters import DeadLetter
 from .messages.instructions import Instruction
 from .messages.jobs import JobEvent
@@ -23,6 +23,7 @@ COMMANDS: MappingProxyType[str, type[BaseModel]] = MappingProxyType(
         "host.drain": commands.HostDrain,
     }
 )
+QUERIES: MappingProxyType[str, type[BaseModel]] = MappingProxyType({"jobs.explain": queries.ExplainJobs})
 HOST_EVENTS: MappingProxyType[str, type[BaseModel]] = MappingProxyType(
     {
         "hello": hosts.HostHello,
@@ -56,6 +57,8 @@ def model_of(subject: str) -> type[BaseModel]:
             model = HOST_EVENTS.get(parsed.what)
         case "command":
             model = COMMANDS.get(f"{parsed.id}.{parsed.what}")
+        case "query":
+            model = QUERIES.get(f"{parsed.id}.{parsed.what}")
         case family:
             model = OTHERS.get(family)
     if model is None:

@@ -163,6 +163,17 @@ class Connection:
         await asyncio.sleep(seconds)
         return True
 
+    async def request_once(self, subject: str, body: bytes, *, headers: dict[str, str], seconds: float) -> Msg | None:
+        """Send at most once; return the reply, or None if nobody listens or no reply comes within ``seconds``."""
+        if not self._up.is_set():
+            return None
+        try:
+            return await self._request_once(subject, body, headers, seconds=seconds)
+        except (NoRespondersError, TimeoutError):
+            return None
+        except (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError):
+            return None
+
     async def _request_once(self, subject: str, body: bytes, headers: dict[str, str] | None, *, seconds: float) -> Msg:
         """Request. A cancellation that comes with the answer counts, though Python 3.11 drops it in `wait_for`."""
         task = asyncio.current_task()

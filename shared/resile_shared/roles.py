@@ -57,7 +57,13 @@ REGISTRY = Role(
 SCHEDULER = Role(
     "scheduler",
     publishes=(subjects.JOB_EVENTS, subjects.INSTRUCTIONS),
-    subscribes=(subjects.HOST_EVENTS, subjects.HEARTBEATS, subjects.REPORTS_OF_ALL, subjects.JOB_COMMANDS),
+    subscribes=(
+        subjects.HOST_EVENTS,
+        subjects.HEARTBEATS,
+        subjects.REPORTS_OF_ALL,
+        subjects.JOB_COMMANDS,
+        subjects.EXPLAIN_JOBS,
+    ),
     follows=(EVENTS, REPORTS),
     reads=(HOSTS, POOL),
     writes=(JOBS, ALLOCATIONS, LEASE, OUTBOX),
@@ -77,7 +83,7 @@ LEARNER = Role(
 )
 MONITOR = Role(
     "monitor",
-    publishes=_COMMANDS,
+    publishes=(*_COMMANDS, subjects.EXPLAIN_JOBS),
     subscribes=(
         subjects.HOST_EVENTS,
         subjects.HEARTBEATS,

@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
-from .catalogue import COMMANDS, HOST_EVENTS, OTHERS
+from .catalogue import COMMANDS, HOST_EVENTS, OTHERS, QUERIES
 from .messages.commands import CommandResponse
+from .messages.queries import JobExplanations
 
 FOLDER = Path("docs/schemas")
 _ADDRESSES = {
@@ -21,19 +22,25 @@ _ADDRESSES = {
     "deadletter": "resile.deadletter",
 }
 
+_RESPONSES: dict[str, type[BaseModel]] = {
+    "resile.command.": CommandResponse,
+    "resile.query.jobs.explain": JobExplanations,
+}
+
 
 def channels() -> dict[str, type[BaseModel]]:
     """Return the model of each kind of subject; what stands in braces differs from message to message."""
     return {
         **{f"resile.host.{{host}}.{what}": model for what, model in HOST_EVENTS.items()},
         **{f"resile.command.{name}": model for name, model in COMMANDS.items()},
+        **{f"resile.query.{name}": model for name, model in QUERIES.items()},
         **{_ADDRESSES[family]: model for family, model in OTHERS.items()},
     }
 
 
 def documents() -> dict[str, bytes]:
     """Return the content of each file by its name."""
-    models: list[type[BaseModel]] = [*channels().values(), CommandResponse]
+    models: list[type[BaseModel]] = [*channels().values(), *_RESPONSES.values()]
     files = {f"{model.__name__}.json": _json(model.model_json_schema()) for model in models}
     return files | {"asyncapi.json": _json(_asyncapi())}
 
@@ -62,7 +69,8 @@ def _asyncapi() -> dict[str, Any]:
         "info": {
             "title": "Resile",
             "version": "1",
-            "description": "CloudEvents 1.0 in binary mode over NATS, with W3C traceparent. Commands are requests.",
+            "description": "CloudEvents 1.0 in binary mode over NATS, with W3C traceparent. "
+            "Commands and queries are requests.",
         },
         "channels": {
             address.translate({ord("{"): None, ord("}"): None}): _channel(address, model)
@@ -72,7 +80,8 @@ def _asyncapi() -> dict[str, Any]:
 
 
 def _channel(address: str, model: type[BaseModel]) -> dict[str, Any]:
-    names = [model.__name__, "CommandResponse"] if address.startswith("resile.command.") else [model.__name__]
+    responses = [response for prefix, response in _RESPONSES.items() if address.startswith(prefix)]
+    names = [spoken.__name__ for spoken in (model, *responses)]
     parameters = [part[1:-1] for part in address.split(".") if part.startswith("{")]
     return {
         "address": address,

@@ -30,6 +30,7 @@ REPORTS_OF_ALL = "resile.report.*.*"
 LOGS_OF_ALL = "resile.log.*"
 JOB_COMMANDS = "resile.command.job.*"
 HOST_COMMANDS = "resile.command.host.*"
+EXPLAIN_JOBS = "resile.query.jobs.explain"
 DEAD_LETTER = "resile.deadletter"
 ANNOUNCEMENTS = ("joined", "draining", "lost", "left")
 """Host events that the registry publishes; the agent publishes ``hello`` and ``goodbye``."""
@@ -120,6 +121,7 @@ _NUM_TOKENS = {
     "report": 3,
     "log": 2,
     "command": 3,
+    "query": 3,
     "deadletter": 1,
 }
 

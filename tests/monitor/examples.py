@@ -33,6 +33,7 @@ def item(number: int, *, generation: int, iteration: int, kind: str = "allocatio
         workers=workers,
         slots=tuple(f"host-1/{index}" for index in range(workers)),
         iteration=iteration,
+        reason="fair share with job-2",
     )
 
 
@@ -43,7 +44,6 @@ def job(name: str = "job-1", **changes: Any) -> JobRecord:
         state=JobState.RUNNING,
         priority=5000,
         submitted=at(0.0),
-        reason="fair share with job-2",
         generation=1,
         history=(item(1, generation=1, iteration=0),),
         ready=READY,

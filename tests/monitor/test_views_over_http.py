@@ -9,6 +9,7 @@ from resile_shared.bus import Bus
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.message import at
+from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import Content, Failed, Warned
 from resile_shared.subjects import DEAD_LETTERS
 from resile_shared.testing.fixtures import Pool
@@ -49,6 +50,39 @@ async def test_jobs_are_shown_as_they_change(monitors: Monitors, scene: Scene) -
     await scene.store_job(job(state=JobState.COMPLETED, completed=COMPLETED))
     await shows(monitor, "job-1", params_sha256=COMPLETED.params_sha256)
     assert (await monitor.get("/v1/jobs/job-1/ledger", LedgerView)).epochs == COMPLETED.ledger
+
+
+async def test_the_reason_of_an_active_job_is_that_of_the_newest_decision(monitors: Monitors, scene: Scene) -> None:
+    """Without a scheduler that replies it is that of the history."""
+    await scene.store_job(job())
+    await scene.store_job(job("job-2", state=JobState.COMPLETED, completed=COMPLETED))
+    monitor = await monitors.start()
+    await shows(monitor, "job-1", reason="fair share with job-2")
+
+    async def explain(_: object) -> JobExplanations:
+        return JobExplanations(reasons={"job-1": "all it can use", "job-2": "all it can use"})
+
+    await scene.scheduler.serve(subjects.EXPLAIN_JOBS, ExplainJobs, explain)
+    await shows(monitor, "job-1", reason="all it can use")
+    reasons = [view.reason for view in (await monitor.get("/v1/jobs", JobList)).jobs]
+    assert reasons == ["all it can use", "fair share with job-2"], "a job that is over shares nothing"
+
+
+async def test_a_scheduler_that_does_not_reply_holds_up_no_answer(monitors: Monitors, scene: Scene) -> None:
+    await scene.store_job(job())
+    monitor = await monitors.start()
+    asked = asyncio.Event()
+
+    async def explain(_: object) -> JobExplanations:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await scene.scheduler.serve(subjects.EXPLAIN_JOBS, ExplainJobs, explain)
+    async with asyncio.timeout(30):
+        while not asked.is_set():  # the subscription may reach the server after the first request
+            view = await monitor.get("/v1/jobs/job-1", JobView)
+            assert view.reason == "fair share with job-2"
 
 
 async def test_hosts_are_shown_with_what_they_run(monitors: Monitors, scene: Scene) -> None:

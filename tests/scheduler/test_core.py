@@ -186,7 +186,7 @@ def test_a_slot_moves_only_after_its_release_was_seen() -> None:
     bench.submit(2)
     assert [p.worker for p in bench.newest("job-1").placements] == [0]
     assert bench.newest("job-1").has_addresses, "a shrink waits for nothing"
-    assert bench.records["job-2"].reason == "waits for slots that others let go"
+    assert bench.scheduler.explain()["job-2"] == "waiting for slots that other jobs release"
     bench.switch(iteration=5)
     assert "job-2" not in {allocation.job for allocation in bench.allocations}
     bench.beat(worker(0, state="member"), worker(1, state="left"))
@@ -337,6 +337,28 @@ def test_joiners_that_are_ready_and_never_come_to_train_are_withdrawn_host_by_ho
 
 def member(iteration: int) -> WorkerReport:
     return worker(0, state="member").model_copy(update={"iteration": iteration, "generation": 1})
+
+
+def test_a_decision_that_changes_only_reasons_stores_nothing() -> None:
+    bench = Bench(4)
+    bench.submit(min_workers=2)
+    bench.found()
+    before = bench.records["job-1"]
+    bench.submit(2, min_workers=3)
+    bench.tell(JobChangeRequested("c1", JobStop(job_id="job-2")))
+    assert bench.scheduler.explain() == {"job-1": "all it can use"}
+    assert bench.records["job-1"] is before
+    assert bench.records["job-2"].reason == "asked for", "a job that is over has the reason of its history"
+
+
+def test_reasons_follow_each_decision() -> None:
+    bench = Bench(4)
+    bench.submit(min_workers=2)
+    bench.found()
+    bench.submit(2, min_workers=3)
+    assert bench.scheduler.explain()["job-2"] == "waiting for 3 slots: the minimums of job-1 leave fewer"
+    bench.host("host-2", 4)
+    assert bench.scheduler.explain()["job-2"] != bench.records["job-2"].history[-1].reason
 
 
 def test_an_ordered_joiner_is_not_stopped_while_it_may_become_a_member() -> None:

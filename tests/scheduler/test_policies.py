@@ -59,7 +59,9 @@ def test_everyone_gets_one_while_slots_suffice() -> None:
     jobs = [demand(1, rank=1_000_000), *(demand(n, rank=1) for n in range(2, 9))]
     assert workers(fairshare(jobs, 8)) == [1] * 8
     targets = fairshare([*jobs, demand(9, rank=1)], 8)
-    assert targets["job-9"] == Target(0, "waits for a slot: the minimums of job-1, job-2, job-3 and 5 more leave fewer")
+    assert targets["job-9"] == Target(
+        0, "waiting for a slot: the minimums of job-1, job-2, job-3 and 5 more leave fewer"
+    )
 
 
 def test_what_one_cannot_use_goes_to_the_others() -> None:
@@ -74,7 +76,7 @@ def test_a_minimum_is_kept() -> None:
 def test_a_job_whose_minimum_exceeds_the_pool_waits_and_says_why() -> None:
     targets = fairshare([demand(1), demand(2, least=9)], 8)
     assert targets["job-1"].workers == 8
-    assert targets["job-2"] == Target(0, "waits for hosts: its minimum is 9 and it can have at most 8")
+    assert targets["job-2"] == Target(0, "waiting for hosts: its minimum is 9 and it can have at most 8")
 
 
 def test_nobody_is_thrown_out_for_a_newcomer() -> None:
@@ -97,7 +99,7 @@ def test_reasons_name_the_others() -> None:
     targets = fairshare([demand(1), demand(2)], 8)
     assert targets["job-1"].reason == "fair share with job-2"
     assert fairshare([demand(1, most=8)], 8)["job-1"].reason == "all it can use"
-    assert fairshare([demand(1)], 0)["job-1"].reason == "waits for a host: the pool has no slots"
+    assert fairshare([demand(1)], 0)["job-1"].reason == "waiting for a host: the pool has no slots"
 
 
 @given(jobs=demands(), num_slots=slots, policy=policies)

@@ -125,9 +125,9 @@ def test_a_job_whose_minimum_exceeds_the_pool_waits_until_a_host_comes() -> None
     sim = Simulator()
     sim.submit([Submission(0, "job-1", spec(least=6), 50), Submission(1, "job-2", spec(), 50)])
     sim.run()
-    assert sim.records["job-1"].reason == "waits for a host: the pool has no slots"
+    assert sim.scheduler.explain()["job-1"] == "waiting for a host: the pool has no slots"
     sim.add_host("host-1", 4)
-    assert sim.records["job-1"].reason == "waits for hosts: its minimum is 6 and it can have at most 4"
+    assert sim.scheduler.explain()["job-1"] == "waiting for hosts: its minimum is 6 and it can have at most 4"
     sim.run()
     assert sim.records["job-2"].state is JobState.COMPLETED
     sim.add_host("host-2", 4)

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import sys
-from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resile_shared.errors import UsageError
+from resile_shared.policies import POLICIES_HELP, PolicyName
 
 from .options import DEFAULT_HOME, print_json
 from .stopping import until_stopped
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from ..pool.services import PoolOptions
 
 app = typer.Typer(rich_markup_mode=None)
-
-
-class Policy(StrEnum):
-    """How slots are shared."""
-
-    FAIRSHARE = "fairshare"
-    PRIORITY = "priority"
 
 
 @app.command(
@@ -57,9 +50,7 @@ def up(
         str | None,
         typer.Option(metavar="URL", help="Keep packages, checkpoints and models there: file://, s3://, gs://, az://"),
     ] = None,
-    policy: Annotated[
-        Policy, typer.Option(help="fairshare: slots follow priorities; priority: the highest first.")
-    ] = Policy.FAIRSHARE,
+    policy: Annotated[PolicyName, typer.Option(help=f"{POLICIES_HELP}.")] = PolicyName.FAIRSHARE,
     namespaces: Annotated[
         bool,
         typer.Option(
@@ -103,7 +94,7 @@ def up(
             port=port,
             listen=listen,
             storage=storage,
-            policy=policy.value,
+            policy=policy,
             detection_seconds=detection_seconds,
             open_to_chaos=open_to_chaos,
             namespaces=namespaces,

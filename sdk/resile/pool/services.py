@@ -5,9 +5,9 @@ import socket
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
 
 from resile_shared.nats_server import NatsServer
+from resile_shared.policies import PolicyName
 
 from .home import PoolHome
 from .namespaces import Namespaces
@@ -26,7 +26,7 @@ class PoolOptions:
     listen: str = ADDRESS
     storage: str | None = None
     """URL of the object storage; None: that of last time, at first a folder of the home."""
-    policy: Literal["fairshare", "priority"] = "fairshare"
+    policy: PolicyName = PolicyName.FAIRSHARE
     detection_seconds: float = 3.0
     """Silence after which somebody is lost."""
     open_to_chaos: bool = False

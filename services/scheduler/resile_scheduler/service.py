@@ -26,6 +26,7 @@ from resile_shared.messages.commands import Accepted, JobPause, JobPriority, Job
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.pool import PoolSettings
+from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import Report
 from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
@@ -106,6 +107,7 @@ class _Service:
         self._group.create_task(self._bus.follow(REPORTS, Report, self._reported, durable="scheduler"))
         self._group.create_task(self._tick())
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._beat)
+        await self._bus.serve(subjects.EXPLAIN_JOBS, ExplainJobs, self._explain)
         await self._bus.answer(subjects.JOB_COMMANDS, model_of, self._asked)
         self._context.is_ready = True
         logger.info("%s jobs and %s hosts are stored", len(jobs), len(hosts))
@@ -138,6 +140,9 @@ class _Service:
                 raise AssertionError(f"no command on jobs: {other}")
         self._tell(event)
         return await self._execution.answer_to(received.id)
+
+    async def _explain(self, _: Received[ExplainJobs]) -> JobExplanations:
+        return JobExplanations(reasons=self._core.explain())
 
     async def _tick(self) -> None:
         num_steady = 0

@@ -1,18 +1,15 @@
 """What the scheduler is told at its start."""
 
-from typing import Literal
-
 from pydantic import Field
 
+from resile_shared.policies import POLICIES_HELP, PolicyName
 from resile_shared.settings import DetectionSeconds, ServiceSettings
 
 
 class SchedulerSettings(ServiceSettings):
     """Settings of the scheduler."""
 
-    policy: Literal["fairshare", "priority"] = Field(
-        default="fairshare", description="fairshare: slots in proportion to priorities; priority: the highest first"
-    )
+    policy: PolicyName = Field(default=PolicyName.FAIRSHARE, description=POLICIES_HELP)
     detection_seconds: DetectionSeconds | None = Field(
         default=None, description="that of the pool, which is taken without it; another one is refused"
     )

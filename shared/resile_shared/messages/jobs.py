@@ -93,7 +93,6 @@ class JobRecord(Message):
     state: JobState
     priority: int = Field(ge=1, le=MAX_PRIORITY)
     submitted: Time
-    reason: str = Field(default="", description="why it is in this state, or waits, in words for its user")
     generation: int = Field(default=0, ge=0, description="the newest generation that took effect")
     next_worker: int = Field(default=0, ge=0, description="worker ids below this were used")
     history: tuple[HistoryItem, ...] = ()
@@ -104,6 +103,12 @@ class JobRecord(Message):
     ready: Ready | None = None
     checkpoint: CheckpointSaved | None = Field(default=None, description="the newest complete one")
     completed: Completed | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why the job is in its state, by its history; warnings and changes of priority do not put it there."""
+        kinds = ("warning", "priority")
+        return next((item.reason for item in reversed(self.history) if item.kind not in kinds), "")
 
     @model_validator(mode="after")
     def _is_numbered(self) -> Self:

@@ -35,7 +35,7 @@ class Jobs:
         ]
 
     async def _list(self, _: web.Request) -> web.Response:
-        return answer(self._pool.projection.jobs())
+        return answer(await self._pool.jobs())
 
     async def _view(self, request: web.Request) -> web.Response:
         return answer(await self._pool.job(request.match_info["job"]))

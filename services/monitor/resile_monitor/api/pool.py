@@ -4,16 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel
 
 from resile_shared import subjects
-from resile_shared.api import HostView, JobView
+from resile_shared.api import HostView, JobList, JobSummary, JobView
 from resile_shared.bus import Bus
 from resile_shared.credentials import Credentials
 from resile_shared.messages.commands import Accepted
 from resile_shared.messages.jobs import JobRecord
+from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.storage import ObjectStorage
 from resile_shared.subjects import HOSTS, JOBS, InvalidSubject
 
@@ -21,6 +22,10 @@ from ..projection import Projection
 from .problems import ProblemError
 
 ANSWER_SECONDS = 5.0
+EXPLAIN_SECONDS = 0.5
+"""An answer without the reasons of the newest decision is better than a late one."""
+
+V = TypeVar("V", bound=JobSummary)
 
 
 @dataclass
@@ -51,7 +56,25 @@ class Pool:
         await self.record(job)
         view = self.projection.job(job)
         assert view is not None
-        return view
+        return (await self._explained((view,)))[0]
+
+    async def jobs(self) -> JobList:
+        """Return all jobs, in the order of their submission."""
+        return JobList(jobs=await self._explained(self.projection.jobs().jobs))
+
+    async def _explained(self, views: tuple[V, ...]) -> tuple[V, ...]:
+        """Replace the reasons of active jobs by those of the scheduler's newest decision, if it replies in time.
+
+        Otherwise, and for jobs that share no slots, the reason is that of the history.
+        """
+        if all(view.state.is_final for view in views):
+            return views
+        reply = await self.bus.query(subjects.EXPLAIN_JOBS, ExplainJobs(), JobExplanations, seconds=EXPLAIN_SECONDS)
+        reasons = {} if reply is None else reply.reasons
+        return tuple(
+            view if view.state.is_final else view.model_copy(update={"reason": reasons.get(view.id, view.reason)})
+            for view in views
+        )
 
     async def host(self, host: str) -> HostView:
         """Return all about one host. Raises ProblemError when there is none."""

@@ -62,6 +62,8 @@ class Scheduler:
         self.pool = Pool()
         self.policy: Policy = policy
         self._epoch = epoch
+        self._explanations: dict[str, str] = {}
+        """Why each job has what it has, or what it is waiting for, as of the newest decision."""
         self._groups: dict[tuple[str, str], frozenset[SlotId]] = {}
         """The usable slots of a class of device that fit a job's group, as of one decision."""
         self._generations = Generations(self.pool, epoch=epoch, secret=secret)
@@ -81,6 +83,10 @@ class Scheduler:
         """Take ``event`` in at ``now`` (seconds since the epoch); return what is to be done about it, in order."""
         with self._recent.handling(event):
             return self._handle(event, now)
+
+    def explain(self) -> dict[str, str]:
+        """Return why each job that shares slots has what it has, or what it is waiting for."""
+        return dict(self._explanations)
 
     def _handle(self, event: Event, now: float) -> list[Command]:
         replies: list[Command] = []
@@ -117,6 +123,7 @@ class Scheduler:
         cause, causer = self.pool.cause, self.pool.causer
         self.pool.cause, self.pool.causer, self.pool.has_changed = "", "", False
         self._groups.clear()
+        self._explanations.clear()
         for job in self.pool.jobs.values():
             self._recovery.answer(job, now=now)
             self.pool.release(job)
@@ -241,14 +248,12 @@ class Scheduler:
         self._explain(job, target, now)
 
     def _explain(self, job: Job, target: Target, now: float) -> None:
-        """Keep in the record why the job has what it has, or waits."""
         reason = target.reason
         if job.record.state is JobState.QUEUED:
-            reason = reason if not target.workers else "waits for slots that others let go"
+            reason = reason if not target.workers else "waiting for slots that other jobs release"
             if next(item.kind for item in reversed(job.record.history) if item.kind != "priority") != "queued":
                 job.note("queued", reason, now=now)
-        if job.record.reason != reason:
-            job.update(reason=reason)
+        self._explanations[job.id] = reason
 
     def _stops(self, event: Event, jobs: Iterable[Job]) -> list[Command]:
         """Tell agents whom nobody needs: once, and again with each heartbeat that does not say they are gone."""

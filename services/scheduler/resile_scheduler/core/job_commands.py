@@ -76,10 +76,8 @@ class JobCommands:
         if priority == before:
             return
         change = "raised" if priority > before else "lowered"
-        why = job.record.reason
         job.update(priority=priority)
         job.note("priority", f"{change} from {before} to {priority}", now=now)
-        job.update(reason=why)
         self._pool.changed(f"priority of {job.id} {change}")
 
     def _stop(self, job: Job, reason: str, now: float) -> None:
@@ -105,7 +103,7 @@ class JobCommands:
         job.active = ()
         job.intent = Intent.TRAIN
         job.enter(Step.PAUSE if is_pause else Step.REQUEUE)
-        reason = "asked for" if is_pause else "saved, and waits for slots again"
+        reason = "asked for" if is_pause else "saved, waiting for slots again"
         job.note(job.record.state.value, reason, now=now)
         self._pool.changed(f"{job.id} {job.record.state.value}")
 

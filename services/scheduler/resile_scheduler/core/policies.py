@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from resile_shared.policies import PolicyName
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -91,7 +93,7 @@ def priority(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     return _targets(demands, shares, num_slots)
 
 
-POLICIES: dict[str, Policy] = {"fairshare": fairshare, "priority": priority}
+POLICIES: dict[PolicyName, Policy] = {PolicyName.FAIRSHARE: fairshare, PolicyName.PRIORITY: priority}
 
 
 def _admit(
@@ -186,11 +188,11 @@ def _reason(demand: Demand, demands: Sequence[Demand], shares: Shares, num_slots
             return "all it can use"
         return f"fair share with {_names(others)}"
     if num_slots == 0:
-        return "waits for a host: the pool has no slots"
+        return "waiting for a host: the pool has no slots"
     if demand.least > min(num_slots, demand.most):
-        return f"waits for hosts: its minimum is {demand.least} and it can have at most {min(num_slots, demand.most)}"
+        return f"waiting for hosts: its minimum is {demand.least} and it can have at most {min(num_slots, demand.most)}"
     wanted = f"{demand.least} slots" if demand.least > 1 else "a slot"
-    return f"waits for {wanted}: the minimums of {_names(list(shares))} leave fewer"
+    return f"waiting for {wanted}: the minimums of {_names(list(shares))} leave fewer"
 
 
 def _names(jobs: Sequence[str]) -> str:

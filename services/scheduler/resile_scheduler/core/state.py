@@ -294,7 +294,7 @@ class Job:
             iteration=self.iteration if iteration is None else iteration,
             reason=reason,
         )
-        self.update(history=(*self.record.history, item), reason=reason)
+        self.update(history=(*self.record.history, item))
 
 
 @dataclass

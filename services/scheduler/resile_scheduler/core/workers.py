@@ -209,9 +209,7 @@ class Workers:
         """Keep in the history what the user should know; once, though several workers say it."""
         told = [item.reason for item in job.record.history if item.kind == "warning"]
         if message not in told and len(told) < MAX_WARNINGS:
-            reason = job.record.reason
             job.note("warning", message, now=now)
-            job.update(reason=reason)
 
     def _said(self, job: Job, worker: Worker, report: Report, now: float) -> None:
         """Take in what a worker said of itself."""

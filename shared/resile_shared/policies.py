@@ -1,0 +1,13 @@
+"""The names of the policies by which jobs share slots."""
+
+from enum import StrEnum
+
+
+class PolicyName(StrEnum):
+    """How jobs share slots; `resile_scheduler/core/policies.py` has the rules."""
+
+    FAIRSHARE = "fairshare"
+    PRIORITY = "priority"
+
+
+POLICIES_HELP = "fairshare: slots in proportion to priority; priority: the highest priority first"
