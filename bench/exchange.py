@@ -27,8 +27,12 @@ import torch
 import torch.distributed as dist
 from report import Target, argument_parser, conclude
 
-from resile_learner.collectives.exchange import RoundSpec, Tag
-from resile_learner.collectives.mesh import Mesh
+from resile_learner.collectives.departure import LeaveAcknowledgement
+from resile_learner.collectives.exchange import GradientExchange
+from resile_learner.collectives.poller import LinkPoller
+from resile_learner.collectives.spec import RoundSpec, Tag
+from resile_learner.collectives.state_transfer import StateTransfer
+from resile_learner.collectives.transport import TcpTransport
 from resile_learner.collectives.tree import pieces, ranges
 
 MB = 1_000_000
@@ -131,16 +135,17 @@ def measure(rank: int, num_workers: int, pipe: Connection, store: str, settings:
     die_with(parent)
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-    mesh = Mesh(rank)
+    poller = LinkPoller()
     for peer, sock in connect(rank, num_workers, pipe).items():
-        mesh.add_link(peer, sock)
+        poller.add(peer, TcpTransport(sock))
     bare = connect(rank, num_workers, pipe)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_workers)
-    tags = (Tag(1, number, 0) for number in itertools.count())
+    exchange = GradientExchange(poller, rank)
+    tags = (Tag(1, number) for number in itertools.count())
     for size in settings.sizes_mb:
-        pipe.send(reduce_both(mesh, tags, num_workers, size, settings))
+        pipe.send(reduce_both(exchange, tags, num_workers, size, settings))
     if num_workers == 2 and settings.state_mb:
-        pipe.send(hand_over_both(mesh, tags, bare[1 - rank], settings))
+        pipe.send(transfer_both(poller, rank, tags, bare[1 - rank], settings))
     signal.pause()
 
 
@@ -180,9 +185,9 @@ def alternate(actions: tuple[Callable[[], object], ...], seconds: float) -> tupl
 
 
 def reduce_both(
-    mesh: Mesh, tags: Iterator[Tag], num_workers: int, size_mb: float, settings: Settings
+    exchange: GradientExchange, tags: Iterator[Tag], num_workers: int, size_mb: float, settings: Settings
 ) -> tuple[float, ...]:
-    """All-reduce of float32 values with one shard a worker: buckets over the mesh, one tensor over gloo."""
+    """All-reduce of float32 values with one shard a worker: buckets by Resile, one tensor by gloo."""
     # Zeros stay zeros however often they are summed.
     values = torch.empty(round(size_mb * MB) // 4).fill_(0.0)
     other = values.clone()
@@ -192,7 +197,7 @@ def reduce_both(
 
     def ours() -> None:
         spec = RoundSpec(next(tags), members, held, num_workers, [[bucket] for bucket in buckets], buckets)
-        open_round = mesh.begin(spec)
+        open_round = exchange.begin(spec)
         for bucket in range(len(buckets)):
             open_round.push(bucket)
         open_round.finish(b"")
@@ -200,22 +205,25 @@ def reduce_both(
     return alternate((ours, lambda: dist.all_reduce(other)), settings.seconds)
 
 
-def hand_over_both(mesh: Mesh, tags: Iterator[Tag], bare: socket.socket, settings: Settings) -> tuple[float, ...]:
-    """The state of process 0 to process 1: through the mesh, and as bytes copied over a plain socket."""
+def transfer_both(
+    poller: LinkPoller, rank: int, tags: Iterator[Tag], bare: socket.socket, settings: Settings
+) -> tuple[float, ...]:
+    """The state of process 0 to process 1: as tensors over a link, and as bytes copied over a plain socket."""
+    transfer, acknowledgement = StateTransfer(poller, rank), LeaveAcknowledgement(poller)
     tensors = [torch.empty(settings.state_mb * MB // 4 // 20).fill_(0.0) for _ in range(20)]
     memory = [memoryview(tensor.numpy()).cast("B") for tensor in tensors]
     bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def ours() -> None:
-        if mesh.worker == 0:
-            mesh.send_state(1, 1, b"", tensors)
-            mesh.await_confirms([1], next(tags))
+        if rank == 0:
+            transfer.send(1, 1, b"", tensors)
+            acknowledgement.await_confirmations([1], next(tags))
         else:
-            mesh.receive_state(lambda _: tensors)
-            mesh.confirm(0, next(tags))
+            transfer.receive(lambda _: tensors)
+            acknowledgement.confirm(0, next(tags))
 
     def plain() -> None:
-        if mesh.worker == 0:
+        if rank == 0:
             for view in memory:
                 bare.sendall(view)
             bare.recv(1)

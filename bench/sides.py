@@ -81,7 +81,7 @@ def train_with_resile(workload: str, name: str, *, num_shards: int | None, mode:
 
 def _time_exchange(turnstile: Turnstile) -> None:
     """Note what goes by inside the exchange: in gradient hooks, and at the end when a worker waits for the others."""
-    from resile_learner.collectives.round import OpenMeshRound
+    from resile_learner.collectives.round import OpenRound
 
     def timed(method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any) -> Any:
@@ -93,8 +93,8 @@ def _time_exchange(turnstile: Turnstile) -> None:
 
         return wrapper
 
-    OpenMeshRound.push = timed(OpenMeshRound.push)  # type: ignore[method-assign]
-    OpenMeshRound.finish = timed(OpenMeshRound.finish)  # type: ignore[method-assign]
+    OpenRound.push = timed(OpenRound.push)  # type: ignore[method-assign]
+    OpenRound.finish = timed(OpenRound.finish)  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resile_learner.collectives.mesh import Mesh
+from resile_learner.collectives.poller import LinkPoller
 from resile_learner.membership.events import RoundAbandoned, RoundCompleted, ScriptReady
 from resile_learner.messages import (
     CommittedRound,
@@ -28,7 +28,7 @@ from resile_learner.worker.liveness import HEARTBEAT
 from resile_shared.recent_events import InternalError
 
 
-class SlowToWake(Mesh):
+class SlowToWake(LinkPoller):
     """Takes its time where the control thread has published a decision and not yet carried it out."""
 
     def wake(self) -> None:
@@ -45,7 +45,7 @@ class Scene:
             job="j", worker=0, script="s", directory="/", storage="file:///none", detection_seconds=60
         )
         self.agent, theirs = socket.socketpair()
-        self.control = ControlThread(config, theirs, SlowToWake(0))
+        self.control = ControlThread(config, theirs, SlowToWake())
         self.control.start()
         hello = from_worker.validate_json(self.agent.makefile("rb").readline())
         assert isinstance(hello, WorkerListening)

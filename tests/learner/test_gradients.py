@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from resile_learner.collectives.exchange import RoundSpec, Tag
-from resile_learner.collectives.mesh import Mesh
+from resile_learner.collectives.exchange import GradientExchange
+from resile_learner.collectives.poller import LinkPoller
+from resile_learner.collectives.spec import RoundSpec, Tag
 from resile_learner.collectives.tree import Interval, children, ranges
 from resile_learner.training.gradients import Gradients, cut_into_buckets, local_plan
 from resile_shared.errors import UsageError
@@ -45,8 +46,8 @@ def run_round(model: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tenso
     gradients = Gradients(parameters, bucket_bytes=64)
     held = Interval(0, len(batches))
     plan = gradients.begin(len(batches), held)
-    spec = RoundSpec(Tag(1, 0, 0), (0,), (plan.pieces,), len(batches), gradients.partials(plan), gradients.sums())
-    round_ = Mesh(0).begin(spec)
+    spec = RoundSpec(Tag(1, 0), (0,), (plan.pieces,), len(batches), gradients.partials(plan), gradients.sums())
+    round_ = GradientExchange(LinkPoller(), worker=0).begin(spec)
     for leaf, batch in enumerate(batches):
         gradients.clear()
         if leaf == held.hi - 1:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from resile.training import Callback, ElasticLoop, ElasticModel, Iteration, Result, Validation, seed
-from resile_learner.collectives.exchange import OpenRound, RoundSpec
+from resile_learner.collectives.round import OpenRound
+from resile_learner.collectives.spec import RoundSpec
 from resile_learner.session import SoloSession, enter_session
 from resile_learner.training.batches import BatchPlan
 from resile_learner.training.header import RoundHeader

@@ -6,7 +6,7 @@ devices.py    asks torch what a machine has, in a process of its own
 local/        `resile run`: one job on this machine, no pool (never loads torch)
 worker/       one worker process: its control thread, and the session that the training loop uses
 membership/   how a worker joins, switches generations, recovers and leaves: a pure state machine
-collectives/  the gradient exchange: the fixed tree, frames, links, the mesh
+collectives/  the gradient exchange: the fixed tree, frames, links and what moves over them
 training/     what a script calls: ElasticModel, ElasticLoop, data order, ledger, digests
 checkpoint/   when checkpoints are taken, and their parts and manifests in object storage
 state/        the full state of a run, as it is handed over and stored; what must be equal on all workers

@@ -8,8 +8,10 @@ from typing import Protocol
 
 from resile_shared.errors import UsageError
 
-from .collectives.exchange import Abandoned, OpenRound, RoundSpec, Tag
-from .collectives.mesh import Mesh
+from .collectives.exchange import GradientExchange
+from .collectives.poller import LinkPoller
+from .collectives.round import OpenRound
+from .collectives.spec import Abandoned, RoundSpec, Tag
 from .messages import Completed, Message, Progress, Ready
 from .phases import Phases
 from .state.run import RunState
@@ -131,7 +133,7 @@ class SoloSession:
 
     def __init__(self) -> None:
         self.phases = Phases()
-        self._exchange = Mesh(0)
+        self._exchange = GradientExchange(LinkPoller(), worker=0)
         self._joined = False
 
     def join(self, ready: Ready, state: RunState) -> bool:

@@ -1,13 +1,13 @@
-"""What travels on a data link: frames, each a fixed header and a payload of ``length`` bytes.
+"""Frames, the unit of transmission on a data link: a fixed header and a payload of ``length`` bytes.
 
-A header has two halves, the tag of a round and what the frame carries. In a round all frames share the first half, and
-the second halves are known before it begins, so that they are made once and compared as bytes.
+A header has two halves: the tag of a round, and the content of the frame. In a round all frames share the first half,
+and the second halves are known before it begins, so that they are encoded once and compared as bytes.
 
 | kind     | bucket, block          | payload                                             |
 |----------|------------------------|-----------------------------------------------------|
 | PIECES   | of the receiver's part | the sender's partial sums of one block, concatenated |
 | SUM      | of the sender's part   | one finished block                                  |
-| HEADER   |                        | what the sender's training loop says                |
+| HEADER   |                        | the header of the sender's training loop            |
 | ABORT    |                        | the suspect's id and the reason                     |
 | CONFIRM  |                        | nothing: the round of this tag is committed         |
 | SKELETON |                        | the bytes of state to come, then its description    |
@@ -20,16 +20,16 @@ from typing import NamedTuple
 
 from resile_shared.errors import ResileError
 
-from .exchange import Tag
+from .spec import Tag
 
 ROUND_PAYLOAD_BYTES = 2 * 65_483 // 64 * 64 - 64
-"""At most this much in a frame of a round: with its header two segments on loopback, without a third that is tiny."""
+"""The most that a frame of a round carries: with its header two segments on loopback, without a tiny third one."""
 STATE_FRAME_BYTES = 1 << 20
 MAX_HEADER_BYTES = 1 << 24
 MAX_SKELETON_BYTES = 1 << 28
 MAX_REASON_BYTES = 1 << 12
 
-_TAG = struct.Struct("<QQI")
+_TAG = struct.Struct("<QQ")
 _CONTENT = struct.Struct("<HBxIIQ")
 _ABORT = struct.Struct("<Q")
 _STATE_TOTAL = struct.Struct("<Q")
@@ -62,7 +62,7 @@ _MAX_LENGTH = {
 
 
 class Malformed(ResileError):
-    """A peer sent bytes that make no sense here."""
+    """A peer sent bytes that are not valid here."""
 
 
 class Frame(NamedTuple):

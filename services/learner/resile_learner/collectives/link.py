@@ -1,59 +1,65 @@
-"""One data connection to a peer: frames out of a queue, frames in to where a sink wants them, never waiting."""
+"""One data connection to a peer: sends queued frames, receives frames to where a sink wants them, and never blocks."""
 
-import os
-import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from enum import Enum
 from typing import Protocol
 
 from resile_shared.errors import ResileError
 
-from .exchange import Tag
 from .frames import HEADER_BYTES, Frame, Kind, Malformed, decode
+from .spec import Tag
+from .transport import Transport
 
 _GATHER_BYTES = 1 << 18
 _GATHER_VIEWS = 64
 _SCATTER_VIEWS = 512
-_TRASH = memoryview(bytearray(1 << 16))
+_DISCARDED = memoryview(bytearray(1 << 16))
 
 
-Place = tuple[list[memoryview], int, Callable[[], None]]
-"""Where the payload of a frame goes, its bytes, and what to do when it is there."""
+Destination = tuple[list[memoryview], int, Callable[[], None]]
+"""Where the payload of a frame is written, its bytes, and what to call when it is complete."""
 
 
-class Verdict(Enum):
-    """What a sink says of a frame it has no place for."""
+class Refusal(Enum):
+    """What happens to a frame for which a sink has no destination."""
 
-    PARK = "leave it unread for now"
-    DISCARD = "read it and throw it away"
+    DEFER = "it stays unread for now"
+    DISCARD = "it is read and dropped"
 
 
 class Sink(Protocol):
-    """Decides where the payloads of one link go."""
+    """Decides where the payloads of one link are written."""
 
-    def expected(self, header: bytearray) -> Place | None:
-        """The place of a frame that is known by the bytes of its header; a short cut around ``place``."""
+    def expected(self, header: bytearray) -> Destination | None:
+        """The destination of a frame whose header, as bytes, was known in advance; a short cut around ``accept``."""
         return None
 
-    def place(self, frame: Frame) -> Place | Verdict:
-        """Where the payload of ``frame`` shall be written. Raises Malformed if this frame cannot come now."""
+    def accept(self, frame: Frame) -> Destination | Refusal:
+        """The destination of ``frame``. Raises Malformed if this frame is not allowed now."""
 
 
-class Remains(Sink):
-    """Takes what still comes when no round is open: frames that are stale are thrown away, others wait."""
+class DrainSink(Sink):
+    """Discards frames of stale rounds and defers all others."""
 
-    def __init__(self, stale: Callable[[Tag], bool]) -> None:
-        self._stale = stale
+    def __init__(self, newest: Tag | None) -> None:
+        self._newest = newest
 
-    def place(self, frame: Frame) -> Verdict:
+    def accept(self, frame: Frame) -> Refusal:
         """See ``Sink``."""
-        return Verdict.DISCARD if self._stale(frame.tag) else Verdict.PARK
+        return Refusal.DISCARD if self._newest is not None and frame.tag <= self._newest else Refusal.DEFER
+
+
+class DiscardSink(Sink):
+    """Discards every frame."""
+
+    def accept(self, frame: Frame) -> Refusal:
+        """See ``Sink``."""
+        return Refusal.DISCARD
 
 
 class BrokenLink(ResileError):
-    """The connection to ``peer`` has ended, or carried garbage."""
+    """The connection to ``peer`` has ended, or carried invalid frames."""
 
     def __init__(self, peer: int, reason: str) -> None:
         super().__init__(f"the link to worker {peer} broke: {reason}")
@@ -62,29 +68,28 @@ class BrokenLink(ResileError):
 
 
 class Link:
-    """A connected, authenticated socket to ``peer``. Used by the main thread alone, but for ``retire``."""
+    """A connected, authenticated transport to ``peer``. Only the main thread uses it, except for ``remove``."""
 
-    def __init__(self, peer: int, sock: socket.socket) -> None:
+    def __init__(self, peer: int, transport: Transport) -> None:
         self.peer = peer
-        self.retired = False
+        self.removed = False
         """Another thread has removed this link."""
         self.closed = False
         self.readable = True
-        """Receiving is worth a try; cleared when the socket has run dry."""
+        """Receiving may succeed; False once the transport has nothing more."""
         self.writable = True
-        """Sending is worth a try; cleared when the socket is full."""
-        self.parked = False
-        """The next frame waits until the sink has a place for it."""
-        self.listening = False
-        """The operation under way wants to hear from this peer."""
-        self.watched = 0
-        """The events that the poller has been asked to report."""
+        """Sending may succeed; False once the transport is full."""
+        self.paused = False
+        """The next frame is deferred until the sink has a destination for it."""
+        self.receiving = False
+        """The current operation receives from this peer."""
+        self.watched_events = 0
+        """The events that the poller has registered."""
         self.confirmed: Tag | None = None
-        """The newest round that the peer has said to be committed."""
-        self._socket = sock
-        self._fd = sock.fileno()
+        """The newest round that the peer has confirmed as committed."""
+        self._transport = transport
         self._queue: deque[tuple[bytes | memoryview, ...]] = deque()
-        self._notices: deque[tuple[bytes | memoryview, ...]] = deque()
+        self._urgent: deque[tuple[bytes | memoryview, ...]] = deque()
         self._unsent: Sequence[bytes | memoryview] = ()
         self._unsent_bytes = 0
         self._header = bytearray(HEADER_BYTES)
@@ -92,34 +97,31 @@ class Link:
         self._header_missing = HEADER_BYTES
         self._into: list[memoryview] = []
         self._missing = 0
-        self._arrived: Callable[[], None] | None = None
-        """None while no payload is under way."""
-        sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._on_complete: Callable[[], None] | None = None
+        """None between a payload and the next header."""
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
-        return self._fd
+        """See ``Transport.fileno``."""
+        return self._transport.fileno()
 
     @property
     def pending(self) -> bool:
-        """Whether something is still to be sent."""
-        return bool(self._unsent or self._queue or self._notices)
+        """Whether something remains to be sent."""
+        return bool(self._unsent or self._queue or self._urgent)
 
     def send(self, *buffers: bytes | memoryview) -> None:
-        """Queue one frame. The memory must stay as it is until the frame is sent or ``cut_short``."""
+        """Queue one frame. The memory must not change until the frame is sent or ``drop_buffers`` is called."""
         self._queue.append(buffers)
 
-    def notify(self, frame: bytes) -> None:
-        """Queue a frame ahead of those of ``send``; it is sent even if they are cut short."""
-        self._notices.append((frame,))
+    def send_urgent(self, frame: bytes) -> None:
+        """Queue a frame ahead of those of ``send``; ``drop_buffers`` keeps it."""
+        self._urgent.append((frame,))
 
     def flush(self) -> None:
-        """Send what the socket takes now."""
+        """Send what the transport takes now. Raises BrokenLink."""
         while self.writable and (self._unsent or self._gather()):
             try:
-                sent = os.writev(self._fd, self._unsent)
+                sent = self._transport.send(self._unsent)
             except BlockingIOError:
                 self.writable = False
             except OSError as error:
@@ -133,8 +135,8 @@ class Link:
                     self._unsent_bytes -= sent
 
     def _gather(self) -> bool:
-        """Take the next frames from the queue: one system call carries many small ones."""
-        queue = self._notices or self._queue
+        """Take the next frames from the queue: one call carries many small ones."""
+        queue = self._urgent or self._queue
         if not queue:
             return False
         unsent = queue.popleft()
@@ -147,45 +149,45 @@ class Link:
         return True
 
     def receive(self, sink: Sink) -> None:
-        """Read frames to where ``sink`` wants them until the socket runs dry or a frame has to wait."""
+        """Read frames to where ``sink`` wants them until nothing is left or a frame is deferred. Raises BrokenLink."""
         try:
             while True:
-                if self._arrived is None and not self._place(sink):
+                if self._on_complete is None and not self._begin_frame(sink):
                     return
                 while self._missing:
                     if not self._read():
                         return
-                arrived, self._arrived = self._arrived, None
-                if arrived is not None:
-                    arrived()
+                on_complete, self._on_complete = self._on_complete, None
+                if on_complete is not None:
+                    on_complete()
         except Malformed as error:
             raise BrokenLink(self.peer, str(error)) from error
 
-    def _place(self, sink: Sink) -> bool:
-        """Find a place for the next frame, if its header is there."""
+    def _begin_frame(self, sink: Sink) -> bool:
+        """Find the destination of the next frame, if its header has arrived."""
         while self._header_missing:
             if not self._read():
                 return False
-        place = sink.expected(self._header) or self._place_other(sink)
-        if place is None:
-            self.parked = True
+        destination = sink.expected(self._header) or self._accept(sink)
+        if destination is None:
+            self.paused = True
             return False
-        self._into, self._missing, self._arrived = place
+        self._into, self._missing, self._on_complete = destination
         self._header_missing = HEADER_BYTES
         return True
 
-    def _place_other(self, sink: Sink) -> Place | None:
+    def _accept(self, sink: Sink) -> Destination | None:
         frame = decode(self._header)
         if frame.kind is Kind.CONFIRM:
             self.confirmed = max(frame.tag, self.confirmed or frame.tag)
-            return [], 0, _nothing
-        place = sink.place(frame)
-        if place is Verdict.DISCARD:
-            return _trash(frame.length), frame.length, _nothing
-        return None if place is Verdict.PARK else place
+            return [], 0, _do_nothing
+        destination = sink.accept(frame)
+        if destination is Refusal.DISCARD:
+            return _discarded(frame.length), frame.length, _do_nothing
+        return None if destination is Refusal.DEFER else destination
 
     def _read(self) -> bool:
-        """Read what is there of the payload under way, and in the same call of the header that follows it."""
+        """Read what has arrived of the current payload, and in the same call of the header that follows it."""
         if not self.readable:
             return False
         into, missing = self._into, self._missing
@@ -195,63 +197,60 @@ class Link:
         else:
             views, wanted = [*into, header], missing + len(header)
         try:
-            got = os.readv(self._fd, views)
+            received = self._transport.receive(views)
         except BlockingIOError:
             self.readable = False
             return False
         except OSError as error:
             raise BrokenLink(self.peer, str(error)) from error
-        if got == 0:
+        if received == 0:
             raise BrokenLink(self.peer, "connection closed")
-        self.readable = got >= wanted
-        if got < missing:
-            self._into = _rest(into, got)
-            self._missing = missing - got
+        self.readable = received >= wanted
+        if received < missing:
+            self._into = _rest(into, received)
+            self._missing = missing - received
         else:
             self._into, self._missing = [], 0
-            self._header_missing -= got - missing
+            self._header_missing -= received - missing
         return True
 
-    def unpark(self) -> None:
-        """Offer the waiting frame to the sink again."""
-        self.parked = False
+    def resume(self) -> None:
+        """Offer the deferred frame to the sink again."""
+        self.paused = False
         self.readable = True
 
-    def cut_short(self) -> None:
-        """Let go of all memory that is not the link's own.
+    def drop_buffers(self) -> None:
+        """Release all memory that the link does not own.
 
-        What is being sent is finished later from a copy and the frames behind it are dropped; what is still to come of
-        the frame being received will be thrown away.
+        The rest of the frames being sent is copied and sent later, and the frames behind them are dropped; the rest of
+        the frame being received will be discarded.
         """
         self._queue.clear()
         if self._unsent:
             self._unsent = [b"".join(self._unsent)]
-        if self._arrived is not None:
-            self._into, self._arrived = _trash(self._missing), _nothing
+        if self._on_complete is not None:
+            self._into, self._on_complete = _discarded(self._missing), _do_nothing
 
-    def end_sending(self) -> None:
-        """Tell the peer that nothing more will come."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+    def write_eof(self) -> None:
+        """Let the peer see that nothing more follows."""
+        self._transport.write_eof()
 
-    def retire(self) -> None:
-        """Cut the connection, from any thread: the main thread notices, and closes the socket."""
-        self.retired = True
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+    def remove(self) -> None:
+        """Break the connection, from any thread; the main thread closes it later."""
+        self.removed = True
+        self._transport.abort()
 
     def close(self) -> None:
-        """Close the socket. What is tried on the link afterwards fails like on a broken one."""
+        """Close the transport. Later calls fail as on a broken link."""
         self.closed = True
-        self._fd = -1
         self._queue.clear()
-        self._notices.clear()
+        self._urgent.clear()
         self._unsent = ()
-        self._socket.close()
+        self._transport.close()
 
 
 def _rest(views: Sequence[bytes | memoryview], done: int) -> list[memoryview]:
-    """What is left of ``views`` after their first ``done`` bytes."""
+    """What remains of ``views`` after their first ``done`` bytes."""
     for index, view in enumerate(views):
         if done < len(view):
             return [memoryview(view)[done:], *(memoryview(later) for later in views[index + 1 :])]
@@ -259,10 +258,11 @@ def _rest(views: Sequence[bytes | memoryview], done: int) -> list[memoryview]:
     return []
 
 
-def _trash(num_bytes: int) -> list[memoryview]:
-    whole, rest = divmod(num_bytes, len(_TRASH))
-    return [*[_TRASH] * whole, _TRASH[:rest]]
+def _discarded(num_bytes: int) -> list[memoryview]:
+    """Memory to read ``num_bytes`` into that nobody looks at."""
+    whole, rest = divmod(num_bytes, len(_DISCARDED))
+    return [*[_DISCARDED] * whole, _DISCARDED[:rest]]
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

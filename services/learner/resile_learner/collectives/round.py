@@ -1,72 +1,73 @@
-"""One exchange under way: pieces out to the ranks that fold them, sums back from them, all by the calling thread.
+"""One round under way: pieces out to the ranks that fold them, sums back from them, all by the calling thread.
 
-It cannot lock up, because of three rules. A member sends the pieces of a block only when the sum of the block
-``WINDOW`` before it has come back, so in ``finish``, when all buckets are pushed, there is a place for every frame of
-this round that can arrive: no member stops reading its links, and an ABORT is always heard. Pieces depend on nothing
-but the sender's own compute, and a sum on pieces alone, so the oldest block that is not folded can always be completed.
-And what a member cannot place yet (a bucket it has not pushed, a later round) waits for its own compute, never for
+It cannot deadlock, because of three rules. A member sends the pieces of a block only when the sum of the block
+``WINDOW`` before it has come back, so in ``finish``, when all buckets are pushed, there is room for every frame of
+this round that can arrive: no member stops reading its links, and an ABORT always arrives. Pieces depend only on the
+sender's own compute, and a sum only on pieces, so the oldest block that is not folded can always be completed. And
+frames that a member defers (of a bucket it has not pushed, of a later round) wait for its own compute, never for
 another member.
 """
 
 import time
 
-import numpy as np
-
-from .exchange import Abandoned, RoundSpec
 from .frames import MAX_HEADER_BYTES, Kind, encode, encode_abort, encode_tag
-from .layout import WINDOW, Block, Shape, Transfer, layout
-from .link import BrokenLink, Link, Remains
-from .memory import Array, Bucket, Scratch
-from .peer import Peer
-from .switchboard import Switchboard
+from .layout import Transfer
+from .link import BrokenLink, DrainSink, Link
+from .memory import Scratch
+from .peer import RoundPeer
+from .poller import LinkPoller
+from .reduction import Reduction
+from .spec import Abandoned, RoundSpec
 
-PARTING_MS = 500
+DRAIN_TIMEOUT_MS = 500
 
 
-class OpenMeshRound:
-    """An open round of the mesh; see ``OpenRound``."""
+class OpenRound:
+    """A round under way."""
 
-    def __init__(self, switchboard: Switchboard, scratch: Scratch, spec: RoundSpec, worker: int) -> None:
-        shapes = tuple(Shape(sums.numel(), sums.element_size()) for sums in spec.sums)
+    def __init__(self, poller: LinkPoller, scratch: Scratch, spec: RoundSpec, worker: int) -> None:
         self.rank = spec.members.index(worker)
-        self.layout = layout(spec.pieces, spec.num_leaves, shapes, self.rank)
-        self.closed = False
-        self.buckets: list[Bucket] = []
-        """Those that are pushed."""
         self.last = (self.rank, 0.0)
-        self.num_buckets = len(spec.sums)
+        """Once finished: the rank whose header came last, and the seconds for which only that one was missing."""
         self._spec = spec
-        self._tag = encode_tag(spec.tag)
-        self._switchboard = switchboard
-        self._scratch = scratch
+        self._encoded_tag = encode_tag(spec.tag)
+        self._poller = poller
+        self._reduction = Reduction(scratch, spec, self.rank)
+        self._peers: list[RoundPeer] = []
+        self._is_closed = False
         self._failure: Abandoned | None = None
-        self._peers: list[Peer] = []
-        num_senders = sum(1 for rank, count in enumerate(self.layout.counts) if count and rank != self.rank)
-        self._awaited = [num_senders] * len(self.layout.blocks)
-        self._shared = 0
-        scratch.reserve(self.layout.slot_bytes * sum(self.layout.counts))
+        poller.begin_operation(self._leave)
+        poller.newest_tag = spec.tag
         self._connect()
 
     def push(self, bucket: int) -> None:
-        """See ``OpenRound.push``. A lost member is reported by ``finish``."""
-        if bucket != len(self.buckets):
-            raise ValueError(f"bucket {bucket} pushed when {len(self.buckets)} is next")
-        direct = bucket in self.layout.direct
-        self.buckets.append(Bucket(self._spec.partials[bucket], self._spec.sums[bucket], direct=direct))
-        self._heed()
+        """Take this worker's partial sums of ``bucket`` as final, and move what can be moved without waiting.
+
+        Buckets are pushed in order, 0 first. Called from gradient hooks during the backward pass. ``finish`` reports a
+        lost member.
+        """
+        reduction = self._reduction
+        if bucket != len(reduction.buckets):
+            raise ValueError(f"bucket {bucket} pushed when {len(reduction.buckets)} is next")
+        reduction.push(bucket)
+        self._check_abort()
         if self._failure is not None:
             return
-        self._fold_own(bucket)
+        self._fold_unaided(bucket)
         for peer in self._peers:
-            peer.link.unpark()
+            peer.link.resume()
             peer.send_pieces()
-        if not direct:  # a small one leaves together with what follows it
-            self._move()
+        if bucket not in reduction.layout.direct:  # a small one is sent together with the next
+            self._progress()
 
     def finish(self, header: bytes) -> tuple[bytes, ...]:
-        """See ``OpenRound.finish``."""
-        if len(self.buckets) != len(self._spec.sums):
-            raise ValueError(f"finished with {len(self.buckets)} of {len(self._spec.sums)} buckets pushed")
+        """Send ``header`` to every member, wait until all sums are final, and return all headers by rank.
+
+        Every bucket must have been pushed. Raises Abandoned when a member is lost or aborts.
+        """
+        num_pushed, num_buckets = len(self._reduction.buckets), self._reduction.num_buckets
+        if num_pushed != num_buckets:
+            raise ValueError(f"finished with {num_pushed} of {num_buckets} buckets pushed")
         if len(header) > MAX_HEADER_BYTES:
             raise ValueError(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES} are allowed")
         begun = time.monotonic()
@@ -78,190 +79,156 @@ class OpenMeshRound:
             self.last = self._last_header(begun)
             headers = {peer.rank: bytes(peer.header or b"") for peer in self._peers}
         except BaseException as error:
-            self.fail(self._spec.members[self.rank], f"it left the round: {error!r}")
-            self._part()
+            self._fail(self._spec.members[self.rank], f"it left the round: {error!r}")
+            self._drain()
             raise
         finally:
-            self.close()
+            self._close()
             self._peers = []  # they refer back to this round, which holds the tensors
         return tuple(headers.get(rank, header) for rank in range(len(self._spec.members)))
 
     def _last_header(self, begun: float) -> tuple[int, float]:
-        """Tell whose header came last, and how long after all others and the beginning of the wait."""
+        """The rank whose header came last, and how long after all others and the beginning of the wait."""
         if not self._peers:
             return self.rank, 0.0
         last = max(self._peers, key=lambda peer: peer.header_time)
         before = max((peer.header_time for peer in self._peers if peer is not last), default=begun)
         return last.rank, max(0.0, last.header_time - max(before, begun))
 
-    def close(self) -> None:
-        """Let go of all memory of the round; links stay usable."""
-        if not self.closed:
-            self.closed = True
+    def _close(self) -> None:
+        """Release all memory of the round; links stay usable."""
+        if not self._is_closed:
+            self._is_closed = True
             for peer in self._peers:
-                peer.link.cut_short()
+                peer.close()
 
-    def fail(self, suspect: int, reason: str, *, told_by: Link | None = None, is_hearsay: bool = False) -> None:
-        """End the round without a result and tell the other members."""
-        if self.closed:
+    def _leave(self) -> None:
+        self._fail(self._spec.members[self.rank], "it left the round open")
+
+    def _fail(self, suspect: int, reason: str, *, reporter: Link | None = None, is_hearsay: bool = False) -> None:
+        """End the round without a result and send ABORT to the other members, except to ``reporter``."""
+        if self._is_closed:
             return
-        self.close()
-        self._failure = Abandoned(suspect, reason, is_hearsay=is_hearsay or told_by is not None)
+        self._close()
+        self._failure = Abandoned(suspect, reason, is_hearsay=is_hearsay)
         frame = encode_abort(self._spec.tag, suspect=suspect, reason=reason)
         for link in [peer.link for peer in self._peers]:
-            if link is not told_by and not link.retired and not link.closed:
-                link.notify(frame)
-                self._switchboard.flush(link)
-
-    def has_room(self, block: Block) -> bool:
-        """Whether others may already send their pieces of an own block."""
-        return block.turn < self._shared + WINDOW
-
-    def place_pieces(self, block: Block, rank: int) -> memoryview:
-        """Where the pieces that ``rank`` holds of an own block are received."""
-        num_bytes = (block.high - block.low) * self.layout.counts[rank]
-        return self._scratch.bytes_at(self._scratch_offset(block, rank), num_bytes)
-
-    def pieces_arrived(self, number: int) -> None:
-        """Another rank's pieces of own block ``number`` are in their place."""
-        self._awaited[number] -= 1
-        if not self._awaited[number]:
-            self._complete(self.layout.blocks[number])
+            if link is not reporter and not link.removed and not link.closed:
+                link.send_urgent(frame)
+                self._poller.flush(link)
 
     def _connect(self) -> None:
-        members, links = self._spec.members, self._switchboard.links
+        members, links = self._spec.members, self._poller.links
         # Each rank starts with its right neighbour, so that not everyone sends to the same member first.
         ranks = [*range(self.rank + 1, len(members)), *range(self.rank)]
         missing = [members[rank] for rank in ranks if members[rank] not in links]
         self._peers = [
-            Peer(self, links[members[rank]], rank, self._spec.tag) for rank in ranks if members[rank] in links
+            RoundPeer(
+                links[members[rank]],
+                rank,
+                self._spec.tag,
+                self._reduction,
+                on_block=self._complete,
+                on_abort=self._on_abort,
+            )
+            for rank in ranks
+            if members[rank] in links
         ]
-        self._switchboard.listen(())
-        self._switchboard.listen([peer.link for peer in self._peers])
+        self._poller.receive_from(())
+        self._poller.receive_from([peer.link for peer in self._peers])
         if missing:
-            self.fail(missing[0], "there is no link to it")
-        self._heed()
+            self._fail(missing[0], "there is no link to it")
+        self._check_abort()
 
     def _run(self) -> None:
         while True:
-            if self._switchboard.attend():
-                self._heed()
-            self._move()
+            if self._poller.poll():
+                self._check_abort()
+            self._progress()
             if self._failure is not None:
                 raise self._failure
-            if all(not peer.owed and not peer.link.pending for peer in self._peers):
+            if all(not peer.num_expected and not peer.link.pending for peer in self._peers):
                 return
-            self._switchboard.wait()
+            self._poller.wait()
 
-    def _heed(self) -> None:
-        """Act on what other threads have said."""
-        suspicion = self._switchboard.take_suspicion()
-        if suspicion is not None and suspicion.generation in (None, self._spec.tag.generation):
-            self.fail(suspicion.suspect, suspicion.reason, is_hearsay=True)
+    def _check_abort(self) -> None:
+        """Fail if another thread has requested it or has removed a link."""
+        request = self._poller.take_abort_request(generation=self._spec.tag.generation, members=self._spec.members)
+        if request is not None:
+            self._fail(request.suspect, request.reason, is_hearsay=True)
         for peer in self._peers:
-            if peer.link.retired:
-                self.fail(peer.link.peer, "its link was removed")
+            if peer.link.removed:
+                self._fail(peer.link.peer, "its link was removed")
 
-    def _move(self) -> None:
-        """Move what can move without waiting."""
-        with np.errstate(all="ignore"):  # an overflow is for the training loop to find
-            while self._failure is None and any([self._move_with(peer) for peer in self._peers]):  # noqa: C419 - all, not the first
-                pass
+    def _on_abort(self, link: Link, suspect: int, reason: str) -> None:
+        self._fail(suspect, reason, reporter=link, is_hearsay=True)
 
-    def _move_with(self, peer: Peer) -> bool:
-        """Receive and send once; say whether it was worth a try."""
+    def _progress(self) -> None:
+        """Receive and send what is possible without waiting."""
+        while self._failure is None and any([self._progress_with(peer) for peer in self._peers]):  # noqa: C419 - all, not the first
+            pass
+
+    def _progress_with(self, peer: RoundPeer) -> bool:
+        """Receive and send once; return whether either was possible."""
         link = peer.link
-        heard = link.readable and link.listening and not link.parked and self._failure is None
-        if heard:
+        receives = link.readable and link.receiving and not link.paused and self._failure is None
+        if receives:
             self._receive(peer)
-        said = link.writable and link.pending and self._failure is None
-        if said:
+        sends = link.writable and link.pending and self._failure is None
+        if sends:
             self._flush(peer)
-        return heard or said
+        return receives or sends
 
-    def _receive(self, peer: Peer) -> None:
+    def _receive(self, peer: RoundPeer) -> None:
         try:
             peer.link.receive(peer)
         except BrokenLink as broken:
             self._lose(peer, broken)
 
-    def _flush(self, peer: Peer) -> None:
+    def _flush(self, peer: RoundPeer) -> None:
         try:
             peer.link.flush()
         except BrokenLink as broken:
             self._lose(peer, broken)
 
-    def _lose(self, peer: Peer, broken: BrokenLink) -> None:
-        if peer.owed or peer.link.pending:
-            self._switchboard.drop(peer.link)
-            self.fail(broken.peer, broken.reason)
+    def _lose(self, peer: RoundPeer, broken: BrokenLink) -> None:
+        if peer.num_expected or peer.link.pending:
+            self._poller.drop(peer.link)
+            self._fail(broken.peer, broken.reason)
         else:
-            # It has given and taken all there is in this round; the next one will find it gone.
-            peer.link.listening = False
+            # It has sent and received all frames of this round; the next one will find it gone.
+            peer.link.receiving = False
 
-    def _part(self) -> None:
-        """Wait until the others have taken the rest of what was being sent to them and the ABORT behind it.
+    def _drain(self) -> None:
+        """Wait until the others have received the rest of what was being sent to them and the ABORT behind it.
 
-        What they still send of this round is thrown away, since they may wait for the same. One that takes nothing for
-        a while has stopped; it gets the rest during this worker's next call.
+        Frames of this round are discarded, since their senders may wait for the same. A member that receives nothing
+        for a while has stopped; it gets the rest during this worker's next operation.
         """
-        board, remains = self._switchboard, Remains(lambda tag: tag <= self._spec.tag)
+        poller, drain = self._poller, DrainSink(self._spec.tag)
         links = [peer.link for peer in self._peers]
-        board.listen(())
-        board.listen(links)
+        poller.receive_from(())
+        poller.receive_from(links)
         while True:
             for link in links:
-                board.move(link, remains)
-            if not any(link.pending and not link.retired for link in links):
+                poller.progress(link, drain)
+            if not any(link.pending and not link.removed for link in links):
                 return
-            if not board.wait(patience_ms=PARTING_MS):
+            if not poller.wait(timeout_ms=DRAIN_TIMEOUT_MS):
                 return
 
-    def _fold_own(self, bucket: int) -> None:
-        """Complete the blocks to which nobody else contributes."""
-        if not any(count for rank, count in enumerate(self.layout.counts) if rank != self.rank):
-            with np.errstate(all="ignore"):
-                for transfer in self.layout.blocks:
-                    if transfer.block.bucket == bucket:
-                        self._complete(transfer)
+    def _fold_unaided(self, bucket: int) -> None:
+        """Complete the blocks of ``bucket`` if no other rank holds pieces."""
+        if not self._reduction.has_senders:
+            for transfer in self._reduction.layout.blocks:
+                if transfer.block.bucket == bucket:
+                    self._complete(transfer)
 
     def _complete(self, transfer: Transfer) -> None:
-        """Fold a block of which all pieces are there, and send the sum to everyone."""
-        block = transfer.block
-        self._fold(block)
-        if block.shared:
-            self._shared += 1
-            header = self._tag + transfer.content
-            payload = self.buckets[block.bucket].sums_bytes[block.low : block.high]
+        """Fold a block whose pieces have all arrived, and send the sum to everyone."""
+        self._reduction.fold(transfer.block)
+        if transfer.block.shared:
+            header, payload = self._encoded_tag + transfer.content, self._reduction.sum_memory(transfer.block)
             for peer in self._peers:
                 peer.link.send(header, payload)
                 self._flush(peer)
-
-    def _fold(self, block: Block) -> None:
-        """Add up all pieces of a block in tree order."""
-        bucket, folds = self.buckets[block.bucket], self.layout.folds
-        values = self._values(block, bucket)
-        total = bucket.sums[block.start : block.stop]
-        if not folds:
-            if not bucket.in_place:
-                total[:] = values[0]
-            return
-        for left, right in folds[:-1]:
-            bucket.add(values[left], values[right], out=values[left])
-        left, right = folds[-1]
-        bucket.add(values[left], values[right], out=total)
-
-    def _values(self, block: Block, bucket: Bucket) -> list[Array]:
-        """The pieces of a block in the order of the leaves: our own partials and the others' in the scratch memory."""
-        length = block.stop - block.start
-        values: list[Array] = []
-        for rank, count in enumerate(self.layout.counts):
-            if rank == self.rank:
-                values += [partial[block.start : block.stop] for partial in bucket.partials]
-            elif count:
-                pieces = self._scratch.array_at(self._scratch_offset(block, rank), length * count, bucket.dtype)
-                values += [pieces[at : at + length] for at in range(0, length * count, length)]
-        return values
-
-    def _scratch_offset(self, block: Block, rank: int) -> int:
-        return self.layout.first_slot[rank] * self.layout.slot_bytes + self.layout.counts[rank] * block.scratch

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from resile_shared.errors import UsageError
 
-from ..collectives.exchange import OpenRound
+from ..collectives.round import OpenRound
 from ..collectives.tree import Interval, merges_after, pieces
 
 BUCKET_BYTES = 4 << 20

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from resile_shared.errors import ResileError, UsageError
 
-from ..collectives.exchange import Abandoned
+from ..collectives.spec import Abandoned
 from ..collectives.tree import Interval
 from ..phases import Phases
 from .batches import Batch, Indices

@@ -21,7 +21,7 @@ from torch import nn
 from resile_shared.errors import UsageError
 
 from ..checkpoint.checkpointer import Checkpointer
-from ..collectives.exchange import Abandoned
+from ..collectives.spec import Abandoned
 from ..collectives.tree import ranges
 from ..messages import Ready
 from ..session import Change, Session, current_session

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..collectives.exchange import OpenRound, RoundSpec, Tag
+from ..collectives.round import OpenRound
+from ..collectives.spec import RoundSpec, Tag
 from ..collectives.tree import pieces, ranges
 from ..session import Session
 from ..state.facts import MembersDiffer, check_members_agree, minority
@@ -38,7 +39,7 @@ class Rounds:
         """Open the next round over ``num_leaves`` shards, held in equal ranges by the current members."""
         view = self._session.view
         held = tuple(pieces(num_leaves, part) for part in ranges(num_leaves, view.size))
-        tag = Tag(view.generation, self.number, 0)
+        tag = Tag(view.generation, self.number)
         self.number += 1
         spec = RoundSpec(tag, view.workers, held, num_leaves, partials, sums)
         return Round(self._session, self._buffers, spec)

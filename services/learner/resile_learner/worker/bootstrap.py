@@ -6,7 +6,7 @@ import runpy
 import socket
 import sys
 
-from ..collectives.mesh import Mesh
+from ..collectives.poller import LinkPoller
 from ..messages import Failed, Finished, WorkerConfig
 from ..session import enter_session
 from ..training.seeds import seed
@@ -22,10 +22,10 @@ def main(config: WorkerConfig, agent: socket.socket) -> int:
     The outcome is reported to the agent over ``agent``; a leaver's process ends inside its training call.
     """
     keep_freed_memory()
-    mesh = Mesh(config.worker)
-    control = ControlThread(config, agent, mesh)
+    poller = LinkPoller()
+    control = ControlThread(config, agent, poller)
     control.start()
-    session = WorkerSession(config, control, mesh)
+    session = WorkerSession(config, control, poller)
     enter_session(session)
     seed()
     outcome = _run_script(config, session)

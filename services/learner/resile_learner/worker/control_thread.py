@@ -2,7 +2,7 @@
 
 It talks to the agent and, through `PeerConnections`, to the peers. The membership lives on this thread alone: events
 of the main thread are handled here too, so that commands are carried out in the order of the decisions. After each
-event the thread publishes a frozen `MembershipView`, which any thread may read; a main thread that blocks in the mesh
+event the thread publishes a frozen `MembershipView`, which any thread may read; a main thread that waits for links
 is woken.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from resile_shared.errors import ResileError
 from resile_shared.messages.reports import Evidence
 
-from ..collectives.mesh import Mesh
+from ..collectives.poller import LinkPoller
 from ..membership.events import AbandonRound, Connect, Event, PauseRequested, SendToPeer, Switch, Withdraw
 from ..membership.machine import Membership
 from ..membership.view import MembershipView
@@ -72,12 +72,12 @@ def control_thread(
 class ControlThread:
     """Public methods are for other threads, private ones for the control thread itself."""
 
-    def __init__(self, config: WorkerConfig, agent: socket.socket, mesh: Mesh) -> None:
+    def __init__(self, config: WorkerConfig, agent: socket.socket, poller: LinkPoller) -> None:
         self.phases = Phases()
         """Where the main thread records what it is doing; it is watched for stalls."""
         self._config = config
         self._agent_socket = agent
-        self._mesh = mesh
+        self._poller = poller
         self._main_thread = threading.current_thread()
         self._thread = threading.Thread(target=self._run, name="resile-control", daemon=True)
         self._loop = asyncio.new_event_loop()
@@ -85,7 +85,7 @@ class ControlThread:
         self._tasks: set[asyncio.Task[None]] = set()
         self._agent: asyncio.StreamWriter
         self._membership = Membership(config.worker)
-        self._peers = PeerConnections(config, mesh, self._membership, handle=self._handle, spawn=self._spawn)
+        self._peers = PeerConnections(config, poller, self._membership, handle=self._handle, spawn=self._spawn)
         self._heartbeat_seconds = config.detection_seconds / HEARTBEATS_PER_DETECTION
         self._stalls = StallDetector(detection_seconds=config.detection_seconds, interval=self._heartbeat_seconds)
         self._is_stalled = False
@@ -206,7 +206,7 @@ class ControlThread:
         with self._changed:
             self._fault = error
             self._changed.notify_all()
-        self._mesh.interrupt(error)
+        self._poller.interrupt(error)
 
     @control_thread
     def _send_to_agent(self, message: Message) -> None:
@@ -261,7 +261,7 @@ class ControlThread:
             seconds = self._config.detection_seconds
             self._report_suspect(peer, "silence", f"nothing was heard from it for {seconds:g} seconds")
         self._peers.disconnect(peer)
-        self._mesh.remove_link(peer)
+        self._poller.remove(peer)
 
     def _handle_posted(self, event: Event, answers: list[Switch | None]) -> None:
         switch = self._handle(event)
@@ -279,7 +279,7 @@ class ControlThread:
         with self._changed:
             self._view = self._membership.view
             self._changed.notify_all()
-        self._mesh.wake()
+        self._poller.wake()
         switch = None
         for command in commands:
             if isinstance(command, Switch):
@@ -295,6 +295,6 @@ class ControlThread:
             case SendToPeer(peer, message):
                 self._peers.send(peer, message)
             case AbandonRound(lost, generation):
-                self._mesh.abandon(lost, "a generation without it was ordered", generation=generation)
+                self._poller.abort_round(lost, "a generation without it was ordered", generation=generation)
             case Withdraw():
                 self._fail(Withdrawn())

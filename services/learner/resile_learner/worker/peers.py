@@ -1,7 +1,7 @@
 """The connections of a worker to its peers. All of it belongs to the control thread.
 
 Each pair of workers has two: one for control messages, which is read and written here, and one for data, which is
-handed to the mesh.
+handed to the link poller.
 """
 
 import asyncio
@@ -13,7 +13,8 @@ from typing import Any
 
 import pydantic
 
-from ..collectives.mesh import Mesh
+from ..collectives.poller import LinkPoller
+from ..collectives.transport import TcpTransport
 from ..membership.events import Event, LinkDown, LinkUp, MessageReceived, OrderReceived
 from ..membership.machine import Membership
 from ..messages import Member, Order, PeerMessage, WorkerConfig, encode, from_peer
@@ -30,14 +31,14 @@ class PeerConnections:
     def __init__(
         self,
         config: WorkerConfig,
-        mesh: Mesh,
+        poller: LinkPoller,
         membership: Membership,
         *,
         handle: Callable[[Event], object],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._config = config
-        self._mesh = mesh
+        self._poller = poller
         self._membership = membership
         self._handle = handle
         self._spawn = spawn
@@ -87,12 +88,12 @@ class PeerConnections:
             writer.close()
         current = self._membership.view.current
         if current is None or peer not in current.workers:
-            self._mesh.remove_link(peer)
+            self._poller.remove(peer)
         self._handle(LinkDown(peer))
 
     def check(self, peer: int) -> None:
         """Disconnect ``peer`` if its data connection is known to be broken."""
-        if len(self._established.get(peer, ())) == len(links.KINDS) and peer not in self._mesh.links:
+        if len(self._established.get(peer, ())) == len(links.KINDS) and peer not in self._poller.links:
             self.disconnect(peer)
 
     def close(self) -> None:
@@ -146,7 +147,7 @@ class PeerConnections:
         if kind in self._established[peer]:  # the peer has seen the end of the old connections already
             self.disconnect(peer)
         if kind == "data":
-            self._mesh.add_link(peer, sock)
+            self._poller.add(peer, TcpTransport(sock))
         else:
             reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_LINE_BYTES)
             self._writers[peer] = writer

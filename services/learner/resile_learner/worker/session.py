@@ -1,4 +1,4 @@
-"""One worker's part in an elastic run: the training loop's session over the mesh and the control thread."""
+"""One worker's part in an elastic run: the training loop's session over its links and the control thread."""
 
 import os
 import sys
@@ -10,8 +10,12 @@ from torch import Tensor
 
 from resile_shared.errors import ResileError
 
-from ..collectives.exchange import Abandoned, OpenRound, RoundSpec, Tag
-from ..collectives.mesh import Mesh
+from ..collectives.departure import LeaveAcknowledgement
+from ..collectives.exchange import GradientExchange
+from ..collectives.poller import LinkPoller
+from ..collectives.round import OpenRound
+from ..collectives.spec import Abandoned, RoundSpec, Tag
+from ..collectives.state_transfer import StateTransfer
 from ..membership.events import (
     RoundAbandoned,
     RoundCompleted,
@@ -35,10 +39,13 @@ NO_STATE = -1
 class WorkerSession:
     """Implements `Session` for a worker process."""
 
-    def __init__(self, config: WorkerConfig, control: ControlThread, mesh: Mesh) -> None:
+    def __init__(self, config: WorkerConfig, control: ControlThread, poller: LinkPoller) -> None:
         self._config = config
         self._control = control
-        self._mesh = mesh
+        self._poller = poller
+        self._exchange = GradientExchange(poller, config.worker)
+        self._state_transfer = StateTransfer(poller, config.worker)
+        self._leave_acknowledgement = LeaveAcknowledgement(poller)
         self._order: Order | None = None
         self._switch: Switch | None = None
         self.phases = control.phases
@@ -91,7 +98,7 @@ class WorkerSession:
             self._order = self._control.view.current
             return True
         try:
-            _, generation = self._mesh.receive_state(
+            _, generation = self._state_transfer.receive(
                 state.allocate_buffers, obsolete=lambda: self._control.view.must_recover
             )
         except Abandoned as lost:
@@ -100,13 +107,13 @@ class WorkerSession:
         state.load_received()
         self._control.post(StateReceived(generation))
         self._order = self._control.wait_for(lambda view: view.current)
-        for peer in self._mesh.links - set(self._order.workers):  # leavers wait for it where nobody continues
-            self._mesh.confirm(peer, Tag(generation, 0, 0))
+        for peer in self._poller.links.keys() - set(self._order.workers):  # leavers wait for it where nobody continues
+            self._leave_acknowledgement.confirm(peer, Tag(generation, 0))
         return False
 
     def begin(self, spec: RoundSpec) -> OpenRound:
         """Open the next round."""
-        return self._mesh.begin(spec)
+        return self._exchange.begin(spec)
 
     def named(self, next_iteration: int) -> int:
         """The generation to name in the header of the round before ``next_iteration``; waits where a plan says so."""
@@ -133,7 +140,7 @@ class WorkerSession:
         me, switch = self._config.worker, self._switch
         for leaver in switch.leavers:
             if leaver != me:
-                self._mesh.confirm(leaver, tag)
+                self._leave_acknowledgement.confirm(leaver, tag)
 
         def is_superseded() -> bool:
             return self._control.view.is_superseded(change.new_generation)
@@ -142,7 +149,7 @@ class WorkerSession:
             flat = state.flatten()
             for joiner in change.receivers:
                 with suppress(Abandoned):  # it was lost on the way in: the next round will show it
-                    self._mesh.send_state(
+                    self._state_transfer.send(
                         joiner, change.new_generation, flat.skeleton, flat.tensors, obsolete=is_superseded
                     )
         if change.leaves:
@@ -157,10 +164,10 @@ class WorkerSession:
             return view.is_released or view.must_recover
 
         others = [worker for worker in switch.old.workers if worker != self._config.worker]
-        confirmed = self._mesh.await_confirms(others, tag, obsolete=is_recalled)
+        confirmed = self._leave_acknowledgement.await_confirmations(others, tag, obsolete=is_recalled)
         if not switch.continuing:
-            confirmed = self._mesh.await_confirms(
-                switch.joiners, Tag(switch.new.generation, 0, 0), obsolete=is_recalled
+            confirmed = self._leave_acknowledgement.await_confirmations(
+                switch.joiners, Tag(switch.new.generation, 0), obsolete=is_recalled
             )
         heirs = switch.continuing or switch.joiners
         is_needed = is_recalled() or not confirmed.intersection(heirs)
@@ -172,7 +179,7 @@ class WorkerSession:
         me, generation = self._config.worker, self.view.generation
         self._control.report(Left(worker=me, generation=generation, iteration=last_round))
         self._control.close_links()
-        self._mesh.let_go(peers)
+        self._leave_acknowledgement.close_gracefully(peers)
         leave_process(self._control, status=0)
 
     def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
@@ -211,10 +218,10 @@ class WorkerSession:
         """Wait until it is known how the recovery begins; what is left to be sent goes out meanwhile."""
         recovery: Recovery | None = None
         while recovery is None:
-            self._mesh.wait_until(lambda: self._control.view.is_released or self._control.view.recovery is not None)
+            self._poller.wait_until(lambda: self._control.view.is_released or self._control.view.recovery is not None)
             view = self._control.view
             if view.is_released:
-                self._leave(sorted(self._mesh.links), last_round=max(number - 1, 0))
+                self._leave(sorted(self._poller.links), last_round=max(number - 1, 0))
             recovery = view.recovery  # None again if a newer one was ordered just now
         self._control.post(StateSyncStarted())
         return recovery
@@ -233,13 +240,13 @@ class WorkerSession:
         me = self._config.worker
         donor = recovery.donor_of(me)
         if donor is not None:
-            self._mesh.receive_state(allocate, generation=generation, donor=donor, obsolete=obsolete)
+            self._state_transfer.receive(allocate, generation=generation, donor=donor, obsolete=obsolete)
             return True
         receivers = recovery.receivers_of(me)
         if receivers:
             flat = flatten()
             for receiver in receivers:
-                self._mesh.send_state(receiver, generation, flat.skeleton, flat.tensors, obsolete=obsolete)
+                self._state_transfer.send(receiver, generation, flat.skeleton, flat.tensors, obsolete=obsolete)
         return False
 
     def report(self, message: Message) -> None:

@@ -1,0 +1,47 @@
+"""What a gradient exchange is asked to do, whatever carries its frames, and how it fails."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from resile_shared.errors import ResileError
+
+from .tree import Interval
+
+
+class Tag(NamedTuple):
+    """Identifies a round. Frames of an older tag are discarded; those of a newer one wait unread on their link."""
+
+    generation: int
+    round: int  # increases by one with every round of a job, training and validation alike
+
+
+@dataclass(frozen=True)
+class RoundSpec:
+    """What one round sums, over which members, and in which order."""
+
+    tag: Tag
+    members: tuple[int, ...]
+    """Worker ids in rank order."""
+    pieces: tuple[tuple[Interval, ...], ...]
+    """For each rank the complete subtrees that it holds, left to right; together they cover leaves 0..num_leaves-1."""
+    num_leaves: int
+    partials: Sequence[Sequence[Tensor]]
+    """[bucket][own piece]: flat contiguous CPU tensors, in a bucket of one dtype and length. Used as scratch."""
+    sums: Sequence[Tensor]
+    """[bucket]: where the sum over all leaves is written. May be ``partials[bucket][0]`` itself."""
+
+
+class Abandoned(ResileError):
+    """A round or a state transfer ended without a result because ``suspect`` did not take part in it to the end.
+
+    ``is_hearsay``: another member or thread reported that; this worker did not see it itself.
+    """
+
+    def __init__(self, suspect: int, reason: str, *, is_hearsay: bool = False) -> None:
+        super().__init__(f"worker {suspect} was lost during an exchange: {reason}")
+        self.suspect = suspect
+        self.reason = reason
+        self.is_hearsay = is_hearsay

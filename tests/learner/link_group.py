@@ -1,0 +1,181 @@
+"""Linked workers in one process, each blocking call in a thread of its own, and rounds whose result is known."""
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from resile_learner.collectives.departure import LeaveAcknowledgement
+from resile_learner.collectives.exchange import GradientExchange
+from resile_learner.collectives.poller import LinkPoller
+from resile_learner.collectives.round import OpenRound
+from resile_learner.collectives.spec import Abandoned, RoundSpec, Tag
+from resile_learner.collectives.state_transfer import StateTransfer
+from resile_learner.collectives.transport import TcpTransport, Transport
+from resile_learner.collectives.tree import Interval, children, pieces, ranges
+
+T = TypeVar("T")
+Pair = Callable[[], tuple[socket.socket, socket.socket]]
+PATIENCE_SECONDS = 60  # how long a call may hang before a test gives up; no test waits for it to pass
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dialed = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+    return dialed, accepted
+
+
+PAIRS: dict[str, Pair] = {"tcp": tcp_pair, "unix": socket.socketpair}
+
+
+class Node:
+    """What one worker has: links, and the three things that it does over them."""
+
+    def __init__(self, worker: int) -> None:
+        self.poller = LinkPoller()
+        self.exchange = GradientExchange(self.poller, worker)
+        self.transfer = StateTransfer(self.poller, worker)
+        self.leave = LeaveAcknowledgement(self.poller)
+
+    def begin(self, spec: RoundSpec) -> OpenRound:
+        return self.exchange.begin(spec)
+
+    def run_round(self, spec: RoundSpec, header: bytes = b"") -> tuple[bytes, ...]:
+        open_round = self.begin(spec)
+        push_all(open_round, spec)
+        return open_round.finish(header)
+
+
+def push_all(open_round: OpenRound, spec: RoundSpec) -> None:
+    for bucket in range(len(spec.sums)):
+        open_round.push(bucket)
+
+
+class Group:
+    """Nodes, each linked to all others."""
+
+    def __init__(
+        self, num_nodes: int, pair: Pair = tcp_pair, transport: Callable[[socket.socket], Transport] = TcpTransport
+    ) -> None:
+        self._pair = pair
+        self._transport = transport
+        self.nodes = [Node(worker) for worker in range(num_nodes)]
+        for one, other in combinations(range(num_nodes), 2):
+            self.connect(one, other)
+
+    def connect(self, one: int, other: int) -> None:
+        here, there = self._pair()
+        self.nodes[one].poller.add(other, self._transport(here))
+        self.nodes[other].poller.add(one, self._transport(there))
+
+    def stranger(self, *, member: int, worker: int) -> socket.socket:
+        """The far end of a link that ``member`` takes for its link to ``worker``."""
+        here, there = self._pair()
+        there.settimeout(PATIENCE_SECONDS)
+        self.nodes[member].poller.add(worker, self._transport(here))
+        return there
+
+    def kill(self, worker: int) -> None:
+        self.nodes[worker].poller.close()
+        self.nodes[worker] = Node(worker)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.poller.close()
+
+
+def start(call: Callable[[], T]) -> "Future[T]":
+    """Run ``call`` in a thread."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def wait(futures: Sequence["Future[T]"]) -> list[T]:
+    return [future.result(PATIENCE_SECONDS) for future in futures]
+
+
+def abandoned(future: "Future[object]") -> Abandoned:
+    error = future.exception(PATIENCE_SECONDS)
+    assert isinstance(error, Abandoned), error
+    return error
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a round sums: for each bucket the values of all leaves."""
+
+    num_leaves: int
+    leaves: Sequence[Sequence[Tensor]]
+    _sums: dict[tuple[Interval, int], Tensor] = field(default_factory=dict)
+
+    def sum_of(self, node: Interval, bucket: int) -> Tensor:
+        """The sum over a subtree, by the definition of the tree."""
+        if node.hi - node.lo == 1:
+            return self.leaves[bucket][node.lo]
+        if (node, bucket) not in self._sums:
+            left, right = children(node)
+            self._sums[node, bucket] = self.sum_of(left, bucket) + self.sum_of(right, bucket)
+        return self._sums[node, bucket]
+
+    def sums(self) -> list[Tensor]:
+        return [self.sum_of(Interval(0, self.num_leaves), bucket) for bucket in range(len(self.leaves))]
+
+    def spec(self, worker: int, members: Sequence[int], tag: Tag, *, in_place: bool = True) -> RoundSpec:
+        held = tuple(pieces(self.num_leaves, range_) for range_ in ranges(self.num_leaves, len(members)))
+        own = held[members.index(worker)]
+        partials = [[self.sum_of(node, bucket).clone() for node in own] for bucket in range(len(self.leaves))]
+        sums = [
+            partial[0] if partial and in_place else torch.full_like(self.leaves[bucket][0], 77)
+            for bucket, partial in enumerate(partials)
+        ]
+        return RoundSpec(tag, tuple(members), held, self.num_leaves, partials, sums)
+
+
+def make_work(num_leaves: int, sizes: Sequence[int], dtype: torch.dtype = torch.float32, seed: int = 0) -> Work:
+    generator = torch.Generator().manual_seed(seed)
+
+    def values(size: int) -> Tensor:
+        if dtype.is_floating_point:
+            return (torch.randn(size, generator=generator, dtype=torch.float64) * 100).to(dtype)
+        return torch.randint(-(2**40), 2**40, (size,), generator=generator).to(dtype)
+
+    return Work(num_leaves, [[values(size) for _ in range(num_leaves)] for size in sizes])
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def same_values(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and all(
+        a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(one, other, strict=True)
+    )
+
+
+def check_round(group: Group, members: Sequence[int], tag: Tag, work: Work) -> None:
+    """One round over ``members`` gives the tree's sums to each of them, bit for bit."""
+    specs = {worker: work.spec(worker, members, tag) for worker in members}
+    calls = [
+        start(lambda worker=worker: group.nodes[worker].run_round(specs[worker], b"from %d" % worker))
+        for worker in members
+    ]
+    expected_headers = tuple(b"from %d" % worker for worker in members)
+    assert wait(calls) == [expected_headers] * len(members)
+    for worker in members:
+        for bucket, expected in enumerate(work.sums()):
+            assert same_bits(specs[worker].sums[bucket], expected), f"bucket {bucket} of worker {worker}"
