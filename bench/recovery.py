@@ -38,10 +38,10 @@ from strikes import NotRecovered, Recovery, Struck, strike
 from resile.chaos.attacks import Target as Attacked
 from resile.chaos.attacks import What
 from resile.chaos.processes import PoolProcesses
+from resile.local.run import LocalRun
+from resile.local.settings import RunSettings
 from resile.pool import supervisor
 from resile.pool.services import PoolOptions
-from resile_learner.local.launcher import LocalRun
-from resile_learner.local.settings import RunSettings
 from resile_shared.testing.collector import Span
 
 NUM_WORKERS = 4

@@ -26,9 +26,9 @@ from bandwidth import loopback_bytes_per_second
 from report import Target, argument_parser, conclude, print_table
 from stamps import Stamps
 
-from resile_learner.local.events import Printed, Rescaled, RunEvent
-from resile_learner.local.launcher import LocalRun
-from resile_learner.local.settings import RunSettings
+from resile.local.events import Printed, Rescaled, RunEvent
+from resile.local.run import LocalRun
+from resile.local.settings import RunSettings
 
 HERE = Path(__file__).resolve().parent
 LARGE, SMALL = 4, 3

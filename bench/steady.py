@@ -24,10 +24,10 @@ from pathlib import Path
 from gate import Gate
 from report import Target, argument_parser, conclude, print_table
 
-from resile_learner.local.events import Printed, RunEvent
-from resile_learner.local.launcher import LocalRun
-from resile_learner.local.result import Result
-from resile_learner.local.settings import RunSettings
+from resile.local.events import Printed, RunEvent
+from resile.local.result import Result
+from resile.local.run import LocalRun
+from resile.local.settings import RunSettings
 
 HERE = Path(__file__).resolve().parent
 START_SECONDS = 120.0

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from resile_learner.local.launcher import LocalRun
-from resile_learner.local.plan import parse_plan
-from resile_learner.local.result import Result
-from resile_learner.local.settings import RunSettings
 from resile_shared.errors import ResileError
+
+from .local.plan import parse_plan
+from .local.result import Result
+from .local.run import LocalRun
+from .local.settings import RunSettings
 
 
 async def train_alone(

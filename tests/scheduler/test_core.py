@@ -457,6 +457,15 @@ def test_a_job_without_a_maximum_starts_with_no_more_workers_than_shards() -> No
     assert len(bench.newest().placements) == 2
 
 
+def test_a_job_starts_with_fewer_workers_than_its_minimum_if_it_has_fewer_shards() -> None:
+    bench = Bench(4)
+    bench.submit(min_workers=3, max_workers=10_000)
+    bench.listen()
+    bench.report(ready(2), worker=0)
+    assert bench.newest().has_addresses
+    assert len(bench.newest().placements) == 2
+
+
 def test_initial_members_that_make_different_training_calls_fail_the_job() -> None:
     bench = Bench(2)
     bench.submit()

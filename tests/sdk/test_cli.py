@@ -14,11 +14,11 @@ from resile.cli.app import command
 from resile.cli.display import Display
 from resile.cli.pace import Pace, clock
 from resile.cli.summary import summary
-from resile_learner.local.events import Known, Noted, Opened, Printed, Progressed, Rescaled, RunEvent, Saved
-from resile_learner.local.history import HistoryItem
-from resile_learner.local.result import Result
-from resile_learner.local.seam import Outcome
-from resile_learner.messages import CheckpointSaved, Completed, EpochCount, Progress, Ready
+from resile.local.events import Noted, Printed, Progressed, Rescaled, RunEvent, RunOpened, Saved, TrainingCalled
+from resile.local.result import Outcome, Result
+from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
+from resile_shared.messages.message import at
+from resile_shared.messages.reports import CheckpointSaved, Completed, EpochCount, Progress, Ready
 
 
 @pytest.fixture
@@ -152,21 +152,21 @@ class Paper:
         self.closed = True
 
 
-READY = Ready(worker=0, iterations_total=120, num_shards=6, batch_size=48, epochs=6, samples=960, bits="same bits")
-PROGRESS = Progress(worker=0, generation=2, iteration=50, epoch=2, loss=0.123456)
+READY = Ready(iterations_total=120, num_shards=6, batch_size=48, epochs=6, samples=960, bits="same bits")
+PROGRESS = Progress(iteration=50, epoch=2, loss=0.123456)
 
 
 def events() -> Iterator[RunEvent]:
-    yield Opened("train-7f3a2c", "/home/runs/train-7f3a2c", resumed=False)
-    yield Known(READY)
-    yield Rescaled(1, 0, 1, 0, 0.5)
-    yield Printed(0, "stdout", "hello", leads=True)
-    yield Printed(1, "stdout", "hello", leads=False)
-    yield Printed(0, "stderr", "careful", leads=True)
-    yield Printed(1, "stderr", "careful", leads=False)
-    yield Rescaled(2, 1, 4, 50, 0.0123)
+    yield RunOpened("train-7f3a2c", "/home/runs/train-7f3a2c", is_resumed=False)
+    yield TrainingCalled(READY)
+    yield Rescaled(1, 0, 1, 0, 0.5, "start")
+    yield Printed(0, "stdout", "hello", is_lowest_rank=True)
+    yield Printed(1, "stdout", "hello", is_lowest_rank=False)
+    yield Printed(0, "stderr", "careful", is_lowest_rank=True)
+    yield Printed(1, "stderr", "careful", is_lowest_rank=False)
+    yield Rescaled(2, 1, 4, 50, 0.0123, "plan 50:4")
     yield Progressed(PROGRESS, workers=4)
-    yield Saved(CheckpointSaved(worker=0, iteration=50, generation=2, num_bytes=2_500_000))
+    yield Saved(CheckpointSaved(iteration=50, num_bytes=2_500_000))
     yield Noted("something")
 
 
@@ -178,11 +178,11 @@ def test_a_run_is_shown_in_the_order_of_its_events() -> None:
     assert paper.lines == [
         "run train-7f3a2c in /home/runs/train-7f3a2c",
         "120 iterations: 6 epochs of 960 samples, batches of 48 in 6 shards",
-        "iteration 0: 1 worker (generation 1)",
+        "iteration 0: 1 worker (generation 1): start",
         "out: hello",
         "err: careful",
         "err: [worker 1] careful",
-        "iteration 50: 1 -> 4 workers (generation 2, pause 12 ms)",
+        "iteration 50: 1 -> 4 workers (generation 2, pause 12 ms): plan 50:4",
         "iteration 50: checkpoint saved (2.5 MB)",
         "note: something",
     ]
@@ -216,8 +216,6 @@ def test_times_are_readable(seconds: float, text: str) -> None:
 
 def completed(*ledger: EpochCount) -> Completed:
     return Completed(
-        worker=0,
-        generation=2,
         iteration=120,
         epoch=5,
         samples_seen=5760,
@@ -232,24 +230,37 @@ def completed(*ledger: EpochCount) -> Completed:
 
 
 def result(done: Completed | None, outcome: Outcome) -> Result:
-    item = HistoryItem(1, 1767323045.678, "allocation", 1, 2, ("local/0", "local/1"), 0, "start")
-    return Result(
+    item = HistoryItem(
+        number=1,
+        time=at(1767323045.678),
+        kind="allocation",
+        generation=1,
+        workers=2,
+        slots=("local/0", "local/1"),
+        iteration=0,
+        reason="start",
+    )
+    record = JobRecord(
         job="train-7f3a2c",
+        spec=JobSpec(name="train", package="/", script="/train.py"),
+        state=JobState(outcome.state),
+        priority=5000,
+        submitted=at(0),
+        generation=2,
+        history=(item,),
+        ready=READY,
+        completed=done,
+    )
+    return Result(
+        record=record,
         name="train",
         outcome=outcome,
         min_workers=1,
         max_workers=4,
-        workers=2,
-        generation=2,
         seconds=75.0,
-        ready=READY,
         progress=PROGRESS,
-        checkpoint=None,
-        completed=done,
-        history=(item,),
         model="/m.safetensors" if done else None,
         logs="/logs",
-        can_resume=False,
     )
 
 

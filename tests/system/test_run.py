@@ -1,7 +1,6 @@
 """`resile run` with real workers: the same bits however it goes, and what the user sees of it."""
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -12,9 +11,9 @@ import psutil
 import pytest
 from safetensors import safe_open
 
-from resile_learner.local.events import Progressed, Rescaled, RunEvent
-from resile_learner.local.launcher import LocalRun
-from resile_learner.local.settings import RunSettings
+from resile.local.events import Progressed, Rescaled, RunEvent
+from resile.local.run import LocalRun
+from resile.local.settings import RunSettings
 from resile_shared.errors import UsageError
 
 FIELDS = {
@@ -45,8 +44,13 @@ def test_a_plan_changes_shape_at_its_iterations_and_gives_the_same_bits(resile: 
     assert document["params_sha256"] == undisturbed
     changes = [(item["iteration"], item["workers"]) for item in document["history"] if item["kind"] == "allocation"]
     assert changes == [(0, 1), (5, 4), (12, 3), (20, 2)]
-    assert [item["number"] for item in document["history"]] == [1, 2, 3, 4, 5]
-    assert document["history"][1]["slots"] == ["local/0", "local/1", "local/2", "local/3"]
+    assert [item["number"] for item in document["history"]] == [1, 2, 3, 4, 5, 6]
+    reasons = [(item["kind"], item["reason"]) for item in document["history"]]
+    assert reasons == [
+        ("accepted", ""), ("allocation", "start"), ("allocation", "plan 5:4"), ("allocation", "plan 12:3"),
+        ("allocation", "plan 20:2"), ("completed", ""),
+    ]  # fmt: skip
+    assert document["history"][2]["slots"] == ["local/0", "local/1", "local/2", "local/3"]
     assert document["state"] == document["history"][-1]["kind"] == "completed"
     assert (document["min_workers"], document["max_workers"], document["workers"]) == (1, 4, 2)
     assert document["ledger"]["epochs"] == [
@@ -98,20 +102,21 @@ def test_a_stopped_run_loses_nothing_and_is_resumed_with_its_arguments(resile: A
     ended = resile.finish(process)
     assert ended.status == 130
     assert ended.last_error.startswith("resile: stopped at iteration ")
-    assert "goes on from the newest checkpoint" in ended.last_error
+    assert "resumes from the newest checkpoint" in ended.last_error
     resumed = resile.run("run", script, "--resume", "-w", "3", "--json")
     assert resumed.status == 0, resumed.err
     assert resumed.json["params_sha256"] == undisturbed
     assert resumed.json["id"] in ended.last_error
     history = resumed.json["history"]
-    assert [item["kind"] for item in history] == ["allocation", "stopped", "allocation", "completed"]
-    assert [item["number"] for item in history] == [1, 2, 3, 4]
-    assert history[2]["generation"] > history[0]["generation"], "no generation of a run is used twice"
-    assert history[2]["iteration"] == history[1]["iteration"] > 0, "nothing is trained twice"
+    assert [item["kind"] for item in history] == [
+        "accepted", "allocation", "pausing", "paused", "stopped", "allocation", "completed",
+    ]  # fmt: skip
+    assert [item["number"] for item in history] == [1, 2, 3, 4, 5, 6, 7]
+    assert history[5]["generation"] > history[1]["generation"], "no generation of a run is used twice"
+    assert history[5]["iteration"] == history[3]["iteration"] > 0, "nothing is trained twice"
     (run,) = (resile.home / "runs").iterdir()
-    journal = [json.loads(line) for line in (run / "journal").read_text().splitlines()]
-    workers = [entry["worker"] for entry in journal if entry["kind"] == "worker"]
-    assert workers == [0, 1, 2, 3, 4], "no worker id of a run is used twice"
+    logs = sorted(path.name for path in (run / "logs").glob("worker-*.log"))
+    assert logs == [f"worker-{number}.log" for number in range(5)], "no worker id of a run is used twice"
 
 
 def test_a_run_goes_on_without_a_killed_worker_and_replaces_it(resile: Any, undisturbed: str) -> None:
@@ -121,21 +126,26 @@ def test_a_run_goes_on_without_a_killed_worker_and_replaces_it(resile: Any, undi
     ended = resile.finish(process)
     assert ended.status == 0, ended.err
     assert ended.json["params_sha256"] == undisturbed
-    sizes = [item["workers"] for item in ended.json["history"] if item["kind"] == "allocation"]
-    assert sizes == [3, 2, 3]
-    assert "was killed by SIGKILL" in ended.json["history"][1]["reason"]
+    allocations = [item for item in ended.json["history"] if item["kind"] == "allocation"]
+    assert [item["workers"] for item in allocations] == [3, 2, 3]
+    assert "was killed by SIGKILL" in allocations[1]["reason"]
 
 
-def test_the_last_killed_worker_is_named_and_the_run_can_be_resumed(resile: Any, undisturbed: str) -> None:
+def test_when_the_last_worker_is_killed_the_run_resumes_from_its_checkpoint_by_itself(
+    resile: Any, undisturbed: str
+) -> None:
     script = resile.script()
-    process = resile.start("run", script, "-w", "1", "--", "--every", "3", "--pause", "0.1")
-    read_until(process.stdout, "checkpoint saved")
+    process = resile.start("run", script, "-w", "1", "--json", "--", "--every", "3", "--pause", "0.1")
+    read_until(process.stderr, "checkpoint saved")
     os.kill(worker_pids(process.pid)[0], signal.SIGKILL)
     ended = resile.finish(process)
-    assert ended.status == 1
-    assert "was killed by SIGKILL" in ended.last_error
-    assert "--resume" in ended.last_error
-    assert resile.run("run", script, "--resume", "-w", "1", "--json").json["params_sha256"] == undisturbed
+    assert ended.status == 0, ended.err
+    assert ended.json["params_sha256"] == undisturbed
+    (queued,) = [item for item in ended.json["history"] if item["kind"] == "queued"]
+    assert "was killed by SIGKILL" in queued["reason"]
+    assert "nobody is left, so it starts again from the checkpoint of iteration" in queued["reason"]
+    second = [item for item in ended.json["history"] if item["kind"] == "allocation"][1]
+    assert second["iteration"] >= 3
 
 
 def test_a_launcher_that_was_killed_is_resumed(resile: Any, undisturbed: str) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from resile_learner.local.events import Noted, Progressed, RunEvent
-from resile_learner.local.launcher import LocalRun
-from resile_learner.local.result import Result
-from resile_learner.local.settings import RunSettings
+from resile.local.events import Noted, Progressed, RunEvent
+from resile.local.result import Result
+from resile.local.run import LocalRun
+from resile.local.settings import RunSettings
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
 

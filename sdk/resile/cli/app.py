@@ -97,8 +97,8 @@ def run(
     Ctrl-C stops the run and leaves no process behind. What workers print is kept in the run's folder, below
     DIR/runs, where the last 20 runs are. Temporary files of workers (TMPDIR) go when the run ends.
     """
-    from resile_learner.local.plan import parse_plan
-    from resile_learner.local.settings import Resume, RunSettings
+    from ..local.plan import parse_plan
+    from ..local.settings import Resume, RunSettings
 
     try:
         settings = RunSettings(

@@ -1,4 +1,4 @@
-"""What the user sees of a run while it goes on: a live bar on a terminal, a line now and then anywhere else."""
+"""What the user sees of a run: a live bar on a terminal, a line every few seconds anywhere else."""
 
 import os
 import sys
@@ -10,18 +10,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from resile_learner.local.events import (
-    Known,
+from resile_shared.messages.reports import Ready
+
+from ..local.events import (
     Noted,
-    Opened,
     Printed,
     Progressed,
     Rescaled,
     RunEvent,
+    RunOpened,
     Saved,
+    TrainingCalled,
 )
-from resile_learner.messages import Ready
-
 from .pace import Pace, clock
 from .tables import count
 
@@ -38,10 +38,10 @@ class Screen(Protocol):
         """Show a line that a worker printed."""
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """Show how far training is."""
+        """Show how far training has come."""
 
     def close(self) -> None:
-        """Take down what is only there while training goes on."""
+        """Remove what is only shown during training."""
 
 
 class Display:
@@ -74,18 +74,18 @@ class Display:
             self._screen.line(text)
 
     def _printed(self, event: Printed) -> None:
-        if event.leads:
+        if event.is_lowest_rank:
             self._screen.printed(event.line, to_stderr=event.stream == "stderr")
         elif event.stream == "stderr":
             self._screen.printed(f"[worker {event.worker}] {event.line}", to_stderr=True)
 
     def _show(self, event: RunEvent) -> None:
         match event:
-            case Opened(job=job, folder=folder, resumed=resumed):
-                self._screen.line(f"{'resuming' if resumed else 'run'} {job} in {folder}")
-            case Known(ready=ready):
+            case RunOpened(job=job, folder=folder, is_resumed=is_resumed):
+                self._screen.line(f"{'resuming' if is_resumed else 'run'} {job} in {folder}")
+            case TrainingCalled(ready=ready):
                 self._total = ready.iterations_total
-                self._screen.line(_known(ready))
+                self._screen.line(_training_call(ready))
             case Rescaled():
                 self._screen.line(_rescaled(event))
             case Saved(checkpoint=checkpoint):
@@ -111,7 +111,7 @@ class Display:
         self._screen.progress(progress.iteration, self._total, "  ".join(parts))
 
 
-def _known(ready: Ready) -> str:
+def _training_call(ready: Ready) -> str:
     return (
         f"{count(ready.iterations_total, 'iteration')}: {count(ready.epochs, 'epoch')} of {ready.samples} samples, "
         f"batches of {ready.batch_size} in {count(ready.num_shards, 'shard')}"
@@ -122,7 +122,7 @@ def _rescaled(event: Rescaled) -> str:
     before = f"{event.before} -> " if event.before else ""
     pause = f", pause {event.pause_seconds * 1000:.0f} ms" if event.before else ""
     workers = count(event.after, "worker")
-    return f"iteration {event.iteration}: {before}{workers} (generation {event.generation}{pause})"
+    return f"iteration {event.iteration}: {before}{workers} (generation {event.generation}{pause}): {event.reason}"
 
 
 class LiveScreen:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import orjson
 
-from resile_learner.local.launcher import LocalRun
-from resile_learner.local.result import Result
-from resile_learner.local.settings import RunSettings
-
+from ..local.result import Result
+from ..local.run import LocalRun
+from ..local.settings import RunSettings
 from .display import Display, open_display
 from .summary import summary
 
@@ -49,7 +48,7 @@ class _WatchedRun:
     def _stop(self, number: signal.Signals) -> None:
         if self.signal is None:
             self.signal = number
-            self._display.note("stopping; once more stops at once")
+            self._display.note("saving a checkpoint, then stopping; press Ctrl-C again to stop at once")
         self._local.stop()
 
 
@@ -58,7 +57,7 @@ def _explain(result: Result, settings: RunSettings, stopped_by: signal.Signals |
     outcome = result.outcome
     if outcome.details:
         print(outcome.details.rstrip("\n"), file=sys.stderr)
-    if outcome.usage:
+    if outcome.is_usage_error:
         print(f"resile: {outcome.error}", file=sys.stderr)
         return 2
     if outcome.state == "stopped":
@@ -81,4 +80,4 @@ def _advice(result: Result, settings: RunSettings) -> str:
     words = ["resile", "run", str(settings.script), "--resume", result.job]
     if settings.home != Path("~/.resile"):
         words += ["--home", str(settings.home)]
-    return f"`{shlex.join(words)}` goes on from the newest checkpoint"
+    return f"`{shlex.join(words)}` resumes from the newest checkpoint"

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from resile_learner.local.result import Result
-from resile_learner.messages import Completed
+from resile_shared.messages.reports import Completed
 
+from ..local.result import Result
 from .pace import clock
 from .tables import ledger_lines
 

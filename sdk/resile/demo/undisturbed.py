@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from resile_learner.local.result import Result
-
+from ..local.result import Result
 from ..undisturbed import train_alone
 from .story import SCRIPT, Part
 

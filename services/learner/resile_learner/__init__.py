@@ -3,7 +3,6 @@
 agent/        the agent of a host in a pool: starts and stops the workers placed there (never loads torch)
 processes/    worker processes: forked from a warm process, followed to their end (never loads torch)
 devices.py    asks torch what a machine has, in a process of its own
-local/        `resile run`: one job on this machine, no pool (never loads torch)
 worker/       one worker process: its control thread, and the session that the training loop uses
 membership/   how a worker joins, switches generations, recovers and leaves: a pure state machine
 collectives/  the gradient exchange: the fixed tree, frames, links and what moves over them

@@ -199,14 +199,13 @@ class Scheduler:
         ready = job.record.ready
         held = set(job.held.values())
         most = min(job.record.spec.max_workers, len(eligible | held.intersection(usable)))
-        least = job.record.spec.min_workers
         if ready is not None:
-            most, least = min(most, ready.num_shards), min(least, ready.num_shards)
+            most = min(most, ready.num_shards)
         return Demand(
             job=job.id,
             number=job.number,
             priority=job.record.priority,
-            least=least,
+            least=job.least_workers,
             most=most,
             num_shards=ready.num_shards if ready else None,
             holds_slots=bool(held),

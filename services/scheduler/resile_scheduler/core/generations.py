@@ -94,7 +94,7 @@ def _is_due(job: Job) -> bool:
 def _next_cold_start(job: Job, kept: tuple[Placement, ...], joining: tuple[SlotId, ...]) -> Change | None:
     if not job.placements and job.workers:
         return None
-    if len(kept) + len(joining) < job.record.spec.min_workers:
+    if len(kept) + len(joining) < job.least_workers:
         return Change(()) if job.placements else None
     return Change(kept, joining) if joining or len(kept) < len(job.placements) else None
 

@@ -213,6 +213,12 @@ class Job:
         )
 
     @property
+    def least_workers(self) -> int:
+        """Its minimum; it never needs more workers than it has shards."""
+        ready, least = self.record.ready, self.record.spec.min_workers
+        return min(least, ready.num_shards) if ready else least
+
+    @property
     def joiners(self) -> frozenset[int]:
         """Workers of the newest membership that do not train yet, as far as is known."""
         members = {placement.worker for placement in self.active}

@@ -1,23 +1,22 @@
-"""What a local run tells those who watch it."""
+"""What a local run shows to its user."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from ..messages import CheckpointSaved, Completed, Progress, Ready
-from .history import HistoryItem
+from resile_shared.messages.reports import CheckpointSaved, Progress, Ready
 
 
 @dataclass(frozen=True)
-class Opened:
+class RunOpened:
     """The run has a name and a folder; its workers are being started."""
 
     job: str
     folder: str
-    resumed: bool
+    is_resumed: bool
 
 
 @dataclass(frozen=True)
-class Known:
+class TrainingCalled:
     """The script has reached its training call: how much there is to do is known."""
 
     ready: Ready
@@ -25,13 +24,14 @@ class Known:
 
 @dataclass(frozen=True)
 class Rescaled:
-    """A generation took effect; the first one has nothing before it."""
+    """A generation became active; ``before`` is 0 when nothing trained."""
 
     generation: int
     before: int
     after: int
     iteration: int
     pause_seconds: float
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,6 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Training is complete; the scripts may still go on."""
-
-    completed: Completed
-
-
-@dataclass(frozen=True)
 class Noted:
     """Something the user should know that stops nothing."""
 
@@ -64,20 +57,13 @@ class Noted:
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """The history has grown."""
-
-    item: HistoryItem
-
-
-@dataclass(frozen=True)
 class Printed:
-    """A worker printed a line. ``leads``: it is the lowest rank, the one whose output stands for all."""
+    """A worker printed a line. ``is_lowest_rank``: its output stands for all."""
 
     worker: int
     stream: Literal["stdout", "stderr"]
     line: str
-    leads: bool
+    is_lowest_rank: bool
 
 
-RunEvent = Opened | Known | Rescaled | Progressed | Saved | Trained | Noted | Recorded | Printed
+RunEvent = RunOpened | TrainingCalled | Rescaled | Progressed | Saved | Noted | Printed

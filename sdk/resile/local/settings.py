@@ -1,4 +1,4 @@
-"""What a local run is asked to do."""
+"""What a local run is asked to do, checked when it is made."""
 
 import os
 import sys
@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from resile_scheduler.core.plan import PlanPolicy, PlanStep
 from resile_shared.errors import UsageError
 
-from .plan import MAX_WORKERS, Step
+from .plan import MAX_WORKERS
 
 MAX_DEFAULT_WORKERS = 4
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with an earlier run: the newest one of the script, unless ``run`` names one."""
+    """Resume an earlier run: the newest one of the script, unless ``run`` names one."""
 
     run: str | None = None
 
@@ -28,7 +29,7 @@ class RunSettings:
     args: tuple[str, ...] = ()
     workers: int | None = None
     """None: one for each core, at most `MAX_DEFAULT_WORKERS`, and no more than the training call has shards."""
-    plan: tuple[Step, ...] | None = None
+    plan: tuple[PlanStep, ...] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     home: Path = Path("~/.resile")
     storage: str | None = None
@@ -57,14 +58,15 @@ class RunSettings:
             )
 
     @property
-    def steps(self) -> tuple[Step, ...]:
-        """The plan, also where none was given."""
+    def policy(self) -> PlanPolicy:
+        """How many workers the run has at which iteration."""
         cores = len(os.sched_getaffinity(0))
-        return self.plan or (Step(0, self.workers or min(cores, MAX_DEFAULT_WORKERS)),)
+        steps = self.plan or (PlanStep(0, self.workers or min(cores, MAX_DEFAULT_WORKERS)),)
+        return PlanPolicy(steps, fits_shards=self.is_default_size)
 
     @property
     def is_default_size(self) -> bool:
-        """Whether nobody asked for a number of workers."""
+        """Whether the user gave no number of workers."""
         return self.plan is None and self.workers is None
 
 

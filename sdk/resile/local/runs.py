@@ -1,7 +1,8 @@
-"""The home folder and the run folders in it: names, journals, locks, and which old runs may go.
+"""The home folder and the run folders in it: names, journals, locks, and which old runs are deleted.
 
 A run folder is the run's storage. It also holds what its workers printed (`logs/worker-K.log`) and a journal: one JSON
-object a line, only ever appended to, so that a run killed at any moment can be found and resumed.
+object a line, only ever appended to, so that a run that was killed at any moment can be found and resumed. The journal
+holds what a pool keeps in its buckets: the job's record, its history, and the newest generation.
 """
 
 import contextlib
@@ -13,17 +14,17 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
+import pydantic
 
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.home import open_home
-
-from .core import Origin
-from .history import HistoryItem, timestamp
+from resile_shared.messages.jobs import JobRecord
+from resile_shared.messages.message import at, timestamp
 
 KEEP_RUNS = 20
 LOCK_SECONDS = 10.0
@@ -32,15 +33,16 @@ _ID = re.compile(r"[a-z0-9][a-z0-9-]*-[0-9a-f]{6}")
 
 @dataclass(frozen=True)
 class Journal:
-    """What the journal of a run says of its life so far."""
+    """What the journal of a run holds."""
 
     script: str = ""
     args: tuple[str, ...] = ()
     name: str = ""
     storage: str = ""
-    origin: Origin = field(default_factory=Origin)
-    has_checkpoint: bool = False
-    history: tuple[HistoryItem, ...] = ()
+    record: JobRecord | None = None
+    """The newest, with the whole history."""
+    generation: int = 0
+    """The newest that was allocated."""
 
 
 class RunFolder:
@@ -55,7 +57,8 @@ class RunFolder:
         self.logs.mkdir(mode=0o700, exist_ok=True)
         self._unwritten = b""
         self.journal_fault = ""
-        """Why the journal lacks what was noted last, if it does: that is written with what is noted next."""
+        """Why the journal lacks its last entries, if it does: they are written with the next one."""
+        self._num_items = len(self.journal.record.history) if self.journal.record else 0
 
     @property
     def job(self) -> str:
@@ -63,29 +66,26 @@ class RunFolder:
         return self.path.name
 
     def note_start(self, script: Path, args: tuple[str, ...], name: str, storage: str, now: float) -> None:
-        """Journal the beginning of a life of this run. Raises ResileError if that cannot be done."""
-        self._append(kind="run", script=str(script), args=args, name=name, storage=storage, time=timestamp(now))
+        """Journal that the run starts or resumes. Raises ResileError if that cannot be done."""
+        self._append(kind="run", script=str(script), args=args, name=name, storage=storage, time=timestamp(at(now)))
         if self.journal_fault:
             raise ResileError(f"the run's folder {self.path} cannot be written: {self.journal_fault}; choose a --home")
 
-    def note_worker(self, worker: int) -> None:
-        """Journal that the id ``worker`` is used up."""
-        self._append(kind="worker", worker=worker)
+    def note_record(self, record: JobRecord) -> None:
+        """Journal the job's record; of its history what is new."""
+        new, self._num_items = record.history[self._num_items :], len(record.history)
+        self._append(
+            kind="record",
+            record=record.model_dump(mode="json", exclude={"history"}),
+            history=[item.model_dump(mode="json") for item in new],
+        )
 
-    def note_order(self, generation: int) -> None:
-        """Journal that the number ``generation`` is used up."""
-        self._append(kind="order", generation=generation)
-
-    def note_checkpoint(self, iteration: int) -> None:
-        """Journal a complete checkpoint."""
-        self._append(kind="checkpoint", iteration=iteration)
-
-    def note_history(self, item: HistoryItem) -> None:
-        """Journal an item of the history."""
-        self._append(kind="history", item=item.as_json())
+    def note_generation(self, generation: int) -> None:
+        """Journal that the number ``generation`` is used."""
+        self._append(kind="generation", generation=generation)
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         if self._unwritten:
             self._flush()
         os.close(self.lock)
@@ -188,24 +188,28 @@ def _is_launcher_alive(path: Path) -> bool:
 
 
 def read_journal(path: Path) -> Journal:
-    """Read the journal of the run folder ``path``."""
+    """Read the journal of the run folder ``path``. Raises ResileError if it is damaged."""
     journal = Journal()
-    worker, generation, has_checkpoint = 0, 1, False
-    history: list[HistoryItem] = []
+    record: dict[str, Any] | None = None
+    history: list[Any] = []
+    generation = 0
     for entry in _entries(path / "journal"):
         match entry:
             case {"kind": "run", "script": str(script), "args": list(args), "name": str(name), "storage": str(storage)}:
                 journal = Journal(script, tuple(map(str, args)), name, storage)
-            case {"kind": "worker", "worker": int(number)}:
-                worker = max(worker, number + 1)
-            case {"kind": "order", "generation": int(number)}:
-                generation = max(generation, number + 1)
-            case {"kind": "history", "item": dict(item)}:
-                history.append(HistoryItem.from_json(item))
-            case {"kind": "checkpoint"}:
-                has_checkpoint = True
-    origin = Origin(worker, generation, history[-1].number + 1 if history else 1)
-    return replace(journal, origin=origin, has_checkpoint=has_checkpoint, history=tuple(history))
+            case {"kind": "record", "record": dict(newest), "history": list(items)}:
+                record, history = newest, [*history, *items]
+            case {"kind": "generation", "generation": int(number)}:
+                generation = max(generation, number)
+    journal = replace(journal, generation=generation)
+    if record is None:
+        return journal
+    try:
+        stored = JobRecord.model_validate_json(orjson.dumps({**record, "history": history}))
+    except pydantic.ValidationError as error:
+        fault = error.errors()[0]["msg"]
+        raise ResileError(f"{path / 'journal'} is not readable: {fault}; start a new run without --resume") from error
+    return replace(journal, record=stored)
 
 
 def _entries(file: Path) -> Iterator[Any]:
@@ -222,6 +226,6 @@ def _entries(file: Path) -> Iterator[Any]:
 
 
 def _cut_torn_line(file: Path) -> None:
-    """Cut what a writer that was killed left behind the last complete line."""
+    """Cut off a last line that is incomplete because its writer was killed."""
     with contextlib.suppress(FileNotFoundError), file.open("rb+") as journal:
         journal.truncate(journal.read().rfind(b"\n") + 1)

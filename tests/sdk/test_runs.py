@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from resile_learner.local import runs
-from resile_learner.local.core import Origin
-from resile_learner.local.history import HistoryItem
-from resile_learner.local.runs import Home, Journal, RunFolder, read_journal
+from resile.local import runs
+from resile.local.runs import Home, Journal, RunFolder, read_journal
 from resile_learner.processes.worker_log import MAX_LOG_BYTES, worker_log
 from resile_shared.errors import ResileError, UsageError
+from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
+from resile_shared.messages.message import at
 
 SCRIPT = Path("/somewhere/train.py")
 
@@ -37,38 +37,43 @@ def test_a_run_has_a_short_readable_id(name: str, prefix: str, home: Home) -> No
     assert len(job) == len(prefix) + 6
 
 
-def test_a_resumed_run_knows_its_life_so_far(home: Home) -> None:
-    folder = began(home.create("train"))
-    for worker in range(3):
-        folder.note_worker(worker)
-    folder.note_order(1)
-    folder.note_order(2)
-    item = HistoryItem(1, 12.5, "allocation", 1, 3, ("local/0",), 0, "start")
-    folder.note_history(item)
-    folder.note_checkpoint(10)
-    folder.close()
-    journal = home.resume(SCRIPT, None).journal
-    assert journal == Journal(
-        str(SCRIPT),
-        ("--lr", "0.1"),
-        "train",
-        "file:///storage",
-        Origin(worker=3, generation=3, history=2),
-        True,
-        (item,),
+def record(job: str, *, num_items: int, next_worker: int = 0) -> JobRecord:
+    items = [HistoryItem(number=n, time=at(n), kind="queued", generation=0, workers=0, iteration=0) for n in (1, 2, 3)]
+    return JobRecord(
+        job=job,
+        spec=JobSpec(name="train", package="/somewhere", script="/somewhere/train.py"),
+        state=JobState.QUEUED,
+        priority=5000,
+        submitted=at(0),
+        next_worker=next_worker,
+        history=tuple(items[:num_items]),
     )
 
 
-def test_a_line_that_was_cut_short_is_forgotten(home: Home) -> None:
+def test_a_resumed_run_has_the_record_the_whole_history_and_the_newest_generation(home: Home) -> None:
     folder = began(home.create("train"))
-    folder.note_worker(0)
+    for num_items in (1, 3):
+        folder.note_record(record(folder.job, num_items=num_items, next_worker=num_items))
+    folder.note_generation(1)
+    folder.note_generation(2)
+    folder.close()
+    resumed = home.resume(SCRIPT, None)
+    newest = record(folder.job, num_items=3, next_worker=3)
+    assert resumed.journal == Journal(str(SCRIPT), ("--lr", "0.1"), "train", "file:///storage", newest, 2)
+    resumed.note_record(newest)
+    assert read_journal(folder.path).record == newest, "no item of the history is journaled twice"
+
+
+def test_a_line_that_was_cut_short_is_ignored(home: Home) -> None:
+    folder = began(home.create("train"))
+    folder.note_generation(1)
     folder.close()
     with (folder.path / "journal").open("ab") as journal:
-        journal.write(b'{"kind":"worker","wor')
-    assert read_journal(folder.path).origin.worker == 1
+        journal.write(b'{"kind":"generation","gen')
+    assert read_journal(folder.path).generation == 1
     resumed = home.resume(SCRIPT, None)
-    resumed.note_worker(1)
-    assert read_journal(folder.path).origin.worker == 2
+    resumed.note_generation(2)
+    assert read_journal(folder.path).generation == 2
 
 
 def test_what_a_full_disk_keeps_out_of_the_journal_is_written_once_there_is_room(home: Home) -> None:
@@ -78,16 +83,16 @@ def test_what_a_full_disk_keeps_out_of_the_journal_is_written_once_there_is_room
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, limits[1]))
     try:
-        for worker in range(3):
-            folder.note_worker(worker)
+        folder.note_generation(1)
+        folder.note_record(record(folder.job, num_items=2))
         assert folder.journal_fault
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert read_journal(folder.path).origin.worker == 1, "no line is torn"
-    folder.note_order(4)
+    assert read_journal(folder.path).record is None, "no line is torn"
+    assert read_journal(folder.path).generation == 1
+    folder.note_generation(4)
     assert not folder.journal_fault
-    origin = read_journal(folder.path).origin
-    assert (origin.worker, origin.generation) == (3, 5)
+    assert read_journal(folder.path).record == record(folder.job, num_items=2)
 
 
 def test_a_damaged_journal_is_told(home: Home) -> None:

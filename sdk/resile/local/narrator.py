@@ -1,0 +1,71 @@
+"""What the user is shown of a run, made from what the pool stores and what workers report."""
+
+from collections.abc import Iterator, Sequence
+
+from resile_scheduler.core.plan import PlanStep
+from resile_shared.messages.jobs import HistoryItem, JobRecord
+from resile_shared.messages.reports import CheckpointSaved, Failed, Progress, Ready, Report, Switched
+
+from .events import Noted, Progressed, Rescaled, RunEvent, Saved, TrainingCalled
+
+
+class Narrator:
+    """Follows one run. What happened before ``num_known`` items of its history is not shown again."""
+
+    def __init__(self, steps: Sequence[PlanStep], *, num_known: int = 0) -> None:
+        self.progress: Progress | None = None
+        """The newest."""
+        self.lowest_rank: int | None = None
+        """The worker whose output stands for all; None while nothing trains."""
+        self._steps = steps
+        self._num_known = num_known
+        self._ready: Ready | None = None
+        self._num_workers = 0
+        self._pause_seconds: dict[int, float] = {}
+        self._failures: list[Failed] = []
+
+    def on_report(self, report: Report) -> Iterator[RunEvent]:
+        """Show what a worker reported."""
+        match report.content:
+            case Progress() as progress:
+                self.progress = progress
+                yield Progressed(progress, self._num_workers)
+            case CheckpointSaved() as checkpoint:
+                yield Saved(checkpoint)
+            case Switched(workers=workers, pause_seconds=seconds):
+                self.lowest_rank = workers[0]
+                self._pause_seconds[report.generation] = seconds
+            case Failed() as failed:
+                self._failures.append(failed)
+            case _:
+                pass
+
+    def on_record(self, record: JobRecord) -> Iterator[RunEvent]:
+        """Show what is new in a stored record."""
+        if record.ready and record.ready != self._ready:
+            self._ready = record.ready
+            yield TrainingCalled(record.ready)
+            for step in self._steps:
+                if step.iteration > record.ready.iterations_total:
+                    end = f"training ends at iteration {record.ready.iterations_total}"
+                    yield Noted(f"step {step} of the plan has no effect: {end}")
+        for item in record.history[self._num_known :]:
+            yield from self._on_history(item)
+        self._num_known = len(record.history)
+
+    def traceback_of(self, reason: str) -> str:
+        """Return the traceback of the failure that ``reason`` tells of, if a worker reported one."""
+        return next((f.details for f in reversed(self._failures) if f.message and f.message in reason), "")
+
+    def _on_history(self, item: HistoryItem) -> Iterator[RunEvent]:
+        if item.kind == "allocation":
+            seconds = self._pause_seconds.get(item.generation, 0.0)
+            before, self._num_workers = self._num_workers, item.workers
+            yield Rescaled(item.generation, before, item.workers, item.iteration, seconds, item.reason)
+        elif item.kind == "queued" and self._num_workers:
+            self._num_workers = 0
+            yield Noted(item.reason)
+        elif item.kind == "warning":
+            yield Noted(item.reason)
+        if item.kind in ("allocation", "queued") and (details := self.traceback_of(item.reason)):
+            yield Noted(details.rstrip())

@@ -1,0 +1,83 @@
+"""How a local run ended and what came of it."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from resile_shared.messages.jobs import HistoryItem, JobRecord
+from resile_shared.messages.reports import Completed, Progress
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. ``is_usage_error``: what was asked for was impossible, and nothing broke."""
+
+    state: Literal["completed", "failed", "stopped"]
+    error: str = ""
+    details: str = ""
+    """The traceback, where there is one."""
+    is_usage_error: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """All there is to know about a run that has ended."""
+
+    record: JobRecord
+    name: str
+    outcome: Outcome
+    min_workers: int
+    max_workers: int
+    seconds: float
+    progress: Progress | None
+    model: str | None
+    """Path or URL of the trained model."""
+    logs: str
+
+    @property
+    def job(self) -> str:
+        """The run's id."""
+        return self.record.job
+
+    @property
+    def completed(self) -> Completed | None:
+        """What training ended with."""
+        return self.record.completed
+
+    @property
+    def history(self) -> tuple[HistoryItem, ...]:
+        """Every change of the run, also before it was resumed."""
+        return self.record.history
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether there is a complete checkpoint."""
+        return self.record.checkpoint is not None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `resile job --json` prints of a job, with the ledger inside."""
+        record, completed = self.record, self.completed
+        ready, last = record.ready, completed or self.progress
+        sizes = [item.workers for item in record.history if item.kind == "allocation"]
+        return {
+            "id": record.job,
+            "name": self.name,
+            "state": self.outcome.state,
+            "error": self.outcome.error or None,
+            "priority": record.priority,
+            "min_workers": self.min_workers,
+            "max_workers": self.max_workers,
+            "workers": sizes[-1] if sizes else 0,
+            "generation": record.generation,
+            "iteration": last.iteration if last else 0,
+            "iterations_total": ready.iterations_total if ready else None,
+            "epoch": last.epoch if last else 0,
+            "samples_seen": last.samples_seen if last else 0,
+            "loss": last.loss if last else None,
+            "params_sha256": completed.params_sha256 if completed else None,
+            "history": [item.model_dump(mode="json") for item in record.history],
+            "ledger": {"epochs": [count.model_dump() for count in completed.ledger] if completed else []},
+            "metrics": last.metrics if last else {},
+            "validation": last.validation if last else {},
+            "model": self.model,
+            "bits": completed.bits if completed else ready.bits if ready else None,
+        }

@@ -1,0 +1,392 @@
+"""The asyncio shell of a local run: the worker processes, the journal, and the clock around an `InMemoryPool`."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from resile_learner.agent import events as agent
+from resile_learner.messages import FromWorker, WorkerConfig
+from resile_learner.processes.client import ForkServerClient, ForkServerSettings
+from resile_learner.processes.runner import WorkerRunner
+from resile_learner.processes.worker_process import Stream
+from resile_scheduler.core import events as scheduler
+from resile_scheduler.core.core import Scheduler
+from resile_scheduler.core.plan import PlanPolicy, PlanStep
+from resile_shared.errors import UsageError
+from resile_shared.messages.allocations import Allocation
+from resile_shared.messages.commands import JobPause, JobResume, JobStop, Refused
+from resile_shared.messages.hosts import HostHello, Slot, WorkerExit
+from resile_shared.messages.jobs import MAX_WORKERS, FailureCounts, JobRecord, JobSpec, JobState
+from resile_shared.messages.pool import PoolSettings
+from resile_shared.messages.reports import Report
+
+from .events import Noted, Printed, RunEvent, RunOpened
+from .in_memory import Command, Event, HostCommand, HostEvent, HostFailed, InMemoryPool, StartTimer
+from .narrator import Narrator
+from .result import Outcome, Result
+from .runs import Home, RunFolder
+from .settings import RunSettings
+
+HOST = "local"
+PROBE = "probe"
+SUBMIT, PAUSE, STOP = "submit", "pause", "stop"
+PAUSE_SECONDS = 5.0
+"""How long a stop waits for the checkpoint of the pause before it."""
+SLOTS_PER_WORKER = 2
+"""So that a new worker need not wait for the process of an old one to end."""
+OnEvent = Callable[[RunEvent], None]
+
+
+class LocalRun:
+    """One run. `run` it once; from its first event on, `resize` and `stop` may be called in the same event loop."""
+
+    def __init__(self, settings: RunSettings, *, fork_server: ForkServerSettings | None = None) -> None:
+        self._settings = settings
+        self._policy = settings.policy
+        self._detection = PoolSettings(detection_seconds=settings.detection_seconds)
+        self._fork_server_settings = fork_server or ForkServerSettings()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._record: JobRecord | None = None
+        self._is_stopping = False
+        self._incarnation = 0
+        self._num_slots = 0
+        self._journal_fault = ""
+        self._folder: RunFolder
+        self._narrator: Narrator
+        self._on_event: OnEvent
+        self._fork_server: ForkServerClient
+        self._runner: WorkerRunner
+
+    async def run(self, on_event: OnEvent = lambda event: None) -> Result:
+        """Train to the end, calling ``on_event`` with all that happens; return how it ended.
+
+        Whatever happens, no process of the run is left when this returns or raises. Raises ResileError when the run
+        could not even be opened; how it fails later is in the result.
+        """
+        started = time.monotonic()
+        self._on_event = on_event
+        home = Home(self._settings.home)
+        with ExitStack() as stack:
+            self._folder = self._open(home)
+            stack.callback(self._folder.close)
+            if self._settings.storage:
+                await asyncio.to_thread(_try_storage, self._storage)
+            pruning = asyncio.create_task(asyncio.to_thread(home.prune))
+            try:
+                await self._train()
+            finally:
+                await asyncio.shield(pruning)
+            return await self._result(time.monotonic() - started)
+
+    def resize(self, workers: int) -> None:
+        """Ask for another number of workers, as soon as possible. Raises UsageError if it can never be."""
+        if workers < 1:
+            raise UsageError(f"a run needs at least 1 worker, not {workers}")
+        policy = PlanPolicy((PlanStep(0, workers),), reason=f"resize to {workers}")
+        ready = self._record.ready if self._record else None
+        if ready and (error := policy.error(num_shards=ready.num_shards, batch_size=ready.batch_size)):
+            raise UsageError(error)
+        self._policy = policy
+        if SLOTS_PER_WORKER * workers > self._num_slots:
+            self._post(self._hello())
+        self._post(scheduler.PolicyChanged(policy, policy.reason))
+
+    def stop(self) -> None:
+        """End the run once a checkpoint is saved, or at once if that takes long or this is called again."""
+        if self._is_stopping:
+            self._stop_now()
+            return
+        self._is_stopping = True
+        self._post(scheduler.JobChangeRequested(PAUSE, JobPause(job_id=self._folder.job)))
+        asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._stop_now)
+
+    def _stop_now(self) -> None:
+        self._post(scheduler.JobChangeRequested(STOP, JobStop(job_id=self._folder.job)))
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of the living workers, by worker id."""
+        return {worker: pid for (_, worker), pid in self._runner.pids.items()}
+
+    def _open(self, home: Home) -> RunFolder:
+        settings = self._settings
+        script = settings.script.absolute()
+        if settings.resume:
+            folder = home.resume(script, settings.resume.run)
+        else:
+            folder = home.create(settings.name or script.stem)
+        self._args = settings.args or folder.journal.args
+        self._name = settings.name or folder.journal.name or script.stem
+        self._storage = folder.journal.storage or folder.path.as_uri()
+        if settings.storage:
+            self._storage = f"{settings.storage.rstrip('/')}/{folder.job}"
+        folder.note_start(script, self._args, self._name, self._storage, time.time())
+        before = folder.journal.record
+        self._narrator = Narrator(self._policy.steps, num_known=len(before.history) if before else 0)
+        return folder
+
+    # the pool
+
+    def _first_events(self) -> Iterable[Event]:
+        """Submit the job; or restore it as it was stored, paused, and resume it."""
+        sizes = [step.workers for step in self._policy.steps]
+        spec = JobSpec(
+            name=self._name[:200],
+            package=str(Path.cwd()),
+            script=str(self._settings.script.absolute()),
+            args=self._args,
+            min_workers=1 if self._policy.fits_shards else min(sizes),
+            max_workers=MAX_WORKERS if self._policy.fits_shards else max(sizes),
+        )
+        job, stored = self._folder.job, self._folder.journal.record
+        if stored is None:
+            return [self._hello(), scheduler.JobSubmitted(SUBMIT, spec, job=job)]
+        fresh = {"spec": spec, "state": JobState.PAUSED, "handled": (), "completed": None, "ready": None}
+        record = stored.model_copy(update={**fresh, "failures": FailureCounts()})
+        generation = max(1, self._folder.journal.generation)
+        newest = Allocation(job=job, epoch=1, generation=generation, placements=(), secret="")
+        resume = scheduler.JobChangeRequested(SUBMIT, JobResume(job_id=job))
+        return [scheduler.StateRestored((record,), (newest,)), self._hello(), resume]
+
+    def _hello(self) -> HostHello:
+        self._num_slots = max(self._num_slots, SLOTS_PER_WORKER * max(step.workers for step in self._policy.steps))
+        slots = tuple(Slot(index=index) for index in range(self._num_slots))
+        return HostHello(host=HOST, incarnation=self._incarnation, address="127.0.0.1", slots=slots, device_class=HOST)
+
+    async def _train(self) -> None:
+        """Serve the pool until the job has ended."""
+        core = Scheduler(
+            secret=secrets.token_hex(32),
+            policy=self._policy,
+            detection_seconds=self._settings.detection_seconds,
+        )
+        await self._start_host()
+        for event in self._first_events():
+            self._post(event)
+        work = (self._decide(InMemoryPool(core)), self._tick(), self._keep_host())
+        tasks = [asyncio.create_task(part) for part in work]
+        try:
+            self._on_event(RunOpened(self._folder.job, str(self._folder.path), self._settings.resume is not None))
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await _uncancelled(self._close(tasks))
+
+    async def _close(self, tasks: Iterable["asyncio.Task[None]"]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await self._close_host()
+
+    # the host
+
+    async def _start_host(self) -> None:
+        """Start a fork server, and be the next incarnation of the only host of the pool."""
+        settings = replace(
+            self._fork_server_settings,
+            storage=_local_folder(self._storage),
+            inherit=(*self._fork_server_settings.inherit, self._folder.lock),
+        )
+        log = self._folder.logs / "fork-server.log"
+        self._fork_server = await ForkServerClient.start(log=log, settings=settings)
+        self._runner = WorkerRunner(self._fork_server, self)
+        self._incarnation += 1
+
+    async def _close_host(self) -> None:
+        await self._fork_server.close()
+        await self._runner.wait_closed()
+
+    async def _keep_host(self) -> None:
+        """Start the host again whenever its fork server ends. Raises ResileError if one cannot load."""
+        while True:
+            await self._fork_server.loaded()
+            ended = asyncio.ensure_future(self._fork_server.ended())
+            try:
+                await asyncio.wait({ended, self._runner.fault}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ended.cancel()
+            if self._runner.fault.done():
+                self._runner.fault.result()
+            self._post(HostFailed(HOST, "the process that starts workers was killed"))
+            await self._close_host()
+            await self._start_host()
+            self._post(self._hello())
+
+    async def _decide(self, pool: InMemoryPool) -> None:
+        """Handle events until the job has ended."""
+        while not (self._record and self._record.state.is_final):
+            event = await self._events.get()
+            for command in pool.handle(event, now=time.time()):
+                self._carry_out(command)
+            self._show_journal_fault()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._detection.beat_seconds)
+            self._post(HostEvent(HOST, agent.Tick(is_bus_up=True)))
+            self._post(scheduler.Tick())
+
+    def _post(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    # commands
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case scheduler.StoreJob(record):
+                self._store(record)
+            case scheduler.WriteAllocation(allocation):
+                self._folder.note_generation(allocation.generation)
+            case Report():
+                self._show(self._narrator.on_report(command))
+            case HostCommand(_, what):
+                self._command_worker(what)
+            case StartTimer(seconds, event):
+                asyncio.get_running_loop().call_later(seconds, self._post, event)
+            case scheduler.Reply(request, Refused()) if request == PAUSE:
+                self._stop_now()  # training is complete: there is nothing to save
+            case scheduler.Reply():
+                pass
+
+    def _store(self, record: JobRecord) -> None:
+        self._record = record
+        self._folder.note_record(record)
+        self._show(self._narrator.on_record(record))
+        if self._is_stopping and record.state is JobState.PAUSED:
+            self._stop_now()
+
+    def _command_worker(self, command: agent.StartWorker | agent.SendToWorker | agent.KillWorker) -> None:
+        match command:
+            case agent.StartWorker(job, worker):
+                self._runner.start(job, worker, self._prepare(command), log_folder=self._folder.logs)
+            case agent.SendToWorker(job, worker, message):
+                self._runner.send(job, worker, message)
+            case agent.KillWorker(job, worker):
+                self._runner.kill(job, worker)
+
+    async def _prepare(self, start: agent.StartWorker) -> WorkerConfig:
+        return WorkerConfig(
+            job=start.job,
+            worker=start.worker,
+            script=str(self._settings.script.absolute()),
+            args=self._args,
+            env=dict(self._settings.env),
+            directory=str(Path.cwd()),
+            storage=self._storage,
+            resume=start.resume,
+            detection_seconds=self._settings.detection_seconds,
+        )
+
+    # workers: see WorkerObserver
+
+    def on_message(self, job: str, message: FromWorker) -> None:
+        """Hand a worker's message to its agent."""
+        self._post(HostEvent(HOST, agent.MessageReceived(job, message)))
+
+    def on_line(self, job: str, worker: int, stream: Stream, line: str) -> None:
+        """Show a line; what workers complain of while they are killed is for the log alone."""
+        if not (self._is_stopping and stream == "stderr"):
+            self._on_event(Printed(worker, stream, line, is_lowest_rank=worker == self._leader))
+
+    def on_log_error(self, job: str, worker: int, error: OSError) -> None:
+        """Note that a worker's log cannot be written."""
+        self._on_event(Noted(f"the output of worker {worker} is not kept any more: {error.strerror}"))
+
+    async def on_exit(self, job: str, worker: int, exit_: WorkerExit) -> None:
+        """Tell the agent how a worker ended."""
+        self._post(HostEvent(HOST, agent.WorkerExited(job, worker, exit_)))
+
+    @property
+    def _leader(self) -> int:
+        """The worker whose output stands for all: the lowest rank, or before there are ranks the first one."""
+        return self._narrator.lowest_rank if self._narrator.lowest_rank is not None else min(self.pids, default=0)
+
+    # what the user sees
+
+    def _show(self, events: Iterable[RunEvent]) -> None:
+        for event in events:
+            self._on_event(event)
+
+    def _show_journal_fault(self) -> None:
+        """Note once that the run's folder cannot be written: the run goes on."""
+        fault, before = self._folder.journal_fault, self._journal_fault
+        self._journal_fault = fault
+        if fault and not before:
+            advice = "free some space, or a run that resumes will not know what happens now"
+            self._on_event(Noted(f"{self._folder.path} cannot be written: {fault}; {advice}"))
+
+    # the result
+
+    async def _result(self, seconds: float) -> Result:
+        record = self._record
+        assert record is not None
+        sizes = [step.workers for step in self._settings.policy.steps]
+        model = record.completed.model if record.completed else None
+        return Result(
+            record=record,
+            name=self._name,
+            outcome=self._outcome(record),
+            min_workers=min(sizes),
+            max_workers=max(sizes),
+            seconds=seconds,
+            progress=self._narrator.progress,
+            model=await self._fetch_model(model) if model else None,
+            logs=str(self._folder.logs),
+        )
+
+    def _outcome(self, record: JobRecord) -> Outcome:
+        match record.state:
+            case JobState.COMPLETED:
+                return Outcome("completed")
+            case JobState.STOPPED:
+                return Outcome("stopped")
+            case _:
+                ready, error = record.ready, record.history[-1].reason
+                usage = self._policy.error(num_shards=ready.num_shards, batch_size=ready.batch_size) if ready else ""
+                return Outcome("failed", error, self._narrator.traceback_of(error), is_usage_error=error == usage)
+
+    async def _fetch_model(self, key: str) -> str:
+        output = self._settings.output
+        if output is not None:
+            from resile_shared.storage import ObjectStorage  # only now: it loads the clients of all clouds
+
+            await asyncio.to_thread(ObjectStorage(self._storage).download, key, output.absolute())
+            return str(output)
+        folder = _local_folder(self._storage)
+        return str(folder / key) if folder else f"{self._storage.rstrip('/')}/{key}"
+
+
+async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
+    """Await ``work`` to its end, also when this task is cancelled meanwhile: processes would be left behind."""
+    ending = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    ending.result()
+    if cancelled is not None:
+        raise cancelled
+
+
+def _try_storage(url: str) -> None:
+    """Find out now, and not at the first checkpoint, what is wrong with storage that the user named."""
+    from resile_shared.storage import ObjectStorage
+
+    storage = ObjectStorage(url)
+    storage.put(PROBE, [b"resile"])
+    storage.delete([PROBE])
+
+
+def _local_folder(storage: str) -> Path | None:
+    """Return the path behind a file:// URL, None for any other."""
+    parts = urlsplit(storage)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None

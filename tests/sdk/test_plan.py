@@ -1,0 +1,34 @@
+"""A plan as text: what is wrong with it is said in one line."""
+
+import pytest
+
+from resile.local.plan import PlanError, parse_plan
+from resile_scheduler.core.plan import PlanStep
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "it is empty"),
+        ("50:4", "it starts at iteration 50, not at 0"),
+        ("0:1,50:4,50:2", "iteration 50 does not come after 50"),
+        ("0:1,50:4,20:2", "iteration 20 does not come after 50"),
+        ("0:0", "'0:0' leaves no worker"),
+        ("0:-1", "'0:-1' is not a pair of whole numbers"),
+        ("0:1,,50:2", "'' is not a pair of whole numbers"),
+        ("0:1,50", "'50' is not a pair"),
+        ("0:1:2", "'0:1:2' is not a pair"),
+        ("a:b", "'a:b' is not a pair"),
+        ("0:1.5", "'0:1.5' is not a pair"),
+        ("0:4000", "more than 1024 workers"),
+    ],
+)
+def test_a_malformed_plan_is_explained(text: str, fault: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        parse_plan(text)
+    assert fault in str(caught.value)
+    assert "such as 0:1,50:4,120:3" in str(caught.value)
+
+
+def test_a_plan_may_have_spaces() -> None:
+    assert parse_plan(" 0:1, 50 : 4 ") == (PlanStep(0, 1), PlanStep(50, 4))
