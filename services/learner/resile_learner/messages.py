@@ -49,6 +49,14 @@ class Order(Message):
         """Worker ids in rank order."""
         return tuple(member.worker for member in self.members)
 
+    @property
+    def hosts(self) -> dict[str, tuple[int, ...]]:
+        """Worker ids by the address of their host, both in rank order: those of one host could share memory."""
+        hosts: dict[str, tuple[int, ...]] = {}
+        for member in self.members:
+            hosts[member.host] = (*hosts.get(member.host, ()), member.worker)
+        return hosts
+
 
 class Stop(Message):
     """Ends the run: the worker exits at once."""
