@@ -1,4 +1,4 @@
-"""How fast gradients are exchanged and state is handed over, against gloo and against a bare socket.
+"""How fast gradients are exchanged and state is transferred, against gloo and against a bare socket.
 
 Everything is measured in one run, in the same processes, the two sides taking turns, so that only the ratios matter:
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", help="numbers of processes (2 4 8)")
     parser.add_argument("--sizes", type=float, nargs="+", help="megabytes to reduce (0.01 1 16 100)")
     parser.add_argument("--bucket", type=float, default=4.0, help="megabytes in a bucket (4)")
-    parser.add_argument("--state", type=int, help="megabytes of state to hand over (1200; 0: none)")
+    parser.add_argument("--state", type=int, help="megabytes of state to transfer (1200; 0: none)")
     arguments = parser.parse_args()
     length = arguments.length
     settings = Settings(

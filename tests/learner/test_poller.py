@@ -15,7 +15,7 @@ class StoppedError(Exception):
     pass
 
 
-def test_a_member_that_is_interrupted_tells_the_others(connect_group) -> None:
+def test_a_member_that_is_interrupted_aborts_the_round_of_the_others(connect_group) -> None:
     group = connect_group(3)
     work = make_work(3, [100_000])
     group.nodes[0].poller.interrupt(StoppedError())

@@ -1,4 +1,4 @@
-"""How one layout of buckets over members is cut: who folds which elements, in blocks of which size.
+"""How buckets are cut over the members of a round: which rank folds which elements, in blocks of which size.
 
 A bucket is cut into one segment for each rank, and a segment into blocks. Every member sends its pieces of a block to
 the rank that folds it, and that rank sends the sum to everyone (reduce-scatter and all-gather). A bucket so small that

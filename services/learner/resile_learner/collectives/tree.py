@@ -73,7 +73,7 @@ def folds(num_leaves: int, slots: tuple[Interval, ...]) -> tuple[Fold, ...]:
 
 
 def merges_after(num_leaves: int, leaf: int, piece: Interval) -> int:
-    """How many folds become possible inside ``piece`` once ``leaf`` is there: what of the local stack collapses."""
+    """How many folds inside ``piece`` become possible once ``leaf`` is complete, when leaves complete left to right."""
 
     def count(node: Interval) -> int:
         if node.hi - node.lo == 1:
