@@ -47,7 +47,7 @@ async def pool_up(home: Path, options: PoolOptions) -> AsyncIterator[Client]:
     """A pool whose processes are children of this one, while the block runs."""
     pool = PoolHome(home)
     ready = asyncio.Event()
-    supervisor = Supervisor(pool, options, tell=lambda line: print(line, file=sys.stderr))
+    supervisor = Supervisor(pool, options, log=lambda line: print(line, file=sys.stderr))
     running = asyncio.create_task(supervisor.run(lambda url: ready.set()))
     waiting = asyncio.create_task(ready.wait())
     try:

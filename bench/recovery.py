@@ -35,8 +35,8 @@ from report import Target, argument_parser, conclude, print_table
 from stamps import Stamps
 from strikes import NotRecovered, Recovery, Struck, strike
 
-from resile.chaos.attacks import Target as Attacked
-from resile.chaos.attacks import What
+from resile.chaos.attacks import Target as AttackTarget
+from resile.chaos.attacks import TargetKind
 from resile.chaos.processes import PoolProcesses
 from resile.local.run import LocalRun
 from resile.local.settings import RunSettings
@@ -63,7 +63,7 @@ class JobOnPool:
         """Return a worker, or an agent and all below it."""
         if self._hits_hosts:
             host = chance.choice(sorted(self._processes.hosts()))
-            return self._processes.victims(Attacked(What.HOST, host))
+            return self._processes.victims(AttackTarget(TargetKind.HOST, host))
         return [chance.choice(self._processes.workers()).pid]
 
     async def mend(self) -> None:
@@ -72,8 +72,8 @@ class JobOnPool:
 
 @asynccontextmanager
 async def job_on_pool(folder: Path, *, hits_hosts: bool = False) -> AsyncIterator[Struck]:
-    """A pool with one job, while the block runs. Agents that die are started again at once, however often."""
-    supervisor.LONGEST_PAUSE_SECONDS = supervisor.FIRST_PAUSE_SECONDS
+    """A pool with one job, while the block runs. Agents that die are restarted at once, however often."""
+    supervisor.MAX_BACKOFF_SECONDS = supervisor.MIN_BACKOFF_SECONDS
     stamps = Stamps(folder / "stamps")
     options = PoolOptions(hosts=NUM_HOSTS, slots=NUM_WORKERS // NUM_HOSTS)
     async with pool_up(folder / "home", options) as client:

@@ -3,7 +3,7 @@
     async with Client(find_server()) as client:
         job = await client.submit(spec)
 
-Every call raises Unreachable when the pool does not answer, and Refused when it says no.
+Every call raises Unreachable when the pool does not answer, and Refused when it rejects the request.
 """
 
 import asyncio
@@ -39,14 +39,14 @@ V = TypeVar("V", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Server:
-    """Where a pool's API is, and what lets the caller in."""
+    """URL and token of a pool's API."""
 
     url: str
     token: str
     advice: str = "check that it is up, and its address"
-    """What to do when it does not answer."""
+    """Advice for the user when it does not answer."""
     is_supervised: bool = False
-    """Whether it runs on this machine, so that what does not answer now is being started again."""
+    """Whether `resile up` on this machine restarts it when it exits."""
 
 
 class Unreachable(ResileError):
@@ -57,7 +57,7 @@ class Unreachable(ResileError):
 
 
 class Refused(ResileError):
-    """The pool said no. ``code`` is that of `api.Problem`, empty where something else answered."""
+    """The pool rejected the request. ``code`` is that of `api.Problem`, empty if something else answered."""
 
     def __init__(self, detail: str, *, status: int, code: str = "") -> None:
         super().__init__(detail)
@@ -79,12 +79,12 @@ def find_server(url: str | None = None, *, home: Path | None = None) -> Server:
             raise ResileError(f"no pool is running in {home}: start one with `{start}`")
         if Path(f"/proc/{pool.pid}").exists():
             return Server(pool.url, pool.token, f"its logs are in {home / 'logs'}", is_supervised=True)
-        return Server(pool.url, pool.token, f"it was killed, start it again with `{start}`")
+        return Server(pool.url, pool.token, f"it was killed: restart it with `{start}`")
     token = os.environ.get("RESILE_TOKEN") or (pool.token if pool and pool.url == url.rstrip("/") else "")
     if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--server {url!r} is not a URL: it starts with http:// or https://")
+        raise UsageError(f"--server {url!r} is not a URL: it must start with http:// or https://")
     if not token:
-        raise UsageError(f"the pool at {url} wants a token: put it into RESILE_TOKEN")
+        raise UsageError(f"the pool at {url} requires a token: set RESILE_TOKEN")
     return Server(url.rstrip("/"), token)
 
 
@@ -112,7 +112,7 @@ class Client:
         return await self._get(api.JobView, f"jobs/{job}")
 
     async def spec(self, job: str) -> JobSpec:
-        """Return what was submitted: `submit` takes it again."""
+        """Return the submitted spec, which `submit` accepts again."""
         return self._read(JobSpec, await self._request("GET", f"jobs/{job}/spec"))
 
     async def find(self, name: str) -> str:
@@ -122,13 +122,13 @@ class Client:
             return name
         found = [job.id for job in jobs if job.name == name]
         if len(found) > 1:
-            raise UsageError(f"{len(found)} jobs are named {name}: give one of their ids, {', '.join(found)}")
+            raise UsageError(f"{len(found)} jobs are named {name}: use one of their ids, {', '.join(found)}")
         if not found:
             raise UsageError(f"there is no job {name}: `resile jobs` lists them")
         return found[0]
 
     async def upload(self, content: bytes) -> str:
-        """Store packed code (`resile.package.pack`); return what `JobSpec.package` calls it."""
+        """Upload packed code (`resile.package.pack`); return its key for `JobSpec.package`."""
         answer = await self._request("POST", "packages", data=content, headers={"Content-Type": "application/gzip"})
         return self._read(api.PackageView, answer).package
 
@@ -137,19 +137,19 @@ class Client:
         return self._read(api.Submission, await self._post("jobs", spec.model_dump(mode="json"))).id
 
     async def set_priority(self, job: str, priority: int) -> None:
-        """Give a job a larger or smaller share."""
+        """Change the priority of a job."""
         await self._post(f"jobs/{job}/priority", {"priority": priority})
 
     async def stop(self, job: str, *, reason: str = "") -> None:
-        """End a job for good."""
+        """Stop a job for good."""
         await self._post(f"jobs/{job}/stop", {"reason": reason})
 
     async def pause(self, job: str) -> None:
-        """Have a job save a checkpoint, give up its slots, and wait."""
+        """Pause a job: it saves a checkpoint and releases its slots."""
         await self._post(f"jobs/{job}/pause", {})
 
     async def resume(self, job: str) -> None:
-        """Have a paused job go on."""
+        """Resume a paused job."""
         await self._post(f"jobs/{job}/resume", {})
 
     async def ledger(self, job: str) -> api.LedgerView:
@@ -161,7 +161,7 @@ class Client:
         await self._download(f"jobs/{job}/model", file)
 
     async def save_output(self, job: str, file: Path) -> None:
-        """Write what the job's workers put into their output folder to ``file``, a tar."""
+        """Write the files of the workers' output folder to ``file``, a tar."""
         await self._download(f"jobs/{job}/output", file)
 
     async def logs(self, job: str, *, tail: int) -> tuple[api.LogEntry, ...]:
@@ -169,7 +169,7 @@ class Client:
         return (await self._get(api.LogList, f"jobs/{job}/logs", tail=tail)).lines
 
     def follow_logs(self, job: str, *, tail: int) -> AsyncIterator[api.LogEntry]:
-        """Return the newest ``tail`` lines and all that come."""
+        """Yield the newest ``tail`` lines, then new ones."""
         return self._follow(api.LogEntry, f"jobs/{job}/logs", tail=tail)
 
     async def events(self, *, job: str | None = None, tail: int) -> tuple[api.EventView, ...]:
@@ -177,19 +177,19 @@ class Client:
         return (await self._get(api.EventList, "events", tail=tail, **({"job": job} if job else {}))).events
 
     def follow_events(self, *, job: str | None = None, tail: int) -> AsyncIterator[api.EventView]:
-        """Return the newest ``tail`` events and all that come."""
+        """Yield the newest ``tail`` events, then new ones."""
         return self._follow(api.EventView, "events", tail=tail, **({"job": job} if job else {}))
 
     async def hosts(self) -> tuple[api.HostView, ...]:
-        """Return all hosts that were ever seen."""
+        """Return all hosts that ever joined."""
         return (await self._get(api.HostList, "hosts")).hosts
 
     async def drain(self, host: str, *, deadline_seconds: float | None = None) -> None:
-        """Have a host let go of its workers, and take no more."""
+        """Drain a host; at the deadline the workers left on it are ended, and their jobs recover."""
         await self._post(f"hosts/{quote(host, safe='')}/drain", {"deadline_seconds": deadline_seconds})
 
     async def join(self, host: str, *, incarnation: int = 0) -> api.Admission:
-        """Return what the agent of a new host needs; ``incarnation`` is the newest one of this host that is known."""
+        """Request admission of a host; ``incarnation`` is its newest known one."""
         path = f"hosts/{quote(host, safe='')}/join"
         return self._read(api.Admission, await self._post(path, {"incarnation": incarnation}))
 
@@ -202,20 +202,20 @@ class Client:
     async def _request(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
     ) -> bytes:
-        """Send until there is an answer; the key makes sure that a request has its effect once."""
+        """Send until there is an answer; the idempotency key makes the request take effect once."""
         keyed = {"Idempotency-Key": secrets.token_hex(16), **(headers or {})}
-        give_up = time.monotonic() + _RETRY_SECONDS
+        deadline = time.monotonic() + _RETRY_SECONDS
         while True:
             try:
                 async with self._http.request(method, self._url(path), headers=keyed, **options) as answer:
                     await _check(answer, self.server)
                     return await answer.read()
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
-                is_nobody_there = isinstance(error, aiohttp.ClientConnectorError) and not self.server.is_supervised
-                if is_nobody_there or time.monotonic() > give_up:
+                is_refused = isinstance(error, aiohttp.ClientConnectorError) and not self.server.is_supervised
+                if is_refused or time.monotonic() > deadline:
                     raise Unreachable(self.server, _reason(error)) from error
             except Refused as error:
-                if error.status != 503 or time.monotonic() > give_up:
+                if error.status != 503 or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -234,7 +234,7 @@ class Client:
             draft.unlink(missing_ok=True)
 
     async def _follow(self, model: type[V], path: str, **query: str | int) -> AsyncIterator[V]:
-        """Read events, and go on after the last one when the connection breaks; a pool that stays away is an error."""
+        """Yield events, resuming after the last one when the connection breaks. Raises Unreachable after a minute."""
         last = ""
         broken_since: float | None = None
         while True:
@@ -249,7 +249,7 @@ class Client:
                         last = event.id or last
                         if event.data:
                             yield self._read(model, event.data)
-                    why = "it closed the connection"
+                    why = "connection closed"
             except (aiohttp.ClientError, TimeoutError) as error:
                 why = _reason(error)
             except Refused as error:
@@ -270,7 +270,7 @@ class Client:
             return model.model_validate_json(body)
         except ValidationError as error:
             raise ResileError(
-                f"{self.server.url} does not answer as a pool of this version does: check the address, update Resile"
+                f"{self.server.url} does not answer like a pool of this version: check the address, or update Resile"
             ) from error
 
 
@@ -279,13 +279,13 @@ async def _check(answer: aiohttp.ClientResponse, server: Server) -> None:
         return
     if answer.status == 401:
         raise Refused(
-            f"the pool at {server.url} does not accept this token: check RESILE_TOKEN", status=401, code="unauthorized"
+            f"the pool at {server.url} rejects this token: check RESILE_TOKEN", status=401, code="unauthorized"
         )
     try:
         problem = api.Problem.model_validate_json(await answer.read())
     except ValidationError:
         raise Refused(
-            f"{server.url} answers {answer.status} {answer.reason}: check that a pool is there", status=answer.status
+            f"{server.url} answers {answer.status} {answer.reason}: check that a pool runs there", status=answer.status
         ) from None
     raise Refused(problem.detail, status=problem.status, code=problem.code)
 

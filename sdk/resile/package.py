@@ -1,8 +1,8 @@
-"""Packing code for a job: a script with what lies beside it, or a folder, as a tar.gz.
+"""Packs code for a job as a tar.gz: a folder, or a script with the files beside it.
 
-A folder is packed whole. A script takes along the Python files beside it, the packages below its folder (folders with
-an ``__init__.py``), and other files of up to 1 MB beside it; from a home directory, or where temporary files are, it
-goes alone. Never packed: hidden files, ``__pycache__``, virtual environments, links to folders. The same files give the
+A folder is packed whole. With a script go the Python files beside it, the packages below its folder (folders with an
+``__init__.py``), and other files of up to 1 MB beside it; in a home directory or a temporary folder it is packed alone.
+ Never packed: hidden files, ``__pycache__``, virtual environments, links to folders. The same files give the
 same bytes.
 """
 
@@ -37,11 +37,13 @@ class Package:
 
 
 def pack(path: Path) -> Package:
-    """Pack the script or the folder at ``path``. Raises UsageError if it is too much, or there is no script."""
+    """Pack the script or the folder at ``path``. Raises UsageError if it is too large, or has no script."""
     if path.is_dir():
         folder = path.resolve()
         if _is_crowded(folder):
-            raise UsageError(f"{folder} is too wide a folder to send: move the code to a folder of its own")
+            raise UsageError(
+                f"{folder} is a home or system folder and is not uploaded: move the code to a folder of its own"
+            )
         script = _entry_point(folder)
         files = _whole(folder)
     else:
@@ -54,9 +56,9 @@ def pack(path: Path) -> Package:
 
 def _checked_script(script: Path) -> Path:
     if not script.exists():
-        raise UsageError(f"there is no script or folder {script} (looked in {Path.cwd()})")
+        raise UsageError(f"there is no script or folder {script} in {Path.cwd()}: check the path")
     if not script.is_file() or not os.access(script, os.R_OK):
-        raise UsageError(f"{script} cannot be read as a script: check what it is, and its permissions")
+        raise UsageError(f"{script} is not a readable file: check the path and its permissions")
     return script
 
 
@@ -67,12 +69,12 @@ def _entry_point(folder: Path) -> Path:
     scripts = sorted(folder.glob("*.py"))
     if len(scripts) != 1:
         what = f"{len(scripts)} Python files" if scripts else "no Python file"
-        raise UsageError(f"{folder} has {what} and no train.py or main.py: name the script instead of its folder")
+        raise UsageError(f"{folder} has {what} and no train.py or main.py: give the path of the script")
     return scripts[0]
 
 
 def _is_crowded(folder: Path) -> bool:
-    """Whether it holds much that has nothing to do with a script in it."""
+    """Whether it contains files unrelated to a script in it."""
     home = Path.home().resolve()
     return folder in (home, *home.parents, Path(tempfile.gettempdir()).resolve())
 
@@ -99,7 +101,7 @@ def _entries(folder: Path) -> Iterator[Path]:
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
-        raise UsageError(f"{folder} cannot be packed: {error.strerror}") from error
+        raise UsageError(f"{folder} cannot be packed: {error.strerror}: check its permissions") from error
     for name in names:
         entry = folder / name
         if name.startswith(".") or name in _NEVER_PACKED or entry.suffix == ".pyc":
@@ -119,11 +121,12 @@ def _within_limits(folder: Path, files: Iterator[Path]) -> dict[str, Path]:
         sizes[name] = file.stat().st_size
         num_bytes += sizes[name]
         if len(chosen) > MAX_FILES:
-            raise UsageError(f"{folder} holds more than {MAX_FILES} files: move the code to a folder of its own")
+            raise UsageError(f"{folder} contains more than {MAX_FILES} files: move the code to a folder of its own")
         if num_bytes > MAX_BYTES:
             largest = max(sizes, key=lambda name: sizes[name])
             raise UsageError(
-                f"{folder} holds more than {MAX_BYTES // 10**6} MB, such as {largest} ({sizes[largest] / 1e6:.0f} MB): "
+                f"{folder} contains more than {MAX_BYTES // 10**6} MB, such as {largest} "
+                f"({sizes[largest] / 1e6:.0f} MB): "
                 "keep data elsewhere, and have the script read it by its full path or a URL"
             )
     return chosen
@@ -139,7 +142,7 @@ def _archive(files: dict[str, Path]) -> bytes:
             try:
                 content = file.read_bytes()
             except OSError as error:
-                raise UsageError(f"{file} cannot be packed: {error.strerror}") from error
+                raise UsageError(f"{file} cannot be packed: {error.strerror}: check its permissions") from error
             member = tarfile.TarInfo(name)
             member.size = len(content)
             member.mode = 0o755 if file.stat().st_mode & stat.S_IXUSR else 0o644

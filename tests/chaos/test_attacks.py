@@ -5,23 +5,23 @@ from itertools import islice
 
 import pytest
 
-from resile.chaos.attacks import Kind, Target, What, check, parse, refusal
-from resile.chaos.plan import MOST_AT_ONCE, Card, deal
+from resile.chaos.attacks import AttackKind, Target, TargetKind, check, parse, refusal
+from resile.chaos.plan import MAX_CONCURRENT, PlannedAttack, planned_attacks
 from resile_shared.errors import UsageError
 
-MENU = [(kind, what) for kind in Kind for what in What if not refusal(kind, what)]
+MENU = [(kind, what) for kind in AttackKind for what in TargetKind if not refusal(kind, what)]
 
 
 @pytest.mark.parametrize(
     ("kind", "what", "why"),
     [
-        (Kind.PARTITION, What.WORKER, "the network belongs to the host"),
-        (Kind.SLOW_LINK, What.OBJECT_STORE, "has no link"),
-        (Kind.CORRUPT, What.HOST, "only the object-store"),
-        (Kind.DISK_FULL, What.BUS, "only the object-store"),
+        (AttackKind.PARTITION, TargetKind.WORKER, "links belong to hosts"),
+        (AttackKind.SLOW_LINK, TargetKind.OBJECT_STORE, "has no link"),
+        (AttackKind.CORRUPT, TargetKind.HOST, "only the object-store"),
+        (AttackKind.DISK_FULL, TargetKind.BUS, "only the object-store"),
     ],
 )
-def test_an_attack_that_makes_no_sense_is_refused_with_the_reason(kind: Kind, what: What, why: str) -> None:
+def test_an_attack_that_makes_no_sense_is_refused_with_the_reason(kind: AttackKind, what: TargetKind, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         check(kind, what)
 
@@ -29,39 +29,39 @@ def test_an_attack_that_makes_no_sense_is_refused_with_the_reason(kind: Kind, wh
 @pytest.mark.parametrize(
     ("what", "name", "why"),
     [
-        (What.BUS, "nats", "there is one bus"),
-        (What.WORKER, "", "name the job"),
-        (What.HOST, "", "name the host"),
-        (What.WORKER, "job-1/last", "write the job and the number"),
+        (TargetKind.BUS, "nats", "there is only one bus"),
+        (TargetKind.WORKER, "", "needs the name of a job"),
+        (TargetKind.HOST, "", "needs the name of a host"),
+        (TargetKind.WORKER, "job-1/last", "give the job and the number"),
     ],
 )
-def test_a_target_that_cannot_be_is_refused_with_the_reason(what: What, name: str, why: str) -> None:
+def test_a_target_that_cannot_be_is_refused_with_the_reason(what: TargetKind, name: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         parse(what, name)
 
 
 def test_a_worker_may_be_named_by_its_job_alone() -> None:
-    assert parse(What.WORKER, "job-1") == Target(What.WORKER, "job-1")
-    assert parse(What.WORKER, "job-1/3").job == "job-1"
+    assert parse(TargetKind.WORKER, "job-1") == Target(TargetKind.WORKER, "job-1")
+    assert parse(TargetKind.WORKER, "job-1/3").job == "job-1"
 
 
-def cards(seed: int, num: int) -> list[Card]:
-    return list(islice(deal(seed, MENU), num))
+def plan(seed: int, num: int) -> list[PlannedAttack]:
+    return list(islice(planned_attacks(seed, MENU), num))
 
 
 def test_the_same_seed_deals_the_same_attacks_and_another_one_others() -> None:
-    assert cards(3, 100) == cards(3, 100)
-    assert cards(3, 100) != cards(4, 100)
+    assert plan(3, 100) == plan(3, 100)
+    assert plan(3, 100) != plan(4, 100)
 
 
 def test_every_attack_is_made_once_before_any_is_made_again() -> None:
-    dealt = [(card.kind, card.what) for card in cards(1, 2 * len(MENU))]
+    dealt = [(planned.kind, planned.what) for planned in plan(1, 2 * len(MENU))]
     assert Counter(dealt[: len(MENU)]) == Counter(MENU) == Counter(dealt[len(MENU) :])
 
 
 def test_some_attacks_overlap_but_never_too_many() -> None:
     at_once = most = 0
-    for card in cards(2, 500):
-        at_once = 1 if card.waits else at_once + 1
+    for planned in plan(2, 500):
+        at_once = 1 if planned.waits else at_once + 1
         most = max(most, at_once)
-    assert most == MOST_AT_ONCE
+    assert most == MAX_CONCURRENT

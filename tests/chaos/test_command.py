@@ -28,7 +28,7 @@ def announce(home: Path, *, chaos: bool) -> None:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], home: Path, *words: str) -> str:
-    """What a command that has to be refused says."""
+    """Return the error of a command that is refused."""
     assert main(["chaos", *words, "--home", str(home)]) == 2
     return capsys.readouterr().err
 
@@ -51,11 +51,11 @@ def test_where_no_pool_runs_nothing_is_attacked(capsys: pytest.CaptureFixture[st
         (("partition", "host", "host-1"), "`resile up --namespaces`"),
         (("disk-full", "object-store"), "shares its file system"),
         (("kill", "object-store"), "--object-store-pid"),
-        (("partition", "worker", "job-1"), "the network belongs to the host"),
-        (("kill", "worker"), "name the job"),
-        (("corrupt", "object-store"), "name the job"),
+        (("partition", "worker", "job-1"), "links belong to hosts"),
+        (("kill", "worker"), "needs the name of a job"),
+        (("corrupt", "object-store"), "needs the name of a job"),
         (("campaign",), "--own-pool"),
-        (("campaign", "--job", "job-1", "3"), "arguments are for the script of --own-pool"),
+        (("campaign", "--job", "job-1", "3"), "are for the script of --own-pool"),
     ],
 )
 def test_what_cannot_be_attacked_on_this_pool_is_refused_with_the_reason(

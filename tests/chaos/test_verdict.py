@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from resile.chaos.attacks import Attack, Kind, Target, What
+from resile.chaos.attacks import Attack, AttackKind, Target, TargetKind
 from resile.chaos.observation import Commit, Observations
 from resile.chaos.processes import RunningWorker
-from resile.chaos.recovery import Recovered, Struck, goes_on, stores_again
+from resile.chaos.recovery import InjectedAttack, PartRecovery, checkpoint_recovery_time, job_recovery_time
 from resile.chaos.report import percentile, recovery_times
-from resile.chaos.verdict import Evidence, Outcome, crowds, faults
+from resile.chaos.verdict import CampaignRecord, Outcome, faults, oversubscribed
 from resile_shared.api import JobView
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 from resile_shared.messages.reports import EpochCount
@@ -47,7 +47,7 @@ def found(*jobs: JobView, published: list[JobEvent] | None = None, **seen: Any) 
     observations = Observations(events=told)
     for name, values in seen.items():
         getattr(observations, name).update(values)
-    return list(faults(Evidence([job.id for job in jobs], jobs, observations, [], SHA)))
+    return list(faults(CampaignRecord([job.id for job in jobs], jobs, observations, [], SHA)))
 
 
 def test_a_job_that_ended_as_if_undisturbed_has_no_fault() -> None:
@@ -77,8 +77,8 @@ def test_a_job_that_ended_otherwise_is_named(changes: dict[str, Any], fault: str
 
 
 def test_an_accepted_job_that_is_not_there_is_lost() -> None:
-    evidence = Evidence(["job-1"], [], Observations(), [], SHA)
-    assert list(faults(evidence)) == ["job-1 was accepted, and is lost"]
+    record = CampaignRecord(["job-1"], [], Observations(), [], SHA)
+    assert list(faults(record)) == ["job-1 was accepted, and is lost"]
 
 
 @pytest.mark.parametrize("numbers", [(1, 3), (1, 2, 2, 3), (2, 1, 3)])
@@ -94,8 +94,8 @@ def test_a_slot_that_two_jobs_hold_is_found() -> None:
 
 def test_a_host_with_more_workers_than_slots_is_found() -> None:
     here = [RunningWorker("job-1", 1, "host-1", 71), RunningWorker("job-2", 4, "host-1", 72)]
-    assert not list(crowds(here, {"host-1": 2}))
-    (fault,) = crowds(here, {"host-1": 1})
+    assert not list(oversubscribed(here, {"host-1": 2}))
+    (fault,) = oversubscribed(here, {"host-1": 1})
     assert "job-1/1 (process 71), job-2/4 (process 72)" in fault
 
 
@@ -111,9 +111,9 @@ def test_a_stream_with_a_gap_or_a_double_is_found(numbers: list[int], fault: str
 
 
 def test_an_attack_that_nobody_recovered_from_is_found() -> None:
-    struck = Struck(Attack(Kind.KILL, Target(What.BUS)), since=1.0, until=1.0)
-    evidence = Evidence([], [], Observations(), [Outcome(7, struck, [Recovered("bus", None)])], SHA)
-    assert list(faults(evidence)) == ["attack 7, kill bus: bus had not recovered after 120 s"]
+    injected = InjectedAttack(Attack(AttackKind.KILL, Target(TargetKind.BUS)), since=1.0, until=1.0)
+    record = CampaignRecord([], [], Observations(), [Outcome(7, injected, [PartRecovery("bus", None)])], SHA)
+    assert list(faults(record)) == ["attack 7, kill bus: bus had not recovered after 120 s"]
 
 
 def seen(*commits: Commit) -> Observations:
@@ -124,32 +124,34 @@ def seen(*commits: Commit) -> Observations:
 
 def test_a_job_goes_on_with_the_first_iteration_without_the_victims() -> None:
     told = seen(Commit(4.0, 1, 1, None, 0), Commit(6.0, 1, 2, None, 0), Commit(7.0, 2, 3, None, 0))
-    assert goes_on(told, "job-1", frozenset({1}), since=5.0, until=5.0) == 7.0
-    assert goes_on(told, "job-1", frozenset({0}), since=5.0, until=5.0) is None
+    assert job_recovery_time(told, "job-1", frozenset({1}), since=5.0, until=5.0) == 7.0
+    assert job_recovery_time(told, "job-1", frozenset({0}), since=5.0, until=5.0) is None
 
 
 def test_a_frozen_worker_may_go_on_with_the_others_when_it_is_let_go() -> None:
     told = seen(Commit(6.0, 1, 2, None, 0), Commit(9.0, 1, 3, None, 0))
-    assert goes_on(told, "job-1", frozenset({1}), since=5.0, until=8.0) == 9.0
+    assert job_recovery_time(told, "job-1", frozenset({1}), since=5.0, until=8.0) == 9.0
 
 
 def test_a_job_that_has_trained_to_its_end_needs_nobody() -> None:
     told = seen(Commit(4.0, 1, 1, None, 0))
     told.completed["job-1"] = 4.5
-    assert goes_on(told, "job-1", frozenset({1}), since=5.0, until=5.0) == 5.0
-    assert stores_again(told, "job-1", until=5.0) == 5.0
+    assert job_recovery_time(told, "job-1", frozenset({1}), since=5.0, until=5.0) == 5.0
+    assert checkpoint_recovery_time(told, "job-1", until=5.0) == 5.0
 
 
 def test_a_storage_has_recovered_with_the_first_checkpoint_after_the_attack() -> None:
     told = Observations()
     told.checkpoints["job-1"] += [4.0, 6.0, 7.0]
-    assert stores_again(told, "job-1", until=5.0) == 6.0
-    assert stores_again(told, "job-1", until=8.0) is None
+    assert checkpoint_recovery_time(told, "job-1", until=5.0) == 6.0
+    assert checkpoint_recovery_time(told, "job-1", until=8.0) is None
 
 
 def test_recovery_times_are_told_by_kind_of_attack_and_what_recovers() -> None:
-    struck = Struck(Attack(Kind.KILL, Target(What.HOST, "host-1")), 1.0, 1.0, workers={"job-1": frozenset({1})})
-    outcomes = [Outcome(n, struck, [Recovered("job-1", float(n)), Recovered("host-1", 9.0)]) for n in (1, 2, 3)]
+    injected = InjectedAttack(
+        Attack(AttackKind.KILL, Target(TargetKind.HOST, "host-1")), 1.0, 1.0, workers={"job-1": frozenset({1})}
+    )
+    outcomes = [Outcome(n, injected, [PartRecovery("job-1", float(n)), PartRecovery("host-1", 9.0)]) for n in (1, 2, 3)]
     host, job = recovery_times(outcomes)
     assert (host["attack"], host["part"], host["count"], host["median_seconds"]) == ("kill host", "host", 3, 9.0)
     assert (job["part"], job["median_seconds"], job["p99_seconds"]) == ("job", 2.0, 3.0)

@@ -75,7 +75,7 @@ def test_resume_takes_a_value_only_if_it_is_a_run(arguments: list[str], changed:
 
 MISTAKES = [
     (["run"], "Missing argument 'SCRIPT'"),
-    (["run", "{script}", "--lr", "3"], "options of the script itself go after `--`"),
+    (["run", "{script}", "--lr", "3"], "put options of the script after `--`"),
     (["nonsense"], "No such command 'nonsense'"),
     (["run", "{script}", "--workers", "many"], "valid integer"),
     (["run", "{script}", "--workers", "0"], "--workers 0: a run on this machine has 1 to"),
@@ -85,7 +85,7 @@ MISTAKES = [
     (["run", "{script}", "--plan", "1:1"], "--plan '1:1': it starts at iteration 1, not at 0"),
     (["run", "{script}", "--plan", ""], "it is empty"),
     (["run", "{script}", "--plan", "0:2", "--workers", "3"], "contradict each other"),
-    (["run", "{script}", "--env", "X"], "--env 'X' is not of the form NAME=VALUE"),
+    (["run", "{script}", "--env", "X"], "--env 'X': must have the form NAME=VALUE"),
     (["run", "{script}", "--env", "PYTHONHASHSEED=1"], "it is always 0"),
     (["run", "{script}", "-o", "{folder}"], "-o {folder} is a folder: name a file in it"),
     (["run", "{script}", "-o", "{folder}/no/model"], "there is no folder {folder}/no"),

@@ -19,10 +19,10 @@ TOKEN = ["--token", "a-token-of-some-pool"]
     ("options", "reason"),
     [
         (["--join", "pool:8080", *TOKEN], "--join 'pool:8080' is not a URL"),
-        (["--join", "http://pool:8080"], "wants a token: give it with --token"),
-        (["--join", "http://pool:8080", *TOKEN, "--label", "gpu"], "--label 'gpu' is not of the form NAME=VALUE"),
+        (["--join", "http://pool:8080"], "requires a token: pass it with --token"),
+        (["--join", "http://pool:8080", *TOKEN, "--label", "gpu"], "--label 'gpu': must have the form NAME=VALUE"),
         (["--join", "http://pool:8080", *TOKEN, "--label", "a=b,c=d"], "without commas"),
-        (["--join", "http://pool:8080", *TOKEN, "--address", "here"], "--address 'here' is no IP address"),
+        (["--join", "http://pool:8080", *TOKEN, "--address", "here"], "--address 'here' is not an IP address"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,7 +33,7 @@ def test_a_wrong_token_and_a_pool_that_is_not_there_are_told_apart(
     api_server: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused = failure(["host", "--join", api_server.url, *TOKEN], capsys, status=2)
-    assert f"the pool at {api_server.url} does not accept this token" in refused
+    assert f"the pool at {api_server.url} rejects this token" in refused
     gone = failure(["host", "--join", "http://127.0.0.1:1", *TOKEN], capsys)
     assert "the pool at http://127.0.0.1:1 does not answer (Connection refused)" in gone
     assert not list((tmp_path / "home").glob("joined/*"))
@@ -41,10 +41,12 @@ def test_a_wrong_token_and_a_pool_that_is_not_there_are_told_apart(
 
 def test_only_the_storage_of_the_pool_will_do(tmp_path: Path) -> None:
     url = tmp_path.as_uri()
-    with pytest.raises(UsageError, match=r"--storage: file://.* is not the pool's storage here: share that folder"):
+    with pytest.raises(
+        UsageError, match=r"--storage: file://.* is not the pool's storage on this machine: mount the shared folder"
+    ):
         check_storage(url, probe=b"this pool")
     (tmp_path / PROBE).write_bytes(b"that pool")
-    with pytest.raises(UsageError, match="it is another pool's"):
+    with pytest.raises(UsageError, match="it belongs to another pool"):
         check_storage(url, probe=b"this pool")
     with pytest.raises(UsageError, match=r"--storage: .*is not a URL of storage"):
         check_storage("nonsense", probe=b"this pool")
@@ -59,4 +61,4 @@ def test_a_bus_on_the_loopback_of_its_machine_is_looked_for_on_that_machine() ->
 
 def test_the_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["host", "--help"]) == 0
-    assert "Join a pool that runs elsewhere" in capsys.readouterr().out
+    assert "Join this machine to a pool elsewhere" in capsys.readouterr().out

@@ -159,7 +159,7 @@ def test_a_slow_part_loses_what_its_cable_does_not_carry(net: Net) -> None:
 
 
 def test_a_part_that_is_not_there_is_named(net: Net) -> None:
-    with pytest.raises(UsageError, match="no part of the pool is named d: there are a, b, c"):
+    with pytest.raises(UsageError, match="the pool has no part d: its parts are a, b, c"):
         net.namespaces.cut("d")
 
 

@@ -82,7 +82,7 @@ def test_a_script_in_the_home_directory_goes_alone(folder: Path, monkeypatch: py
 
 @pytest.mark.parametrize("place", ["/", "~"])
 def test_a_home_directory_or_the_root_is_refused(place: str) -> None:
-    with pytest.raises(UsageError, match="too wide a folder"):
+    with pytest.raises(UsageError, match="is a home or system folder"):
         pack(Path(place).expanduser())
 
 

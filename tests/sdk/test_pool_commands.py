@@ -61,7 +61,7 @@ def test_a_request_whose_answer_is_lost_is_sent_again_with_the_same_key(
         (["--max-workers", "0"], "--max-workers: Input should be greater than or equal to 1"),
         (["--min-workers", "4", "--max-workers", "2"], "min_workers 4 is above max_workers 2"),
         (["--tenant", "a b"], "--tenant: String should match"),
-        (["--env", "X"], "--env 'X' is not of the form NAME=VALUE"),
+        (["--env", "X"], "--env 'X': must have the form NAME=VALUE"),
     ],
 )
 def test_wishes_that_cannot_be_are_refused_before_anything_is_sent(
@@ -98,16 +98,16 @@ def test_a_job_as_json_has_the_fields_that_programs_count_on(capsys: pytest.Capt
     ("arguments", "told"),
     [
         (["jobs"], ["digits-1", "running", "50/120", "0.25", "7 s"]),
-        (["job", "digits-1"], ["train.py --lr 0.1", "2 (may have 1 to 4)", "host-1/0 host-1/1", "start"]),
+        (["job", "digits-1"], ["train.py --lr 0.1", "2 (limits 1 to 4)", "host-1/0 host-1/1", "start"]),
         (["hosts"], ["host-1", "up", "zone=a"]),
         (["ledger", "digits-1"], ["EPOCH", "96"]),
         (["logs", "digits-1", "--tail", "2"], ["[worker 0] line 5\n[worker 0] line 6\n"]),
         (["top"], ["1 host, 2 slots, 1 busy", "digits-1", "running"]),
         (["priority", "digits-1", "7000"], ["digits-1 has priority 7000"]),
-        (["stop", "digits-1"], ["digits-1 stops"]),
-        (["pause", "digits-1"], ["digits-1 pauses"]),
-        (["resume", "digits-1"], ["digits-1 goes on"]),
-        (["drain", "host-1", "--deadline", "5"], ["host-1 drains"]),
+        (["stop", "digits-1"], ["digits-1 is stopping"]),
+        (["pause", "digits-1"], ["digits-1 is pausing"]),
+        (["resume", "digits-1"], ["digits-1 is resuming"]),
+        (["drain", "host-1", "--deadline", "5"], ["host-1 is draining"]),
     ],
 )
 @pytest.mark.usefixtures("api_server")
@@ -179,7 +179,9 @@ def test_a_model_is_written_to_its_file_or_not_at_all(
     api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.COMPLETED)
     assert main(["model", "digits-1", "-o", str(file)]) == 0
     assert file.read_bytes() == b"model"
-    assert "there is no folder" in failure(["model", "digits-1", "-o", str(tmp_path / "no" / "m")], capsys, status=2)
+    assert "does not exist: create it" in failure(
+        ["model", "digits-1", "-o", str(tmp_path / "no" / "m")], capsys, status=2
+    )
 
 
 def test_what_the_pool_refuses_is_said_in_its_words(api_server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,9 +198,9 @@ def test_with_json_a_failure_is_an_object_too(api_server: ApiServer, capsys: pyt
 @pytest.mark.usefixtures("api_server")
 def test_a_wrong_token_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RESILE_TOKEN", "another")
-    assert "does not accept this token: check RESILE_TOKEN" in failure(["jobs"], capsys)
+    assert "rejects this token: check RESILE_TOKEN" in failure(["jobs"], capsys)
     monkeypatch.delenv("RESILE_TOKEN")
-    assert "wants a token: put it into RESILE_TOKEN" in failure(["jobs"], capsys, status=2)
+    assert "requires a token: set RESILE_TOKEN" in failure(["jobs"], capsys, status=2)
 
 
 def test_without_a_pool_the_way_to_one_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,11 +216,12 @@ def test_a_pool_that_was_killed_is_told_from_one_that_never_was(
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
     line = failure(["jobs", "--home", str(tmp_path)], capsys)
     assert "does not answer (Connection refused)" in line
-    assert f"it was killed, start it again with `resile up --home {tmp_path}`" in line
+    assert f"it was killed: restart it with `resile up --home {tmp_path}`" in line
 
 
 @pytest.mark.parametrize(
-    ("server", "answer"), [("pool:80", "is not a URL: it starts with http"), ("http://127.0.0.1:1", "does not answer")]
+    ("server", "answer"),
+    [("pool:80", "is not a URL: it must start"), ("http://127.0.0.1:1", "does not answer")],
 )
 def test_a_wrong_address_is_told(
     server: str, answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -233,7 +236,7 @@ def test_a_wrong_address_is_told(
     [
         (["--hosts", "0"], "--hosts"),
         (["--policy", "chaos"], "--policy"),
-        (["--listen", "192.0.2.1"], "--listen 192.0.2.1 --port 0: nothing can listen there"),
+        (["--listen", "192.0.2.1"], "cannot listen on --listen 192.0.2.1 --port 0"),
         (["--home", "/proc/home"], "the home folder /proc/home cannot be used"),
     ],
 )

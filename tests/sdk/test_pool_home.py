@@ -45,7 +45,7 @@ def test_only_a_pool_that_was_asked_to_be_is_open_to_chaos(tmp_path: Path) -> No
 def test_a_second_pool_in_a_home_is_refused_and_the_first_one_named(tmp_path: Path) -> None:
     first = PoolHome(tmp_path)
     first.announce("http://127.0.0.1:1234", storage="file:///s")
-    with pytest.raises(UsageError, match=rf"already at http://127.0.0.1:1234 \(process {os.getpid()}\)"):
+    with pytest.raises(UsageError, match=rf"at http://127.0.0.1:1234 \(process {os.getpid()}\)"):
         PoolHome(tmp_path)
     first.close()
     PoolHome(tmp_path).close()
@@ -66,7 +66,7 @@ def test_a_pool_keeps_to_its_storage(tmp_path: Path) -> None:
     assert home.storage("s3://bucket/pool") == "s3://bucket/pool"
     home.announce("http://127.0.0.1:1234", storage="s3://bucket/pool")
     assert home.storage(None) == "s3://bucket/pool"
-    with pytest.raises(UsageError, match="keeps its packages and checkpoints in s3://bucket/pool: leave out --storage"):
+    with pytest.raises(UsageError, match="stores its packages and checkpoints in s3://bucket/pool: omit --storage"):
         home.storage("s3://bucket/other")
 
 
@@ -97,5 +97,5 @@ def test_a_home_that_cannot_be_written_is_refused(place: str, tmp_path: Path) ->
 
 def test_a_pool_file_that_makes_no_sense_is_said_to(tmp_path: Path) -> None:
     (tmp_path / "pool.json").write_text("{}")
-    with pytest.raises(ResileError, match="is not what `resile up` writes"):
+    with pytest.raises(ResileError, match="is invalid: restart the pool with `resile up`"):
         read_pool(tmp_path)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from resile.pool import supervisor
-from resile.pool.process import ServiceFailed, ServiceProcess, ending, last_line
+from resile.pool.process import ServiceFailed, ServiceProcess, describe_exit, last_line
 from resile.pool.services import ServiceSpec
-from resile.pool.supervisor import keep, limit_logs
+from resile.pool.supervisor import keep_running, limit_logs
 from resile_shared.testing.fixtures import Pool
 
 
@@ -31,7 +31,9 @@ async def test_a_service_is_started_until_it_is_ready_and_ends_when_told(tmp_pat
 
 async def test_a_service_that_cannot_start_says_why(tmp_path: Path, pool: Pool) -> None:
     process = ServiceProcess(spec(tmp_path, pool, "--detection-seconds", "0"))
-    with pytest.raises(ServiceFailed, match=r"registry ended with status 2 at its start: .*detection-seconds.*its log"):
+    with pytest.raises(
+        ServiceFailed, match=r"registry exited status=2 before it was ready: .*detection-seconds.*its log"
+    ):
         await process.start()
 
 
@@ -39,12 +41,12 @@ async def test_what_dies_is_started_again_and_said_to_be_back(tmp_path: Path, po
     told: asyncio.Queue[str] = asyncio.Queue()
     process = ServiceProcess(spec(tmp_path, pool))
     await process.start()
-    keeping = asyncio.create_task(keep(process, "registry", told.put_nowait))
+    keeping = asyncio.create_task(keep_running(process, "registry", told.put_nowait))
     try:
         for pause in ("0.2", "0.4"):
             await process.kill()
-            assert await told.get() == f"registry was killed by SIGKILL; it is started again in {pause} s"
-            assert await told.get() == "registry is back"
+            assert await told.get() == f"registry exited signal=SIGKILL, restarting in {pause} s"
+            assert await told.get() == "registry restarted"
     finally:
         keeping.cancel()
         await process.stop()
@@ -65,6 +67,6 @@ def test_a_large_log_is_moved_aside_while_its_service_goes_on_writing(
 
 
 def test_the_end_of_a_process_is_told_in_words(tmp_path: Path) -> None:
-    assert ending(2) == "ended with status 2"
-    assert ending(-9) == "was killed by SIGKILL"
+    assert describe_exit(2) == "exited status=2"
+    assert describe_exit(-9) == "exited signal=SIGKILL"
     assert last_line(tmp_path / "none") == ""

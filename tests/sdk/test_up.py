@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from resile.cli.up import greeting
+from resile.cli.up import ready_lines
 from resile.pool.home import PoolHome
 from resile.pool.services import ADDRESS, PoolOptions, outward_address
 
@@ -15,9 +15,9 @@ from .test_pool_commands import failure
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--listen", "here"], "--listen 'here' is no IP address"),
-        (["--listen", "192.0.2.1"], "--listen 192.0.2.1 --port 0: nothing can listen there"),
-        (["--listen", "0.0.0.0", "--namespaces"], "leave out one of them"),
+        (["--listen", "here"], "--listen 'here' is not an IP address"),
+        (["--listen", "192.0.2.1"], "cannot listen on --listen 192.0.2.1 --port 0"),
+        (["--listen", "0.0.0.0", "--namespaces"], "omit one of them"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -30,19 +30,19 @@ def test_namespaces_need_root(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "need root" in failure(["up", "--home", str(tmp_path), "--namespaces"], capsys, status=2)
+    assert "requires root" in failure(["up", "--home", str(tmp_path), "--namespaces"], capsys, status=2)
 
 
 def test_a_pool_that_listens_to_other_machines_tells_how_they_join(tmp_path: Path) -> None:
     home = PoolHome(tmp_path)
     try:
-        shut = greeting(home, PoolOptions(), "http://127.0.0.1:8080")
+        shut = ready_lines(home, PoolOptions(), "http://127.0.0.1:8080")
         assert not any("--join" in line for line in shut)
-        text = "\n".join(greeting(home, PoolOptions(listen="0.0.0.0"), "http://0.0.0.0:8080"))
+        text = "\n".join(ready_lines(home, PoolOptions(listen="0.0.0.0"), "http://0.0.0.0:8080"))
         assert f"resile host --join http://{outward_address()}:8080 --token $(cat {home.token_file})" in text
-        assert f"only machines that share {(tmp_path / 'storage').as_uri()} can" in text
+        assert f"only from machines that share {(tmp_path / 'storage').as_uri()}" in text
         assert home.token not in text
-        text = "\n".join(greeting(home, PoolOptions(listen="fd00::1", storage="s3://b/p"), "http://[fd00::1]:8080"))
+        text = "\n".join(ready_lines(home, PoolOptions(listen="fd00::1", storage="s3://b/p"), "http://[fd00::1]:8080"))
         assert "--join http://[fd00::1]:8080" in text
         assert "share" not in text
     finally:

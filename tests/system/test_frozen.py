@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resile.chaos.attacks import Target, What
+from resile.chaos.attacks import Target, TargetKind
 from resile.chaos.processes import PoolProcesses
 from resile.client import Client, find_server
 from resile_shared.api import JobView
@@ -37,12 +37,12 @@ async def test_frozen_workers_and_agents_change_neither_bits_nor_ledger(pool: Up
         job = await submit(client, script, "--pace", pace.file, name="measured", max_workers=4)
         for number in (0, 2):
             await becomes(client, job, lambda view: view.workers == 4)
-            (pid,) = processes.victims(Target(What.WORKER, f"{job}/{number}"))
+            (pid,) = processes.victims(Target(TargetKind.WORKER, f"{job}/{number}"))
             os.kill(pid, signal.SIGSTOP)
             await becomes(client, job, lambda view, number=number: told(view, f"worker {number} on"))
         for host in ("host-1", "host-2"):
             await becomes(client, job, lambda view: view.workers == 4)
-            (agent,) = processes.victims(Target(What.AGENT, host))
+            (agent,) = processes.victims(Target(TargetKind.AGENT, host))
             os.kill(agent, signal.SIGSTOP)
             await becomes(client, job, lambda view, host=host: told(view, f"{host} lost"))
             os.kill(agent, signal.SIGCONT)

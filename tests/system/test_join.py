@@ -92,7 +92,7 @@ async def test_a_machine_joins_trains_leaves_and_comes_back(
         joiner = Joiner(network, pool)
         assert "a host named host-1 is up" in joiner.refusal("--host", "host-1", *folder)
         elsewhere = ("--storage", (tmp_path / "nothing").as_uri())
-        assert "is not the pool's storage here: share that folder" in joiner.refusal(*elsewhere)
+        assert "is not the pool's storage on this machine: mount the shared folder" in joiner.refusal(*elsewhere)
         async with (
             Client(find_server(home=pool.home)) as client,
             trying(client, trial_script, tmp_path, num_hosts=2) as trial,
@@ -104,7 +104,7 @@ async def test_a_machine_joins_trains_leaves_and_comes_back(
                 assert (tmp_path / "far" / "credentials.json").stat().st_mode & 0o777 == 0o600
                 assert "a host named far is up" in joiner.refusal("--host", "far", "--folder", tmp_path / "other")
                 left = end(process, signal.SIGTERM)
-            assert (left.status, left.err.splitlines()[-1]) == (0, "far has left")
+            assert (left.status, left.err.splitlines()[-1]) == (0, "far has left the pool")
             await host_becomes(client, "far", lambda host: host.state is HostState.LEFT)
             await trial.goes_on(workers=1)
 

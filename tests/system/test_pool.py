@@ -138,7 +138,7 @@ def test_what_dies_is_started_again_and_the_job_goes_on(
 def test_a_second_pool_in_a_home_is_refused(pool: UpPool, resile: Resile) -> None:
     refused = resile.run("up", "--home", pool.home)
     assert refused.status == 2
-    assert f"a pool is running in {pool.home} already at {pool.ready['url']}" in refused.last_error
+    assert f"a pool is running in {pool.home} at {pool.ready['url']}" in refused.last_error
 
 
 def test_a_port_in_use_is_named(resile: Resile) -> None:
@@ -164,7 +164,10 @@ def test_whatever_ends_a_pool_nothing_is_left_and_the_next_one_carries_on(
         job = pool.submit(train, "--max-workers", 1, "--", "--pause", 0.2)
         pool.becomes(job, lambda job: job["iteration"] >= 2)
         ended = pool.end(signal.SIGINT)
-    assert (ended.status, ended.err.splitlines()) == (0, ["draining; once more ends it at once", "the pool has ended"])
+    assert (ended.status, ended.err.splitlines()) == (
+        0,
+        ["draining; press Ctrl-C again to stop at once", "the pool has stopped"],
+    )
     assert not pool.left()
     assert "no pool is running" in pool.run("jobs").last_error
 

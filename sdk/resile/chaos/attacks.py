@@ -1,4 +1,4 @@
-"""What an attack is: a kind, a target, and which of them go together. Pure."""
+"""The definition of attacks: kinds, targets, and valid combinations. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,8 +6,8 @@ from enum import StrEnum
 from resile_shared.errors import UsageError
 
 
-class Kind(StrEnum):
-    """What is done."""
+class AttackKind(StrEnum):
+    """What an attack does."""
 
     KILL = "kill"
     FREEZE = "freeze"
@@ -19,12 +19,12 @@ class Kind(StrEnum):
 
     @property
     def lasts(self) -> bool:
-        """Whether it goes on for some seconds, and is undone then."""
-        return self not in (Kind.KILL, Kind.CORRUPT)
+        """Whether it lasts for some seconds, and is then undone."""
+        return self not in (AttackKind.KILL, AttackKind.CORRUPT)
 
 
-class What(StrEnum):
-    """To what it is done."""
+class TargetKind(StrEnum):
+    """What an attack hits."""
 
     WORKER = "worker"
     JOB = "job"
@@ -38,31 +38,31 @@ class What(StrEnum):
 
     @property
     def is_service(self) -> bool:
-        """Whether it is one process that the whole pool needs."""
+        """Whether it is a service of the pool."""
         return self in SERVICES
 
     @property
     def is_of_job(self) -> bool:
-        """Whether its name is that of a job."""
-        return self in (What.WORKER, What.JOB)
+        """Whether the name of the target is that of a job."""
+        return self in (TargetKind.WORKER, TargetKind.JOB)
 
     @property
     def is_of_host(self) -> bool:
-        """Whether its name is that of a host."""
-        return self in (What.AGENT, What.HOST)
+        """Whether the name of the target is that of a host."""
+        return self in (TargetKind.AGENT, TargetKind.HOST)
 
 
-SERVICES = (What.REGISTRY, What.SCHEDULER, What.MONITOR, What.BUS)
-PROCESS_KINDS = (Kind.KILL, Kind.FREEZE, Kind.SLOW)
-_TO_LINKS = (Kind.PARTITION, Kind.SLOW_LINK)
-_TO_STORAGE = (Kind.DISK_FULL, Kind.CORRUPT)
+SERVICES = (TargetKind.REGISTRY, TargetKind.SCHEDULER, TargetKind.MONITOR, TargetKind.BUS)
+PROCESS_KINDS = (AttackKind.KILL, AttackKind.FREEZE, AttackKind.SLOW)
+_TO_LINKS = (AttackKind.PARTITION, AttackKind.SLOW_LINK)
+_TO_STORAGE = (AttackKind.DISK_FULL, AttackKind.CORRUPT)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Whom an attack hits. ``name``: a job with the number of a worker (``job-1/3``), a job, or a host."""
+    """The target of an attack. ``name``: a job with the number of a worker (``job-1/3``), a job, or a host."""
 
-    what: What
+    what: TargetKind
     name: str = ""
 
     def __str__(self) -> str:
@@ -70,15 +70,15 @@ class Target:
 
     @property
     def job(self) -> str:
-        """The job, where ``name`` has one."""
+        """The job in ``name``, if there is one."""
         return self.name.partition("/")[0]
 
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack. ``seconds`` is how long it lasts; ``rate`` is of a slow link, as `tc` has it."""
+    """One attack. ``seconds`` is how long it lasts; ``rate`` is that of a slow link, in the units of `tc`."""
 
-    kind: Kind
+    kind: AttackKind
     target: Target
     seconds: float = 0.0
     rate: str = "5mbit"
@@ -87,31 +87,31 @@ class Attack:
         return f"{self.kind} {self.target}" + (f" for {self.seconds:g} s" if self.kind.lasts else "")
 
 
-def check(kind: Kind, what: What) -> None:
-    """Raise UsageError, which says why, if there is no such attack."""
+def check(kind: AttackKind, what: TargetKind) -> None:
+    """Raise UsageError with the reason if the combination is invalid."""
     if reason := refusal(kind, what):
         raise UsageError(f"{kind} {what}: {reason}")
 
 
-def refusal(kind: Kind, what: What) -> str:
-    """Return why there is no such attack, nothing if there is."""
+def refusal(kind: AttackKind, what: TargetKind) -> str:
+    """Return why the combination is invalid, empty if it is valid."""
     if kind in _TO_STORAGE:
-        return "" if what is What.OBJECT_STORE else f"only the object-store can be attacked with {kind}"
-    if kind in _TO_LINKS and what in (What.WORKER, What.JOB, What.AGENT):
-        return "the network belongs to the host: attack that"
-    if kind in _TO_LINKS and what is What.OBJECT_STORE:
-        return "a store that is not part of the pool has no link that could be cut: kill or freeze its process"
+        return "" if what is TargetKind.OBJECT_STORE else f"only the object-store can be attacked with {kind}"
+    if kind in _TO_LINKS and what in (TargetKind.WORKER, TargetKind.JOB, TargetKind.AGENT):
+        return "links belong to hosts: attack the host"
+    if kind in _TO_LINKS and what is TargetKind.OBJECT_STORE:
+        return "the store is not part of the pool and has no link to cut: kill or freeze its process"
     return ""
 
 
-def parse(what: What, name: str) -> Target:
-    """Return the target that a user names. Raises UsageError."""
+def parse(what: TargetKind, name: str) -> Target:
+    """Parse the target that a user names. Raises UsageError."""
     if what.is_service and name:
-        raise UsageError(f"there is one {what}: leave out {name}")
+        raise UsageError(f"there is only one {what}: omit {name}")
     if what.is_of_job and not name:
-        raise UsageError(f"name the job whose {what} it shall be: `{what} job-1`, or `worker job-1/3`")
+        raise UsageError(f"the {what} needs the name of a job: `{what} job-1`, or `worker job-1/3`")
     if what.is_of_host and not name:
-        raise UsageError(f"name the host: `{what} host-1`; `resile hosts` lists them")
-    if what is What.WORKER and "/" in name and not name.partition("/")[2].isdecimal():
-        raise UsageError(f"{name} is not a worker: write the job and the number of the worker, as in job-1/3")
+        raise UsageError(f"the {what} needs the name of a host: `{what} host-1`; `resile hosts` lists them")
+    if what is TargetKind.WORKER and "/" in name and not name.partition("/")[2].isdecimal():
+        raise UsageError(f"{name} is not a worker: give the job and the number of the worker, as in job-1/3")
     return Target(what, name)

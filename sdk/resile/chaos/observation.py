@@ -1,4 +1,4 @@
-"""What the pool tells while it is attacked: kept whole, since the verdict is made from it."""
+"""Records everything that the pool reports while it is attacked, for the verdict."""
 
 import asyncio
 from collections import defaultdict
@@ -30,7 +30,7 @@ class Commit:
 
 @dataclass
 class Observations:
-    """What was told so far."""
+    """Everything reported so far."""
 
     events: list[JobEvent] = field(default_factory=list)
     """Of all jobs, in the order of the stream."""
@@ -40,26 +40,26 @@ class Observations:
     checkpoints: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """When a checkpoint was complete."""
     completed: dict[str, float] = field(default_factory=dict)
-    """When a job had trained to its end."""
+    """When a job had completed."""
     sequences: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """The numbers of all that was read, by what was read: ``pool``, or a job."""
+    """The sequences of all messages that were read, by reader: ``pool``, or a job."""
 
-    def take_event(self, view: EventView) -> None:
-        """Take in what was read of the pool's events."""
+    def add_event(self, view: EventView) -> None:
+        """Add one event of the pool."""
         self.sequences["pool"].append(view.sequence)
         if view.subject.startswith("resile.job."):
             self.events.append(JobEvent.model_validate(view.data))
 
-    def take_report(self, view: EventView) -> None:
-        """Take in what was read of one job; its events come with those of the pool."""
+    def add_report(self, view: EventView) -> None:
+        """Add one report of a job; its events come with those of the pool."""
         if view.stream != "reports":
             return
         report = Report.model_validate(view.data)
         job, when = report.job, report.time.timestamp()
         self.sequences[job].append(view.sequence)
         match report.content:
-            case Progress() as told:
-                commit = Commit(when, report.generation, told.iteration, told.loss, told.samples_seen)
+            case Progress() as progress:
+                commit = Commit(when, report.generation, progress.iteration, progress.loss, progress.samples_seen)
                 self.commits[job].append(commit)
             case Switched(workers=workers):
                 self.members[job, report.generation] = frozenset(workers)
@@ -70,12 +70,12 @@ class Observations:
 
 
 class Observer:
-    """Reads what the pool tells."""
+    """Reads the events and reports of the pool."""
 
     def __init__(self, client: Client) -> None:
         self.seen = Observations()
         self.fault = ""
-        """Why it could not read on."""
+        """Why reading failed."""
         self._client = client
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -93,23 +93,23 @@ class Observer:
             await asyncio.wait(observer._tasks.values())
 
     def follow(self, job: str) -> None:
-        """Read what the workers of ``job`` report, too, from their first word on."""
+        """Read all reports of the workers of ``job``, too."""
         if job not in self._tasks:
             self._start(job, lambda: self._read_job(job))
 
     def _start(self, name: str, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._tasks[name] = asyncio.create_task(self._noting_faults(name, read))
+        self._tasks[name] = asyncio.create_task(self._catch_errors(name, read))
 
-    async def _noting_faults(self, name: str, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _catch_errors(self, name: str, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await read()
         except ResileError as error:
-            self.fault = f"the events of {name} could not be read to the end: {error}"
+            self.fault = f"the events of {name} could not be read completely: {error}"
 
     async def _read_pool(self) -> None:
         async for view in self._client.follow_events(tail=_EVER):
-            self.seen.take_event(view)
+            self.seen.add_event(view)
 
     async def _read_job(self, job: str) -> None:
         async for view in self._client.follow_events(job=job, tail=_EVER):
-            self.seen.take_report(view)
+            self.seen.add_report(view)

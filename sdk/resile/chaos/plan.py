@@ -1,55 +1,55 @@
-"""Which attacks a campaign makes, and in which rhythm: a function of the seed. Pure.
+"""The attacks of a campaign and their timing, as a function of the seed. Pure.
 
-Attacks are dealt like cards: each that the pool allows once, in random order, then all of them again. Some wait until
-the pool has recovered from those before; others fall into it.
+Every possible attack occurs once, in random order, then all of them again. Some wait until the pool has recovered from
+the previous ones; others overlap with them.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from .attacks import Kind, What
+from .attacks import AttackKind, TargetKind
 
-MOST_AT_ONCE = 3
+MAX_CONCURRENT = 3
 _SECONDS = {
-    Kind.FREEZE: (0.5, 6.0),
-    Kind.SLOW: (2.0, 6.0),
-    Kind.PARTITION: (0.5, 8.0),
-    Kind.SLOW_LINK: (2.0, 6.0),
-    Kind.DISK_FULL: (2.0, 5.0),
+    AttackKind.FREEZE: (0.5, 6.0),
+    AttackKind.SLOW: (2.0, 6.0),
+    AttackKind.PARTITION: (0.5, 8.0),
+    AttackKind.SLOW_LINK: (2.0, 6.0),
+    AttackKind.DISK_FULL: (2.0, 5.0),
 }
 
 
 @dataclass(frozen=True)
-class Card:
-    """One attack of the plan. ``pick``, from 0 to 1, says which of those whom it can hit."""
+class PlannedAttack:
+    """One attack of the plan. ``pick``, from 0 to 1, selects one of the possible targets."""
 
     number: int
-    kind: Kind
-    what: What
+    kind: AttackKind
+    what: TargetKind
     seconds: float
     pick: float
     pause_seconds: float
     """Before it."""
     waits: bool
-    """Until the pool has recovered from all before."""
+    """Until the pool has recovered from all previous attacks."""
 
 
-def deal(seed: int, menu: Sequence[tuple[Kind, What]]) -> Iterator[Card]:
-    """Return attacks without end."""
-    chance = Random(seed)
+def planned_attacks(seed: int, possible: Sequence[tuple[AttackKind, TargetKind]]) -> Iterator[PlannedAttack]:
+    """Yield attacks; never ends."""
+    rng = Random(seed)
     number, at_once = 0, 0
     while True:
-        for kind, what in chance.sample(menu, len(menu)):
+        for kind, what in rng.sample(possible, len(possible)):
             number += 1
-            waits = at_once >= MOST_AT_ONCE or chance.random() < 0.5
+            waits = at_once >= MAX_CONCURRENT or rng.random() < 0.5
             at_once = 1 if waits else at_once + 1
-            yield Card(
+            yield PlannedAttack(
                 number,
                 kind,
                 what,
-                seconds=round(chance.uniform(*_SECONDS[kind]), 1) if kind.lasts else 0.0,
-                pick=chance.random(),
-                pause_seconds=round(chance.uniform(0.0, 1.5), 2),
+                seconds=round(rng.uniform(*_SECONDS[kind]), 1) if kind.lasts else 0.0,
+                pick=rng.random(),
+                pause_seconds=round(rng.uniform(0.0, 1.5), 2),
                 waits=waits,
             )

@@ -1,4 +1,4 @@
-"""Finds the processes of a pool on this machine in /proc.
+"""The processes of a pool on this machine, read from /proc.
 
 Services and agents are children of `resile up`, identified by their command lines. Workers are forked and have no
 command line of their own: each keeps a memory file open whose name identifies its job and number
@@ -14,7 +14,7 @@ from resile_learner.processes.descendants import descendants, processes
 from resile_learner.processes.protocol import PROCESS_NAME_PREFIX
 from resile_shared.errors import ResileError
 
-from .attacks import Target, What
+from .attacks import Target, TargetKind
 
 _MARK = f"/memfd:{PROCESS_NAME_PREFIX}"
 _GONE = " (deleted)"
@@ -24,12 +24,12 @@ class TargetNotRunning(ResileError):
     """The target of an attack is not running."""
 
     def __init__(self, target: Target) -> None:
-        super().__init__(f"{target} is not running now: look with `resile top`, and try again")
+        super().__init__(f"{target} is not running: check with `resile top`, and try again")
 
 
 @dataclass(frozen=True)
 class RunningWorker:
-    """A worker of the pool and its process."""
+    """A worker and its process."""
 
     job: str
     number: int
@@ -49,9 +49,9 @@ class PoolProcesses:
         """Return the agents that run, by host."""
         return {host: pid for pid, words in self._children() if (host := _host_of(words))}
 
-    def pid(self, what: What) -> int | None:
-        """Return the process of a service, None while it is not there."""
-        if what is What.OBJECT_STORE:
+    def pid(self, what: TargetKind) -> int | None:
+        """Return the process of a service, None while it is not running."""
+        if what is TargetKind.OBJECT_STORE:
             store = self.object_store
             return store if store is not None and Path(f"/proc/{store}").exists() else None
         return next((pid for pid, words in self._children() if _is(what, words)), None)
@@ -62,13 +62,13 @@ class PoolProcesses:
         return sorted((w for w in found if job in (None, w.job)), key=lambda w: (w.job, w.number))
 
     def victims(self, target: Target) -> list[int]:
-        """Return the processes that ``target`` names; of a host all. Raises ResileError."""
+        """Return the processes of ``target``; of a host all. Raises TargetNotRunning."""
         what, name = target.what, target.name
         if what.is_of_job:
             found = [w.pid for w in self.workers(target.job) if name in (w.job, f"{w.job}/{w.number}")]
         elif what.is_of_host:
             agent = self.hosts().get(name)
-            below = [process.pid for process in descendants(agent)] if agent and what is What.HOST else []
+            below = [process.pid for process in descendants(agent)] if agent and what is TargetKind.HOST else []
             found = [agent, *below] if agent else []
         else:
             found = [pid] if (pid := self.pid(what)) else []
@@ -106,8 +106,8 @@ def _command_line(pid: int) -> list[str]:
         return []
 
 
-def _is(what: What, words: list[str]) -> bool:
-    if what is What.BUS:
+def _is(what: TargetKind, words: list[str]) -> bool:
+    if what is TargetKind.BUS:
         return Path(words[0]).name == "nats-server" if words else False
     return f"resile_{what}" in words
 

@@ -1,8 +1,8 @@
-"""When a pool has recovered from an attack: found in what it tells, and by asking it.
+"""When a pool has recovered from an attack, from its reports and by probing it.
 
-A job has when a generation without the victims, or anybody after the end of the attack, commits an iteration. A host
-has when it is up again, with a higher incarnation if its agent was killed; a service when it is ready and does its
-work.
+A job has recovered when a generation without the victims commits an iteration, or any generation does after the attack.
+A host has when it is up, with a higher incarnation if its agent was killed; a service when it is ready and has done
+something that only it can do.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import HostState
 
 from ..client import Client, Refused
-from .attacks import SERVICES, Attack, Kind, What
+from .attacks import SERVICES, Attack, AttackKind, TargetKind
 from .observation import Observations, Observer
 from .processes import PoolProcesses
 
 PATIENCE_SECONDS = 120.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _ASK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Struck:
-    """An attack that was carried out: from ``since`` to ``until``, in seconds since the epoch."""
+class InjectedAttack:
+    """An attack that was carried out, from ``since`` to ``until``, in seconds since the epoch."""
 
     attack: Attack
     since: float
@@ -44,17 +44,19 @@ class Struck:
 
 
 @dataclass(frozen=True)
-class Recovered:
-    """After how many seconds ``what`` (a job, a host, a service) had recovered; None: that was not seen."""
+class PartRecovery:
+    """Seconds until ``what`` (a job, a host, a service) had recovered; None: it did not."""
 
     what: str
     seconds: float | None
 
 
-def goes_on(seen: Observations, job: str, victims: frozenset[int], *, since: float, until: float) -> float | None:
+def job_recovery_time(
+    seen: Observations, job: str, victims: frozenset[int], *, since: float, until: float
+) -> float | None:
     """Return when ``job`` first committed an iteration without ``victims`` after ``since``, or at all after ``until``.
 
-    A job that has trained to its end needs nobody any more.
+    A job that has completed counts as recovered.
     """
     times = [
         commit.time
@@ -67,8 +69,8 @@ def goes_on(seen: Observations, job: str, victims: frozenset[int], *, since: flo
     return min(times, default=None)
 
 
-def stores_again(seen: Observations, job: str, *, until: float) -> float | None:
-    """Return when ``job`` first had a complete checkpoint after ``until``; one that has completed needs none."""
+def checkpoint_recovery_time(seen: Observations, job: str, *, until: float) -> float | None:
+    """Return when ``job`` first had a complete checkpoint after ``until``; completion counts, too."""
     times = [when for when in seen.checkpoints[job] if when > until]
     if job in seen.completed:
         times.append(max(until, seen.completed[job]))
@@ -79,13 +81,13 @@ def _is_without(members: frozenset[int] | None, victims: frozenset[int]) -> bool
     return members is not None and not members & victims
 
 
-def is_back(host: HostView, struck: Struck) -> bool:
-    """Whether a host that was hit is what it was before."""
-    needed = struck.incarnation + (struck.attack.kind is Kind.KILL)
+def is_host_recovered(host: HostView, injected: InjectedAttack) -> bool:
+    """Whether a host that was hit is up again."""
+    needed = injected.incarnation + (injected.attack.kind is AttackKind.KILL)
     return host.state is HostState.UP and host.incarnation >= needed
 
 
-class Recovery:
+class RecoveryWatcher:
     """Waits for the pool in ``home`` to recover."""
 
     def __init__(self, home: Path, client: Client, observer: Observer, processes: PoolProcesses) -> None:
@@ -94,81 +96,83 @@ class Recovery:
         self._observer = observer
         self._processes = processes
 
-    async def of(self, struck: Struck) -> list[Recovered]:
-        """Return how long each part took that was hit; a lasting attack is over by then."""
-        found = await asyncio.gather(*(self._wait(*part, struck) for part in self._parts(struck)))
-        await asyncio.sleep(max(0.0, struck.until - time.time()))
+    async def wait(self, injected: InjectedAttack) -> list[PartRecovery]:
+        """Wait until each part that was hit has recovered, and the attack is over; return the recovery times."""
+        found = await asyncio.gather(*(self._wait(*part, injected) for part in self._parts(injected)))
+        await asyncio.sleep(max(0.0, injected.until - time.time()))
         return found
 
-    def _parts(self, struck: Struck) -> Iterator[tuple[str, float, Callable[[], Awaitable[float | None]]]]:
-        """What has to recover, from when on its time counts, and how that is seen."""
-        attack = struck.attack
-        hinders = attack.kind in (Kind.SLOW, Kind.SLOW_LINK, Kind.DISK_FULL)
-        start = struck.until if hinders else struck.since
-        for job in struck.workers:
-            yield job, start, lambda job=job: self._job(job, struck)  # type: ignore[misc]
+    def _parts(self, injected: InjectedAttack) -> Iterator[tuple[str, float, Callable[[], Awaitable[float | None]]]]:
+        """Yield each part that must recover, the start of its recovery time, and a function that finds the end."""
+        attack = injected.attack
+        hinders = attack.kind in (AttackKind.SLOW, AttackKind.SLOW_LINK, AttackKind.DISK_FULL)
+        start = injected.until if hinders else injected.since
+        for job in injected.workers:
+            yield job, start, lambda job=job: self._job(job, injected)  # type: ignore[misc]
         if attack.target.what.is_of_host:
-            yield attack.target.name, struck.until, lambda: self._host(struck)
+            yield attack.target.name, injected.until, lambda: self._host(injected)
         if attack.target.what.is_service:
-            yield attack.target.what.value, struck.until, lambda: self._service(struck)
-        if attack.target.what is What.OBJECT_STORE and attack.target.name:
-            yield f"checkpoint of {attack.target.name}", struck.until, lambda: self._checkpoint(struck)
+            yield attack.target.what.value, injected.until, lambda: self._service(injected)
+        if attack.target.what is TargetKind.OBJECT_STORE and attack.target.name:
+            yield f"checkpoint of {attack.target.name}", injected.until, lambda: self._checkpoint(injected)
 
     async def _wait(
-        self, what: str, start: float, look: Callable[[], Awaitable[float | None]], struck: Struck
-    ) -> Recovered:
-        deadline = struck.until + PATIENCE_SECONDS
+        self, what: str, start: float, look: Callable[[], Awaitable[float | None]], injected: InjectedAttack
+    ) -> PartRecovery:
+        deadline = injected.until + PATIENCE_SECONDS
         while time.time() < deadline:
             try:
                 async with asyncio.timeout(max(_ASK_SECONDS, deadline - time.time())):
                     if (when := await look()) is not None:
-                        return Recovered(what, max(0.0, when - start))
+                        return PartRecovery(what, max(0.0, when - start))
             except (ResileError, TimeoutError):
-                pass  # the pool does not answer, which is what is waited for
-            await asyncio.sleep(_LOOK_SECONDS)
-        return Recovered(what, None)
+                pass  # the pool has not recovered yet
+            await asyncio.sleep(_POLL_SECONDS)
+        return PartRecovery(what, None)
 
-    async def _job(self, job: str, struck: Struck) -> float | None:
-        return goes_on(self._observer.seen, job, struck.workers[job], since=struck.since, until=struck.until)
+    async def _job(self, job: str, injected: InjectedAttack) -> float | None:
+        return job_recovery_time(
+            self._observer.seen, job, injected.workers[job], since=injected.since, until=injected.until
+        )
 
-    async def _checkpoint(self, struck: Struck) -> float | None:
-        return stores_again(self._observer.seen, struck.attack.target.name, until=struck.until)
+    async def _checkpoint(self, injected: InjectedAttack) -> float | None:
+        return checkpoint_recovery_time(self._observer.seen, injected.attack.target.name, until=injected.until)
 
-    async def _host(self, struck: Struck) -> float | None:
-        if time.time() < struck.until:
+    async def _host(self, injected: InjectedAttack) -> float | None:
+        if time.time() < injected.until:
             return None
         for host in await self._client.hosts():
-            if host.id == struck.attack.target.name and is_back(host, struck):
-                return max(host.since.timestamp(), struck.until)
+            if host.id == injected.attack.target.name and is_host_recovered(host, injected):
+                return max(host.since.timestamp(), injected.until)
         return None
 
-    async def _service(self, struck: Struck) -> float | None:
-        what = struck.attack.target.what
+    async def _service(self, injected: InjectedAttack) -> float | None:
+        what = injected.attack.target.what
         pid = self._processes.pid(what)
-        if time.time() < struck.until or pid is None:
+        if time.time() < injected.until or pid is None:
             return None
-        if struck.attack.kind is Kind.KILL and pid in struck.processes:
+        if injected.attack.kind is AttackKind.KILL and pid in injected.processes:
             return None
-        needing = SERVICES[:-1] if what is What.BUS else (what,)
-        if what is What.BUS and not await self._bus_listens():
+        needing = SERVICES[:-1] if what is TargetKind.BUS else (what,)
+        if what is TargetKind.BUS and not await self._bus_listens():
             return None
         if not all([await self._is_ready(service.value) for service in needing]):
             return None
         ready = time.time()
         while not await self._does_its_work(what, ready):  # noqa: ASYNC110 - what other processes do sets no event
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         return time.time()
 
-    async def _does_its_work(self, what: What, ready: float) -> bool:
+    async def _does_its_work(self, what: TargetKind, ready: float) -> bool:
         """Ask for what only this service can do."""
         jobs = await self._client.jobs()
         living = [job for job in jobs if not job.state.is_final]
-        if what is What.SCHEDULER and living:
+        if what is TargetKind.SCHEDULER and living:
             try:
                 await self._client.set_priority(living[0].id, living[0].priority)
             except Refused as error:
                 return error.status == 409
-        if what is What.BUS and (working := [job for job in living if job.workers]):
+        if what is TargetKind.BUS and (working := [job for job in living if job.workers]):
             newest = (self._observer.seen.commits[job.id][-1:] for job in working)
             return any(commit.time > ready for commits in newest for commit in commits)
         return True

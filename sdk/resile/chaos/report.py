@@ -1,4 +1,4 @@
-"""What a campaign has found, as text and as JSON. Pure."""
+"""The report of a campaign, as text and as JSON. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -6,16 +6,16 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-from .verdict import Evidence, Outcome
+from .verdict import CampaignRecord, Outcome
 
 
 def recovery_times(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return, for each kind of attack and each kind of part that it hit, how long recovery took."""
+    """Return recovery times for each kind of attack and each kind of part that it hit."""
     seconds: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for outcome in outcomes:
-        attack = outcome.struck.attack
+        attack = outcome.injected.attack
         for part in outcome.recovered:
-            what = "job" if part.what in outcome.struck.workers else attack.target.what.value
+            what = "job" if part.what in outcome.injected.workers else attack.target.what.value
             if part.seconds is not None:
                 seconds[f"{attack.kind} {attack.target.what}", what].append(part.seconds)
     return [
@@ -36,35 +36,35 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def table(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
-    """Return the rows of the same, below a heading."""
+    """Return the same as table rows, the heading first."""
     yield "ATTACK", "RECOVERY OF", "COUNT", "MEDIAN", "P99"
     for row in recovery_times(outcomes):
         times = (f"{row[key]:.2f} s" for key in ("median_seconds", "p99_seconds"))
         yield row["attack"], row["part"], str(row["count"]), *times
 
 
-def document(evidence: Evidence, faults: Sequence[str], *, seed: int) -> dict[str, Any]:
-    """Return everything for programs."""
+def document(record: CampaignRecord, faults: Sequence[str], *, seed: int) -> dict[str, Any]:
+    """Return the report as a JSON document."""
     return {
         "seed": seed,
-        "jobs": list(evidence.accepted),
-        "attacks": [outcome_document(outcome) for outcome in evidence.outcomes],
-        "recovery": recovery_times(evidence.outcomes),
-        "params_sha256": evidence.alone_sha256,
+        "jobs": list(record.accepted),
+        "attacks": [outcome_document(outcome) for outcome in record.outcomes],
+        "recovery": recovery_times(record.outcomes),
+        "params_sha256": record.undisturbed_sha256,
         "faults": list(faults),
     }
 
 
 def outcome_document(outcome: Outcome) -> dict[str, Any]:
-    """Return one attack for programs."""
-    struck = outcome.struck
+    """Return one attack as a JSON document."""
+    injected = outcome.injected
     return {
         "number": outcome.number,
-        "attack": struck.attack.kind.value,
-        "target": str(struck.attack.target),
-        "seconds": struck.attack.seconds,
-        "time": struck.since,
-        "processes": list(struck.processes),
-        "detail": struck.detail,
+        "attack": injected.attack.kind.value,
+        "target": str(injected.attack.target),
+        "seconds": injected.attack.seconds,
+        "time": injected.since,
+        "processes": list(injected.processes),
+        "detail": injected.detail,
         "recovered": {part.what: part.seconds for part in outcome.recovered},
     }

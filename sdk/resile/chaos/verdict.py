@@ -1,4 +1,4 @@
-"""Which promises broke. Pure: made of what the pool told, of the jobs as they ended, and of an undisturbed run."""
+"""Which promises broke, from the pool's events, the final state of its jobs, and an undisturbed run. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 from ..demo.verdict import used_once
 from .observation import Commit, Observations
 from .processes import RunningWorker
-from .recovery import PATIENCE_SECONDS, Recovered, Struck
+from .recovery import PATIENCE_SECONDS, InjectedAttack, PartRecovery
 
 HOLDS_NOTHING = frozenset({"queued", "paused", "completed", "stopped", "failed"})
 """Items of a history after which a job holds no slot."""
@@ -19,45 +19,45 @@ HOLDS_NOTHING = frozenset({"queued", "paused", "completed", "stopped", "failed"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """One attack, and what became of those whom it hit."""
+    """One attack, and the recovery of the parts that it hit."""
 
     number: int
-    struck: Struck
-    recovered: Sequence[Recovered]
+    injected: InjectedAttack
+    recovered: Sequence[PartRecovery]
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """All that a campaign has brought to light."""
+class CampaignRecord:
+    """Everything recorded in a campaign."""
 
     accepted: Sequence[str]
-    """The jobs whose submission was answered."""
+    """The jobs whose submission was accepted."""
     jobs: Sequence[JobView]
-    """As they ended, of the same script all of those that were accepted."""
+    """The accepted jobs, as they ended; all of the same script."""
     seen: Observations
     outcomes: Sequence[Outcome]
-    alone_sha256: str
-    crowds: Sequence[str] = ()
+    undisturbed_sha256: str
+    oversubscribed: Sequence[str] = ()
     """When a host was seen with more workers than slots."""
 
 
-def faults(evidence: Evidence) -> Iterator[str]:
-    """Say what is not as it has to be; nothing, if all promises held."""
-    known = {job.id: job for job in evidence.jobs}
-    for name in evidence.accepted:
-        yield from _end(name, known.get(name), evidence.alone_sha256)
-    yield from histories(evidence.jobs, evidence.seen.events)
-    yield from slots_held_twice(evidence.seen.events)
-    yield from evidence.crowds
-    for job in evidence.jobs:
+def faults(record: CampaignRecord) -> Iterator[str]:
+    """Yield each broken promise."""
+    known = {job.id: job for job in record.jobs}
+    for name in record.accepted:
+        yield from _end(name, known.get(name), record.undisturbed_sha256)
+    yield from histories(record.jobs, record.seen.events)
+    yield from slots_held_twice(record.seen.events)
+    yield from record.oversubscribed
+    for job in record.jobs:
         yield from lineage(job)
-        yield from commits(job.id, evidence.seen.commits[job.id])
-    yield from streams(evidence.seen.sequences)
-    for outcome in evidence.outcomes:
+        yield from commits(job.id, record.seen.commits[job.id])
+    yield from streams(record.seen.sequences)
+    for outcome in record.outcomes:
         for part in outcome.recovered:
             if part.seconds is None:
                 yield (
-                    f"attack {outcome.number}, {outcome.struck.attack}: {part.what} had not recovered "
+                    f"attack {outcome.number}, {outcome.injected.attack}: {part.what} had not recovered "
                     f"after {PATIENCE_SECONDS:.0f} s"
                 )
 
@@ -103,7 +103,7 @@ def slots_held_twice(events: Iterable[JobEvent]) -> Iterator[str]:
             yield f"{slot} is held by {names} after item {event.item.number} of {event.job}"
 
 
-def crowds(workers: Sequence[RunningWorker], slots: Mapping[str, int]) -> Iterator[str]:
+def oversubscribed(workers: Sequence[RunningWorker], slots: Mapping[str, int]) -> Iterator[str]:
     """No host has more processes of workers than it has slots."""
     for host, number in Counter(worker.host for worker in workers).items():
         if number > slots[host]:

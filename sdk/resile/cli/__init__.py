@@ -13,7 +13,7 @@ _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]*-[0-9a-f]{6}")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with ``arguments`` (without the program's name); return its exit status.
 
-    Without ``arguments`` it is the whole process: it takes them from the command line, and leaves no child behind.
+    Without ``arguments`` it is the whole process: it reads the command line, and leaves no child behind.
     """
     try:
         return _main(list(arguments)) if arguments is not None else _process()
@@ -63,12 +63,12 @@ def _main(arguments: list[str]) -> int:
 
 def _explain(fault: str, command: str) -> str:
     if fault.startswith("No such option") and command in ("resile run", "resile submit"):
-        return f"{fault}; options of the script itself go after `--`, all others are in `{command} --help`"
+        return f"{fault}; put options of the script after `--`; `{command} --help` lists the others"
     return f"{fault}; see `{command} --help`"
 
 
 def with_resume_value(arguments: Sequence[str]) -> list[str]:
-    """Give ``--resume`` the value it may lack: the word after it belongs to it only if it is the id of a run."""
+    """Give ``--resume`` an empty value unless the next argument is the id of a run."""
     changed: list[str] = []
     rest = list(arguments)
     while rest:

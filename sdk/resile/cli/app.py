@@ -35,7 +35,7 @@ def _resile(
 
 @app.command(
     short_help="Train a script on this machine, with any number of workers.",
-    epilog="Exit status: 0 completed, 1 failed, 2 asked for what cannot be, 130 or 143 stopped by Ctrl-C or SIGTERM.",
+    epilog="Exit status: 0 completed, 1 failed, 2 invalid arguments, 130 or 143 stopped by Ctrl-C or SIGTERM.",
 )
 def run(
     script: Annotated[
@@ -51,32 +51,33 @@ def run(
     ] = None,
     plan: Annotated[
         str | None,
-        typer.Option(metavar="PLAN", help="Change the number of workers at exact iterations: 0:1,50:4,120:3"),
+        typer.Option(metavar="PLAN", help="Change the number of workers at these iterations: 0:1,50:4,120:3"),
     ] = None,
     resume: Annotated[
         str | None,
         typer.Option(
             metavar="[ID]",
-            help="Go on from the newest checkpoint of the script's newest run, or of run ID; "
-            "with the arguments of that run, if none are given.",
+            help="Resume from the newest checkpoint of the script's newest run, or of run ID; "
+            "with the arguments of that run unless you give others.",
         ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Copy the trained model here (safetensors).")
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="Set a variable in the workers; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="K=V", help="Set an environment variable in the workers; may be repeated."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the run. Default: that of the script.")
+        str | None, typer.Option(metavar="NAME", help="Name of the run. Default: the name of the script.")
     ] = None,
     home: Annotated[
         Path,
-        typer.Option(metavar="DIR", envvar="RESILE_HOME", help="Where runs, their logs and checkpoints are kept."),
+        typer.Option(metavar="DIR", envvar="RESILE_HOME", help="Folder for runs, their logs and checkpoints."),
     ] = DEFAULT_HOME,
     storage: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Keep checkpoints and the model there instead: file://, s3://, gs://, az://"),
+        typer.Option(metavar="URL", help="Store checkpoints and the model here instead: file://, s3://, gs://, az://"),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end; everything else goes to stderr.")
@@ -85,17 +86,17 @@ def run(
 ) -> int:
     r"""Train SCRIPT on this machine, with any number of workers, without a pool.
 
-    The parameters that come out are the same, bit for bit, whatever the number of workers and however often it changes.
+    The trained parameters are the same, bit for bit, for any number of workers, however often it changes.
 
     \b
     resile run train.py                           one worker for each core, at most 4
     resile run train.py --workers 3 -- --lr 0.1   three workers; --lr is the script's own option
     resile run train.py --plan 0:1,50:4,120:3     grow to 4 workers at iteration 50, shrink to 3 at 120
-    resile run train.py --resume                  go on from the newest checkpoint
+    resile run train.py --resume                  resume from the newest checkpoint
     resile run train.py -o model.safetensors      keep the trained model
 
-    Ctrl-C stops the run and leaves no process behind. What workers print is kept in the run's folder, below
-    DIR/runs, where the last 20 runs are. Temporary files of workers (TMPDIR) go when the run ends.
+    Ctrl-C stops the run and leaves no process behind. The output of workers is kept in the run's folder below
+    DIR/runs, which holds the last 20 runs. Temporary files of workers (TMPDIR) are deleted when the run ends.
     """
     from ..local.plan import parse_plan
     from ..local.settings import Resume, RunSettings
@@ -113,7 +114,7 @@ def run(
             name=name,
             output=output,
         )
-        from .run import train  # only now: it can be loaded on Linux alone, which the settings have checked
+        from .run import train  # imported here: it loads on Linux only, which the settings have checked
 
         return train(settings, as_json=as_json, quiet=quiet)
     except ResileError as error:
@@ -125,21 +126,21 @@ def run(
 @app.command(short_help="Two jobs share a pool, and end with the same bits as alone.")
 def demo(
     *,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to draw the picture.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the picture.")] = Path(
         "demo-out/demo.png"
     ),
     home: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep the demo's pool there. Default: a temporary folder that goes again."),
+        typer.Option(metavar="DIR", help="Home of the demo's pool. Default: a temporary folder."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end; everything else goes to stderr.")
     ] = False,
 ) -> int:
-    """Tell the story of two jobs on a pool of two hosts of four slots, and draw it.
+    """Run two jobs on a pool of two hosts with four slots each, and draw what happens.
 
-    Job 1 takes all eight slots; job 2 comes, and they have four each; its priority is raised, and they have three and
-    five; a host is killed, and they share what is left until it is back; job 1 completes, and job 2 takes all eight.
+    Job 1 takes all eight slots; job 2 is submitted, and each gets four; its priority is raised, and they get three and
+    five; a host is killed, and they share the other one until it is back; job 1 completes, and job 2 takes all eight.
     The demo succeeds if all this happened, every sample was used exactly once in every epoch, and both jobs end with
     the parameters of an undisturbed run on one worker, bit for bit.
     """
@@ -155,6 +156,6 @@ app.add_typer(chaos.app, name="chaos")
 command = typer.main.get_command(app)
 assert isinstance(command, typer.core.TyperGroup)
 _subs: list[Any] = [command]
-for _sub in _subs:  # raw docstrings spell the mark of examples in letters
+for _sub in _subs:  # raw docstrings spell \b, the marker of examples, in letters
     _subs += _sub.commands.values() if isinstance(_sub, typer.core.TyperGroup) else ()
     _sub.help = (_sub.help or "").replace("\\b", "\b")

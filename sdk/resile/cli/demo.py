@@ -1,4 +1,4 @@
-"""`resile demo`: tells the story to a pool of its own, compares, and turns the verdict into an exit status."""
+"""`resile demo`: runs the story on its own pool, compares the results, and returns the exit status."""
 
 import asyncio
 import importlib.util
@@ -43,7 +43,7 @@ async def _show(home: Path, output: Path, console: Console, *, as_json: bool) ->
     cores = len(os.sched_getaffinity(0))
     console.print(f"Two jobs learn handwritten digits on a pool of {NUM_HOSTS} hosts of {SLOTS_PER_HOST} slots.")
     console.print(f"This machine has {cores} core(s); workers beyond that share them, and make nothing faster.\n")
-    story, jobs = await _tell(home, console)
+    story, jobs = await _run_story(home, console)
     console.print("\nThe same two trainings, each alone on one worker ...")
     alone = await train((FIRST, SECOND), home=home / "undisturbed")
     shas = [result.completed.params_sha256 for result in alone if result.completed]
@@ -61,26 +61,26 @@ async def _show(home: Path, output: Path, console: Console, *, as_json: bool) ->
     return 1 if found else 0
 
 
-async def _tell(home: Path, console: Console) -> tuple[Story, Sequence[JobView]]:
-    """Start a pool, tell the story to it, and end it."""
+async def _run_story(home: Path, console: Console) -> tuple[Story, Sequence[JobView]]:
+    """Start a pool, run the story on it, and stop it."""
     from ..pool.home import PoolHome
     from ..pool.services import PoolOptions
     from ..pool.supervisor import Supervisor
 
-    console.print("the pool starts: bus, registry, scheduler, monitor, two hosts")
+    console.print("starting the pool: bus, registry, scheduler, monitor, two hosts")
     pool = PoolHome(home)
     ready = asyncio.Event()
-    supervisor = Supervisor(pool, PoolOptions(hosts=NUM_HOSTS, slots=SLOTS_PER_HOST), tell=console.print)
+    supervisor = Supervisor(pool, PoolOptions(hosts=NUM_HOSTS, slots=SLOTS_PER_HOST), log=console.print)
     running = asyncio.create_task(supervisor.run(lambda url: ready.set()))
     try:
         await asyncio.wait({running, waiting := asyncio.create_task(ready.wait())}, return_when="FIRST_COMPLETED")
         waiting.cancel()
         if running.done():
             running.result()
-            raise ResileError("the pool ended before the story began")
+            raise ResileError("the pool stopped before the demo began: its logs are in logs/ of its home")
         async with Client(find_server(home=home)) as client:
             board, on_look = _board(console, client.server.url)
-            story = Story(client, tell=console.print, on_look=on_look, kill=supervisor.kill_host)
+            story = Story(client, log=console.print, on_look=on_look, kill=supervisor.kill_host)
             with board:
                 return story, await story.run()
     finally:
@@ -98,7 +98,7 @@ def _board(console: Console, url: str) -> tuple[AbstractContextManager[object], 
     return nullcontext(), _lines(console.print)
 
 
-def _lines(tell: Callable[[str], None]) -> Look:
+def _lines(log: Callable[[str], None]) -> Look:
     shown: dict[str, tuple[int, str]] = {}
 
     def on_look(jobs: Sequence[JobSummary], hosts: Sequence[HostView]) -> None:
@@ -106,7 +106,7 @@ def _lines(tell: Callable[[str], None]) -> Look:
             shape = (job.workers, job.state.value if job.state.is_final else "")
             if shown.setdefault(job.id, (0, "")) != shape:
                 shown[job.id] = shape
-                tell(f"  {job.name}: {shape[1] or f'{job.workers} workers'}, iteration {job.iteration}")
+                log(f"  {job.name}: {shape[1] or f'{job.workers} workers'}, iteration {job.iteration}")
 
     return on_look
 
@@ -142,19 +142,21 @@ def _ledger(ending: Ending) -> str:
 def _check_needs() -> None:
     """Raise UsageError if this is not Linux, or if a package is missing that only the demo needs."""
     if sys.platform != "linux":
-        raise UsageError(f"the demo needs Linux, and this is {sys.platform}: `python {SCRIPT}` trains in one process")
+        raise UsageError(
+            f"the demo requires Linux; this machine runs {sys.platform}: `python {SCRIPT}` trains in one process"
+        )
     missing = [package for module, package in NEEDS.items() if importlib.util.find_spec(module) is None]
     if missing:
         packages = " ".join(missing)
-        raise UsageError(f"the demo needs {packages}: install with `{sys.executable} -m pip install {packages}`")
+        raise UsageError(f"the demo requires {packages}: install with `{sys.executable} -m pip install {packages}`")
 
 
 def _check_output(output: Path) -> None:
     if output.suffix != ".png":
-        raise UsageError(f"-o {output}: the picture is a PNG, so give a name that ends with .png")
+        raise UsageError(f"-o {output}: the picture is a PNG, so its name must end with .png")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"-o {output}: the folder {output.parent} cannot be made: {error.strerror}") from error
+        raise UsageError(f"-o {output}: the folder {output.parent} cannot be created: {error.strerror}") from error
     if output.is_dir() or not os.access(output if output.exists() else output.parent, os.W_OK):
-        raise UsageError(f"-o {output} cannot be written: name another file")
+        raise UsageError(f"-o {output} is not writable: choose another file")

@@ -1,4 +1,4 @@
-"""The commands that show hosts and change them."""
+"""The commands that show and drain hosts."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.command("hosts", short_help="List all hosts.")
 def list_hosts(*, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """List all hosts that were ever seen, with their slots and how many of them are busy."""
+    """List all hosts that ever joined, with their slots and how many of them are busy."""
     from .tables import host_table
 
     async def work(client: "Client") -> "tuple[HostView, ...]":
@@ -29,21 +29,24 @@ def list_hosts(*, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJ
         print_lines(host_table(hosts) if hosts else ["there are no hosts yet"])
 
 
-@app.command(short_help="Have a host let go of its workers, and take no more.")
+@app.command(short_help="Move all workers off a host.")
 def drain(
-    host: Annotated[str, typer.Argument(metavar="HOST", help="The host, as `resile hosts` names it.")],
+    host: Annotated[str, typer.Argument(metavar="HOST", help="Name of the host, as in `resile hosts`.")],
     *,
     deadline: Annotated[
         float | None,
-        typer.Option(metavar="S", min=0, help="Seconds after which workers that are left are killed. Default: never."),
+        typer.Option(
+            metavar="S", min=0, help="Seconds until the workers left on the host are ended. Default: no limit."
+        ),
     ] = None,
     server: Server = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
-    """Have a host let go of its workers at their next boundary, and take no more.
+    """Drain a host: it gets no new workers, and its jobs leave it at an iteration boundary.
 
-    Its jobs carry on elsewhere, or wait for room.
+    The jobs continue on other hosts, or wait for free slots. At the deadline the workers left on the host are ended,
+    and their jobs recover. The host takes workers again when its agent restarts.
     """
 
     async def work(client: "Client") -> None:
@@ -53,4 +56,4 @@ def drain(
     if as_json:
         print_json({"host_id": host})
     else:
-        typer.echo(f"{host} drains")
+        typer.echo(f"{host} is draining")

@@ -1,4 +1,4 @@
-"""The commands that submit jobs, show them and change them."""
+"""The commands that submit, show and change jobs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,52 +18,55 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command(short_help="Send a script or a folder to the pool; print the job's id.")
+@app.command(short_help="Submit a script or a folder as a job; print its id.")
 def submit(
     path: Annotated[
-        Path, typer.Argument(metavar="SCRIPT_OR_DIR", help="The training script, or a folder that holds it.")
+        Path, typer.Argument(metavar="SCRIPT_OR_DIR", help="The training script, or a folder that contains it.")
     ],
     args: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script, after `--`.")
     ] = None,
     *,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the job. Default: that of the script or folder.")
+        str | None, typer.Option(metavar="NAME", help="Name of the job. Default: the name of the script or folder.")
     ] = None,
     max_workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Never more workers than this. Default: as many as there are.")
+        int | None, typer.Option(metavar="N", help="Maximum number of workers. Default: no limit.")
     ] = None,
-    min_workers: Annotated[int, typer.Option(metavar="N", help="Wait until there is room for so many.")] = 1,
+    min_workers: Annotated[
+        int, typer.Option(metavar="N", help="Minimum number of workers: wait until so many slots are free.")
+    ] = 1,
     priority: Annotated[
-        int | None, typer.Option(metavar="N", help="A higher number means a larger share. Default: 5000.")
+        int | None, typer.Option(metavar="N", help="A higher priority means a larger share. Default: 5000.")
     ] = None,
-    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Who the job belongs to.")] = None,
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Tenant that the job belongs to.")] = None,
     group: Annotated[str, typer.Option(metavar="LABELS", help="Only hosts with these labels: gpu=h200,zone=a")] = "",
     env: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="Set a variable in the workers; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="K=V", help="Set an environment variable in the workers; may be repeated."),
     ] = None,
     server: Server = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
-    r"""Send a script or a folder to the pool, and print the id of the job.
+    r"""Submit a script or a folder to the pool as a job, and print its id.
 
-    The job is stored by then: it will run, whatever fails meanwhile.
+    The job is stored when the id is printed, and is not lost whatever fails afterwards.
 
     \b
     resile submit train.py                                 as many workers as are free
     resile submit train.py --max-workers 4 -- --lr 0.1     at most four; --lr is the script's own option
     resile submit project/ --priority 8000                 a folder with train.py, main.py or one *.py
-    resile wait $(resile submit train.py)                  submit, and wait for the end
+    resile wait $(resile submit train.py)                  submit, and wait until it ends
 
-    A folder is sent whole. A script takes along the Python files and files of up to 1 MB beside it, and the packages
-    (folders with an __init__.py) below its folder; from a home directory it goes alone. Hidden files,
-    virtual environments and links to folders stay. The limit is 50 MB and 5000 files: data belongs elsewhere.
+    A folder is uploaded whole. With a script go the Python files and files of up to 1 MB beside it, and the packages
+    (folders with an __init__.py) below its folder; a script in a home directory is uploaded alone. Hidden files,
+    virtual environments and links to folders are not uploaded. The limit is 50 MB and 5000 files: keep data elsewhere.
     """
     from ..package import pack
 
     package = pack(path)
-    wishes = {
+    fields = {
         "name": name or (path.resolve().name if path.is_dir() else path.stem),
         "script": package.script,
         "args": tuple(args or ()),
@@ -76,10 +79,10 @@ def submit(
             if value is not None
         },
     }
-    _spec({**wishes, "package": "checked before it is sent"})
+    _spec({**fields, "package": "validated before the upload"})
 
     async def work(client: "Client") -> str:
-        return await client.submit(_spec({**wishes, "package": await client.upload(package.content)}))
+        return await client.submit(_spec({**fields, "package": await client.upload(package.content)}))
 
     job = reach(work, server=server, home=home, as_json=as_json)
     if as_json:
@@ -88,17 +91,17 @@ def submit(
         typer.echo(job)
 
 
-def _spec(wishes: dict[str, object]) -> "JobSpec":
+def _spec(fields: dict[str, object]) -> "JobSpec":
     from pydantic import ValidationError
 
     from resile_shared.messages.jobs import JobSpec
 
     try:
-        return JobSpec.model_validate(wishes)
+        return JobSpec.model_validate(fields)
     except ValidationError as error:
         faults = [(".".join(map(str, fault["loc"])), fault["msg"]) for fault in error.errors()]
-        told = [f"--{name.replace('_', '-')}: {message}" if name else message for name, message in faults]
-        raise UsageError("; ".join(text.replace("Value error, ", "") for text in told)) from error
+        messages = [f"--{name.replace('_', '-')}: {message}" if name else message for name, message in faults]
+        raise UsageError("; ".join(text.replace("Value error, ", "") for text in messages)) from error
 
 
 @app.command("jobs", short_help="List all jobs.")
@@ -113,12 +116,12 @@ def list_jobs(*, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJs
     if as_json:
         print_json({"jobs": jobs})
     else:
-        print_lines(job_table(jobs) if jobs else ["there are no jobs: `resile submit train.py` sends one"])
+        print_lines(job_table(jobs) if jobs else ["there are no jobs: submit one with `resile submit train.py`"])
 
 
-@app.command("job", short_help="Show one job, and all that happened to it.")
+@app.command("job", short_help="Show one job and its history.")
 def show_job(job: Job, *, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Show one job: how far it is, on which slots, and what happened to it."""
+    """Show one job: its progress, its slots, and its history."""
     from .tables import job_details
 
     async def work(client: "Client") -> "JobView":
@@ -131,18 +134,18 @@ def show_job(job: Job, *, server: Server = None, home: Home = DEFAULT_HOME, as_j
         print_lines(job_details(view))
 
 
-@app.command(short_help="Give a job a larger or smaller share.")
+@app.command(short_help="Change the priority of a job.")
 def priority(
     job: Job,
-    number: Annotated[int, typer.Argument(metavar="N", help="Jobs start with 5000.")],
+    number: Annotated[int, typer.Argument(metavar="N", help="The new priority; the default of jobs is 5000.")],
     *,
     server: Server = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
-    r"""Give a job a larger or smaller share of the pool.
+    r"""Change the priority of a job, and so its share of the pool.
 
-    Shares follow priorities: two jobs with 5000 and 10000 share 9 slots as 3 and 6.
+    Shares are proportional to priorities: two jobs with 5000 and 10000 share 9 slots as 3 and 6.
     """
 
     async def work(client: "Client") -> str:
@@ -153,47 +156,47 @@ def priority(
     _confirm(reach(work, server=server, home=home, as_json=as_json), f"has priority {number}", as_json=as_json)
 
 
-@app.command(short_help="End a job for good.")
+@app.command(short_help="Stop a job for good.")
 def stop(
     job: Job,
     *,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept in the job's history.")] = "",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Recorded in the job's history.")] = "",
     server: Server = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
-    """End a job for good; its slots go to others."""
+    """Stop a job for good; its slots go to other jobs."""
 
     async def work(client: "Client") -> str:
         found = await client.find(job)
         await client.stop(found, reason=reason)
         return found
 
-    _confirm(reach(work, server=server, home=home, as_json=as_json), "stops", as_json=as_json)
+    _confirm(reach(work, server=server, home=home, as_json=as_json), "is stopping", as_json=as_json)
 
 
-@app.command(short_help="Have a job save a checkpoint and give up its slots.")
+@app.command(short_help="Save a checkpoint of a job, and release its slots.")
 def pause(job: Job, *, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Have a job save a checkpoint, give up its slots, and wait for `resile resume`."""
+    """Save a checkpoint of a job and release its slots, until `resile resume`."""
 
     async def work(client: "Client") -> str:
         found = await client.find(job)
         await client.pause(found)
         return found
 
-    _confirm(reach(work, server=server, home=home, as_json=as_json), "pauses", as_json=as_json)
+    _confirm(reach(work, server=server, home=home, as_json=as_json), "is pausing", as_json=as_json)
 
 
-@app.command(short_help="Have a paused job go on.")
+@app.command(short_help="Resume a paused job.")
 def resume(job: Job, *, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Have a paused job go on from its checkpoint, once there is room."""
+    """Resume a paused job from its checkpoint, as soon as slots are free."""
 
     async def work(client: "Client") -> str:
         found = await client.find(job)
         await client.resume(found)
         return found
 
-    _confirm(reach(work, server=server, home=home, as_json=as_json), "goes on", as_json=as_json)
+    _confirm(reach(work, server=server, home=home, as_json=as_json), "is resuming", as_json=as_json)
 
 
 def _confirm(job: str, what: str, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""What many commands share: their options, and the way to the pool."""
+"""What many commands share: their options, and the connection to the pool."""
 
 import asyncio
 import json
@@ -22,19 +22,19 @@ Server = Annotated[
         "--server",
         metavar="URL",
         envvar="RESILE_SERVER",
-        help="The pool's address; its token is read from RESILE_TOKEN. Default: the pool of the home.",
+        help="URL of the pool; its token is read from RESILE_TOKEN. Default: the pool in the home folder.",
     ),
 ]
 Home = Annotated[
     Path,
-    typer.Option("--home", metavar="DIR", envvar="RESILE_HOME", help="Home folder of the pool on this machine."),
+    typer.Option("--home", metavar="DIR", envvar="RESILE_HOME", help="Home folder of a pool on this machine."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Job = Annotated[str, typer.Argument(metavar="ID", help="The job: its id, or its name if no other job has it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Job = Annotated[str, typer.Argument(metavar="ID", help="The job, by id, or by name if the name is unique.")]
 
 
 def reach(work: Callable[["Client"], Awaitable[T]], *, server: str | None, home: Path, as_json: bool) -> T:
-    """Do ``work`` with a client of the pool; with ``as_json`` a failure is an object on stdout, too."""
+    """Do ``work`` with a client of the pool; with ``as_json`` a failure is also printed as an object."""
     from ..client import Client, find_server
 
     async def connected() -> T:
@@ -50,7 +50,7 @@ def reach(work: Callable[["Client"], Awaitable[T]], *, server: str | None, home:
 
 
 def print_json(document: object) -> None:
-    """Print views of the API, or what holds them, as one line of JSON."""
+    """Print API views, or a document that contains them, as one line of JSON."""
     import orjson
     from pydantic_core import to_jsonable_python
 
@@ -58,16 +58,16 @@ def print_json(document: object) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines for people."""
+    """Print lines of text."""
     for line in lines:
         typer.echo(line)
 
 
 def variable(text: str) -> tuple[str, str]:
-    """Take ``NAME=VALUE`` apart. Raises UsageError."""
+    """Parse ``NAME=VALUE``. Raises UsageError."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise UsageError(f"--env {text!r} is not of the form NAME=VALUE")
+        raise UsageError(f"--env {text!r}: must have the form NAME=VALUE")
     if name == "PYTHONHASHSEED":
-        raise UsageError("--env PYTHONHASHSEED: it is always 0, or two runs would not give the same bits")
+        raise UsageError("--env PYTHONHASHSEED cannot be set: it is always 0, so that two runs give the same bits")
     return name, value

@@ -1,4 +1,4 @@
-"""How fast a run goes."""
+"""The speed of a run."""
 
 from collections import deque
 
@@ -6,27 +6,27 @@ WINDOW_SECONDS = 10.0
 
 
 class Pace:
-    """Iterations a second over the last seconds, and the time that is left at that speed."""
+    """Iterations per second over a sliding window, and the remaining time at that speed."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque()
 
     def add(self, iteration: int, now: float) -> None:
-        """Take in that ``iteration`` iterations were complete at ``now``."""
+        """Record that ``iteration`` iterations were complete at ``now``."""
         self._points.append((now, iteration))
         while len(self._points) > 2 and now - self._points[0][0] > WINDOW_SECONDS:
             self._points.popleft()
 
     @property
     def per_second(self) -> float | None:
-        """Iterations a second; None while there is too little to tell."""
+        """Iterations per second; None before there are two points."""
         if len(self._points) < 2:
             return None
         (start, first), (end, last) = self._points[0], self._points[-1]
         return (last - first) / (end - start) if end > start and last > first else None
 
     def seconds_left(self, iterations: int) -> float | None:
-        """How long ``iterations`` more will take."""
+        """Return the seconds that ``iterations`` more will take."""
         speed = self.per_second
         return iterations / speed if speed else None
 

@@ -1,4 +1,4 @@
-"""Looking at a pool again and again, and bearing with it while it is away."""
+"""Polling a pool, with patience for outages."""
 
 import asyncio
 import time
@@ -12,24 +12,24 @@ POLL_SECONDS = 0.5
 T = TypeVar("T")
 
 
-async def looks(look: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
-    """Return what ``look`` sees, twice a second. Raises what it raises, a pool that is away only after a minute."""
-    heard = time.monotonic()
+async def poll(fetch: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
+    """Yield the result of ``fetch`` twice a second. Raises its errors; an unreachable pool only after a minute."""
+    last_success = time.monotonic()
     while True:
         try:
-            seen = await look()
+            result = await fetch()
         except (Unreachable, Refused) as error:
-            is_away = isinstance(error, Unreachable) or error.status >= 500
-            if not is_away or time.monotonic() - heard > PATIENCE_SECONDS:
+            is_outage = isinstance(error, Unreachable) or error.status >= 500
+            if not is_outage or time.monotonic() - last_success > PATIENCE_SECONDS:
                 raise
         else:
-            heard = time.monotonic()
-            yield seen
+            last_success = time.monotonic()
+            yield result
         await asyncio.sleep(POLL_SECONDS)
 
 
 async def until_over(client: Client, job: str) -> None:
-    """Return when the job has completed, failed or was stopped."""
-    async for view in looks(lambda: client.job(job)):
+    """Return when the job has completed, failed or been stopped."""
+    async for view in poll(lambda: client.job(job)):
         if view.state.is_final:
             return

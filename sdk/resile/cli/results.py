@@ -1,4 +1,4 @@
-"""The commands that fetch what a job has brought about."""
+"""The commands that fetch the results of a job."""
 
 import os
 import tarfile
@@ -22,7 +22,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.command(short_help="Show how often every sample was used.")
 def ledger(job: Job, *, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Show for each epoch of a job how many samples were used once, more often, and never."""
+    """Show for each epoch of a job how many samples were used once, more than once, and never."""
     from .tables import ledger_table
 
     async def work(client: "Client") -> "LedgerView":
@@ -50,7 +50,9 @@ def model(
     resile model digits-7f3a2c -o model.safetensors
     """
     if output.is_dir():
-        raise UsageError(f"-o {output} is a folder: name a file in it, such as {output / 'model.safetensors'}")
+        raise UsageError(
+            f"-o {output} is a folder: give the name of a file in it, such as {output / 'model.safetensors'}"
+        )
     _check_writable(output)
 
     async def work(client: "Client") -> None:
@@ -67,7 +69,7 @@ def model(
 def output(
     job: Job,
     *,
-    folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to put the files in.")],
+    folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write the files to.")],
     server: Server = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
@@ -78,7 +80,7 @@ def output(
     resile output digits-7f3a2c -o results/
     """
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"-o {folder} is a file: name a folder")
+        raise UsageError(f"-o {folder} is a file: give the name of a folder")
     _check_writable(folder)
 
     async def work(client: "Client") -> int:
@@ -98,7 +100,7 @@ def output(
 
 def _check_writable(path: Path) -> None:
     if not path.parent.is_dir():
-        raise UsageError(f"-o {path}: there is no folder {path.parent}")
+        raise UsageError(f"-o {path}: the folder {path.parent} does not exist: create it")
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"-o {path}: the folder {path.parent} is not writable")
 

@@ -1,31 +1,31 @@
-"""The end of commands that run until a signal: the first one drains, a second one ends at once."""
+"""Signals of commands that run until stopped: the first one drains, a second one stops at once."""
 
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-ONE_SIGNAL_SECONDS = 0.3  # some senders tell the process and its group: that is one signal, not two
+ONE_SIGNAL_SECONDS = 0.3  # some senders signal both the process and its group: that counts once
 
 
 class Supervising(Protocol):
-    """What starts and keeps processes."""
+    """A supervisor of processes."""
 
     def pids(self) -> set[int]:
-        """Return the ids of its processes."""
+        """Return the ids of the supervised processes."""
 
     async def kill(self) -> None:
-        """End at once what is left."""
+        """Kill all remaining processes."""
 
 
 async def until_stopped(
-    supervisor: Supervising, work: Coroutine[Any, Any, None], *, tell: Callable[[str], None], last_word: str
+    supervisor: Supervising, work: Coroutine[Any, Any, None], *, log: Callable[[str], None], final_message: str
 ) -> int:
     """Do ``work`` until a signal cancels it; return the exit status of the command."""
-    from ..pool.strays import end_strays
+    from ..pool.orphans import kill_orphans
 
     loop = asyncio.get_running_loop()
-    strays = asyncio.ensure_future(end_strays(supervisor.pids))
+    orphans = asyncio.ensure_future(kill_orphans(supervisor.pids))
     task = asyncio.ensure_future(work)
     signals: list[tuple[signal.Signals, float]] = []
 
@@ -33,20 +33,20 @@ async def until_stopped(
         if signals and loop.time() - signals[0][1] < ONE_SIGNAL_SECONDS:
             return
         signals.append((number, loop.time()))
-        tell("draining; once more ends it at once" if len(signals) == 1 else "ending at once")
+        log("draining; press Ctrl-C again to stop at once" if len(signals) == 1 else "stopping at once")
         task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # set by nohup
             loop.add_signal_handler(number, stop, number)
     try:
         await asyncio.wait({task})
     finally:
-        strays.cancel()
+        orphans.cancel()
         await supervisor.kill()
     if not task.cancelled():
         task.result()
     if len(signals) > 1:
         return 128 + signals[-1][0]
-    tell(last_word)
+    log(final_message)
     return 0

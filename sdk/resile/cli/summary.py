@@ -10,7 +10,7 @@ from .tables import ledger_lines
 
 
 def summary(result: Result) -> Iterator[str]:
-    """Tell the results of a completed run, one line each."""
+    """Log the results of a completed run, one line each."""
     completed = result.completed
     assert completed is not None
     for label, value in _rows(result, completed):

@@ -1,4 +1,4 @@
-"""Jobs, hosts, history and events as text for people."""
+"""Jobs, hosts, history and events as text."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -41,7 +41,7 @@ def _job_row(job: JobSummary) -> tuple[str, ...]:
 
 
 def job_details(job: JobView) -> Iterator[str]:
-    """Show one job, and what happened to it."""
+    """Show one job and its history."""
     rows = [(label, value) for label, value in _details(job) if value]
     width = max(len(label) for label, _ in rows)
     for label, value in rows:
@@ -62,7 +62,7 @@ def _details(job: JobView) -> Iterator[tuple[str, str]]:
     yield "tenant", job.tenant
     yield "group", job.group
     yield "priority", str(job.priority)
-    yield "workers", f"{job.workers} (may have {job.min_workers} to {job.max_workers})"
+    yield "workers", f"{job.workers} (limits {job.min_workers} to {job.max_workers})"
     yield "slots", " ".join(job.slots)
     yield "generation", str(job.generation)
     yield "iteration", iterations(job)
@@ -80,7 +80,7 @@ def _details(job: JobView) -> Iterator[tuple[str, str]]:
 
 
 def history_table(history: Iterable[HistoryItem]) -> Iterator[str]:
-    """Show what happened to a job, one line each."""
+    """Show the history of a job, one line each."""
     heading = ("NUMBER", "TIME", "KIND", "GENERATION", "WORKERS", "ITERATION", "WHY")
     return columns(
         heading,
@@ -127,7 +127,7 @@ def ledger_table(ledger: LedgerView) -> Iterator[str]:
 
 
 def ledger_lines(epochs: Sequence[EpochCount]) -> Iterator[str]:
-    """Say in one line that all is well, or name the epochs in which it is not."""
+    """Return one line if every sample was used once, else one for each epoch with a deviation."""
     wrong = [count for count in epochs if count.more or count.never]
     if epochs and not wrong:
         yield "every sample exactly once in every epoch"
@@ -144,15 +144,15 @@ def event_line(event: EventView) -> str:
 
 
 def _gist(event: EventView) -> str:
-    """What an event is about, without what its subject says already."""
+    """Return the content of an event, without what its subject already contains."""
     data = event.data
     if isinstance(item := data.get("item"), dict):
         workers = f"{item.get('workers')} workers at iteration {item.get('iteration')}"
         return _GAP.join(text for text in (workers, str(item.get("reason") or "")) if text)
     if isinstance(content := data.get("content"), dict):
         data = content
-    told = {key: value for key, value in data.items() if key not in ("kind", "time", "host", "slots", "labels")}
-    return " ".join(f"{key}={value}" for key, value in told.items() if isinstance(value, str | int | float) and value)
+    fields = {key: value for key, value in data.items() if key not in ("kind", "time", "host", "slots", "labels")}
+    return " ".join(f"{key}={value}" for key, value in fields.items() if isinstance(value, str | int | float) and value)
 
 
 def iterations(job: JobSummary) -> str:
@@ -171,7 +171,7 @@ def count(number: int, thing: str) -> str:
 
 
 def moment(time: datetime) -> str:
-    """A time on this machine's clock."""
+    """Format a time in the local time zone."""
     return time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 

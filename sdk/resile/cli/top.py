@@ -13,7 +13,7 @@ from resile_shared.messages.hosts import HostState
 
 from ..client import Client
 from .pace import clock
-from .polling import looks
+from .polling import poll
 from .tables import count, iterations, number
 
 Seen = tuple[Sequence[JobSummary], Sequence[HostView]]
@@ -33,7 +33,7 @@ async def show(client: Client) -> None:
         Console(width=160).print(view(await look(client), url=client.server.url))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        async for seen in looks(lambda: look(client)):
+        async for seen in poll(lambda: look(client)):
             live.update(view(seen, url=client.server.url), refresh=True)
 
 

@@ -1,4 +1,4 @@
-"""`resile wait`: shows jobs until they are over; a bar for each on a terminal, a line now and then anywhere else."""
+"""`resile wait`: shows jobs until they end; progress bars on a terminal, lines of text elsewhere."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ from resile_shared.api import JobSummary
 
 from ..client import Client
 from .pace import clock
-from .polling import looks
+from .polling import poll
 from .tables import count, iterations, number
 
 PLAIN_SECONDS = 5.0
@@ -33,7 +33,7 @@ async def wait(client: Client, names: list[str], *, quiet: bool) -> tuple[JobSum
     wanted = [await client.find(name) for name in names]
     board = _open_board(quiet=quiet)
     try:
-        async for seen in looks(client.jobs):
+        async for seen in poll(client.jobs):
             jobs = tuple(job for job in seen if job.id in wanted)
             board.show(jobs)
             if all(job.state.is_final for job in jobs) and len(jobs) == len(set(wanted)):

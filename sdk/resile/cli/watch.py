@@ -1,4 +1,4 @@
-"""The commands that watch: events, logs, wait, top."""
+"""The commands that follow a pool: events, logs, wait, top."""
 
 import asyncio
 import sys
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 V = TypeVar("V")
 
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes; with --json one object a line.")]
-Tail = Annotated[int, typer.Option("--tail", metavar="N", min=0, help="How many of the newest to begin with.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Keep printing new entries; with --json one object a line.")
+]
+Tail = Annotated[int, typer.Option("--tail", metavar="N", min=0, help="Number of newest entries to start with.")]
 _LAST_LINES_SECONDS = 1.0
 
 
-@app.command(short_help="Show what happened in the pool, or to one job.")
+@app.command(short_help="Show the events of the pool, or of one job.")
 def events(
-    job: Annotated[str | None, typer.Argument(metavar="[ID]", help="Only those of this job.")] = None,
+    job: Annotated[str | None, typer.Argument(metavar="[ID]", help="Only events of this job.")] = None,
     *,
     follow: Follow = False,
     tail: Tail = 50,
@@ -32,11 +34,11 @@ def events(
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
-    r"""Show what happened in the pool, or to one job, oldest first.
+    r"""Show the events of the pool, or of one job, oldest first.
 
     \b
-    resile events -f                  all that happens, as it happens
-    resile events digits-7f3a2c       what happened to one job
+    resile events -f                  all events, as they happen
+    resile events digits-7f3a2c       the events of one job
     """
     from .tables import event_line
 
@@ -51,7 +53,7 @@ def events(
     reach(work, server=server, home=home, as_json=as_json)
 
 
-@app.command(short_help="Show what a job's workers print.")
+@app.command(short_help="Show the output of a job's workers.")
 def logs(
     job: Job,
     *,
@@ -61,10 +63,10 @@ def logs(
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
-    r"""Show what the workers of a job print.
+    r"""Show the output of a job's workers.
 
     \b
-    resile logs digits-7f3a2c -f            until the job is over
+    resile logs digits-7f3a2c -f            until the job ends
     resile logs digits-7f3a2c --tail 20     the last lines
     """
 
@@ -80,8 +82,8 @@ def logs(
 
 
 @app.command(
-    short_help="Wait until jobs are over.",
-    epilog="Exit status: 0 if all completed, 1 if one failed or was stopped, 130 interrupted (the jobs go on).",
+    short_help="Wait until jobs end.",
+    epilog="Exit status: 0 if all completed, 1 if one failed or was stopped, 130 interrupted (the jobs continue).",
 )
 def wait(
     jobs: Annotated[list[str], typer.Argument(metavar="ID...", help="The jobs, by id or name.")],
@@ -90,7 +92,7 @@ def wait(
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> int:
-    """Wait until jobs are over, and show their progress on stderr."""
+    """Wait until jobs end, and show their progress on stderr."""
     from . import waiting
 
     async def work(client: "Client") -> "tuple[JobSummary, ...]":
@@ -108,7 +110,7 @@ def wait(
 
 @app.command(short_help="Show jobs and hosts, live.")
 def top(*, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """Show jobs and hosts, live, until Ctrl-C; once, where there is no terminal."""
+    """Show jobs and hosts, live, until Ctrl-C; once if stdout is not a terminal."""
     from . import top as screen
 
     async def work(client: "Client") -> None:
@@ -136,7 +138,7 @@ def _print_all(document: object, lines: "map[str]", *, as_json: bool) -> None:
 async def _print_each(
     client: "Client", items: AsyncIterator[V], line: Callable[[V], str], job: str | None, *, as_json: bool
 ) -> None:
-    """Print items as they come: for ever, or until the job is over and its last items had time to arrive."""
+    """Print items as they come: for ever, or until the job ends and its last items had time to arrive."""
     from .polling import until_over
 
     async def printing() -> None:

@@ -1,8 +1,8 @@
-"""The two-job story: what happens on a pool of two hosts of four slots, and what makes it happen.
+"""The demo: two jobs on a pool of two hosts with four slots each.
 
-Job 1 takes all eight slots; job 2 comes, and they have four each; job 2 becomes twice as important, and they have three
-and five; a host is killed, and they share what is left, one and three, until it is back; job 1 completes, and job 2
-takes all eight. Each step waits until the one before can be seen to have worked.
+Job 1 takes all eight slots; job 2 is submitted, and each gets four; the priority of job 2 is doubled, and they get
+three and five; a host is killed, and they share the other one, one and three, until it is back; job 1 completes, and
+job 2 takes all eight. Each step waits until the one before has taken effect.
 """
 
 import asyncio
@@ -43,49 +43,49 @@ SECOND = Part("job 2", ("--epochs", "54", "--seed", "1", "--lr", "0.003"), (4, 5
 
 
 class StoryFailed(ResileError):
-    """The pool did not do what the story needs next."""
+    """The pool did not reach the next step of the demo."""
 
 
 Look = Callable[[Sequence[JobSummary], Sequence[HostView]], None]
 
 
 class Story:
-    """Tells the story to a pool.
+    """Runs the demo on a pool.
 
-    ``tell`` is given a line for each step, ``on_look`` what each look has shown; ``kill`` kills a host by its name.
+    ``log`` gets a line for each step, ``on_look`` the jobs and hosts of each poll; ``kill`` kills a host by name.
     """
 
     def __init__(
-        self, client: Client, *, tell: Callable[[str], None], on_look: Look, kill: Callable[[str], None]
+        self, client: Client, *, log: Callable[[str], None], on_look: Look, kill: Callable[[str], None]
     ) -> None:
         self._client = client
         self._kill = kill
-        self._tell = tell
+        self._log = log
         self._on_look = on_look
         self.recording = Recording(time.time())
 
     async def run(self) -> tuple[JobView, JobView]:
         """Return both jobs, completed. Raises StoryFailed."""
-        self._tell(f"job 1 comes, and may have all {NUM_SLOTS} slots")
+        self._log(f"job 1 is submitted, with up to {NUM_SLOTS} workers")
         one = await self._submit(FIRST)
         await self._until(f"job 1 trains on {NUM_SLOTS} slots", {one: NUM_SLOTS}, stay={one: STAY})
 
-        self._tell("job 2 comes: they share")
+        self._log("job 2 is submitted: the jobs share the slots")
         two = await self._submit(SECOND)
         await self._until("both train on 4 slots", {one: 4, two: 4}, stay={one: STAY, two: STAY})
 
-        self._tell(f"job 2's priority goes from {DEFAULT_PRIORITY} to {HIGH_PRIORITY}")
+        self._log(f"job 2's priority goes from {DEFAULT_PRIORITY} to {HIGH_PRIORITY}")
         await self._client.set_priority(two, HIGH_PRIORITY)
         await self._until("they train on 3 and 5 slots", {one: 3, two: 5}, stay={one: STAY, two: STAY})
 
         victim = await self._host_of(two)
-        self._tell(f"{victim} is killed: its agent, and its workers with it")
+        self._log(f"{victim} is killed, with its agent and all its workers")
         self._kill(victim)
         await self._until("they train on 1 and 3 slots", {one: 1, two: 3}, stay={one: LEAST, two: LEAST})
-        self._tell(f"{victim} is awaited")
+        self._log(f"waiting for {victim} to come back")
         await self._until("they train on 3 and 5 slots again", {one: 3, two: 5}, stay={one: LEAST, two: LEAST})
 
-        self._tell("job 1 completes, and leaves its slots to job 2")
+        self._log("job 1 completes, and job 2 takes its slots")
         await self._until(f"job 2 trains on {NUM_SLOTS} slots", {two: NUM_SLOTS}, over=(one,))
         await self._until("job 2 completes", {}, over=(one, two))
         return await self._client.job(one), await self._client.job(two)
@@ -101,7 +101,7 @@ class Story:
         for host in await self._client.hosts():
             if all(slot.job == job for slot in host.slots):
                 return host.id
-        raise StoryFailed(f"{job} has no host for itself")
+        raise StoryFailed(f"no host runs workers of {job} alone")
 
     async def _until(
         self, what: str, workers: dict[str, int], *, stay: dict[str, int] | None = None, over: Sequence[str] = ()
@@ -121,7 +121,7 @@ class Story:
                 if stayed and all(jobs[job].state is JobState.COMPLETED for job in over):
                     return
             await asyncio.sleep(LOOK_SECONDS)
-        raise StoryFailed(f"after {PATIENCE_SECONDS:.0f} s it is still not so that {what}")
+        raise StoryFailed(f"timeout after {PATIENCE_SECONDS:.0f} s: waiting until {what}")
 
     async def _look(self) -> Sequence[JobSummary]:
         jobs, hosts = await asyncio.gather(self._client.jobs(), self._client.hosts())

@@ -1,4 +1,4 @@
-"""Whether the story went as it was told, and both jobs ended as if nothing had happened."""
+"""Whether the demo reached every step, and both jobs ended with the parameters of undisturbed runs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ LEAST = 10  # committed iterations at each number of workers
 
 @dataclass(frozen=True)
 class Ending:
-    """How one job of the story ended, and how the same training ends alone."""
+    """The end of one job of the demo, and the result of the same training alone."""
 
     part: Part
     job: JobView
@@ -24,24 +24,24 @@ class Ending:
 
 
 def endings(parts: Sequence[Part], jobs: Sequence[JobView], recording: Recording, alone: Sequence[str]) -> list[Ending]:
-    """Put together what belongs to each job."""
+    """Combine the data of each job."""
     return [Ending(part, job, recording.stretches(job), sha) for part, job, sha in zip(parts, jobs, alone, strict=True)]
 
 
 def faults(ending: Ending) -> Iterator[str]:
-    """Say all that is not as it has to be; nothing, if the job has shown what the demo promises."""
+    """Yield each deviation from what the demo promises."""
     part, job = ending.part, ending.job
     settled = [stretch.workers for stretch in ending.stretches if stretch.last - stretch.first >= LEAST]
     if not _runs_through(settled, part.workers):
-        yield f"{part.name} was to train with {_list(part.workers)} workers, {LEAST} iterations each; it had {settled}"
+        yield f"{part.name} should train with {_list(part.workers)} workers, {LEAST} iterations each; it had {settled}"
     if any(late.first != early.last for early, late in pairwise(ending.stretches)):
         yield f"the history of {part.name} has a gap"
     if job.bits != "same bits":
-        yield f"{part.name} says of its bits: {job.bits}"
+        yield f"{part.name} reports its bits as: {job.bits}"
     if not job.ledger or not all(map(used_once, job.ledger)):
-        yield f"the ledger of {part.name} is not exact: `every sample once` does not hold"
+        yield f"the ledger of {part.name} does not show every sample exactly once"
     if job.params_sha256 != ending.alone_sha256:
-        yield f"the parameters of {part.name} are not those of an undisturbed run"
+        yield f"the parameters of {part.name} differ from those of an undisturbed run"
 
 
 def _runs_through(sizes: Sequence[int], wanted: Sequence[int]) -> bool:

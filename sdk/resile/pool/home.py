@@ -1,7 +1,7 @@
-"""What a pool keeps in its home folder, and who may use it: one pool at a time.
+"""The home folder of a pool, which one pool at a time may use.
 
-The process of `resile up` holds `lock`, with its id inside. `token` lets people and programs in, and stays the same
-from one `up` to the next. `pool.json` has the address and the token of the API while the pool is up.
+`resile up` holds `lock`, which contains its process id. `token` is the secret of the API, and stays the same from one
+`up` to the next. `pool.json` holds the URL and the token of the API while the pool is up.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ _FOLDERS = ("bus", "storage", "hosts", "logs", "health")
 
 
 class RunningPool(BaseModel):
-    """Where the API of a pool is, and what lets its owner in."""
+    """The content of `pool.json`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -36,7 +36,7 @@ class PoolHome:
     """The home of the pool that this process runs. Locked until `close`, or the process ends."""
 
     def __init__(self, path: Path) -> None:
-        """Open and lock the home, making it if needed. Raises UsageError if it cannot be used, or is in use."""
+        """Open and lock the home, creating it if needed. Raises UsageError if it cannot be used, or is in use."""
         self.path = open_home(path)
         self._lock = self._take_lock()
         for name in _FOLDERS:
@@ -52,12 +52,12 @@ class PoolHome:
         return self.path / "bus"
 
     def storage(self, asked: str | None) -> str:
-        """Return the URL of the pool's object storage. Raises UsageError if it is not the one that was used before."""
+        """Return the URL of the pool's object storage. Raises UsageError if it is not the one used before."""
         file = self.path / "storage-url"
         used = file.read_text() if file.exists() else None
         if used and asked and asked != used:
             raise UsageError(
-                f"the pool in {self.path} keeps its packages and checkpoints in {used}: leave out --storage, "
+                f"the pool in {self.path} stores its packages and checkpoints in {used}: omit --storage, "
                 "or choose another --home"
             )
         return asked or used or (self.path / "storage").as_uri()
@@ -76,16 +76,16 @@ class PoolHome:
         return self.path / "logs" / f"{service}.log"
 
     def health(self, service: str) -> Path:
-        """Return the file in which a service says where its health is told."""
+        """Return the file to which a service writes its health URL."""
         return self.path / "health" / service
 
     @property
     def api_file(self) -> Path:
-        """File in which the monitor says where the API is."""
+        """File to which the monitor writes the URL of the API."""
         return self.path / "health" / "api"
 
     def last_free_port(self, host: str) -> int:
-        """Return the port that the API had last time, 0 when that is not known or not free."""
+        """Return the last port of the API, 0 if it is unknown or in use."""
         try:
             port = urlsplit(self.api_file.read_text()).port or 0
         except (OSError, ValueError):
@@ -93,13 +93,13 @@ class PoolHome:
         return 0 if listening_fault(host, port) else port
 
     def announce(self, url: str, *, storage: str, chaos: bool = False) -> None:
-        """Let clients on this machine find the pool, which keeps to its storage from now on."""
+        """Write `pool.json` for clients on this machine, and the storage URL for the next `up`."""
         write_private(self.path / "storage-url", storage.encode())
         pool = RunningPool(url=url, token=self.token, pid=os.getpid(), chaos=chaos)
         write_private(self.path / "pool.json", pool.model_dump_json().encode())
 
     def close(self) -> None:
-        """The pool is no longer there."""
+        """Delete `pool.json`, and release the lock."""
         (self.path / "pool.json").unlink(missing_ok=True)
         os.close(self._lock)
 
@@ -118,11 +118,11 @@ class PoolHome:
     def _refusal(self, pid: str) -> str:
         pool = read_pool(self.path)
         where = f" at {pool.url}" if pool and str(pool.pid) == pid else ""
-        return f"a pool is running in {self.path} already{where} (process {pid}): stop it, or choose another --home"
+        return f"a pool is already running in {self.path}{where} (process {pid}): stop it, or choose another --home"
 
 
 def listening_fault(host: str, port: int) -> OSError | None:
-    """Return what would keep a server from listening there."""
+    """Return the error that a server would get when it listens there, None for none."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return None
@@ -131,13 +131,13 @@ def listening_fault(host: str, port: int) -> OSError | None:
 
 
 def read_pool(home: Path) -> RunningPool | None:
-    """Return what the pool in ``home`` has announced. One that was killed could not take it back."""
+    """Return `pool.json` of ``home``, None without one. After a kill the file may be stale."""
     file = home.expanduser() / "pool.json"
     try:
         return RunningPool.model_validate_json(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise ResileError(f"{file} cannot be read: {error.strerror}; only the pool's owner may read it") from error
+        raise ResileError(f"cannot read {file}: {error.strerror}: only the owner of the pool may read it") from error
     except ValidationError as error:
-        raise ResileError(f"{file} is not what `resile up` writes: start the pool again") from error
+        raise ResileError(f"{file} is invalid: restart the pool with `resile up`") from error

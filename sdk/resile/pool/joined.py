@@ -1,4 +1,4 @@
-"""A host that joins a pool from another machine: its agent gets what it needs from the pool, and is supervised here."""
+"""A host that joins a pool from another machine: gets its credentials from the pool, and supervises its agent."""
 
 import asyncio
 import re
@@ -16,7 +16,7 @@ from resile_shared.storage import PROBE, ObjectStorage, StorageError
 from ..client import Client, Refused, Server
 from .process import ServiceProcess
 from .services import ServiceSpec, outward_address
-from .supervisor import Tell, free_hosts, keep, keep_logs_small
+from .supervisor import Log, drain_hosts, keep_running, truncate_logs
 
 BUS_SECONDS = 5.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -24,36 +24,36 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """What `resile host` was asked for."""
+    """The options of `resile host`."""
 
     server: Server
     name: str
     slots: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     address: str | None = None
-    """Where workers of other hosts reach those of this one; None: the address by which the pool is reached."""
+    """Address of the workers here for those on other hosts; None: the one used to reach the pool."""
     folder: Path | None = None
     storage: str | None = None
-    """URL under which the pool's storage is reached here; None: the pool's own."""
+    """URL of the pool's storage as seen from here; None: the URL that the pool uses."""
 
     @property
     def pool_host(self) -> str:
-        """The machine that the pool is on."""
+        """The machine of the pool."""
         return urlsplit(self.server.url).hostname or ""
 
     def default_folder(self, home: Path) -> Path:
-        """Return a folder of this host in this pool, which no other pool's host uses."""
+        """Return a folder for this host in this pool, not shared with hosts of other pools."""
         pool = re.sub(r"[^A-Za-z0-9.-]", "-", urlsplit(self.server.url).netloc)
         return home / "joined" / pool / self.name
 
 
 class JoinedHost:
-    """One host of a pool elsewhere. Its agent is started again when it dies, and asks the pool anew."""
+    """One host of a pool elsewhere. When its agent exits, it requests admission again and restarts it."""
 
-    def __init__(self, options: JoinOptions, *, home: Path, tell: Tell) -> None:
+    def __init__(self, options: JoinOptions, *, home: Path, log: Log) -> None:
         self.options = options
         self.folder = options.folder or options.default_folder(open_home(home))
-        self._tell = tell
+        self._log = log
         self._agent: ServiceProcess | None = None
 
     async def run(self, on_ready: Callable[[], None]) -> None:
@@ -62,15 +62,15 @@ class JoinedHost:
             await self.start()
             on_ready()
             async with asyncio.TaskGroup() as group:
-                group.create_task(keep(self, self.options.name, self._tell))
-                group.create_task(keep_logs_small(self.folder))
+                group.create_task(keep_running(self, self.options.name, self._log))
+                group.create_task(truncate_logs(self.folder))
         finally:
             if self._agent is not None:
-                await free_hosts(self.options.server, {self.options.name}, tell=self._tell)
+                await drain_hosts(self.options.server, {self.options.name}, log=self._log)
                 await self.stop()
 
     async def start(self) -> None:
-        """Ask the pool, and start the agent. Raises ResileError."""
+        """Request admission from the pool, and start the agent. Raises ResileError."""
         admission = await self._ask()
         credentials = Credentials(
             url=bus_url(admission.bus_url, pool_host=self.options.pool_host),
@@ -86,12 +86,12 @@ class JoinedHost:
         await self._agent.start()
 
     async def wait(self) -> int:
-        """Wait until the agent has ended; return its exit status."""
+        """Wait until the agent exits; return its exit status."""
         assert self._agent is not None, "it was started"
         return await self._agent.wait()
 
     async def stop(self) -> None:
-        """End the agent; return when it is gone."""
+        """Stop the agent; return when it has exited."""
         if self._agent is not None:
             await self._agent.stop()
 
@@ -101,7 +101,7 @@ class JoinedHost:
         return {started.pid} if started else set()
 
     async def kill(self) -> None:
-        """End at once what is left."""
+        """Kill the agent."""
         if self._agent is not None:
             await self._agent.kill()
 
@@ -113,7 +113,9 @@ class JoinedHost:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"--folder: {self.folder} cannot be made: {error.strerror}") from error
+            raise UsageError(
+                f"--folder: {self.folder} cannot be created: {error.strerror}: choose another folder"
+            ) from error
 
     async def _ask(self) -> Admission:
         server = self.options.server
@@ -124,7 +126,7 @@ class JoinedHost:
             if error.status != 401:
                 raise
             raise UsageError(
-                f"the pool at {server.url} does not accept this token: give the one in the file `token` of its home"
+                f"the pool at {server.url} rejects this token: use the one in the file `token` of its home"
             ) from error
 
     def _incarnation(self) -> int:
@@ -154,7 +156,7 @@ class JoinedHost:
 
 
 def bus_url(url: str, *, pool_host: str) -> str:
-    """Return where the bus is: a pool that names its own loopback means the machine that answered."""
+    """Return the URL of the bus: a loopback address means the machine of the pool."""
     parts = urlsplit(url)
     if parts.hostname not in _LOOPBACK:
         return url
@@ -170,18 +172,18 @@ async def _check_bus(url: str) -> None:
     except OSError as error:  # TimeoutError is one
         why = error.strerror or "no answer"
         raise ResileError(
-            f"the pool lets this host in, but its bus at {url} cannot be reached from here ({why}): "
+            f"the pool admits this host, but its bus at {url} cannot be reached from here ({why}): "
             f"open port {parts.port} to this machine"
         ) from error
     writer.close()
 
 
 def check_storage(url: str, *, probe: bytes) -> None:
-    """Make sure that the pool's ``probe`` is found there. Raises UsageError."""
-    fault = f"--storage: {url} is not the pool's storage here: "
+    """Check that ``url`` holds the pool's ``probe``. Raises UsageError."""
+    fault = f"--storage: {url} is not the pool's storage on this machine: "
     if url.startswith("file:") and not (Path(unquote(urlsplit(url).path)) / PROBE).exists():
         raise UsageError(
-            f"{fault}share that folder of the pool's machine and name it with --storage, "
+            f"{fault}mount the shared folder and pass it with --storage, "
             "or start the pool with a --storage that all machines reach (s3://, gs://, az://)"
         )
     try:
@@ -189,4 +191,4 @@ def check_storage(url: str, *, probe: bytes) -> None:
     except StorageError as error:
         raise UsageError(f"--storage: {error}") from error
     if found != probe:
-        raise UsageError(f"{fault}it is another pool's; give the URL by which this machine reaches that of the pool")
+        raise UsageError(f"{fault}it belongs to another pool: pass the URL of the pool's storage as seen from here")

@@ -1,8 +1,8 @@
-"""Network namespaces as machines of a test: each part of a pool in one of its own, with a cable that can be cut.
+"""Network namespaces that stand in for machines in tests: each part of a pool gets one, with a link that can be cut.
 
-A bridge has a subnet of its own, and its number in the names of all that belongs to it: bridge ``resile7``, namespaces
-``resile7-host-1``, their cables ``resile7-0``. The kernel holds all that was cut; nothing of it outlives the process
-that made it by more than the next `Namespaces.create` on this machine.
+Each pool has a bridge with a subnet of its own. All names contain its number: bridge ``resile7``, namespaces
+``resile7-host-1``, links ``resile7-0``. All state is in the kernel; what a killed process leaves is removed by the next
+`Namespaces.create` on this machine.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ _LOCK = Path("/run/resile-namespaces.lock")
 _NETWORKS = tuple(IPv4Network(f"10.213.{number}.0/24") for number in range(256))
 _BRIDGE = re.compile(r"resile\d+")
 _NOBODY = "02:00:00:00:00:01"
-"""An Ethernet address that nobody has: frames to it are lost without a word."""
+"""An unused Ethernet address: frames to it are dropped silently."""
 _BURST = ("burst", "128kb", "latency", "200ms")
 
 
@@ -94,7 +94,7 @@ class Namespaces(BaseModel):
                 "start it with `resile up --namespaces`"
             ) from None
         except (OSError, ValidationError) as error:
-            raise ResileError(f"{home / FILE} cannot be read: start the pool again") from error
+            raise ResileError(f"{home / FILE} cannot be read: restart the pool") from error
 
     def save(self, home: Path) -> None:
         """Let other processes find them with `of`, until `remove`."""
@@ -110,7 +110,7 @@ class Namespaces(BaseModel):
     def part(self, name: str) -> Part:
         """Return one part. Raises UsageError."""
         if name not in self.parts:
-            raise UsageError(f"no part of the pool is named {name}: there are {', '.join(self.parts)}")
+            raise UsageError(f"the pool has no part {name}: its parts are {', '.join(self.parts)}")
         return self.parts[name]
 
     def enter(self, name: str) -> tuple[str, ...]:
@@ -196,10 +196,10 @@ class CommandFailed(ResileError):
 
 def _check_rights() -> None:
     if os.geteuid() != 0:
-        raise UsageError("hosts in network namespaces need root: run it as root, or without --namespaces")
+        raise UsageError("--namespaces requires root: run the command as root, or omit the option")
     missing = [command for command in ("ip", "tc", "nsenter") if shutil.which(command) is None]
     if missing:
-        raise UsageError(f"hosts in network namespaces need {', '.join(missing)}: install iproute2 and util-linux")
+        raise UsageError(f"--namespaces requires {', '.join(missing)}: install iproute2 and util-linux")
 
 
 @contextmanager
@@ -219,7 +219,7 @@ def _free_number() -> int:
     for number, network in enumerate(_NETWORKS):
         if f"resile{number}" not in names and not any(network.overlaps(other) for other in taken):
             return number
-    raise ResileError(f"all networks from {_NETWORKS[0]} to {_NETWORKS[-1]} are in use: end other pools")
+    raise ResileError(f"all networks from {_NETWORKS[0]} to {_NETWORKS[-1]} are in use: stop other pools")
 
 
 def _networks_in_use() -> Iterator[str]:

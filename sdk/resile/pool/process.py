@@ -1,4 +1,4 @@
-"""One service as a process: started, asked whether it is ready, told to end."""
+"""One service as a process: start, readiness probe, stop, kill."""
 
 import asyncio
 import contextlib
@@ -16,21 +16,20 @@ from .services import ServiceSpec
 
 STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.05
-_LOOK = aiohttp.ClientTimeout(total=5.0)
+_PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 
 
 class ServiceFailed(ResileError):
-    """A service ended before it was ready."""
+    """A service exited before it was ready."""
 
     def __init__(self, spec: ServiceSpec, status: int) -> None:
         last = last_line(spec.log)
-        super().__init__(
-            f"{spec.name} {ending(status)} at its start{': ' + last if last else ''} (its log: {spec.log})"
-        )
+        cause = f": {last}" if last else ""
+        super().__init__(f"{spec.name} {describe_exit(status)} before it was ready{cause} (its log: {spec.log})")
 
 
 class ServiceProcess:
-    """A service that can be started again. It dies with this process, or rather: with the thread that starts it."""
+    """A service that can be restarted. It dies with the thread that starts it, and so with this process."""
 
     def __init__(self, spec: ServiceSpec) -> None:
         self.spec = spec
@@ -38,11 +37,11 @@ class ServiceProcess:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """The name used in messages."""
         return self.spec.name
 
     async def start(self) -> None:
-        """Return when it is ready. Raises ServiceFailed when it ends before that."""
+        """Return when it is ready. Raises ServiceFailed if it exits before that."""
         self.spec.health.unlink(missing_ok=True)
         with self.spec.log.open("ab") as log:
             self.process = process = await asyncio.create_subprocess_exec(
@@ -54,19 +53,19 @@ class ServiceProcess:
                 start_new_session=True,
                 preexec_fn=dying_with_parent(),
             )
-        async with aiohttp.ClientSession(timeout=_LOOK) as http:
+        async with aiohttp.ClientSession(timeout=_PROBE_TIMEOUT) as http:
             while not await self._is_ready(http):
                 if process.returncode is not None:
                     raise ServiceFailed(self.spec, process.returncode)
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def wait(self) -> int:
-        """Wait until it has ended, for whatever reason; return its exit status."""
+        """Wait until it exits; return its exit status."""
         assert self.process is not None, "it was started"
         return await self.process.wait()
 
     async def stop(self) -> None:
-        """Tell it to end, and kill it if it takes too long; return when it is gone."""
+        """Log it to end, and kill it if it takes too long; return when it is gone."""
         process = self.process
         if process is None or process.returncode is not None:
             return
@@ -79,13 +78,13 @@ class ServiceProcess:
             await self.kill()
 
     async def kill(self) -> None:
-        """End it at once, with all that it started and that is of its session; return when it is gone."""
+        """Kill it and its process group; return when it has exited."""
         self.send_kill()
         if self.process is not None:
             await self.process.wait()
 
     def send_kill(self) -> None:
-        """The same without waiting: ``kill -9``."""
+        """Send SIGKILL to its process group without waiting."""
         if self.process is not None and self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -99,15 +98,15 @@ class ServiceProcess:
             return False
 
 
-def ending(status: int) -> str:
-    """Tell how a process ended."""
+def describe_exit(status: int) -> str:
+    """Log how a process ended."""
     if status >= 0:
-        return f"ended with status {status}"
-    return f"was killed by {signal.Signals(-status).name}"
+        return f"exited status={status}"
+    return f"exited signal={signal.Signals(-status).name}"
 
 
 def last_line(log: Path) -> str:
-    """Return the newest line of a log, empty where there is none."""
+    """Return the last line of a log, empty if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 4096))
@@ -118,5 +117,5 @@ def last_line(log: Path) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The environment of a service: its settings are flags, and those of the command are not for it."""
+    """The environment of a service: without RESILE_ variables, since its settings are flags."""
     return {name: value for name, value in os.environ.items() if not name.startswith("RESILE_")}

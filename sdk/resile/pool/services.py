@@ -17,7 +17,7 @@ ADDRESS = "127.0.0.1"
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """What `resile up` was asked for."""
+    """The options of `resile up`."""
 
     hosts: int = 1
     slots: int | None = None
@@ -25,10 +25,10 @@ class PoolOptions:
     port: int = 0
     listen: str = ADDRESS
     storage: str | None = None
-    """URL of the object storage; None: that of last time, at first a folder of the home."""
+    """URL of the object storage; None: the last one, at first a folder in the home."""
     policy: PolicyName = PolicyName.FAIRSHARE
     detection_seconds: float = 3.0
-    """Silence after which somebody is lost."""
+    """Silence after which a host or worker is lost."""
     open_to_chaos: bool = False
     """Whether `resile chaos` may attack it."""
     namespaces: bool = False
@@ -36,7 +36,7 @@ class PoolOptions:
 
     @property
     def slots_per_host(self) -> int | None:
-        """Slots of each host; None: its agent finds out."""
+        """Slots of each host; None: the agent detects them."""
         if self.slots is None and self.hosts > 1:
             return max(1, len(os.sched_getaffinity(0)) // self.hosts)
         return self.slots
@@ -48,17 +48,17 @@ class PoolOptions:
 
     @property
     def is_open(self) -> bool:
-        """Whether other machines may come in."""
+        """Whether other machines can join."""
         return not ip_address(self.listen).is_loopback
 
     @property
     def reached_at(self) -> str:
-        """The address at which other machines find the API and the bus."""
+        """The address of the API and the bus for other machines."""
         return outward_address() if ip_address(self.listen).is_unspecified else self.listen
 
     @property
     def workers_at(self) -> str:
-        """The address at which workers of other hosts find those of this machine: they listen on IPv4 alone."""
+        """The address of the workers here for those on other hosts: workers listen on IPv4 only."""
         if not self.is_open:
             return ADDRESS
         return outward_address() if ":" in self.listen else self.reached_at
@@ -66,7 +66,7 @@ class PoolOptions:
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """How one process is started: ``python -m module`` with ``arguments``, its log, and where it tells its health."""
+    """How one process is started: ``python -m module`` with ``arguments``, its log, and its health file."""
 
     name: str
     module: str
@@ -74,11 +74,11 @@ class ServiceSpec:
     log: Path
     health: Path
     prefix: tuple[str, ...] = ()
-    """What goes before the command, and becomes it."""
+    """Command that precedes it, and replaces itself by it with `exec`."""
 
 
 class Services:
-    """The processes of one pool: in ``namespaces``, or all in the network of this machine."""
+    """The processes of one pool, in ``namespaces`` or in the network of this machine."""
 
     def __init__(self, home: PoolHome, options: PoolOptions, namespaces: Namespaces | None = None) -> None:
         self._home = home
@@ -89,7 +89,7 @@ class Services:
 
     @staticmethod
     def part_names(options: PoolOptions) -> list[str]:
-        """Return what a pool consists of: each in a namespace of its own, where there are any."""
+        """Return the names of the processes, which are also those of their namespaces."""
         return ["bus", "registry", "scheduler", "monitor", *options.host_names]
 
     def registry(self) -> ServiceSpec:
@@ -154,7 +154,7 @@ class Services:
 
 
 def outward_address(toward: str = "192.0.2.1") -> str:
-    """Return the address by which this machine would reach another one: loopback if it cannot."""
+    """Return the address of this machine on the route to another one; loopback if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((toward, 9))

@@ -1,4 +1,4 @@
-"""Attacks on what is stored: checkpoints that rot, and a disk that is full."""
+"""Attacks on storage: damaged checkpoints, and a full disk."""
 
 import hashlib
 import os
@@ -15,15 +15,17 @@ from resile_shared.storage import MissingObjectError, ObjectStorage
 BALLAST = ".chaos-ballast"
 
 
-def space_of_its_own(url: str) -> Path:
-    """Return the file that may take all space of the storage. Raises UsageError where others would suffer, too."""
+def fill_file(url: str) -> Path:
+    """Return the file with which to fill the storage. Raises UsageError if it shares its file system."""
     if not url.startswith("file:"):
-        raise UsageError(f"disk-full: {url} is no folder of this machine, so its disk cannot be filled from here")
+        raise UsageError(
+            f"disk-full: {url} is not a folder on this machine: use a file:// storage with a file system of its own"
+        )
     folder = Path(unquote(urlsplit(url).path))
     if not os.path.ismount(folder):
         raise UsageError(
-            f"disk-full: {folder} shares its file system with others, who would suffer too: give the pool a storage "
-            "on one of its own, as in `mount -t tmpfs -o size=64m none DIR` and `resile up --storage file://DIR`"
+            f"disk-full: {folder} shares its file system with other data: use a storage with a file system "
+            "of its own, as in `mount -t tmpfs -o size=64m none DIR` and `resile up --storage file://DIR`"
         )
     return folder / BALLAST
 
@@ -35,37 +37,37 @@ class Checkpoints:
         self._objects = ObjectStorage(f"{storage.rstrip('/')}/jobs/{job}")
         self._job = job
 
-    def corrupt(self, chance: Random) -> str:
-        """Damage a part of the newest checkpoint or of an older one; say which. One that is sound is left.
+    def corrupt(self, rng: Random) -> str:
+        """Damage a part of the newest checkpoint or of an older one; return which. One intact checkpoint is left.
 
-        Raises UsageError when there are fewer than two that are sound.
+        Raises UsageError when there are fewer than two that are intact.
         """
-        sound = self._sound()
-        if len(sound) < 2:
+        intact = self._intact()
+        if len(intact) < 2:
             raise UsageError(
-                f"corrupt: {self._job} has {len(sound)} sound checkpoint(s): damaging the last one would lose what no "
-                "promise keeps; wait for the next one"
+                f"corrupt: {self._job} has {len(intact)} intact checkpoint(s), and the last one is never "
+                "damaged: wait for the next one"
             )
-        victim = chance.choice(sound)
-        part = chance.choice(victim.parts)
+        victim = rng.choice(intact)
+        part = rng.choice(victim.parts)
         key = part_key(victim.checkpoint.name, part.number)
         content = bytearray(self._objects.read(key))
-        if chance.random() < 0.5:
-            place = chance.randrange(len(content))
-            content[place] ^= 1 << chance.randrange(8)
+        if rng.random() < 0.5:
+            place = rng.randrange(len(content))
+            content[place] ^= 1 << rng.randrange(8)
             how = f"bit flipped in byte {place}"
         else:
             del content[len(content) // 2 :]
             how = f"cut off after {len(content)} bytes"
         self._objects.put(key, [bytes(content)])
-        age = "newest" if victim is sound[0] else "older"
+        age = "newest" if victim is intact[0] else "older"
         return f"{age} checkpoint {victim.checkpoint.name}, part {part.number}: {how}"
 
-    def _sound(self) -> list[Manifest]:
+    def _intact(self) -> list[Manifest]:
         """Return the checkpoints that could be loaded, newest first."""
         names = {key.removeprefix(FOLDER).partition("/")[0] for key in self._objects.sizes(FOLDER)}
         known = sorted((found for name in names if (found := CheckpointId.parse(name))), reverse=True)
-        return [manifest for one in known if (manifest := self._manifest(one.name)) and self._is_sound(manifest)]
+        return [manifest for one in known if (manifest := self._manifest(one.name)) and self._is_intact(manifest)]
 
     def _manifest(self, name: str) -> Manifest | None:
         try:
@@ -73,7 +75,7 @@ class Checkpoints:
         except (MissingObjectError, ValidationError):
             return None
 
-    def _is_sound(self, manifest: Manifest) -> bool:
+    def _is_intact(self, manifest: Manifest) -> bool:
         return all(self._digest(manifest.checkpoint.name, part) == part.sha256 for part in manifest.parts)
 
     def _digest(self, name: str, part: PartInfo) -> str:

@@ -1,4 +1,4 @@
-"""A pool of its own for a campaign, which goes again with it."""
+"""A temporary pool for a campaign."""
 
 import asyncio
 import os
@@ -20,12 +20,12 @@ STORAGE_SIZE = "256m"
 END_SECONDS = 90.0
 
 
-class OwnPool:
-    """`resile up` in a temporary home; as root with what links and disks need to be attacked. For ``async with``."""
+class TemporaryPool:
+    """`resile up` in a temporary home, for ``async with``; as root with namespaces and a small storage."""
 
-    def __init__(self, *, hosts: int, slots: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, *, hosts: int, slots: int, log: Callable[[str], None]) -> None:
         self._options = ("--hosts", str(hosts), "--slots", str(slots), "--open-to-chaos")
-        self._tell = tell
+        self._log = log
         self._stack = AsyncExitStack()
         self.home = Path()
 
@@ -34,7 +34,7 @@ class OwnPool:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resile-chaos-")))
             self.home = folder / "home"
             options = [*self._options, *self._options_of_root(folder / "storage", stack)]
-            self._tell("a pool starts: resile up " + " ".join(options))
+            self._log("starting a pool: resile up " + " ".join(options))
             await self._start(options, stack)
             self._stack = stack.pop_all()
         return self
@@ -64,8 +64,8 @@ class OwnPool:
         assert process.stdout is not None
         stack.push_async_callback(_end, process)
         if not await process.stdout.readline():
-            said = (self.home.parent / "up.log").read_text(errors="replace").strip()
-            raise ResileError(f"the pool did not start: {said.rpartition(chr(10))[2]}")
+            output = (self.home.parent / "up.log").read_text(errors="replace").strip()
+            raise ResileError(f"the pool did not start: {output.rpartition(chr(10))[2]}")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -1,8 +1,8 @@
-"""A process that holds an attack, and undoes it: after some seconds, or as soon as whoever started it is gone.
+"""A process that applies an attack and undoes it after some seconds, or as soon as its parent exits.
 
-    python -m resile.chaos.holding '{"kind": "freeze", ...}'
+    python -m resile.chaos.lasting_attack '{"kind": "freeze", ...}'
 
-It writes a line when the attack has begun. The end of its input, and SIGTERM, cut the attack short.
+It writes a line when the attack has begun. The end of its input, or SIGTERM, ends the attack early.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from pydantic import BaseModel
 from resile_learner.processes.descendants import descendants
 
 from ..pool.namespaces import Namespaces
-from .attacks import Kind
+from .attacks import AttackKind
 
 ON_SECONDS, OFF_SECONDS = 0.02, 0.08  # of what is slowed
 _BLOCK_BYTES = 1 << 20
 
 
-class Hold(BaseModel):
-    """What is held, and for how long."""
+class LastingAttack(BaseModel):
+    """What is applied, and for how long."""
 
-    kind: Kind
+    kind: AttackKind
     seconds: float
     processes: tuple[int, ...] = ()
     with_descendants: bool = False
@@ -42,53 +42,53 @@ class Hold(BaseModel):
 
 
 def main() -> int:
-    """Hold what the first argument says."""
-    hold = Hold.model_validate_json(sys.argv[1])
+    """LastingAttack what the first argument says."""
+    lasting = LastingAttack.model_validate_json(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    deadline = time.monotonic() + hold.seconds
-    with _held(hold) as spell:
+    deadline = time.monotonic() + lasting.seconds
+    with _applied(lasting) as steps:
         print("begun", flush=True)
-        while (left := deadline - time.monotonic()) > 0 and not _is_called_off(min(left, next(spell))):
+        while (left := deadline - time.monotonic()) > 0 and not _is_input_closed(min(left, next(steps))):
             pass
     return 0
 
 
 @contextlib.contextmanager
-def _held(hold: Hold) -> Iterator[Iterator[float]]:
-    """Attack while the block runs; what it is given tells again and again how long to wait until the next step."""
-    match hold.kind:
-        case Kind.FREEZE | Kind.SLOW:
-            with _stopped(hold) as steps:
+def _applied(lasting: LastingAttack) -> Iterator[Iterator[float]]:
+    """Attack while the block runs; yields an iterator of the seconds until its next step."""
+    match lasting.kind:
+        case AttackKind.FREEZE | AttackKind.SLOW:
+            with _stopped(lasting) as steps:
                 yield steps
-        case Kind.PARTITION | Kind.SLOW_LINK:
-            with _network(hold):
+        case AttackKind.PARTITION | AttackKind.SLOW_LINK:
+            with _network(lasting):
                 yield _forever()
-        case Kind.DISK_FULL:
-            with _full(hold.ballast):
+        case AttackKind.DISK_FULL:
+            with _full(lasting.ballast):
                 yield _forever()
         case _:
-            raise ValueError(f"{hold.kind} does not last")
+            raise ValueError(f"{lasting.kind} does not last")
 
 
 @contextlib.contextmanager
-def _stopped(hold: Hold) -> Iterator[Iterator[float]]:
+def _stopped(lasting: LastingAttack) -> Iterator[Iterator[float]]:
     handles: dict[int, int] = {}
     try:
-        while new := _victims(hold) - handles.keys():  # what is stopped starts nothing more
+        while new := _victims(lasting) - handles.keys():  # a stopped process starts no others
             for pid in new:
                 with contextlib.suppress(ProcessLookupError):
                     handles[pid] = os.pidfd_open(pid)
                     signal.pidfd_send_signal(handles[pid], signal.SIGSTOP)
             if not new & handles.keys():
                 break
-        yield _forever() if hold.kind is Kind.FREEZE else _duty(handles)
+        yield _forever() if lasting.kind is AttackKind.FREEZE else _duty(handles)
     finally:
         _send(handles, signal.SIGCONT)
 
 
-def _victims(hold: Hold) -> set[int]:
-    below = {p.pid for root in hold.processes for p in descendants(root)} if hold.with_descendants else set()
-    return below | set(hold.processes)
+def _victims(lasting: LastingAttack) -> set[int]:
+    below = {p.pid for root in lasting.processes for p in descendants(root)} if lasting.with_descendants else set()
+    return below | set(lasting.processes)
 
 
 def _duty(handles: dict[int, int]) -> Iterator[float]:
@@ -106,19 +106,19 @@ def _send(handles: dict[int, int], number: signal.Signals) -> None:
 
 
 @contextlib.contextmanager
-def _network(hold: Hold) -> Iterator[None]:
-    network = Namespaces.of(hold.home)
+def _network(lasting: LastingAttack) -> Iterator[None]:
+    network = Namespaces.of(lasting.home)
     try:
-        if hold.kind is Kind.PARTITION:
-            network.cut(hold.part)
+        if lasting.kind is AttackKind.PARTITION:
+            network.cut(lasting.part)
         else:
-            network.slow(hold.part, hold.rate)
+            network.slow(lasting.part, lasting.rate)
         yield
     finally:
-        if hold.kind is Kind.PARTITION:
-            network.mend(hold.part)
+        if lasting.kind is AttackKind.PARTITION:
+            network.mend(lasting.part)
         else:
-            network.unslow(hold.part)
+            network.unslow(lasting.part)
 
 
 @contextlib.contextmanager
@@ -139,8 +139,8 @@ def _forever() -> Iterator[float]:
         yield float("inf")
 
 
-def _is_called_off(seconds: float) -> bool:
-    """Wait; tell whether the input has ended meanwhile."""
+def _is_input_closed(seconds: float) -> bool:
+    """Wait; return whether the input was closed meanwhile."""
     return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 

@@ -1,4 +1,4 @@
-"""Carries out one attack on a pool on this machine. What lasts is held, and undone, by a process of its own."""
+"""Carries out one attack on a pool on this machine. A separate process applies a lasting attack, and undoes it."""
 
 import asyncio
 import contextlib
@@ -17,59 +17,59 @@ from resile_shared.errors import ResileError, UsageError
 
 from ..pool.home import RunningPool, read_pool
 from ..pool.namespaces import Namespaces
-from .attacks import PROCESS_KINDS, Attack, Kind, What, check
-from .holding import Hold
+from .attacks import PROCESS_KINDS, Attack, AttackKind, TargetKind, check
+from .lasting_attack import LastingAttack
 from .processes import PoolProcesses
-from .recovery import Struck
-from .stored import Checkpoints, space_of_its_own
+from .recovery import InjectedAttack
+from .storage_attacks import Checkpoints, fill_file
 
 
-class Assault:
-    """Attacks the pool in ``home``. Raises UsageError when it is not one that may be attacked."""
+class AttackInjector:
+    """Attacks the pool in ``home``. Raises UsageError unless it was started with ``--open-to-chaos``."""
 
-    def __init__(self, home: Path, *, chance: Random, object_store: int | None = None) -> None:
+    def __init__(self, home: Path, *, rng: Random, object_store: int | None = None) -> None:
         self.home = home.expanduser().absolute()
         self.pool = attackable(self.home)
         self.processes = PoolProcesses(self.pool.pid, object_store=object_store)
         self.storage = (self.home / "storage-url").read_text()
-        self._chance = chance
+        self._chance = rng
 
-    def check(self, kind: Kind, what: What) -> None:
-        """Raise UsageError if this pool cannot be attacked so."""
+    def check(self, kind: AttackKind, what: TargetKind) -> None:
+        """Raise UsageError if this attack is not possible on this pool."""
         check(kind, what)
-        if kind in (Kind.PARTITION, Kind.SLOW_LINK):
+        if kind in (AttackKind.PARTITION, AttackKind.SLOW_LINK):
             network = Namespaces.of(self.home)
             if not what.is_of_host:
                 network.part(what.value)
-        if what is What.OBJECT_STORE and kind in PROCESS_KINDS and self.processes.object_store is None:
+        if what is TargetKind.OBJECT_STORE and kind in PROCESS_KINDS and self.processes.object_store is None:
             raise UsageError(
-                f"{kind} object-store: it is no process of the pool: name the local server that serves the storage, "
+                f"{kind} object-store: the store is not a process of the pool: pass the process id of the local server "
                 "with --object-store-pid"
             )
-        if kind is Kind.DISK_FULL:
-            space_of_its_own(self.storage)
+        if kind is AttackKind.DISK_FULL:
+            fill_file(self.storage)
 
     @asynccontextmanager
-    async def strike(self, attack: Attack) -> AsyncIterator[Struck]:
-        """Attack; what lasts is over behind the block at the latest. Raises ResileError where nothing can be hit."""
+    async def inject(self, attack: Attack) -> AsyncIterator[InjectedAttack]:
+        """Attack; a lasting attack ends with the block at the latest. Raises TargetNotRunning."""
         self.check(attack.kind, attack.target.what)
-        aim = await asyncio.to_thread(self._aim, attack)
+        aim = await asyncio.to_thread(self._find_victims, attack)
         if attack.kind.lasts:
-            async with _holding(self._hold(aim)) as since:
+            async with _attack_process(self._hold(aim)) as since:
                 yield replace(aim, since=since, until=since + attack.seconds)
             return
         detail = ""
-        if attack.kind is Kind.CORRUPT:
+        if attack.kind is AttackKind.CORRUPT:
             detail = await asyncio.to_thread(Checkpoints(self.storage, attack.target.job).corrupt, self._chance)
         since = time.time()
-        if attack.kind is Kind.KILL:
+        if attack.kind is AttackKind.KILL:
             for pid in aim.processes:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         yield replace(aim, since=since, until=since, detail=detail)
 
-    def _aim(self, attack: Attack) -> Struck:
-        """Find out whom the attack will hit."""
+    def _find_victims(self, attack: Attack) -> InjectedAttack:
+        """Find the victims of the attack."""
         target = attack.target
         hits_processes = attack.kind in PROCESS_KINDS
         processes = self.processes.victims(target) if hits_processes or target.what.is_of_host else []
@@ -78,7 +78,7 @@ class Assault:
             on_it = target.what.is_of_host and worker.host == target.name
             if on_it or (target.what.is_of_job and worker.pid in processes):
                 workers[worker.job].add(worker.number)
-        return Struck(
+        return InjectedAttack(
             attack,
             since=0.0,
             until=0.0,
@@ -93,38 +93,38 @@ class Assault:
         except (OSError, ValueError):
             return 0
 
-    def _hold(self, aim: Struck) -> Hold:
+    def _hold(self, aim: InjectedAttack) -> LastingAttack:
         attack = aim.attack
         what = attack.target.what
-        return Hold(
+        return LastingAttack(
             kind=attack.kind,
             seconds=attack.seconds,
             processes=aim.processes,
-            with_descendants=what is What.HOST,
+            with_descendants=what is TargetKind.HOST,
             home=self.home,
             part=attack.target.name if what.is_of_host else what.value,
             rate=attack.rate,
-            ballast=space_of_its_own(self.storage) if attack.kind is Kind.DISK_FULL else Path(),
+            ballast=fill_file(self.storage) if attack.kind is AttackKind.DISK_FULL else Path(),
         )
 
 
 @asynccontextmanager
-async def _holding(hold: Hold) -> AsyncIterator[float]:
-    """Hold an attack at most while the block runs; give when it began."""
+async def _attack_process(lasting: LastingAttack) -> AsyncIterator[float]:
+    """LastingAttack an attack at most while the block runs; give when it began."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "resile.chaos.holding", hold.model_dump_json()),
+        *(sys.executable, "-P", "-m", "resile.chaos.lasting_attack", lasting.model_dump_json()),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,  # a Ctrl-C is for whoever started it
+        start_new_session=True,  # Ctrl-C is for the parent
     )
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
     try:
         if not await process.stdout.readline():
-            said = (await process.stderr.read()).decode(errors="replace").strip()
-            raise ResileError(f"{hold.kind} did not work: {said.rpartition(chr(10))[2] or 'it said nothing'}")
+            output = (await process.stderr.read()).decode(errors="replace").strip()
+            raise ResileError(f"{lasting.kind} failed: {output.rpartition(chr(10))[2] or 'no error output'}")
         yield time.time()
     finally:
         process.stdin.close()
@@ -132,15 +132,12 @@ async def _holding(hold: Hold) -> AsyncIterator[float]:
 
 
 def attackable(home: Path) -> RunningPool:
-    """Return the pool that runs in ``home``. Raises UsageError unless it was started to be attacked."""
+    """Return the pool that runs in ``home``. Raises UsageError unless it may be attacked."""
     pool = read_pool(home)
     if pool is None or not Path(f"/proc/{pool.pid}").exists():
-        raise UsageError(
-            f"no pool is running in {home}: start one on this machine that may be attacked, with "
-            "`resile up --open-to-chaos`"
-        )
+        raise UsageError(f"no pool is running in {home}: start one on this machine with `resile up --open-to-chaos`")
     if not pool.chaos:
         raise UsageError(
-            f"the pool in {home} may not be attacked: only one that was started with `resile up --open-to-chaos` may"
+            f"the pool in {home} may not be attacked: start it with `resile up --open-to-chaos` to allow that"
         )
     return pool

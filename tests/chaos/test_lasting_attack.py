@@ -1,4 +1,4 @@
-"""What is held is let go again, however the attack ends."""
+"""A lasting attack is undone, however it ends."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resile.chaos.attacks import Kind
-from resile.chaos.holding import Hold
+from resile.chaos.attacks import AttackKind
+from resile.chaos.lasting_attack import LastingAttack
 
 FOR_EVER = 3600.0
 IS_SLEEPING = (psutil.STATUS_SLEEPING, psutil.STATUS_RUNNING)
@@ -42,8 +42,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-def holding(hold: Hold) -> list[str]:
-    return [sys.executable, "-P", "-m", "resile.chaos.holding", hold.model_dump_json()]
+def holding(lasting: LastingAttack) -> list[str]:
+    return [sys.executable, "-P", "-m", "resile.chaos.lasting_attack", lasting.model_dump_json()]
 
 
 def begun(process: "subprocess.Popen[str]") -> "subprocess.Popen[str]":
@@ -65,14 +65,14 @@ def until(condition: Callable[[], object]) -> None:
 
 def test_what_is_frozen_goes_on_when_its_time_is_over(start: Start) -> None:
     victim = start("sleep", "100")
-    holder = begun(start(*holding(Hold(kind=Kind.FREEZE, seconds=0.2, processes=(victim.pid,)))))
+    holder = begun(start(*holding(LastingAttack(kind=AttackKind.FREEZE, seconds=0.2, processes=(victim.pid,)))))
     assert holder.wait(30) == 0
     until(lambda: state(victim.pid) in IS_SLEEPING)
 
 
 def test_what_is_frozen_goes_on_when_whoever_froze_it_is_killed(start: Start) -> None:
     victim = start("sleep", "100")
-    command = holding(Hold(kind=Kind.FREEZE, seconds=FOR_EVER, processes=(victim.pid,)))
+    command = holding(LastingAttack(kind=AttackKind.FREEZE, seconds=FOR_EVER, processes=(victim.pid,)))
     script = f"import subprocess, time; subprocess.Popen({command!r}, stdin=subprocess.PIPE); time.sleep(100)"
     owner = begun(start(sys.executable, "-c", script))
     until(lambda: state(victim.pid) == psutil.STATUS_STOPPED)
@@ -83,7 +83,11 @@ def test_what_is_frozen_goes_on_when_whoever_froze_it_is_killed(start: Start) ->
 def test_a_host_is_frozen_with_all_that_it_started(start: Start) -> None:
     shell = begun(start("sh", "-c", "sleep 100 & echo begun; wait"))
     holder = begun(
-        start(*holding(Hold(kind=Kind.FREEZE, seconds=FOR_EVER, processes=(shell.pid,), with_descendants=True)))
+        start(
+            *holding(
+                LastingAttack(kind=AttackKind.FREEZE, seconds=FOR_EVER, processes=(shell.pid,), with_descendants=True)
+            )
+        )
     )
     family = [shell.pid, *(child.pid for child in psutil.Process(shell.pid).children())]
     until(lambda: [state(pid) for pid in family] == 2 * [psutil.STATUS_STOPPED])
@@ -95,7 +99,7 @@ def test_a_host_is_frozen_with_all_that_it_started(start: Start) -> None:
 
 def test_what_is_slowed_runs_now_and_then(start: Start) -> None:
     victim = start("sleep", "100")
-    holder = begun(start(*holding(Hold(kind=Kind.SLOW, seconds=FOR_EVER, processes=(victim.pid,)))))
+    holder = begun(start(*holding(LastingAttack(kind=AttackKind.SLOW, seconds=FOR_EVER, processes=(victim.pid,)))))
     for _ in range(3):
         until(lambda: state(victim.pid) == psutil.STATUS_STOPPED)
         until(lambda: state(victim.pid) in IS_SLEEPING)
@@ -106,14 +110,14 @@ def test_what_is_slowed_runs_now_and_then(start: Start) -> None:
 def test_a_process_that_is_gone_is_no_fault(start: Start) -> None:
     gone = start("true")
     gone.wait(30)
-    holder = begun(start(*holding(Hold(kind=Kind.FREEZE, seconds=0.01, processes=(gone.pid,)))))
+    holder = begun(start(*holding(LastingAttack(kind=AttackKind.FREEZE, seconds=0.01, processes=(gone.pid,)))))
     assert holder.wait(30) == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_the_ballast_is_gone_with_the_attack(start: Start, small_disk: Path) -> None:
     ballast = small_disk / "ballast"
-    holder = begun(start(*holding(Hold(kind=Kind.DISK_FULL, seconds=FOR_EVER, ballast=ballast))))
+    holder = begun(start(*holding(LastingAttack(kind=AttackKind.DISK_FULL, seconds=FOR_EVER, ballast=ballast))))
     with pytest.raises(OSError, match="No space left"):
         (small_disk / "file").write_bytes(bytes(100_000))
     holder.communicate()
