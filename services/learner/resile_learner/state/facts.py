@@ -34,7 +34,7 @@ _EXPLAINED = {
 }
 _SETTING = (
     "{has} another `{name}` than {others}: {value} instead of {expected}",
-    "Pass the same value to the training call in every worker",
+    "Pass the same value to the training call in every worker, also when a run is resumed",
 )
 
 
