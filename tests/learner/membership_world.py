@@ -24,12 +24,12 @@ from resile_learner.membership.events import (
     SendToPeer,
     StateReceived,
     StateSynced,
-    StateSyncStarted,
+    StateSyncRequested,
     Switch,
+    SyncState,
     Withdraw,
 )
 from resile_learner.membership.machine import Membership
-from resile_learner.membership.recovery import Recovery
 from resile_learner.membership.view import MembershipView
 from resile_learner.messages import Member, Order, PeerMessage
 
@@ -84,7 +84,7 @@ class Node:
     aborted: set[tuple[int, int]] = field(default_factory=set)
     arrived: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     """For each round of a generation what the headers of those say from whom everything is there."""
-    recovery: Recovery | None = None
+    sync: SyncState | None = None
     owed: list[int] = field(default_factory=list)
     """To whom its state is still to be given."""
     switch: Switch | None = None
@@ -197,6 +197,8 @@ class World:
                 node.suspects = generation
             case Switch() as switch:
                 self.switch(worker, node, switch)
+            case SyncState() as sync:
+                self.begin_state_sync(worker, node, sync)
             case Withdraw():
                 assert node.view.current is None or worker in self.dropped, "no member withdraws"
                 self.end(worker, "withdrawn")
@@ -321,7 +323,7 @@ class World:
         return True
 
     def lose(self, worker: int, node: Node) -> None:
-        node.phase, node.recovery, node.switch = "lost", None, None
+        node.phase, node.sync, node.switch = "lost", None, None
         self.post(worker, RoundAbandoned(node.round))
 
     # recovery, and leaving
@@ -329,42 +331,41 @@ class World:
     def wait(self, worker: int, node: Node) -> None:
         if node.view.is_released:
             self.end(worker, "left")
-        elif node.view.recovery is not None:
-            self.begin_state_sync(worker, node, node.view.recovery)
+        elif node.view.can_sync_state:
+            self.post(worker, StateSyncRequested())
 
-    def begin_state_sync(self, worker: int, node: Node, recovery: Recovery) -> None:
-        self.post(worker, StateSyncStarted())
-        node.phase, node.recovery = "syncing state", recovery
-        node.owed = list(recovery.receivers_of(worker))
-        furthest = max(recovery.rounds.values())
-        for member, number in recovery.rounds.items():
+    def begin_state_sync(self, worker: int, node: Node, sync: SyncState) -> None:
+        node.phase, node.sync = "syncing state", sync
+        node.owed = list(sync.receivers_of(worker))
+        furthest = max(sync.rounds.values())
+        for member, number in sync.rounds.items():
             assert number <= max(self.nodes[member].round, len(self.nodes[member].committed))
         assert furthest == -1 or furthest >= len(node.committed), "the state furthest ahead wins"
         if furthest == -1:
             self.end(worker, "without any state")
 
     def sync_state(self, worker: int, node: Node) -> None:
-        recovery = node.recovery
-        assert recovery is not None
-        generation, donor = recovery.order.generation, recovery.donor_of(worker)
+        sync = node.sync
+        assert sync is not None
+        generation, donor = sync.order.generation, sync.donor_of(worker)
         arrived = [s for s in self.states if s[1] == worker and s[2] == generation and s[0] == donor]
         if node.view.is_superseded(generation) and (donor is None or not arrived or self.draw()):
             self.torn(worker, node, begun=bool(arrived) or donor is not None)
         elif donor is not None and arrived:
             self.states.remove(arrived[0])
             node.history = arrived[0][3]
-            self.state_synced(worker, node, recovery)
+            self.state_synced(worker, node, sync)
         elif donor is not None:
             if self.nodes[donor].gone:
                 self.torn(worker, node, begun=True)
         elif node.owed:
             self.give_state(worker, node, generation)
         else:
-            self.state_synced(worker, node, recovery)
+            self.state_synced(worker, node, sync)
 
     def torn(self, worker: int, node: Node, *, begun: bool) -> None:
-        assert node.recovery is not None
-        if begun and node.recovery.donor_of(worker) is not None and self.draw():
+        assert node.sync is not None
+        if begun and node.sync.donor_of(worker) is not None and self.draw():
             node.history = None
         self.states = [state for state in self.states if state[1] != worker]
         self.lose(worker, node)
@@ -377,15 +378,15 @@ class World:
         else:
             self.states.append((worker, receiver, generation, node.history))
 
-    def state_synced(self, worker: int, node: Node, recovery: Recovery) -> None:
+    def state_synced(self, worker: int, node: Node, sync: SyncState) -> None:
         assert node.history is not None
-        generation = recovery.order.generation
+        generation = sync.order.generation
         assert node.history[: len(node.committed)] == node.committed, "nothing committed is given up"
         assert self.recovered.setdefault(generation, node.history) == node.history, "all begin with one state"
         node.committed = node.history
         self.post(worker, StateSynced(generation, node.round))
         if node.view.current is not None and node.generation == generation:
-            node.phase, node.recovery = "computing", None
+            node.phase, node.sync = "computing", None
         else:
             self.lose(worker, node)
 

@@ -18,12 +18,14 @@ from resile_learner.membership.events import (
     ScriptReady,
     SendToPeer,
     StateSynced,
+    StateSyncRequested,
     Switch,
+    SyncState,
     Withdraw,
 )
 from resile_learner.membership.machine import Membership
 from resile_learner.membership.roles import TRANSITIONS, Role
-from resile_learner.messages import ActiveGeneration, JoinerReady, Order
+from resile_learner.messages import ActiveGeneration, CommittedRound, JoinerReady, Order
 from resile_shared.recent_events import InternalError
 
 from .membership_world import Fate, Sent, order
@@ -172,3 +174,17 @@ def test_an_illegal_transition_raises_with_the_events_that_led_to_it() -> None:
     assert "worker 1 cannot change from leaving to leaving" in caught.value.fault
     assert str(caught.value).count("RoundCompleted(named=(2, 2))") == 2
     assert "secret" not in str(caught.value)
+
+
+def test_a_state_sync_starts_only_while_no_newer_order_has_arrived() -> None:
+    machine = member_of(order(1, 0, 1), 0)
+    machine.handle(RoundAbandoned(4))
+    machine.handle(OrderReceived(order(2, 0, 1, is_recovery=True)))
+    machine.handle(MessageReceived(1, CommittedRound(generation=2, round=5)))
+    assert machine.view.can_sync_state
+    newer = order(3, 0, 1, is_recovery=True)
+    assert SendToPeer(1, CommittedRound(generation=3, round=4)) in machine.handle(OrderReceived(newer))
+    assert machine.handle(StateSyncRequested()) == [], "the round that was sent for the newer order still holds"
+    machine.handle(MessageReceived(1, CommittedRound(generation=3, round=5)))
+    assert machine.handle(StateSyncRequested()) == [SyncState(newer, {0: 4, 1: 5})]
+    assert not machine.view.can_sync_state

@@ -1,5 +1,6 @@
 """What a worker's membership is told, and what it decides."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..messages import ActiveGeneration, CommittedRound, JoinerReady, Member, Order, PeerMessage
@@ -68,8 +69,8 @@ class RoundAbandoned:
 
 
 @dataclass(frozen=True)
-class StateSyncStarted:
-    """This member starts the state sync of a recovery: the round that it sent to the others may not hold any more."""
+class StateSyncRequested:
+    """This member's main thread is free to synchronize the state; the answer, if it can start now, is `SyncState`."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ Event = (
     | RoundCompleted
     | StateReceived
     | RoundAbandoned
-    | StateSyncStarted
+    | StateSyncRequested
     | StateSynced
 )
 
@@ -148,8 +149,36 @@ class Switch:
 
 
 @dataclass(frozen=True)
+class SyncState:
+    """Synchronize the state with the members of ``order``, a recovery, and post how it ended.
+
+    ``rounds`` has each member's next round; -1: it has no whole state.
+    """
+
+    order: Order
+    rounds: Mapping[int, int]
+
+    @property
+    def donors(self) -> tuple[int, ...]:
+        """The members that are furthest ahead, in rank order."""
+        furthest = max(self.rounds.values())
+        return tuple(worker for worker in self.order.workers if self.rounds[worker] == furthest)
+
+    def donor_of(self, receiver: int) -> int | None:
+        """The member that gives ``receiver`` its state; None for one that has it."""
+        donors = self.donors
+        behind = [worker for worker in self.order.workers if worker not in donors]
+        return donors[behind.index(receiver) % len(donors)] if receiver in behind else None
+
+    def receivers_of(self, donor: int) -> tuple[int, ...]:
+        """The members that get the state of ``donor``."""
+        return tuple(worker for worker in self.order.workers if self.donor_of(worker) == donor)
+
+
+@dataclass(frozen=True)
 class Withdraw:
     """Exit: this worker is not needed any more and can never become a member again."""
 
 
-Command = Connect | SendToPeer | AbandonRound | Switch | Withdraw
+MainThreadCommand = Switch | SyncState
+Command = Connect | SendToPeer | AbandonRound | Withdraw | MainThreadCommand

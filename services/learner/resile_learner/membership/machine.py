@@ -46,8 +46,9 @@ from .events import (
     SendToPeer,
     StateReceived,
     StateSynced,
-    StateSyncStarted,
+    StateSyncRequested,
     Switch,
+    SyncState,
     Withdraw,
 )
 from .recovery import RecoveryProgress
@@ -106,7 +107,7 @@ class Membership:
                 return self._on_round_completed(named)
             case StateReceived(generation):
                 return [*self._become_member(self._orders[generation]), *self._abandon_round()]
-            case RoundAbandoned() | StateSyncStarted() | StateSynced():
+            case RoundAbandoned() | StateSyncRequested() | StateSynced():
                 return self._on_recovery_step(event)
 
     def _on_message(self, peer: int, message: JoinerReady | ActiveGeneration | CommittedRound) -> list[Command]:
@@ -119,11 +120,14 @@ class Membership:
                 self._progress.receive(peer, message)
         return []
 
-    def _on_recovery_step(self, event: RoundAbandoned | StateSyncStarted | StateSynced) -> list[Command]:
+    def _on_recovery_step(self, event: RoundAbandoned | StateSyncRequested | StateSynced) -> list[Command]:
         match event:
-            case StateSyncStarted():
-                self._progress.round = None
-                return []
+            case StateSyncRequested():
+                sync = self._state_sync()
+                if sync is None:
+                    return []  # a newer order arrived just now
+                self._progress.round = None  # what this member sent to the others may not hold any more
+                return [sync]
             case StateSynced(generation) if not self._is_superseded(generation):
                 return self._become_member(self._orders[generation])
             case RoundAbandoned(number) | StateSynced(_, number):
@@ -131,18 +135,21 @@ class Membership:
                 return self._send_committed_round()
 
     def _view(self) -> MembershipView:
-        recovery_order = self._recovery_order
-        is_linked = recovery_order is not None and self._is_linked_to(recovery_order.workers)
         return MembershipView(
             worker=self.worker,
             role=self._role,
             current=self._current,
             first_order=self._first_order,
-            recovery_order=recovery_order,
-            recovery=self._progress.recovery(recovery_order, self.worker) if recovery_order and is_linked else None,
+            recovery_order=self._recovery_order,
+            can_sync_state=self._state_sync() is not None,
             formed=tuple(order for order in self._orders.values() if self._has_formed(order)),
             is_pause_requested=self._is_pause_requested,
         )
+
+    def _state_sync(self) -> SyncState | None:
+        """How the newest recovery begins, once all its members are linked and have sent their rounds."""
+        order = self._recovery_order
+        return self._progress.state_sync(order, self.worker) if order and self._is_linked_to(order.workers) else None
 
     @property
     def _first_order(self) -> Order | None:

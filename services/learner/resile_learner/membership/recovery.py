@@ -1,39 +1,12 @@
-"""How the surviving members synchronize their state after a loss: what they tell each other, and who is a donor.
+"""How far the surviving members have come after a loss, as they tell each other before they synchronize their state.
 
 Each member sends the others the next round as it sees it. No two differ by more than one, since a round is committed by
 all of its members or needs those that have not committed it; a member that is behind takes the state of one that is
 ahead. Pure, as all of this package.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from ..messages import CommittedRound, Order
-from .events import SendToPeer
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """How the generation of ``order`` begins: ``rounds`` has each member's next round; -1: it has no whole state."""
-
-    order: Order
-    rounds: Mapping[int, int]
-
-    @property
-    def donors(self) -> tuple[int, ...]:
-        """The members that are furthest ahead, in rank order."""
-        furthest = max(self.rounds.values())
-        return tuple(worker for worker in self.order.workers if self.rounds[worker] == furthest)
-
-    def donor_of(self, receiver: int) -> int | None:
-        """The member that gives ``receiver`` its state; None for one that has it."""
-        donors = self.donors
-        behind = [worker for worker in self.order.workers if worker not in donors]
-        return donors[behind.index(receiver) % len(donors)] if receiver in behind else None
-
-    def receivers_of(self, donor: int) -> tuple[int, ...]:
-        """The members that get the state of ``donor``."""
-        return tuple(worker for worker in self.order.workers if self.donor_of(worker) == donor)
+from .events import SendToPeer, SyncState
 
 
 class RecoveryProgress:
@@ -62,10 +35,10 @@ class RecoveryProgress:
         self._sent.update((peer, order.generation) for peer in waiting)
         return [SendToPeer(peer, message) for peer in waiting]
 
-    def recovery(self, order: Order, worker: int) -> Recovery | None:
-        """Return how ``order`` begins, as its member ``worker`` sees it; None until all others have sent theirs."""
+    def state_sync(self, order: Order, worker: int) -> SyncState | None:
+        """Return the state sync of ``order``, of which ``worker`` is a member; None until all others have sent theirs."""
         if self.round is None:
             return None
         others = {peer: self._received.get((peer, order.generation)) for peer in order.workers if peer != worker}
         rounds = {peer: number for peer, number in others.items() if number is not None}
-        return Recovery(order, rounds | {worker: self.round}) if len(rounds) == len(others) else None
+        return SyncState(order, rounds | {worker: self.round}) if len(rounds) == len(others) else None

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from ..messages import Order
-from .recovery import Recovery
 from .roles import Role
 
 
@@ -19,8 +18,8 @@ class MembershipView:
     """Before it is a member: the oldest known order that names it."""
     recovery_order: Order | None = None
     """The newest recovery order, as long as its generation is not active."""
-    recovery: Recovery | None = None
-    """How the generation of ``recovery_order`` begins, once all its members are linked and have sent their rounds."""
+    can_sync_state: bool = False
+    """Whether all members of ``recovery_order`` are linked and have sent their rounds."""
     formed: tuple[Order, ...] = ()
     """The newer generations that it has formed."""
     is_pause_requested: bool = False

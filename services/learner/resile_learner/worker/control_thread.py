@@ -19,7 +19,7 @@ from resile_shared.errors import ResileError
 from resile_shared.messages.reports import Evidence
 
 from ..collectives.poller import LinkPoller
-from ..membership.events import AbandonRound, Connect, Event, PauseRequested, SendToPeer, Switch, Withdraw
+from ..membership.events import AbandonRound, Connect, Event, MainThreadCommand, PauseRequested, SendToPeer, Withdraw
 from ..membership.machine import Membership
 from ..membership.view import MembershipView
 from ..messages import Message, Order, Pause, PeerSuspected, Stop, WorkerConfig, WorkerListening, encode, to_worker
@@ -119,12 +119,12 @@ class ControlThread:
                 self._changed.wait()
 
     @main_thread
-    def post(self, event: Event) -> Switch | None:
-        """Have the membership handle ``event``; return the switch that it decides on, if any.
+    def post(self, event: Event) -> MainThreadCommand | None:
+        """Have the membership handle ``event``; return what it decides that the main thread has to do, if anything.
 
         Raises what stopped the control thread.
         """
-        answers: list[Switch | None] = []
+        answers: list[MainThreadCommand | None] = []
         self._call(self._handle_posted, event, answers)
         self.wait_for(lambda _: answers or None)
         return answers[0]
@@ -263,30 +263,30 @@ class ControlThread:
         self._peers.disconnect(peer)
         self._poller.remove(peer)
 
-    def _handle_posted(self, event: Event, answers: list[Switch | None]) -> None:
-        switch = self._handle(event)
+    def _handle_posted(self, event: Event, answers: list[MainThreadCommand | None]) -> None:
+        answer = self._handle(event)
         with self._changed:
-            answers.append(switch)
+            answers.append(answer)
             self._changed.notify_all()
 
     @control_thread
-    def _handle(self, event: Event) -> Switch | None:
+    def _handle(self, event: Event) -> MainThreadCommand | None:
         """Handle ``event``, publish the view, and have the commands carried out, in order, once the caller is done.
 
-        A switch is returned: it is the main thread's to carry out.
+        A command for the main thread is returned instead.
         """
         commands = self._membership.handle(event)
         with self._changed:
             self._view = self._membership.view
             self._changed.notify_all()
         self._poller.wake()
-        switch = None
+        answer = None
         for command in commands:
-            if isinstance(command, Switch):
-                switch = command
+            if isinstance(command, MainThreadCommand):
+                answer = command
             else:
                 self._loop.call_soon(self._guard, self._carry_out, command)
-        return switch
+        return answer
 
     def _carry_out(self, command: Connect | SendToPeer | AbandonRound | Withdraw) -> None:
         match command:

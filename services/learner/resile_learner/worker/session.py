@@ -22,10 +22,10 @@ from ..membership.events import (
     ScriptReady,
     StateReceived,
     StateSynced,
-    StateSyncStarted,
+    StateSyncRequested,
     Switch,
+    SyncState,
 )
-from ..membership.recovery import Recovery
 from ..membership.view import MembershipView
 from ..messages import Left, Message, Order, Ready, WorkerConfig
 from ..session import Change, SecondTrainingCall, View
@@ -128,7 +128,7 @@ class WorkerSession:
         if all(generation == self.view.generation for generation in named):
             return None
         switch = self._control.post(RoundCompleted(tuple(named)))
-        if switch is None:
+        if not isinstance(switch, Switch):
             return None
         self._switch = switch
         receivers = switch.receivers_of(self._config.worker)
@@ -199,50 +199,48 @@ class WorkerSession:
         while True:
             self._control.check_link(lost.suspect)
             self._control.post(RoundAbandoned(number))
-            recovery = self._await_recovery(number)
+            sync = self._await_state_sync(number)
             try:
-                if self._sync_state(recovery, state.flatten, allocate_buffers):
+                if self._sync_state(sync, state.flatten, allocate_buffers):
                     state.load_received()  # before anything newer can make this worker a donor
                     has_taken, is_torn = True, False
-                number = max(recovery.rounds.values())
-                self._control.post(StateSynced(recovery.order.generation, number))
+                number = max(sync.rounds.values())
+                self._control.post(StateSynced(sync.order.generation, number))
             except Abandoned as error:
                 lost = error
                 number = NO_STATE if is_torn else number
             current = self._control.view.current
-            if current is not None and current.generation == recovery.order.generation:
+            if current is not None and current.generation == sync.order.generation:
                 self._order = current
                 return has_taken
 
-    def _await_recovery(self, number: int) -> Recovery:
-        """Wait until it is known how the recovery begins; what is left to be sent goes out meanwhile."""
-        recovery: Recovery | None = None
-        while recovery is None:
-            self._poller.wait_until(lambda: self._control.view.is_released or self._control.view.recovery is not None)
-            view = self._control.view
-            if view.is_released:
+    def _await_state_sync(self, number: int) -> SyncState:
+        """Wait until the state sync of a recovery can start; what is left to be sent goes out meanwhile."""
+        while True:
+            self._poller.wait_until(lambda: self._control.view.is_released or self._control.view.can_sync_state)
+            if self._control.view.is_released:
                 self._leave(sorted(self._poller.links), last_round=max(number - 1, 0))
-            recovery = view.recovery  # None again if a newer one was ordered just now
-        self._control.post(StateSyncStarted())
-        return recovery
+            sync = self._control.post(StateSyncRequested())
+            if isinstance(sync, SyncState):
+                return sync
 
     def _sync_state(
-        self, recovery: Recovery, flatten: Callable[[], FlatState], allocate: Callable[[bytes], Sequence[Tensor]]
+        self, sync: SyncState, flatten: Callable[[], FlatState], allocate: Callable[[bytes], Sequence[Tensor]]
     ) -> bool:
         """Send or receive the state, depending on who is ahead; True if it was received. Raises Abandoned."""
-        generation = recovery.order.generation
-        if max(recovery.rounds.values()) < 0:
+        generation = sync.order.generation
+        if max(sync.rounds.values()) < 0:
             raise ResileError("no member has a whole state any more: the job can only continue from a checkpoint")
 
         def obsolete() -> bool:
             return self._control.view.is_superseded(generation)
 
         me = self._config.worker
-        donor = recovery.donor_of(me)
+        donor = sync.donor_of(me)
         if donor is not None:
             self._state_transfer.receive(allocate, generation=generation, donor=donor, obsolete=obsolete)
             return True
-        receivers = recovery.receivers_of(me)
+        receivers = sync.receivers_of(me)
         if receivers:
             flat = flatten()
             for receiver in receivers:
