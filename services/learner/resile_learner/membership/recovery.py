@@ -36,7 +36,7 @@ class RecoveryProgress:
         return [SendToPeer(peer, message) for peer in waiting]
 
     def state_sync(self, order: Order, worker: int) -> SyncState | None:
-        """Return the state sync of ``order`` for its member ``worker``; None until all others have sent their rounds."""
+        """Return the state sync of ``order`` for its member ``worker``; None until all others have sent theirs."""
         if self.round is None:
             return None
         others = {peer: self._received.get((peer, order.generation)) for peer in order.workers if peer != worker}
