@@ -1,4 +1,4 @@
-"""What an agent decides: allocations are the truth, every worker is told of, and no fact is lost on the way."""
+"""What an agent decides: allocations are the truth, every worker is reported, and no fact is lost on the way."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: no worker starts twice, every fact is told once, and everyone is listed."""
+"""Whatever happens in any order: no worker starts twice, every fact is reported once, every worker is listed."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ from resile_learner.messages import CheckpointSaved, FromWorker, Order, Progress
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, WorkerExit
 from resile_shared.messages.instructions import PauseWorkers, StopWorkers
-from resile_shared.messages.reports import Progress as ToldProgress
+from resile_shared.messages.reports import Progress as ReportedProgress
 from resile_shared.messages.reports import Report
 
 HOST, INCARNATION = "host-1", 2
@@ -39,10 +39,10 @@ class AgentMachine(RuleBasedStateMachine):
         self.alive: dict[Key, bool] = {}  # whether it listens
         self.newest: dict[str, Allocation] = {}
         self.dropped: set[Key] = set()
-        self.facts_said: list[tuple[str, int]] = []
-        self.facts_told: list[tuple[str, int]] = []
-        self.progress_said: dict[str, int] = {}
-        self.progress_told: dict[str, int] = {}
+        self.facts_sent: list[tuple[str, int]] = []
+        self.facts_reported: list[tuple[str, int]] = []
+        self.progress_sent: dict[str, int] = {}
+        self.progress_reported: dict[str, int] = {}
         self.beats: list[Heartbeat] = []
 
     def handle(self, event: Event) -> None:
@@ -54,23 +54,23 @@ class AgentMachine(RuleBasedStateMachine):
                     self.started.add((job, worker))
                     self.alive[job, worker] = False
                 case SendToWorker(job, worker, message):
-                    assert self.alive[job, worker], "only those who listen are told"
+                    assert self.alive[job, worker], "only connected workers receive messages"
                     if isinstance(message, Order):
                         assert message.generation == self.newest[job].generation
                 case KillWorker(job, worker):
                     assert (job, worker) in self.alive
                 case Heartbeat():
                     self.beats.append(command)
-                case Report(content=ToldProgress(iteration=iteration), job=job):
-                    assert iteration > self.progress_told.get(job, 0)
-                    self.progress_told[job] = iteration
+                case Report(content=ReportedProgress(iteration=iteration), job=job):
+                    assert iteration > self.progress_reported.get(job, 0)
+                    self.progress_reported[job] = iteration
                 case Report(job=job, content=content):
-                    assert self.progress_told.get(job, 0) == self.progress_said.get(job, 0), "progress comes first"
-                    self.facts_told.append((job, getattr(content, "iteration", 0)))
+                    assert self.progress_reported.get(job, 0) == self.progress_sent.get(job, 0), "progress comes first"
+                    self.facts_reported.append((job, getattr(content, "iteration", 0)))
                 case _:
                     pass
 
-    def say(self, job: str, message: FromWorker) -> None:
+    def receive(self, job: str, message: FromWorker) -> None:
         self.handle(MessageReceived(job, message))
 
     @rule(job=JOBS, epoch=st.integers(1, 2), generation=st.integers(1, 5), here=st.sets(NUMBERS), named=st.booleans())
@@ -119,21 +119,21 @@ class AgentMachine(RuleBasedStateMachine):
     def listen(self, data: st.DataObject) -> None:
         job, worker = data.draw(st.sampled_from(sorted(self.alive)))
         self.alive[job, worker] = True
-        self.say(job, WorkerListening(worker=worker, host=HOST, port=1))
+        self.receive(job, WorkerListening(worker=worker, host=HOST, port=1))
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def progress(self, data: st.DataObject) -> None:
         job, worker = data.draw(st.sampled_from(sorted(self.alive)))
-        iteration = self.progress_said[job] = self.progress_said.get(job, 0) + 1
-        self.say(job, Progress(worker=worker, generation=1, iteration=iteration, epoch=0))
+        iteration = self.progress_sent[job] = self.progress_sent.get(job, 0) + 1
+        self.receive(job, Progress(worker=worker, generation=1, iteration=iteration, epoch=0))
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def state_a_fact(self, data: st.DataObject) -> None:
         job, worker = data.draw(st.sampled_from(sorted(self.alive)))
-        self.facts_said.append((job, len(self.facts_said)))
-        self.say(job, CheckpointSaved(worker=worker, generation=1, iteration=len(self.facts_said) - 1, num_bytes=1))
+        self.facts_sent.append((job, len(self.facts_sent)))
+        self.receive(job, CheckpointSaved(worker=worker, generation=1, iteration=len(self.facts_sent) - 1, num_bytes=1))
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
@@ -141,7 +141,7 @@ class AgentMachine(RuleBasedStateMachine):
         job, worker = data.draw(st.sampled_from(sorted(self.alive)))
         del self.alive[job, worker]
         self.handle(WorkerExited(job, worker, WorkerExit(kind="exited")))
-        assert self.progress_told.get(job, 0) == self.progress_said.get(job, 0)
+        assert self.progress_reported.get(job, 0) == self.progress_sent.get(job, 0)
 
     @rule(is_bus_up=st.booleans(), seconds=st.floats(0.01, 20.0))
     def tick(self, is_bus_up: bool, seconds: float) -> None:
@@ -149,11 +149,11 @@ class AgentMachine(RuleBasedStateMachine):
         self.handle(Tick(is_bus_up))
 
     @invariant()
-    def every_fact_is_told_once_and_in_order(self) -> None:
-        assert self.facts_told == self.facts_said
+    def every_fact_is_reported_once_and_in_order(self) -> None:
+        assert self.facts_reported == self.facts_sent
 
     @invariant()
-    def beats_are_numbered_and_list_all_who_live(self) -> None:
+    def beats_are_numbered_and_list_all_living_workers(self) -> None:
         numbers = [beat.number for beat in self.beats]
         assert numbers == sorted(set(numbers))
         self.now += 1.0

@@ -103,7 +103,7 @@ async def test_a_job_is_founded_grown_shrunk_and_completed_as_its_allocations_sa
     await until(lambda: stage.goodbyes == [1])
 
 
-async def test_what_workers_do_about_an_allocation_is_told_in_its_trace(stage: Stage) -> None:
+async def test_what_workers_do_about_an_allocation_is_reported_in_its_trace(stage: Stage) -> None:
     set_up_tracing("test")
     traces: defaultdict[int, set[str]] = defaultdict(set)
 
@@ -139,7 +139,7 @@ async def test_workers_die_with_their_agent_and_the_next_one_has_a_higher_incarn
     assert stage.beats[-1].workers == ()
 
 
-async def test_who_misses_a_member_says_so_again_and_again_until_somebody_decides(stage: Stage) -> None:
+async def test_a_worker_that_misses_a_member_reports_it_until_the_scheduler_decides(stage: Stage) -> None:
     await stage.start_agent()
     await stage.submit("job-1", TRAIN, env=stage.variables())
     await stage.allocate("job-1", 1, (0, 1), cold_start=True)

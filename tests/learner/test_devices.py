@@ -25,7 +25,7 @@ def test_a_worker_sees_the_accelerator_of_its_slot_alone() -> None:
     assert slot_environment(Slot(index=5), {}) == {}
 
 
-def test_workers_inherit_nothing_that_tells_of_the_pools_services() -> None:
+def test_workers_inherit_nothing_about_the_pools_services() -> None:
     assert inheritable({"RESILE_CREDENTIALS": "file", "HOME": "/root"}) == {"HOME": "/root"}
 
 
@@ -34,7 +34,7 @@ def test_labels_are_names_and_values() -> None:
     assert parse_labels("") == {}
 
 
-def test_faults_of_the_settings_are_told_with_their_flags() -> None:
+def test_errors_in_the_settings_name_their_flags() -> None:
     flags = ["--credentials", "c", "--folder", "f", "--storage", "file:///s"]
     assert load(LearnerSettings, program="learner", arguments=flags).host
     with pytest.raises(UsageError, match=r"--labels or RESILE_LABELS.*'gpu' is no label"):

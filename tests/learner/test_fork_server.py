@@ -92,7 +92,7 @@ def test_a_copy_of_the_agents_socket_does_not_keep_it_alive(tmp_path: Path, monk
 def test_the_workers_die_even_if_the_fork_server_is_killed(agent: "subprocess.Popen[str]") -> None:
     pids, _ = read_pids(agent)
     os.kill(pids[0], signal.SIGKILL)
-    assert all_gone(pids[:3]), "the worker, by the kernel's word; its child, by the agent's"
+    assert all_gone(pids[:3]), "the kernel kills the worker, the client its child"
     agent.wait()
     for pid in pids[3:]:
         os.kill(pid, signal.SIGKILL)

@@ -80,7 +80,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_each_end_is_told_apart(stage: Stage) -> None:
+async def test_each_kind_of_exit_is_classified(stage: Stage) -> None:
     ends = {}
     for act in ("finishes", "leaves", "fails", "exits", "exits_with_words", "raises", "crashes"):
         _, exit_ = await stage.play(act)
@@ -97,26 +97,26 @@ async def test_each_end_is_told_apart(stage: Stage) -> None:
     assert any("RuntimeError: unforeseen" in line for line in stage.lines("stderr"))
 
 
-async def test_all_that_a_worker_says_is_heard_before_its_end(stage: Stage) -> None:
+async def test_all_messages_come_before_the_exit(stage: Stage) -> None:
     said, exit_ = await stage.play("finishes")
     assert said == [WorkerListening(worker=0, host="127.0.0.1", port=1), Finished(worker=0)]
     assert exit_ == WorkerExit(kind="finished")
 
 
-async def test_a_failure_keeps_the_workers_own_words(stage: Stage) -> None:
+async def test_a_failure_keeps_the_workers_message_and_details(stage: Stage) -> None:
     _, exit_ = await stage.play("fails")
     assert exit_.describe("worker 0") == "worker 0 failed: it went wrong"
     assert exit_.details == "where"
 
 
-async def test_a_killed_worker_is_told_as_such(stage: Stage) -> None:
+async def test_a_killed_worker_is_reported_with_its_signal(stage: Stage) -> None:
     process = await stage.start("waits")
     async for _ in process.messages():
         process.kill()
     assert (await process.wait()).describe("worker 0") == "worker 0 was killed by SIGKILL (Killed)"
 
 
-async def test_a_message_that_nobody_understands_names_its_worker(stage: Stage) -> None:
+async def test_the_error_for_a_malformed_message_names_its_worker(stage: Stage) -> None:
     for act, fault in (("mumbles", "worker 0 sent a malformed message"), ("signs_as_another", "signed as worker 2")):
         process = await stage.start(act)
         with pytest.raises(MalformedMessageError, match=fault):
@@ -143,7 +143,7 @@ async def test_what_workers_print_comes_line_by_line(stage: Stage) -> None:
     assert stage.lines("stderr") == ["to stderr"]
 
 
-async def test_a_worker_is_given_what_it_should_be(stage: Stage) -> None:
+async def test_a_worker_starts_with_the_right_descriptors_environment_and_signals(stage: Stage) -> None:
     before = time.time()
     await stage.play("describes_itself", env={"COLOR": "red"})
     facts = ast.literal_eval(stage.lines()[0])
@@ -192,7 +192,7 @@ async def test_closing_ends_everything_that_workers_started(stage: Stage) -> Non
     assert (await process.wait()).kind == "abandoned"
 
 
-async def test_a_stranger_that_holds_the_pipes_does_not_hold_up_the_end(stage: Stage) -> None:
+async def test_a_process_of_the_user_that_holds_the_pipes_does_not_delay_the_exit(stage: Stage) -> None:
     _, exit_ = await stage.play("starts_stubborn_process")
     assert exit_ == WorkerExit(kind="exited")
     assert stage.lines()
@@ -215,7 +215,7 @@ async def test_many_workers_at_once(stage: Stage) -> None:
     assert {exit_.kind for _, exit_ in ends} == {"finished"}
 
 
-async def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
+async def test_a_failed_import_is_reported(tmp_path: Path) -> None:
     settings = ForkServerSettings(preload=("resile_no_such_module",))
     fork_server = await ForkServerClient.start(log=tmp_path / "log", settings=settings)
     config = WorkerConfig(job="j", worker=0, script="/none.py", directory="/", storage="file:///none")
@@ -226,7 +226,7 @@ async def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
     assert "Traceback" in exit_.details
 
 
-async def test_a_fork_server_that_dies_during_its_imports_is_told(tmp_path: Path) -> None:
+async def test_a_fork_server_that_dies_during_its_imports_is_reported(tmp_path: Path) -> None:
     fork_server = await ForkServerClient.start(log=tmp_path / "log")
     config = WorkerConfig(job="j", worker=0, script="/none.py", directory="/", storage="file:///none")
     process = await fork_server.fork(config, lambda stream, line: None)
@@ -236,7 +236,7 @@ async def test_a_fork_server_that_dies_during_its_imports_is_told(tmp_path: Path
     assert exit_.describe("worker 0") == "worker 0 could not be started: the warm process ended during its imports"
 
 
-def test_a_kill_for_memory_is_told_from_any_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_kill_for_memory_is_distinguished_from_any_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
     monkeypatch.setattr(memory, "_group_events", lambda: events)
     events.write_text("low 0\noom 3\noom_kill 3\n")
@@ -261,7 +261,7 @@ def test_a_kill_for_memory_is_told_from_any_other(monkeypatch: pytest.MonkeyPatc
         (0, None, False, "exited"),
     ],
 )
-def test_ends_are_classified(status: int, last_message: Any, memory_ran_out: bool, kind: str) -> None:
+def test_exits_are_classified(status: int, last_message: Any, memory_ran_out: bool, kind: str) -> None:
     assert classify(status, last_message, memory_ran_out=memory_ran_out).kind == kind
 
 
