@@ -1,4 +1,4 @@
-"""Hellos between workers: who proves the secret gets a link, nobody else does."""
+"""Handshakes between workers: a peer that proves the secret gets a link, no other does."""
 
 import asyncio
 import socket
@@ -40,8 +40,8 @@ async def test_both_sides_prove_the_secret_and_the_socket_is_theirs() -> None:
     mine, theirs, accepted = await meet(secret="secret of 3")
     assert await accepted == (7, "data")
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(mine, b"first byte after the hello")
-    assert await loop.sock_recv(theirs, 100) == b"first byte after the hello"
+    await loop.sock_sendall(mine, b"first byte after the handshake")
+    assert await loop.sock_recv(theirs, 100) == b"first byte after the handshake"
     mine.close()
     theirs.close()
 
@@ -51,7 +51,7 @@ async def test_a_dialer_without_the_secret_is_refused() -> None:
         await meet(secret="a guess")
 
 
-async def test_a_hello_of_another_job_is_refused() -> None:
+async def test_a_handshake_of_another_job_is_refused() -> None:
     with pytest.raises(links.LinkRefused):
         await meet(secret="secret of 3", job="another")
 

@@ -1,8 +1,8 @@
-"""Making links between workers: dialing, accepting, and proving the secret of a generation to each other.
+"""Links between workers: dialing, accepting, and the handshake that proves the secret of a generation.
 
-A hello is three small messages, each a length and a JSON object. The dialer says who it is and which generation it
-belongs to; the acceptor proves that it knows that generation's secret, then the dialer does. The acceptor may hear of
-the order only after the dialer, so it waits for the secret as long as a hello may last.
+A handshake is three small messages, each a length and a JSON object. The dialer names itself and its generation; the
+acceptor proves that it knows that generation's secret, then the dialer does. The acceptor may receive the order later
+than the dialer, so it waits for the secret as long as a handshake may last.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from resile_shared.errors import ResileError
 
 from ..messages import Member
 
-HELLO_SECONDS = 30.0
-MAX_HELLO_BYTES = 4096
+HANDSHAKE_SECONDS = 30.0
+MAX_MESSAGE_BYTES = 4096
 _LENGTH = struct.Struct(">I")
 
 Kind = Literal["control", "data"]
@@ -73,11 +73,11 @@ def listen(host: str) -> socket.socket:
 async def dial(member: Member, *, job: str, worker: int, generation: int, secret: str, kind: Kind) -> socket.socket:
     """Connect to ``member`` and prove membership of ``generation``.
 
-    Raises OSError when it cannot be reached, LinkRefused when it is not who it should be.
+    Raises OSError when it cannot be reached, LinkRefused when it does not prove its membership.
     """
     sock = _new_socket()
     try:
-        async with asyncio.timeout(HELLO_SECONDS):
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
             await asyncio.get_running_loop().sock_connect(sock, (member.host, member.port))
             hello = _Hello(
                 job=job,
@@ -94,7 +94,7 @@ async def dial(member: Member, *, job: str, worker: int, generation: int, secret
             await _send(sock, _Proof(proof=_prove(secret, "dialer", hello, answer.nonce)))
     except (TimeoutError, ValidationError) as error:
         sock.close()
-        raise LinkRefused(f"worker {member.worker} gave no valid answer to a hello: {error}") from error
+        raise LinkRefused(f"worker {member.worker} did not complete the handshake: {error}") from error
     except BaseException:
         sock.close()
         raise
@@ -102,16 +102,16 @@ async def dial(member: Member, *, job: str, worker: int, generation: int, secret
 
 
 async def accept(sock: socket.socket, *, job: str, worker: int, secret_of: SecretOf) -> tuple[int, Kind]:
-    """Answer the hello on an accepted ``sock``; return who dialed and for what.
+    """Answer the handshake on an accepted ``sock``; return the dialer and the kind of the link.
 
-    Raises LinkRefused, after closing ``sock``, when the dialer is not who it says.
+    Raises LinkRefused, after closing ``sock``, when the dialer does not prove its membership.
     """
     try:
-        async with asyncio.timeout(HELLO_SECONDS):
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
             hello = _Hello.model_validate_json(await _receive(sock))
             if hello.job != job or hello.acceptor != worker:
                 raise LinkRefused(
-                    f"a hello for worker {hello.acceptor} of job {hello.job} reached worker {worker} of {job}"
+                    f"a handshake for worker {hello.acceptor} of job {hello.job} reached worker {worker} of {job}"
                 )
             secret = await secret_of(hello.generation)
             nonce = secrets.token_hex(16)
@@ -121,7 +121,7 @@ async def accept(sock: socket.socket, *, job: str, worker: int, secret_of: Secre
                 raise LinkRefused(f"worker {hello.dialer} did not prove membership of generation {hello.generation}")
     except (TimeoutError, ValidationError, OSError, EOFError) as error:
         sock.close()
-        raise LinkRefused(f"a hello ended early: {error!r}") from error
+        raise LinkRefused(f"the handshake failed: {error!r}") from error
     except BaseException:
         sock.close()
         raise
@@ -142,8 +142,8 @@ async def _send(sock: socket.socket, message: BaseModel) -> None:
 
 async def _receive(sock: socket.socket) -> bytes:
     (length,) = _LENGTH.unpack(await _receive_exactly(sock, _LENGTH.size))
-    if length > MAX_HELLO_BYTES:
-        raise LinkRefused(f"a hello of {length} bytes was refused")
+    if length > MAX_MESSAGE_BYTES:
+        raise LinkRefused(f"a handshake message of {length} bytes is too long")
     return await _receive_exactly(sock, length)
 
 
@@ -152,6 +152,6 @@ async def _receive_exactly(sock: socket.socket, length: int) -> bytes:
     while len(data) < length:
         more = await asyncio.get_running_loop().sock_recv(sock, length - len(data))
         if not more:
-            raise LinkRefused("the connection ended during a hello")
+            raise LinkRefused("the connection was closed during the handshake")
         data += more
     return data

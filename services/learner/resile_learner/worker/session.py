@@ -153,10 +153,10 @@ class WorkerSession:
                         joiner, change.new_generation, flat.skeleton, flat.tensors, obsolete=is_superseded
                     )
         if change.leaves:
-            self._let_go(switch, tag)
+            self._await_heirs_and_leave(switch, tag)
         self._order = switch.new
 
-    def _let_go(self, switch: Switch, tag: Tag) -> NoReturn:
+    def _await_heirs_and_leave(self, switch: Switch, tag: Tag) -> NoReturn:
         """Leave once a member that continues is known to have all that this worker has. Raises Abandoned if none is."""
 
         def is_recalled() -> bool:
