@@ -6,6 +6,6 @@ flat.py     FlatState: a state as a skeleton (JSON) and a list of tensors; `flat
 memory.py   the bytes of tensors, as views
 
 A joiner allocates buffers from the skeleton, receives the tensors into them over the links of the gradient exchange
-(``collectives/state_transfer.py``), and loads them. A checkpoint stores the bytes of the same skeleton and tensors, cut into
-parts (``checkpoint/``).
+(``collectives/state_transfer.py``), and loads them. A checkpoint stores the bytes of the same skeleton and tensors, cut
+into parts (``checkpoint/``).
 """
