@@ -1,6 +1,6 @@
-"""What the HTTP API answers: the models behind ``/v1``, for the monitor that serves it and for whoever reads it.
+"""The models of the HTTP API below ``/v1``, for the monitor and its clients.
 
-Unlike messages on the bus they may gain fields, so readers ignore what they do not know.
+Unlike messages on the bus they may gain fields: readers ignore unknown ones.
 """
 
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ from .messages.reports import EpochCount
 
 
 class View(BaseModel):
-    """Root of all answers."""
+    """Base class of all responses."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -30,8 +30,8 @@ class JobSummary(View):
     priority: int
     min_workers: int
     max_workers: int
-    workers: int = Field(description="members of the generation in force; 0 while it does not train")
-    slots: tuple[SlotName, ...] = Field(description="of the generation in force")
+    workers: int = Field(description="members of the active generation; 0 while the job does not train")
+    slots: tuple[SlotName, ...] = Field(description="of the active generation")
     generation: int
     iteration: int
     iterations_total: int | None
@@ -43,7 +43,7 @@ class JobSummary(View):
     validation: dict[str, float]
     iteration_seconds: float | None = Field(description="of the newest iteration; None before the first")
     seconds_left: float | None = Field(
-        description="at the average pace of the present generation; None while it does not train"
+        description="at the average speed of the active generation; None while the job does not train"
     )
     submitted: Time
     bits: str | None = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
@@ -51,7 +51,7 @@ class JobSummary(View):
 
 
 class JobView(JobSummary):
-    """One job, with all that happened to it."""
+    """One job, with its history."""
 
     script: str
     args: tuple[str, ...]
@@ -100,7 +100,7 @@ class HostView(View):
 
 
 class HostList(View):
-    """All hosts that were ever seen, by name."""
+    """All hosts that ever joined, by name."""
 
     hosts: tuple[HostView, ...]
 
@@ -159,7 +159,9 @@ class StopJob(Message):
 class DrainHost(Message):
     """The body of ``POST /v1/hosts/{host}/drain``; it may be missing."""
 
-    deadline_seconds: float | None = Field(default=None, ge=0, description="after it workers are killed; None: never")
+    deadline_seconds: float | None = Field(
+        default=None, ge=0, description="after it the workers left are ended and their jobs recover; None: never"
+    )
 
 
 class JoinHost(Message):

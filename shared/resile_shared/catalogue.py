@@ -1,4 +1,4 @@
-"""Which model is spoken on which subject. What is not listed here is not said on the bus."""
+"""The model of the messages on each subject. Other subjects are not used."""
 
 from types import MappingProxyType
 
@@ -47,7 +47,7 @@ OTHERS: MappingProxyType[str, type[BaseModel]] = MappingProxyType(
 
 
 def model_of(subject: str) -> type[BaseModel]:
-    """Return the model of the messages on ``subject``. Raises Malformed for one on which nothing is said."""
+    """Return the model of the messages on ``subject``. Raises Malformed for an unknown subject."""
     try:
         parsed = parse(subject)
     except InvalidSubject as error:
@@ -62,5 +62,5 @@ def model_of(subject: str) -> type[BaseModel]:
         case family:
             model = OTHERS.get(family)
     if model is None:
-        raise Malformed(f"nothing is said on {subject}")
+        raise Malformed(f"unknown subject {subject}")
     return model

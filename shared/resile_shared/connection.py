@@ -1,6 +1,6 @@
-"""One connection to the bus that comes back for ever, and requests that are sent again until they are answered.
+"""A connection to NATS that always reconnects, and requests that are retried until they are answered.
 
-Nothing here gives up by itself: a caller that cannot wait uses `asyncio.timeout`.
+Nothing here times out: use `asyncio.timeout` to give up.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _NOT_PERMITTED = re.compile(r'permissions violation for \w+ to "([^"]+)"', re.IG
 
 
 class BusRefused(ResileError):
-    """The bus does not let this service in, or not do this."""
+    """NATS rejected the credentials, or the role lacks a permission."""
 
 
 class BusClosed(ResileError):
@@ -52,10 +52,10 @@ class BusClosed(ResileError):
 
 
 class StoreFailed(ResileError):
-    """JetStream answered with an error that trying again does not cure."""
+    """JetStream answered with a permanent error."""
 
     def __init__(self, subject: str, error: Mapping[str, Any]) -> None:
-        super().__init__(f"the bus refused {subject}: {error.get('description', 'no reason given')}")
+        super().__init__(f"JetStream refused {subject}: {error.get('description', 'no reason given')}")
         self.code = int(error.get("err_code", 0))
 
 
@@ -74,18 +74,18 @@ class Connection:
         self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.closed = asyncio.Event()
         self.on_return: set[Callable[[], None]] = set()
-        """Called each time the connection is there again."""
+        """Called after each reconnect."""
 
     @classmethod
     async def open(cls, credentials: Credentials, *, name: str) -> "Connection":
-        """Connect; waits until the bus is there. Raises BusRefused."""
+        """Connect; waits until NATS is reachable. Raises BusRefused."""
         connection = cls(credentials)
         connecting = asyncio.ensure_future(connection._connect(name))
         try:
             await asyncio.wait({connecting, connection._refused}, return_when=asyncio.FIRST_COMPLETED)
             if not connecting.done():
                 raise BusRefused(
-                    f"the bus at {credentials.url} does not let {credentials.user!r} in: check the credentials"
+                    f"the bus at {credentials.url} rejects the user {credentials.user!r}: check the credentials"
                 )
             await connecting
         finally:
@@ -110,11 +110,11 @@ class Connection:
 
     @property
     def is_up(self) -> bool:
-        """Whether the bus can be reached now, as far as is known."""
+        """Whether NATS is connected, as far as is known."""
         return self._up.is_set()
 
     async def close(self) -> None:
-        """Send what is under way, and go."""
+        """Send pending messages, and disconnect."""
         self._is_leaving = True
         if self._up.is_set():
             await self._client.drain()
@@ -122,7 +122,7 @@ class Connection:
             await self._client.close()
 
     async def send(self, subject: str, body: bytes, *, headers: dict[str, str], reply: str = "") -> bool:
-        """Send at most once; returns False, and sends nothing, while the bus is away."""
+        """Send at most once; returns False, and sends nothing, while NATS is disconnected."""
         if not self._up.is_set():
             return False
         try:
@@ -132,7 +132,7 @@ class Connection:
         return True
 
     async def request(self, subject: str, body: bytes, *, headers: dict[str, str] | None = None) -> Msg:
-        """Send until somebody answers: what is asked must have its effect once however often it arrives."""
+        """Send until a service answers. The request must be idempotent."""
         while True:
             await self._wait_until_up()
             try:
@@ -143,14 +143,14 @@ class Connection:
                 raise BusClosed from None
             except MaxPayloadError:
                 raise ResileError(
-                    f"a message of {len(body)} bytes on {subject} is larger than the bus allows"
+                    f"a message of {len(body)} bytes on {subject} exceeds the maximum message size"
                 ) from None
             except TimeoutError:
                 if subject.lower() in self.denied:
                     raise BusRefused(f"{self._credentials.user!r} is not allowed to publish {subject}") from None
 
     async def send_to_listener(self, subject: str, body: bytes, *, headers: dict[str, str], seconds: float) -> bool:
-        """Send at most once, and leave a listener ``seconds`` to act; returns False at once when there is none."""
+        """Send at most once, and wait ``seconds`` for a subscriber to act; returns False at once when there is none."""
         try:
             if self._up.is_set():
                 await self._request_once(subject, body, headers, seconds=seconds)
@@ -159,7 +159,7 @@ class Connection:
         except TimeoutError:
             return True
         except (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError):
-            pass  # nobody was asked
+            pass  # not sent
         await asyncio.sleep(seconds)
         return True
 
@@ -225,7 +225,7 @@ class Connection:
                 return answer
             if int(error.get("code", 0)) < 500:
                 raise StoreFailed(subject, error)
-            logger.warning("the bus cannot do %s now: %s", subject, error.get("description"))
+            logger.warning("JetStream request failed, retrying subject=%s: %s", subject, error.get("description"))
             await asyncio.sleep(RESEND_SECONDS)
 
     async def subscribe(
@@ -254,7 +254,7 @@ class Connection:
             self.num_dropped += 1
             if self.num_dropped.bit_count() == 1:  # at 1, 2, 4, 8, ...
                 logger.warning(
-                    "%s messages dropped so far: handlers of %s are too slow", self.num_dropped, error.subject
+                    "handlers too slow, messages dropped total=%s subject=%s", self.num_dropped, error.subject
                 )
         elif denied := _NOT_PERMITTED.search(text):
             self.denied.add(denied[1])
@@ -262,21 +262,21 @@ class Connection:
         elif "authorization" in text.lower():
             if not self._refused.done():
                 self._refused.set_result(None)
-            logger.error("the bus does not let %r in", self._credentials.user)
+            logger.error("NATS rejected credentials user=%s", self._credentials.user)
         else:
-            logger.debug("bus: %s", text)
+            logger.debug("NATS error: %s", text)
 
     async def _on_lost(self) -> None:
         if self._up.is_set() and not self._is_leaving:
-            logger.warning("the bus is away")
+            logger.warning("NATS disconnected, reconnecting")
         self._up.clear()
 
     async def _on_return(self) -> None:
-        logger.info("the bus is back")
+        logger.info("NATS reconnected")
         self._up.set()
         for call in tuple(self.on_return):
             call()
 
     async def _on_closed(self) -> None:
         self.closed.set()
-        self._up.set()  # whoever waits for it finds it closed
+        self._up.set()  # wakes waiters, which find it closed

@@ -1,4 +1,4 @@
-"""One message on its way to its handler: read, recognised when it comes twice, traced, and never fatal."""
+"""Delivers messages to handlers: decodes, drops duplicates, traces, and sends failures to the dead letters."""
 
 import logging
 from collections import OrderedDict
@@ -25,7 +25,7 @@ _DONE = Accepted()
 
 
 class Delivery(Generic[M]):
-    """Delivers the messages of one subscription, and remembers the newest ids with what became of them."""
+    """Delivers the messages of one subscription, and remembers the newest ids with their results."""
 
     def __init__(self, model: type[M] | Callable[[str], type[M]], connection: Connection, service: str) -> None:
         self._model = model
@@ -36,11 +36,11 @@ class Delivery(Generic[M]):
     async def deliver(
         self, message: Msg, handler: Callable[[Received[M]], Awaitable[None]], *, is_last: bool = True
     ) -> bool:
-        """Return whether the message is dealt with; False: the handler failed, and it is not the last attempt."""
+        """Return whether the message is done; False: the handler failed, and this is not the last attempt."""
         try:
             received = self._decode(message)
         except Malformed as error:
-            await self._bury(message, str(error))
+            await self._send_dead_letter(message, str(error))
             return True
         if received.id in self._done:
             return True
@@ -48,9 +48,11 @@ class Delivery(Generic[M]):
             with continued(f"handle {message.subject}", message.headers, always=received.sequence is not None):
                 await handler(received)
         except Exception as error:
-            logger.exception("handling %s failed", message.subject)
+            logger.exception("handler failed subject=%s", message.subject)
             if is_last:
-                await self._bury(message, f"{self._service} could not handle it: {type(error).__name__}: {error}")
+                await self._send_dead_letter(
+                    message, f"{self._service} failed to handle it: {type(error).__name__}: {error}"
+                )
             return is_last
         self._remember(received.id, _DONE)
         return True
@@ -62,7 +64,7 @@ class Delivery(Generic[M]):
         try:
             received = self._decode(message)
         except Malformed as error:
-            await self._bury(message, str(error))
+            await self._send_dead_letter(message, str(error))
             return Refused(code="malformed", reason=str(error))
         if received.id in self._done:
             return self._done[received.id]
@@ -70,9 +72,9 @@ class Delivery(Generic[M]):
             with continued(f"answer {message.subject}", message.headers):
                 answer = await handler(received)
         except Exception as error:
-            logger.exception("answering %s failed", message.subject)
-            reason = f"{self._service} could not handle it: {type(error).__name__}: {error}"
-            await self._bury(message, reason)
+            logger.exception("handler failed subject=%s", message.subject)
+            reason = f"{self._service} failed to handle it: {type(error).__name__}: {error}"
+            await self._send_dead_letter(message, reason)
             return Refused(code="unavailable", reason=reason)
         self._remember(received.id, answer)
         return answer
@@ -87,12 +89,12 @@ class Delivery(Generic[M]):
         if len(self._done) > NUM_REMEMBERED:
             self._done.popitem(last=False)
 
-    async def _bury(self, message: Msg, reason: str) -> None:
-        """Publish what had no effect, and why; a dead letter that cannot be read is only logged.
+    async def _send_dead_letter(self, message: Msg, reason: str) -> None:
+        """Publish a message that had no effect, with the reason; an unreadable dead letter is only logged.
 
-        The letter of a stored message is stored before the message counts as dealt with.
+        The dead letter of a stored message is stored before the message is acknowledged.
         """
-        logger.warning("a message on %s had no effect: %s", message.subject, reason)
+        logger.warning("message dropped subject=%s: %s", message.subject, reason)
         if message.subject == DEAD_LETTER:
             return
         letter = DeadLetter(

@@ -1,4 +1,4 @@
-"""CloudEvents 1.0 in binary mode: what goes into a message's headers, and how a message is read back.
+"""CloudEvents 1.0 in binary mode: encoding and decoding of messages.
 
 The body is the model as JSON; ``ce-type`` is ``resile.<name of the model>``; W3C ``traceparent`` carries the trace.
 """
@@ -19,12 +19,12 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Malformed(ResileError):
-    """A message that cannot be read; its text says why."""
+    """A message that cannot be decoded; its text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Received(Generic[M]):
-    """A message as it arrived."""
+    """A received message."""
 
     message: M
     subject: str
@@ -32,9 +32,9 @@ class Received(Generic[M]):
     source: str
     time: str
     sequence: int | None = None
-    """Its place in its stream, if it came from one."""
+    """Its sequence in the stream, if it is stored."""
     stored: datetime | None = None
-    """When that stream took it in."""
+    """When it was stored."""
 
 
 def type_of(model: type[BaseModel]) -> str:
@@ -70,14 +70,14 @@ def decode(
     sequence: int | None = None,
     stored: datetime | None = None,
 ) -> Received[M]:
-    """Read a message. Raises Malformed."""
+    """Decode a message. Raises Malformed."""
     if headers is None or headers.get("ce-specversion") != "1.0":
-        raise Malformed("it is no CloudEvent: the header ce-specversion must be 1.0")
+        raise Malformed("not a CloudEvent: the header ce-specversion must be 1.0")
     for name in ("ce-id", "ce-source", "ce-type"):
         if not headers.get(name):
             raise Malformed(f"the header {name} is missing")
     if headers["ce-type"] != type_of(model) and not issubclass(model, RootModel):
-        raise Malformed(f"its type is {headers['ce-type']}, and here {type_of(model)} is expected")
+        raise Malformed(f"unexpected type {headers['ce-type']}: must be {type_of(model)}")
     try:
         message = model.model_validate_json(body)
     except ValidationError as error:
@@ -93,10 +93,21 @@ def decode(
     )
 
 
-def describe(error: ValidationError) -> str:
-    """All that is wrong, in one line."""
+def describe(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """Return all faults in one line. With ``model``, a number out of bounds is described by its whole range."""
     faults = []
     for fault in error.errors(include_url=False, include_input=False, include_context=False):
         where = ".".join(str(part) for part in fault["loc"])
-        faults.append(f"{where}: {fault['msg']}" if where else fault["msg"])
+        expected = _range_of(model, fault["loc"]) if model else ""
+        message = fault["msg"].removeprefix("Value error, ")
+        faults.append(f"{where} {expected}" if expected else f"{where}: {message}" if where else message)
     return "; ".join(faults).replace("\n", " ")
+
+
+def _range_of(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """Return "must be an integer from 1 to 10" for a bounded integer field of ``model``, else nothing."""
+    field = model.model_fields.get(str(location[0])) if len(location) == 1 else None
+    if field is None or field.annotation is not int:
+        return ""
+    bounds = {name: getattr(item, name) for item in field.metadata for name in ("ge", "le") if hasattr(item, name)}
+    return f"must be an integer from {bounds['ge']} to {bounds['le']}" if len(bounds) == 2 else ""

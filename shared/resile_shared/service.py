@@ -1,4 +1,4 @@
-"""What all services share: settings, logs, traces, the bus, health, and a clean end.
+"""What all services share: settings, logs, traces, the bus, health checks, and a clean shutdown.
 
     async def run(context: ServiceContext[SchedulerSettings]) -> None:
         ...                  # connect handlers to context.bus
@@ -7,7 +7,7 @@
 
     main("scheduler", SchedulerSettings, run)
 
-SIGTERM and SIGINT cancel ``run``. A service that cannot go on ends with one line and a status other than 0.
+SIGTERM and SIGINT cancel ``run``. A service that fails prints one line, and exits with a status other than 0.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ Run = Callable[[ServiceContext[S]], Awaitable[None]]
 
 
 def main(name: str, settings: type[S], run: Run[S], *, arguments: Sequence[str] | None = None) -> None:
-    """Run a service until it is told to end; the whole of a service's ``__main__``."""
+    """Run a service until it is stopped; the whole ``__main__`` of a service."""
     try:
         chosen = load(settings, program=f"resile_{name}", arguments=arguments)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -74,13 +74,13 @@ async def serve(name: str, settings: S, run: Run[S]) -> None:
     work = asyncio.ensure_future(_work(name, settings, run, health))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, work.cancel, f"told to end by {number.name}")
+        loop.add_signal_handler(number, work.cancel, f"received {number.name}")
     try:
-        async with _answering(health, settings):
+        async with _serving_health(health, settings):
             await asyncio.wait({work})
         if not work.cancelled():
             work.result()
-        logger.info("ended")
+        logger.info("stopped")
     finally:
         work.cancel()
         await asyncio.wait({work})
@@ -88,7 +88,7 @@ async def serve(name: str, settings: S, run: Run[S]) -> None:
 
 
 async def _work(name: str, settings: S, run: Run[S], health: "Health[S]") -> None:
-    """Connect and run; end with BusClosed when the connection is closed for good."""
+    """Connect and run. Raises BusClosed when the connection is closed for good."""
     bus = await Bus.open(read_credentials(settings.credentials), service=name)
     health.context = ServiceContext(name, settings, bus)
     logger.info("started")
@@ -107,7 +107,7 @@ async def _work(name: str, settings: S, run: Run[S], health: "Health[S]") -> Non
 
 
 class Health(Generic[S]):
-    """Answers for orchestrators: ``/healthz`` while the loop turns, ``/readyz`` when work can be done."""
+    """Probes for orchestrators: ``/healthz`` while the event loop runs, ``/readyz`` when the service can work."""
 
     def __init__(self) -> None:
         self.context: ServiceContext[S] | None = None
@@ -128,7 +128,7 @@ class Health(Generic[S]):
 
 
 @asynccontextmanager
-async def _answering(health: Health[S], settings: S) -> AsyncIterator[None]:
+async def _serving_health(health: Health[S], settings: S) -> AsyncIterator[None]:
     if settings.health_port is None:
         yield
         return
@@ -140,9 +140,9 @@ async def _answering(health: Health[S], settings: S) -> AsyncIterator[None]:
             await site.start()
         except OSError as error:
             where = f"{settings.health_host}:{settings.health_port}"
-            raise UsageError(f"--health-port: {where} cannot be listened on: {error.strerror}") from error
+            raise UsageError(f"--health-port: cannot listen on {where}: {error.strerror}") from error
         url = "http://{}:{}".format(*runner.addresses[0][:2])
-        logger.info("health at %s/readyz", url)
+        logger.info("health check listening url=%s/readyz", url)
         if settings.health_file is not None:
             write_private(settings.health_file, url.encode())
         yield

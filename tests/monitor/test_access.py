@@ -22,6 +22,8 @@ from .monitors import TOKEN, Monitors, Scene
 
 BODY = SPEC.model_dump(mode="json")
 
+PRIORITY_FAULT = "invalid request body: priority must be an integer from 1 to 1000000"
+
 
 async def test_nobody_comes_in_without_the_token(monitors: Monitors, scene: Scene) -> None:
     monitor = await monitors.start()
@@ -55,7 +57,7 @@ async def test_without_a_token_only_this_machine_comes_in_and_no_page_of_another
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--api-host", "0.0.0.0"), "--api-host 0.0.0.0 lets other machines in"),
+        (("--api-host", "0.0.0.0"), "--api-host 0.0.0.0 opens the API to other machines"),
         (("--token", "short"), "at least 16 visible ASCII"),
         (("--api-port", "70000"), "--api-port or RESILE_API_PORT"),
     ],
@@ -81,7 +83,7 @@ async def test_every_bad_request_gets_a_problem_document(monitors: Monitors, sce
     await scene.store_job(job())
     monitor = await monitors.start()
     for method, path, body, status, words in (
-        ("GET", "/v1/nothing", None, 404, "there is nothing at /v1/nothing"),
+        ("GET", "/v1/nothing", None, 404, "unknown path /v1/nothing"),
         ("GET", "/v1/jobs/none", None, 404, "there is no job none"),
         ("GET", "/v1/jobs/no.job", None, 404, "there is no job no.job"),
         ("GET", "/v1/jobs/none/logs", None, 404, "there is no job none"),
@@ -93,15 +95,15 @@ async def test_every_bad_request_gets_a_problem_document(monitors: Monitors, sce
         ("GET", "/v1/jobs/job-1/output", None, 404, "RESILE_OUTPUT_DIR"),
         ("PUT", "/v1/jobs", b"{}", 405, "use GET, HEAD, POST"),
         ("DELETE", "/v1/jobs/job-1", None, 405, "use GET, HEAD"),
-        ("POST", "/v1/jobs", b"{", 400, "the body must be JSON"),
-        ("POST", "/v1/jobs", b"\xff", 400, "the body must be JSON"),
+        ("POST", "/v1/jobs", b"{", 400, "invalid request body: must be JSON"),
+        ("POST", "/v1/jobs", b"\xff", 400, "invalid request body: must be JSON"),
         ("POST", "/v1/jobs", b"", 422, "name: Field required"),
-        ("POST", "/v1/jobs", b"[]", 422, "the body is no JobSpec"),
-        ("POST", "/v1/jobs", b'{"a": "' + b"x" * (1 << 20) + b'"}', 413, "larger"),
-        ("POST", "/v1/jobs/job-1/priority", b'{"priority": 0}', 422, "priority: Input should be greater"),
+        ("POST", "/v1/jobs", b"[]", 422, "invalid request body: Input should be an object"),
+        ("POST", "/v1/jobs", b'{"a": "' + b"x" * (1 << 20) + b'"}', 413, "too large"),
+        ("POST", "/v1/jobs/job-1/priority", b'{"priority": 0}', 422, PRIORITY_FAULT),
         ("POST", "/v1/jobs/job-1/priority", b'{"priority": 5, "prority": 5}', 422, "prority: Extra inputs"),
         ("POST", "/v1/jobs/job-1/pause", b'{"x": 1}', 422, "x: Extra inputs"),
-        ("GET", "/v1/events?tail=-1", None, 422, "tail: Input should be greater"),
+        ("GET", "/v1/events?tail=-1", None, 422, "tail must be an integer from 0 to 10000"),
         ("GET", "/v1/events?tial=1", None, 422, "tial: Extra inputs"),
         ("GET", "/v1/jobs/job-1/logs?follow=maybe", None, 422, "follow: Input should be a valid boolean"),
         ("POST", "/v1/packages", b"", 422, "packed as tar.gz"),
@@ -144,10 +146,10 @@ async def test_a_monitor_that_cannot_start_says_why_in_one_line(monitors: Monito
     monitor = await monitors.start()
     port = monitor.url.rpartition(":")[2]
     for flags, status, reason in (
-        (("--api-port", port), 2, "cannot be listened on"),
+        (("--api-port", port), 2, "cannot listen on"),
         (("--storage", "nonsense"), 1, "is not a URL of storage"),
         (("--token-file", "/nowhere"), 2, "--token-file: /nowhere cannot be read"),
-        (("--api-host", "::"), 2, "lets other machines in"),
+        (("--api-host", "::"), 2, "opens the API to other machines"),
     ):
         process = await monitors.process(*flags, stderr=asyncio.subprocess.PIPE)
         _, err = await process.communicate()

@@ -125,7 +125,7 @@ async def test_a_scheduler_that_is_away_is_told_as_such(monitors: Monitors, scen
     monitor = await monitors.start()
     problem = await monitor.problem("POST", "/v1/jobs", json=BODY, headers={"Idempotency-Key": "one"})
     assert (problem.status, problem.code) == (503, "unavailable")
-    assert "the scheduler does not answer" in problem.detail
+    assert "the scheduler does not respond" in problem.detail
     assert "the same Idempotency-Key" in problem.detail
     answering = Answering(scene)
     await answering.listen()

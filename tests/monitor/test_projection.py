@@ -15,8 +15,8 @@ from .examples import COMPLETED, beat, host, item, job, progress, report, worker
 
 def shown(record: JobRecord, *reports: Report) -> JobView:
     projection = Projection()
-    for told in reports:
-        projection.report(told)
+    for each in reports:
+        projection.report(each)
     projection.store_job(record.job, record, revision=1)
     view = projection.job(record.job)
     assert view is not None
@@ -39,8 +39,8 @@ def test_a_running_job_is_shown_as_its_newest_progress_has_it() -> None:
 
 
 def test_the_time_that_is_left_follows_the_average_of_the_generation() -> None:
-    told = report(progress(100, iteration_seconds=9.0)).model_copy(update={"time": at(51.0)})
-    view = shown(job(history=(item(1, generation=1, iteration=0),)), told)  # 100 iterations in 50 seconds
+    reports = report(progress(100, iteration_seconds=9.0)).model_copy(update={"time": at(51.0)})
+    view = shown(job(history=(item(1, generation=1, iteration=0),)), reports)  # 100 iterations in 50 seconds
     assert (view.iteration_seconds, view.seconds_left) == (9.0, 450.0)
 
 

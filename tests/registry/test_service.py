@@ -142,7 +142,8 @@ async def test_a_registry_that_is_killed_and_started_again_loses_nobody(house: H
             process.kill()
     async with registry(house.pool):
         await hosts[2].vanish()
-        await until(lambda: house.state("host-3") == ("lost", 1))
+        await until(lambda: ("host-3", "lost", 1) in house.announced)
+    assert house.state("host-3") == ("lost", 1)
     assert house.state("host-1") == house.state("host-2") == ("up", 1)
     assert sorted(house.announced) == [
         ("host-1", "joined", 1),

@@ -176,7 +176,7 @@ async def test_a_malformed_request_is_answered_with_the_reason(pool: Pool) -> No
     for spoiled, body, reason in (
         ({}, b"{}", "ce-specversion"),
         ({"ce-id": ""}, b"{}", "ce-id"),
-        ({"ce-type": "other"}, b"{}", "resile.JobSubmit is expected"),
+        ({"ce-type": "other"}, b"{}", "must be resile.JobSubmit"),
         ({"ce-type": "resile.JobSubmit"}, b"\xff\x00", "Invalid JSON"),
         ({"ce-type": "resile.JobSubmit"}, b'{"spec": {"name": "", "wrong": 1}}', "spec.name: .*spec.wrong: "),
     ):
@@ -211,7 +211,7 @@ async def test_a_handler_that_raises_is_tried_again_and_then_given_up(
         (letter,) = await dead_letters(monitor, 1)
         await until(lambda: {1, 2, 3} <= set(tries))
     assert (tries.count(1), tries.count(2), tries.count(3)) == (5, 2, 1)
-    assert letter.reason == "registry could not handle it: RuntimeError: cannot digest it"
+    assert letter.reason == "registry failed to handle it: RuntimeError: cannot digest it"
 
 
 GARBAGE: tuple[tuple[dict[str, str], bytes], ...] = (

@@ -73,7 +73,7 @@ async def test_a_service_starts_tells_its_health_and_drains(pool: Pool, tmp_path
         service(pool.server.credentials("scheduler"), *health) as started,
         aiohttp.ClientSession() as http,
     ):
-        url = (await started.logged("health at")).split()[-1].removesuffix("/readyz")
+        url = (await started.logged("health check listening")).rpartition("url=")[2].removesuffix("/readyz")
         await until((tmp_path / "health").exists)
         assert (tmp_path / "health").read_text() == url
 
@@ -96,14 +96,14 @@ async def test_a_service_starts_tells_its_health_and_drains(pool: Pool, tmp_path
         out, err = await started.process.communicate()
         assert (out, started.process.returncode) == (b"drained\n", 0)
         last = orjson.loads(err.splitlines()[-1])
-        assert (last["message"], last["service"], last["level"]) == ("ended", "scheduler", "info")
+        assert (last["message"], last["service"], last["level"]) == ("stopped", "scheduler", "info")
 
 
 async def test_a_service_waits_for_its_bus_and_can_be_told_to_end(tmp_path: Path) -> None:
     nowhere = Credentials(url="nats://127.0.0.1:1", user="scheduler", password="x")
     write_credentials(tmp_path / "scheduler.json", nowhere)
     async with service(tmp_path / "scheduler.json", "--health-port", "0") as started:
-        await started.logged("health at")
+        await started.logged("health check listening")
         started.process.send_signal(signal.SIGTERM)
         await started.process.communicate()
         assert started.process.returncode == 0
@@ -114,9 +114,9 @@ async def test_what_keeps_a_service_from_starting_is_one_line(pool: Pool, tmp_pa
     write_credentials(tmp_path / "wrong.json", wrong)
     for credentials, flags, status, reason in (
         (tmp_path / "none.json", (), 2, "cannot be read"),
-        (tmp_path / "wrong.json", (), 1, "does not let 'scheduler' in"),
+        (tmp_path / "wrong.json", (), 1, "rejects the user 'scheduler'"),
         (pool.server.credentials("scheduler"), ("--health-port", "-1"), 2, "--health-port or RESILE_HEALTH_PORT"),
-        (pool.server.credentials("scheduler"), ("--health-port", str(pool.server.port)), 2, "cannot be listened on"),
+        (pool.server.credentials("scheduler"), ("--health-port", str(pool.server.port)), 2, "cannot listen on"),
     ):
         async with service(credentials, *flags) as started:
             _, err = await started.process.communicate()

@@ -90,7 +90,7 @@ async def test_a_machine_joins_trains_leaves_and_comes_back(
     folder = folder_of(tmp_path)
     with pool_up(tmp_path / "home", "--listen", network.address, "--slots", 1) as pool:
         joiner = Joiner(network, pool)
-        assert "a host named host-1 is up" in joiner.refusal("--host", "host-1", *folder)
+        assert "a host named host-1 is already up" in joiner.refusal("--host", "host-1", *folder)
         elsewhere = ("--storage", (tmp_path / "nothing").as_uri())
         assert "is not the pool's storage on this machine: mount the shared folder" in joiner.refusal(*elsewhere)
         async with (
@@ -102,7 +102,9 @@ async def test_a_machine_joins_trains_leaves_and_comes_back(
                 far = await trial.host("far")
                 assert (far.address, far.labels) == (network.part("elsewhere").address, {"zone": "b"})
                 assert (tmp_path / "far" / "credentials.json").stat().st_mode & 0o777 == 0o600
-                assert "a host named far is up" in joiner.refusal("--host", "far", "--folder", tmp_path / "other")
+                assert "a host named far is already up" in joiner.refusal(
+                    "--host", "far", "--folder", tmp_path / "other"
+                )
                 left = end(process, signal.SIGTERM)
             assert (left.status, left.err.splitlines()[-1]) == (0, "far has left the pool")
             await host_becomes(client, "far", lambda host: host.state is HostState.LEFT)

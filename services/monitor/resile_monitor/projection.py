@@ -14,7 +14,7 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.jobs import JobRecord
 from resile_shared.messages.reports import Failed, Progress, Report, Warned
 
-from .views import Told, host_view, job_summary, job_view, slots_in_force
+from .views import JobReports, active_slots, host_view, job_summary, job_view
 
 MAX_WARNINGS = 100
 
@@ -28,7 +28,7 @@ class Projection:
         self._jobs: dict[str, JobRecord] = {}
         self._hosts: dict[str, HostRecord] = {}
         self._revisions: dict[tuple[str, str], int] = {}
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, JobReports] = {}
         self._beats: dict[str, Heartbeat] = {}
 
     # in
@@ -53,20 +53,23 @@ class Projection:
                     self._of(worker.job).exit_details = worker.exit.details
 
     def report(self, report: Report) -> None:
-        """Take in what a worker told; what the records hold anyway is passed over."""
-        told = self._of(report.job)
+        """Take in what a worker reports; what the records hold anyway is passed over."""
+        reports = self._of(report.job)
         match report.content:
             case Progress(iteration=iteration) as progress:
-                if (report.generation, iteration) >= (told.generation, told.progress.iteration if told.progress else 0):
-                    told.generation, told.progress, told.time = report.generation, progress, report.time
+                if (report.generation, iteration) >= (
+                    reports.generation,
+                    reports.progress.iteration if reports.progress else 0,
+                ):
+                    reports.generation, reports.progress, reports.time = report.generation, progress, report.time
             case Failed() as failed:
-                told.failed = failed
+                reports.failed = failed
             case Warned(message=message):
-                if len(told.warnings) < MAX_WARNINGS:
-                    told.warnings[message] = None
+                if len(reports.warnings) < MAX_WARNINGS:
+                    reports.warnings[message] = None
 
-    def _of(self, job: str) -> Told:
-        return self._told.setdefault(job, Told())
+    def _of(self, job: str) -> JobReports:
+        return self._told.setdefault(job, JobReports())
 
     def _is_newer(self, kind: str, key: str, revision: int) -> bool:
         if revision <= self._revisions.get((kind, key), 0):
@@ -83,12 +86,12 @@ class Projection:
     def job(self, job: str) -> JobView | None:
         """Return all about one job."""
         record = self._jobs.get(job)
-        return job_view(record, self._told.get(job, Told())) if record else None
+        return job_view(record, self._told.get(job, JobReports())) if record else None
 
     def jobs(self) -> JobList:
         """Return all jobs, in the order of their submission."""
         records = sorted(self._jobs.values(), key=lambda record: (record.submitted, record.job))
-        return JobList(jobs=tuple(job_summary(record, self._told.get(record.job, Told())) for record in records))
+        return JobList(jobs=tuple(job_summary(record, self._told.get(record.job, JobReports())) for record in records))
 
     def host(self, host: str) -> HostView | None:
         """Return all about one host."""
@@ -99,7 +102,7 @@ class Projection:
         return HostList(hosts=tuple(self._host_views(sorted(self._hosts))))
 
     def _host_views(self, hosts: Iterable[str]) -> Iterable[HostView]:
-        holders = {slot: record.job for record in self._jobs.values() for slot in slots_in_force(record)}
+        holders = {slot: record.job for record in self._jobs.values() for slot in active_slots(record)}
         for host in hosts:
             if record := self._hosts.get(host):
                 yield host_view(record, self._beats.get(host), holders)

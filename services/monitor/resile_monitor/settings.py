@@ -1,4 +1,4 @@
-"""What a monitor is told."""
+"""The settings of a monitor."""
 
 from ipaddress import ip_address
 from pathlib import Path
@@ -35,7 +35,7 @@ class MonitorSettings(ServiceSettings):
     def _is_guarded(self) -> Self:
         if not (is_loopback(self.api_host) or self.token or self.token_file):
             raise ValueError(
-                f"--api-host {self.api_host} lets other machines in: give a token with --token-file, or use 127.0.0.1"
+                f"--api-host {self.api_host} opens the API to other machines: set --token-file, or use 127.0.0.1"
             )
         return self
 

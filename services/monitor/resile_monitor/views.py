@@ -1,4 +1,4 @@
-"""How a job and a host are shown: a record, and what was told beside it."""
+"""How a job and a host are shown: a record, and what was reports beside it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ _ALIVE = (HostState.UP, HostState.DRAINING)
 
 
 @dataclass
-class Told:
-    """What the workers of one job told, as far as it counts."""
+class JobReports:
+    """What the workers of one job reports, as far as it counts."""
 
     generation: int = 0
     """Of ``progress``."""
@@ -29,14 +29,14 @@ class Told:
     warnings: dict[str, None] = field(default_factory=dict)
 
 
-def job_summary(record: JobRecord, told: Told) -> JobSummary:
+def job_summary(record: JobRecord, reports: JobReports) -> JobSummary:
     """Return one job as lists show it."""
     spec, ready = record.spec, record.ready
-    newest = record.completed or told.progress
-    slots = slots_in_force(record)
-    iteration = _iteration(record, told)
+    newest = record.completed or reports.progress
+    slots = active_slots(record)
+    iteration = _iteration(record, reports)
     total = ready.iterations_total if ready else None
-    pace = _pace(record, told)
+    pace = _pace(record, reports)
     return JobSummary(
         id=record.job,
         name=spec.name,
@@ -57,7 +57,7 @@ def job_summary(record: JobRecord, told: Told) -> JobSummary:
         loss=newest.loss if newest else None,
         metrics=newest.metrics if newest else {},
         validation=newest.validation if newest else {},
-        iteration_seconds=told.progress.iteration_seconds or None if told.progress else None,
+        iteration_seconds=reports.progress.iteration_seconds or None if reports.progress else None,
         seconds_left=max(0, total - iteration) * pace if slots and pace and total is not None else None,
         submitted=record.submitted,
         bits=_bits(record),
@@ -65,17 +65,17 @@ def job_summary(record: JobRecord, told: Told) -> JobSummary:
     )
 
 
-def job_view(record: JobRecord, told: Told) -> JobView:
+def job_view(record: JobRecord, reports: JobReports) -> JobView:
     """Return all about one job."""
     spec = record.spec
-    details = (told.failed and told.failed.details) or told.exit_details
+    details = (reports.failed and reports.failed.details) or reports.exit_details
     return JobView(
-        **dict(job_summary(record, told)),
+        **dict(job_summary(record, reports)),
         script=spec.script,
         args=spec.args,
         group=spec.group,
         checkpoint=record.checkpoint.iteration if record.checkpoint else None,
-        warnings=tuple(told.warnings),
+        warnings=tuple(reports.warnings),
         details=details if record.state is JobState.FAILED else "",
         history=record.history,
         ledger=record.completed.ledger if record.completed else (),
@@ -83,7 +83,7 @@ def job_view(record: JobRecord, told: Told) -> JobView:
 
 
 def host_view(record: HostRecord, beat: Heartbeat | None, holders: Mapping[str, str]) -> HostView:
-    """Return one host; ``holders`` names the job of each slot in force, for a host that was not heard yet."""
+    """Return one host; ``holders`` names the job of each active slot, for a host that was not heard yet."""
     is_alive = record.state in _ALIVE
     if beat is not None and beat.incarnation == record.incarnation:
         running = {worker.slot: worker for worker in beat.workers if worker.state != "gone" and is_alive}
@@ -105,7 +105,7 @@ def host_view(record: HostRecord, beat: Heartbeat | None, holders: Mapping[str, 
     )
 
 
-def slots_in_force(record: JobRecord) -> tuple[str, ...]:
+def active_slots(record: JobRecord) -> tuple[str, ...]:
     """Return the slots of the generation that trains; none while the job does not."""
     return record.history[-1].slots if record.history and record.state in _TRAINING else ()
 
@@ -125,25 +125,25 @@ def _last_allocation(record: JobRecord) -> HistoryItem | None:
     return next((item for item in reversed(record.history) if item.kind == "allocation"), None)
 
 
-def _pace(record: JobRecord, told: Told) -> float | None:
-    """Return the seconds of an iteration: single ones vary, so on average over the generation in force."""
-    last, progress = _last_allocation(record), told.progress
+def _pace(record: JobRecord, reports: JobReports) -> float | None:
+    """Return the seconds of an iteration: single ones vary, so on average over the active generation."""
+    last, progress = _last_allocation(record), reports.progress
     if progress is None:
         return None
-    if last and told.time and told.generation == last.generation:
-        num, seconds = progress.iteration - last.iteration, (told.time - last.time).total_seconds()
+    if last and reports.time and reports.generation == last.generation:
+        num, seconds = progress.iteration - last.iteration, (reports.time - last.time).total_seconds()
         if num >= ENOUGH_ITERATIONS and seconds > 0:
             return seconds / num
     return progress.iteration_seconds or None
 
 
-def _iteration(record: JobRecord, told: Told) -> int:
+def _iteration(record: JobRecord, reports: JobReports) -> int:
     """Return how many iterations are committed, by the newest generation that said so."""
     if record.completed:
         return record.completed.iteration
     last = _last_allocation(record)
     settled = (last.generation, last.iteration) if last else (0, 0)
-    told_last = (told.generation, told.progress.iteration) if told.progress else (0, 0)
+    told_last = (reports.generation, reports.progress.iteration) if reports.progress else (0, 0)
     return max(settled, told_last)[1]
 
 

@@ -1,18 +1,17 @@
-"""Who is here: the decisions, without input or output.
+"""Host membership: the decisions, without input or output.
 
 Events go in through `Registry.handle`, commands come out; the service carries them out. The rules:
 
-- A hello with a higher incarnation joins its host; whatever an older incarnation says has no effect. An incarnation
-  that is lost or has left stays so: an agent that reads this in its host's record comes back with a higher one.
-- A host is lost after ``detection_seconds`` of silence *while the registry was listening*. Listening time passes with
-  the ticks and stands still between two ticks that lie far apart, so whatever made a tick late (the registry stood
-  still, or its link was down: the service sends a tick only while it has one) extends every deadline by as much.
-- A registry that starts anew knows no deadlines. Each host's was at most ``detection_seconds`` after the last moment of
-  its earlier life, and so is at most that far off again.
-- What was stored just before a registry ended may not have been published: the next one publishes it again, and the
-  bus drops what it knows.
-- A heartbeat costs the same however many hosts there are: all have the same patience, so the order in which they
-  were heard is the order of their deadlines.
+- A hello with a higher incarnation joins its host; messages of an older incarnation have no effect. An incarnation that
+  is lost or has left stays so: its agent reads this in the host's record and returns with a higher one.
+- A host is lost after ``detection_seconds`` of silence *while the registry was listening*. Listening time advances with
+  the ticks and stops between two ticks that are far apart, so whatever delays a tick (the registry was frozen, or NATS
+  was disconnected: the service sends ticks only while it is connected) extends every deadline by the same time.
+- After a restart the registry knows no deadlines. It gives each host ``detection_seconds`` from its start.
+- A record stored just before the registry exited may not have been published: the next one publishes it again, and the
+  bus drops duplicates.
+- A heartbeat takes constant time for any number of hosts: all have the same timeout, so the order of their last
+  heartbeats is the order of their deadlines.
 """
 
 from collections.abc import Iterable
@@ -31,6 +30,7 @@ from resile_shared.messages.hosts import (
     HostState,
 )
 from resile_shared.messages.message import at
+from resile_shared.recent_events import RecentEvents
 
 REMEMBERED_COMMANDS = 1000
 ANNOUNCE_AGAIN_SECONDS = 300.0
@@ -38,14 +38,14 @@ ANNOUNCE_AGAIN_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class HostsLoaded:
-    """What an earlier registry stored. The first event, if there is any."""
+    """The records that earlier registries stored. The first event, if there is any."""
 
     hosts: tuple[HostRecord, ...]
 
 
 @dataclass(frozen=True)
 class HeartbeatReceived:
-    """A heartbeat, as far as it matters here."""
+    """A host sent a heartbeat."""
 
     host: str
     incarnation: int
@@ -53,7 +53,7 @@ class HeartbeatReceived:
 
 @dataclass(frozen=True)
 class DrainRequested:
-    """Somebody asks for a drain; ``command`` is the id of the request."""
+    """A client requests a drain; ``command`` is the id of the request."""
 
     command: str
     drain: HostDrain
@@ -61,7 +61,7 @@ class DrainRequested:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passes, and the link to the bus is up. Due every ``tick_seconds``."""
+    """Time passes while NATS is connected. Due every ``tick_seconds``."""
 
 
 Event = HostsLoaded | HostHello | HeartbeatReceived | HostGoodbye | DrainRequested | Tick
@@ -72,14 +72,14 @@ Announcement = HostJoined | HostDraining | HostLost | HostLeft
 
 @dataclass(frozen=True)
 class StoreHost:
-    """Store the record; it is the truth, and what is published only makes it known fast."""
+    """Store the record; the published event only announces it."""
 
     record: HostRecord
 
 
 @dataclass(frozen=True)
 class Publish:
-    """Tell everyone."""
+    """Publish the event."""
 
     event: Announcement
 
@@ -96,19 +96,24 @@ Command = StoreHost | Publish | Reply
 
 
 class Registry:
-    """The state of all hosts and all decisions about them. What it knows can be read; only `handle` changes it."""
+    """The state of all hosts and all decisions about them. Only `handle` changes it."""
 
     def __init__(self, *, detection_seconds: float = 3.0, tick_seconds: float = 0.25) -> None:
         self._detection_seconds = detection_seconds
-        self._patience = 2 * tick_seconds  # a tick later than this is late
-        self._listened = 0.0  # until the last tick
+        self._max_tick_gap = 2 * tick_seconds  # a later tick does not count as listening
+        self._listening_time = 0.0  # until the last tick
         self._last_tick: float | None = None
-        self._heard: dict[str, float] = {}  # host -> listening time of its last word; the longest silent first
+        self._last_heard: dict[str, float] = {}  # host -> listening time of its last message; the oldest first
         self._answers: dict[str, Accepted | Refused] = {}
         self.hosts: dict[str, HostRecord] = {}
+        self._recent = RecentEvents("registry")
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
-        """Take ``event`` in at ``now`` (seconds since the epoch); return what is to be done about it, in order."""
+        """Handle ``event`` at ``now`` (seconds since the epoch); return the commands to carry out, in order."""
+        with self._recent.handling(event):
+            return self._handle(event, now)
+
+    def _handle(self, event: Event, now: float) -> list[Command]:
         match event:
             case HostsLoaded(hosts):
                 return self._restore(hosts, now)
@@ -116,7 +121,7 @@ class Registry:
                 return self._hello(event, now)
             case HeartbeatReceived(host, incarnation):
                 if self._is_current(host, incarnation):
-                    self._hear(host, now)
+                    self._record_message(host, now)
                 return []
             case HostGoodbye(host=host, incarnation=incarnation, reason=reason):
                 if not self._is_current(host, incarnation):
@@ -130,39 +135,39 @@ class Registry:
     # time
 
     def _clock(self, now: float) -> float:
-        """Return the listening time: that of the last tick, and what has passed since, up to a late tick."""
+        """Return the listening time: that of the last tick, and the time since, at most the largest tick gap."""
         if self._last_tick is None:
             self._last_tick = now
-        return self._listened + min(max(now - self._last_tick, 0.0), self._patience)
+        return self._listening_time + min(max(now - self._last_tick, 0.0), self._max_tick_gap)
 
     def _tick(self, now: float) -> list[Command]:
-        self._listened = self._clock(now)
+        self._listening_time = self._clock(now)
         self._last_tick = now
         silent = []
-        for host, heard in self._heard.items():
-            if self._listened - heard <= self._detection_seconds:
+        for host, heard in self._last_heard.items():
+            if self._listening_time - heard <= self._detection_seconds:
                 break
             silent.append(host)
         reason = f"silent for {self._detection_seconds:g} seconds"
         return [command for host in silent for command in self._gone(host, HostState.LOST, reason, now)]
 
-    def _hear(self, host: str, now: float) -> None:
-        self._heard.pop(host, None)
-        self._heard[host] = self._clock(now)
+    def _record_message(self, host: str, now: float) -> None:
+        self._last_heard.pop(host, None)
+        self._last_heard[host] = self._clock(now)
 
     def _restore(self, hosts: Iterable[HostRecord], now: float) -> list[Command]:
         for record in hosts:
             self.hosts[record.host] = record
             if record.state in (HostState.UP, HostState.DRAINING):
-                self._hear(record.host, now)
+                self._record_message(record.host, now)
         recent = at(now - ANNOUNCE_AGAIN_SECONDS)
         return [Publish(_announcement(record)) for record in self.hosts.values() if record.since >= recent]
 
     # hosts
 
     def _is_current(self, host: str, incarnation: int) -> bool:
-        """Whether this is the incarnation that counts, and it is neither lost nor has it left."""
-        return host in self._heard and self.hosts[host].incarnation == incarnation
+        """Whether this is the newest incarnation, and it is neither lost nor has left."""
+        return host in self._last_heard and self.hosts[host].incarnation == incarnation
 
     def _hello(self, hello: HostHello, now: float) -> list[Command]:
         known = self.hosts.get(hello.host)
@@ -170,30 +175,30 @@ class Registry:
             return []
         if known and hello.incarnation == known.incarnation:
             return self._hello_again(hello, known, now)
-        ended: list[Command] = []
-        if hello.host in self._heard:
-            ended = self._gone(hello.host, HostState.LOST, "its agent started anew", now)
+        lost: list[Command] = []
+        if hello.host in self._last_heard:
+            lost = self._gone(hello.host, HostState.LOST, "its agent restarted", now)
         record = HostRecord(**hello.model_dump(), state=HostState.UP, since=at(now), reason="said hello")
-        return [*ended, *self._change(record, now)]
+        return [*lost, *self._change(record, now)]
 
     def _hello_again(self, hello: HostHello, known: HostRecord, now: float) -> list[Command]:
-        if hello.host not in self._heard:
+        if hello.host not in self._last_heard:
             return []
         record = known.model_copy(update={name: getattr(hello, name) for name in HostHello.model_fields})
         if record == known:
-            self._hear(hello.host, now)
+            self._record_message(hello.host, now)
             return []
         changed = record.model_copy(update={"since": at(now), "reason": "its slots or labels changed"})
         return self._change(changed, now)
 
     def _change(self, record: HostRecord, now: float) -> list[Command]:
-        """Take in a record of a host that is here."""
-        self._hear(record.host, now)
+        """Store and announce the record of a present host."""
+        self._record_message(record.host, now)
         self.hosts[record.host] = record
         return [StoreHost(record), Publish(_announcement(record))]
 
     def _gone(self, host: str, state: HostState, reason: str, now: float) -> list[Command]:
-        del self._heard[host]
+        del self._last_heard[host]
         record = self.hosts[host].model_copy(update={"state": state, "since": at(now), "reason": reason})
         self.hosts[host] = record
         return [StoreHost(record), Publish(_announcement(record))]
@@ -204,12 +209,15 @@ class Registry:
         if command in self._answers:
             return [Reply(command, self._answers[command])]
         changes: list[Command] = []
-        if drain.host_id in self._heard:
+        if drain.host_id in self._last_heard:
             answer: Accepted | Refused = Accepted()
             changes = self._start_drain(drain, now)
         elif drain.host_id in self.hosts:
             state = self.hosts[drain.host_id].state.value
-            answer = Refused(code="conflict", reason=f"host {drain.host_id} is {state} and runs nothing")
+            answer = Refused(
+                code="conflict",
+                reason=f"host {drain.host_id} is {state} and runs no workers: there is nothing to drain",
+            )
         else:
             answer = Refused(code="unknown", reason=f"there is no host {drain.host_id}: `resile hosts` lists them")
         self._answers[command] = answer
@@ -223,22 +231,27 @@ class Registry:
         if known.state is HostState.DRAINING and known.drain_deadline == deadline:
             return []
         record = known.model_copy(
-            update={"state": HostState.DRAINING, "since": at(now), "reason": "asked for", "drain_deadline": deadline}
+            update={
+                "state": HostState.DRAINING,
+                "since": at(now),
+                "reason": "drain requested",
+                "drain_deadline": deadline,
+            }
         )
         self.hosts[record.host] = record
         return [StoreHost(record), Publish(_announcement(record))]
 
 
 def _announcement(record: HostRecord) -> Announcement:
-    """Return what is told of a host: always the same for the same record."""
-    what: dict[str, Any] = {"host": record.host, "incarnation": record.incarnation}
-    what |= {"time": record.since, "reason": record.reason}
+    """Return the event that announces a record: always the same for the same record."""
+    fields: dict[str, Any] = {"host": record.host, "incarnation": record.incarnation}
+    fields |= {"time": record.since, "reason": record.reason}
     match record.state:
         case HostState.UP:
-            return HostJoined(**what, slots=record.slots, labels=record.labels)
+            return HostJoined(**fields, slots=record.slots, labels=record.labels)
         case HostState.DRAINING:
-            return HostDraining(**what, deadline=record.drain_deadline)
+            return HostDraining(**fields, deadline=record.drain_deadline)
         case HostState.LOST:
-            return HostLost(**what)
+            return HostLost(**fields)
         case HostState.LEFT:
-            return HostLeft(**what)
+            return HostLeft(**fields)

@@ -1,11 +1,11 @@
-"""The registry's shell: what arrives goes to the core, and what the core commands is carried out.
+"""The asyncio shell of the registry: passes messages to the core, and carries out its commands.
 
-- Commands that concern one host are carried out in their order, those of different hosts side by side.
-- What agents said is read anew from the event stream at each start, the newest word of each host: what an earlier
-  registry heard and did not store is not lost, and what it did store has no effect again.
-- A tick follows a round trip to the bus. While the bus is away, or stands still, no host's time runs out; and what
-  hosts sent before the answer has arrived by then, however busy this process is.
-- A conflict means that another registry writes: this one ends, and reads anew what is stored when it is started again.
+- Commands for one host are carried out in order, those for different hosts concurrently.
+- At each start the newest hello or goodbye of each host is read again from the event stream: what an earlier registry
+  received and did not store is not lost, and what it did store has no effect again.
+- A tick follows a round trip to the bus. While NATS is disconnected or frozen, no host times out; and all heartbeats
+  sent before the answer have arrived by then, however busy this process is.
+- A conflict means that another registry writes: this one exits, and reads the stored state after its restart.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ from .settings import RegistrySettings
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.25
-MAX_UNDER_WAY = 32
+MAX_CONCURRENT = 32
 
 _HEARTBEAT = type_of(Heartbeat)
 _WHAT = {HostJoined: "joined", HostDraining: "draining", HostLost: "lost", HostLeft: "left"}
@@ -69,29 +69,29 @@ async def run(context: ServiceContext[RegistrySettings]) -> None:
         await _Service(context, group).start()
 
 
-class _Lanes:
-    """Carries out commands, one lane for each host."""
+class _HostQueues:
+    """Carries out commands, with one queue for each host."""
 
     def __init__(self, carry_out: Callable[[Command], Awaitable[None]], group: asyncio.TaskGroup) -> None:
         self._carry_out = carry_out
         self._group = group
-        self._room = asyncio.Semaphore(MAX_UNDER_WAY)
-        self._lanes: dict[str, deque[Command]] = {}
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+        self._queues: dict[str, deque[Command]] = {}
 
     def put(self, host: str, command: Command) -> None:
-        """Have ``command`` carried out after those that concern ``host`` already."""
-        if host in self._lanes:
-            self._lanes[host].append(command)
+        """Carry out ``command`` after the earlier ones for ``host``."""
+        if host in self._queues:
+            self._queues[host].append(command)
         else:
-            self._lanes[host] = deque((command,))
-            self._group.create_task(self._empty(host))
+            self._queues[host] = deque((command,))
+            self._group.create_task(self._drain_queue(host))
 
-    async def _empty(self, host: str) -> None:
-        lane = self._lanes[host]
-        while lane:
-            async with self._room:
-                await self._carry_out(lane.popleft())
-        del self._lanes[host]
+    async def _drain_queue(self, host: str) -> None:
+        queue = self._queues[host]
+        while queue:
+            async with self._slots:
+                await self._carry_out(queue.popleft())
+        del self._queues[host]
 
 
 class _Service:
@@ -102,34 +102,36 @@ class _Service:
         self._revisions: dict[str, int] = {}
         self._core = Registry(detection_seconds=context.settings.detection_seconds, tick_seconds=TICK_SECONDS)
         self._group = group
-        self._lanes = _Lanes(self._carry_out, group)
+        self._queues = _HostQueues(self._carry_out, group)
         self._answers: dict[str, asyncio.Future[Accepted | Refused]] = {}
 
     async def start(self) -> None:
         stored = await self._hosts.entries()
         self._revisions = {name: entry.revision for name, entry in stored.items()}
-        self._tell(HostsLoaded(tuple(entry.value for entry in stored.values())))
-        await self._bus.answer(subjects.HOST_COMMANDS, model_of, self._asked)
-        await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._beat, fast_path=self._beat_at_a_glance)
-        self._group.create_task(self._listen())
+        self._handle(HostsLoaded(tuple(entry.value for entry in stored.values())))
+        await self._bus.answer(subjects.HOST_COMMANDS, model_of, self._on_command)
+        await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat, fast_path=self._on_raw_heartbeat)
+        self._group.create_task(self._follow_host_events())
         self._group.create_task(self._tick())
         self._context.is_ready = True
-        logger.info("%s hosts are stored", len(stored))
+        logger.info("registry started hosts=%d", len(stored))
 
     # events
 
-    async def _listen(self) -> None:
-        await self._bus.follow(EVENTS, model_of, self._said, subjects=(HELLOS, GOODBYES), start="last_per_subject")
+    async def _follow_host_events(self) -> None:
+        await self._bus.follow(
+            EVENTS, model_of, self._on_host_event, subjects=(HELLOS, GOODBYES), start="last_per_subject"
+        )
 
-    async def _said(self, received: Received[BaseModel]) -> None:
+    async def _on_host_event(self, received: Received[BaseModel]) -> None:
         assert isinstance(received.message, HostHello | HostGoodbye)
-        self._tell(received.message)
+        self._handle(received.message)
 
-    async def _beat(self, received: Received[Heartbeat]) -> None:
-        self._tell(HeartbeatReceived(received.message.host, received.message.incarnation))
+    async def _on_heartbeat(self, received: Received[Heartbeat]) -> None:
+        self._handle(HeartbeatReceived(received.message.host, received.message.incarnation))
 
-    def _beat_at_a_glance(self, message: Msg) -> bool:
-        """Take a heartbeat in without reading it whole: thousands come each second."""
+    def _on_raw_heartbeat(self, message: Msg) -> bool:
+        """Handle a heartbeat without validating it: there are thousands each second."""
         if not message.headers or message.headers.get("ce-type") != _HEARTBEAT:
             return False
         try:
@@ -138,16 +140,16 @@ class _Service:
             return False
         match body:
             case {"host": str(host), "incarnation": int(incarnation)}:
-                self._tell(HeartbeatReceived(host, incarnation))
+                self._handle(HeartbeatReceived(host, incarnation))
                 return True
         return False
 
-    async def _asked(self, received: Received[BaseModel]) -> Accepted | Refused:
+    async def _on_command(self, received: Received[BaseModel]) -> Accepted | Refused:
         assert isinstance(received.message, HostDrain)
         answer: asyncio.Future[Accepted | Refused] = asyncio.get_running_loop().create_future()
         self._answers[received.id] = answer
         try:
-            self._tell(DrainRequested(received.id, received.message), about=received.message.host_id)
+            self._handle(DrainRequested(received.id, received.message), about=received.message.host_id)
             return await answer
         finally:
             del self._answers[received.id]
@@ -156,11 +158,11 @@ class _Service:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             await self._bus.round_trip()
-            self._tell(Tick())
+            self._handle(Tick())
 
-    def _tell(self, event: Event, *, about: str = "") -> None:
+    def _handle(self, event: Event, *, about: str = "") -> None:
         for command in self._core.handle(event, now=time.time()):
-            self._lanes.put(about or _host_of(command), command)
+            self._queues.put(about or _host_of(command), command)
 
     # commands
 
@@ -175,7 +177,7 @@ class _Service:
 
     async def _announce(self, event: Announcement) -> None:
         what = _WHAT[type(event)]
-        logger.info("%s %s: %s", event.host, what, event.reason)
+        logger.info("host %s host=%s incarnation=%d reason=%r", what, event.host, event.incarnation, event.reason)
         message_id = f"{event.host}/{event.incarnation}/{what}/{timestamp(event.time)}"
         await self._bus.publish(subjects.host_event(event.host, what), event, message_id=message_id)
 

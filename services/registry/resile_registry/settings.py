@@ -1,4 +1,4 @@
-"""What the registry is told at its start."""
+"""The settings of the registry."""
 
 from pydantic import Field
 
@@ -9,5 +9,6 @@ class RegistrySettings(ServiceSettings):
     """Settings of the registry."""
 
     detection_seconds: DetectionSeconds = Field(
-        default=3.0, description="silence after which somebody is lost, in the whole pool; hosts beat three times in it"
+        default=3.0,
+        description="silence after which a host or worker is lost, three heartbeat intervals",
     )

@@ -41,10 +41,12 @@ class JobResume(Message):
 
 
 class HostDrain(Message):
-    """``host.drain``: let go of its workers and take no more."""
+    """``host.drain``: jobs leave the host at an iteration boundary; it gets no new workers."""
 
     host_id: Id
-    deadline_seconds: float | None = Field(default=None, ge=0, description="after it workers are killed; None: never")
+    deadline_seconds: float | None = Field(
+        default=None, ge=0, description="after it the workers left are ended and their jobs recover; None: never"
+    )
 
 
 class Accepted(Message):

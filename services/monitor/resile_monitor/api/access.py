@@ -1,4 +1,4 @@
-"""Who may come in: whoever has the token; without one, only programs on this machine."""
+"""Access control: requests need the token; without one, only programs on this machine are served."""
 
 import hmac
 
@@ -11,7 +11,7 @@ from .problems import Handler, ProblemError
 
 
 def guarded(token: str | None) -> Middleware:
-    """Return the middleware that lets nobody else use what lies below ``/v1``."""
+    """Return the middleware that guards all paths below ``/v1``."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -28,17 +28,20 @@ def guarded(token: str | None) -> Middleware:
 def _check_token(request: web.Request, token: str) -> None:
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer":
-        raise ProblemError("unauthorized", "a token is needed: send the header `Authorization: Bearer TOKEN`")
+        raise ProblemError("unauthorized", "missing token: send the header `Authorization: Bearer TOKEN`")
     if not hmac.compare_digest(given.strip().encode(errors="replace"), token.encode()):
-        raise ProblemError("unauthorized", "the token is not that of this pool: pool.json in the pool's home has it")
+        raise ProblemError("unauthorized", "wrong token: use the one in pool.json of the pool's home")
 
 
 def _check_is_local(request: web.Request) -> None:
-    """Refuse what a page in a browser on this machine sends on behalf of another site."""
+    """Reject requests that a browser on this machine sends for another site."""
     try:
         host = URL(f"http://{request.host}").host or ""
     except ValueError:
         host = ""
     origin = request.headers.get("Origin", f"http://{request.host}")
     if not is_loopback(host) or origin != f"http://{request.host}":
-        raise ProblemError("unauthorized", "this monitor has no token, so it only answers programs on its own machine")
+        raise ProblemError(
+            "unauthorized",
+            "this monitor has no token and serves only programs on its own machine: start it with --token-file",
+        )

@@ -1,4 +1,4 @@
-"""All routes of the API, and the server that answers them."""
+"""The routes of the API, and its server."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -29,9 +29,9 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
     """Return the web application."""
 
     @web.middleware
-    async def informed(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def require_loaded(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path.startswith("/v1") and not pool.has_caught_up:
-            raise ProblemError("unavailable", "the monitor has just started and reads what is stored: try again")
+            raise ProblemError("unavailable", "the monitor is starting and loads the stored state: try again")
         return await handler(request)
 
     @web.middleware
@@ -55,7 +55,9 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
     async def close(_: web.Application) -> None:
         pool.closing.set()
 
-    made = web.Application(middlewares=[problems, guarded(token), informed, traced], client_max_size=MAX_BODY_BYTES)
+    made = web.Application(
+        middlewares=[problems, guarded(token), require_loaded, traced], client_max_size=MAX_BODY_BYTES
+    )
     made.add_routes([web.get("/", root), web.get("/healthz", healthz), web.get("/readyz", readyz)])
     for part in (Jobs, Hosts, Packages, Downloads, Events, Logs):
         made.add_routes(part(pool).routes())
@@ -65,17 +67,19 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
 
 @asynccontextmanager
 async def serving(served: web.Application, *, host: str, port: int) -> AsyncIterator[str]:
-    """Answer requests; give the URL. Raises UsageError when the address cannot be listened on."""
+    """Serve requests; yields the URL. Raises UsageError if the address is not available."""
     runner = web.AppRunner(served, access_log=None, handler_cancellation=True, shutdown_timeout=STOP_SECONDS)
     await runner.setup()
     try:
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            raise UsageError(f"--api-port: {host}:{port} cannot be listened on: {error.strerror}") from error
+            raise UsageError(
+                f"--api-port: cannot listen on {host}:{port}: {error.strerror}: choose another port"
+            ) from error
         name, number = runner.addresses[0][:2]
         url = f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
-        logger.info("the API is at %s", url)
+        logger.info("API listening url=%s", url)
         yield url
     finally:
         await runner.cleanup()

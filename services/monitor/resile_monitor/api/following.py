@@ -1,8 +1,8 @@
 """Server-sent events: what is stored, and then what comes, until either side goes.
 
 The ``id`` of an event says how far its reader has come in each stream that it reads (``events:17,reports:40``), so that
-it can come back with it. Between the streams and a client stands one short queue: whoever reads slowly slows down the
-reading of the streams for itself, and nothing piles up.
+it can come back with it. A short queue connects the streams and a client: a slow client delays its own reading only,
+and nothing accumulates.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from aiohttp import web
 
 from resile_shared.errors import ResileError
 
-from .pool import answering
+from .pool import bus_timeout
 from .problems import ProblemError
 from .reading import Entry, Reading, V, merged
 
@@ -28,13 +28,13 @@ WRITE_SECONDS = 60.0
 LOOK_SECONDS = 0.5
 LAST_SECONDS = 1.0
 """In which the last entries of what is over arrive."""
-NO_ANSWER = "the bus does not answer: try again"
+NO_ANSWER = "the bus does not respond: try again"
 _PLACE = re.compile(r"([a-z]+):([0-9]{1,18}(?:\.[0-9]{1,9})?)")
 
 
 async def newest(readings: Sequence[Reading[Any, V]], num: int) -> tuple[list[Entry[V]], dict[str, str]]:
     """Return the newest ``num`` entries of several streams, and the places after all that is stored."""
-    async with answering(NO_ANSWER):
+    async with bus_timeout(NO_ANSWER):
         tails = {reading.name: await reading.tail(num) for reading in readings}
     entries = merged((entry for found, _ in tails.values() for entry in found), num=num)
     return entries, {name: place for name, (_, place) in tails.items()}
@@ -114,7 +114,7 @@ async def _send(
             await _write(response, frames.of(entry_or_end))
         await response.write_eof()
     except (TimeoutError, ConnectionError):
-        logger.debug("a reader of an event stream is gone")
+        logger.debug("event stream client disconnected")
     finally:
         for task in tasks:
             task.cancel()
@@ -133,9 +133,9 @@ async def _pump(source: AsyncGenerator[Entry[V], None], queue: asyncio.Queue[Ent
             async for entry in source:
                 await queue.put(entry)
     except ResileError as error:
-        logger.warning("an event stream ends: %s", error)
+        logger.warning("event stream failed: %s", error)
     except Exception:
-        logger.exception("an event stream ends")
+        logger.exception("event stream failed")
     await queue.put(None)
 
 
@@ -164,5 +164,5 @@ def _places(request: web.Request, readings: Sequence[Reading[Any, V]]) -> dict[s
     found = [_PLACE.fullmatch(part) for part in text.split(",")]
     places = {match[1]: match[2] for match in found if match}
     if None in found or places.keys() != {reading.name for reading in readings}:
-        raise ProblemError("malformed", f"Last-Event-ID {text[:100]!r} is no id of this stream: leave it out")
+        raise ProblemError("malformed", f"Last-Event-ID {text[:100]!r} is not an id of this stream: omit the header")
     return places

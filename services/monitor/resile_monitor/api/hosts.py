@@ -1,4 +1,4 @@
-"""Hosts: looking at them, and draining one."""
+"""Handlers for hosts: list, show, drain, join."""
 
 import asyncio
 import re
@@ -65,9 +65,9 @@ class Hosts:
         return answer(joining)
 
     async def _check_is_free(self, host: str, *, incarnation: int) -> None:
-        """Let a new host in, and one that comes back. Raises ProblemError."""
+        """Raise ProblemError unless the host is new, or returns after it was here."""
         if not HOST_NAME.fullmatch(host):
-            raise ProblemError("invalid", f"{host!r} cannot name a host: use letters, digits, - and _, at most 64")
+            raise ProblemError("invalid", f"invalid host name {host!r}: use 1 to 64 letters, digits, - and _")
         try:
             known = await self._pool.host(host)
         except ProblemError as error:
@@ -77,5 +77,5 @@ class Hosts:
         if known.state in (HostState.UP, HostState.DRAINING) and known.incarnation > incarnation:
             raise ProblemError(
                 "conflict",
-                f"a host named {host} is {known.state.value} at {known.address} already: choose another name",
+                f"a host named {host} is already {known.state.value} at {known.address}: choose another name",
             )

@@ -1,4 +1,4 @@
-"""Jobs: looking at them, submitting, changing."""
+"""Handlers for jobs: list, show, submit, change."""
 
 import asyncio
 

@@ -59,7 +59,7 @@ class Packages:
     def _too_large(self) -> ProblemError:
         return ProblemError(
             "too large",
-            f"a package may have {self._max_bytes} bytes: leave data and results out of the folder, "
+            f"the package is larger than {self._max_bytes} bytes: leave data and results out of the folder, "
             "or start the monitor with a larger --max-package-bytes",
         )
 
@@ -74,13 +74,16 @@ def check(file: Path, *, max_bytes: int) -> None:
                 num_files += member.isfile()
                 num_bytes += member.size
                 if num_bytes > max_bytes:
-                    raise ProblemError("too large", f"unpacked, the package has more than {max_bytes} bytes")
+                    raise ProblemError(
+                        "too large",
+                        f"the unpacked package is larger than {max_bytes} bytes: leave data out of the folder",
+                    )
     except tarfile.FilterError as error:
         raise ProblemError("invalid", f"the package cannot be unpacked safely: {error}") from error
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise ProblemError("invalid", f"the package must be a folder packed as tar.gz: {error}") from error
     if not num_files:
-        raise ProblemError("invalid", "the package holds no file: pack the folder of the script")
+        raise ProblemError("invalid", "the package contains no file: pack the folder of the script")
 
 
 def check_is_stored(storage: ObjectStorage, package: str) -> None:
@@ -91,7 +94,7 @@ def check_is_stored(storage: ObjectStorage, package: str) -> None:
             return
     except MissingObjectError:
         pass
-    raise ProblemError("invalid", f"there is no package {package}: POST /v1/packages stores one, and answers its name")
+    raise ProblemError("invalid", f"there is no package {package}: upload it with POST /v1/packages")
 
 
 def _store(storage: ObjectStorage, key: str, file: Path) -> None:

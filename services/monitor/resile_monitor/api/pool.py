@@ -1,4 +1,4 @@
-"""The pool as handlers see it: what is known of it, and commands to it."""
+"""The pool as handlers see it: its state, and commands to it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,11 +37,11 @@ class Pool:
     projection: Projection
     max_package_bytes: int
     admission: Credentials | None = None
-    """What lets the agents of other machines onto the bus; None: no machine may join."""
+    """Bus credentials for agents of other machines; None: no machine may join."""
     has_caught_up: bool = False
     """Whether the projection holds all that was stored when the monitor started."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the monitor ends: whoever follows something is let go."""
+    """Set when the monitor stops: all event streams end."""
 
     async def record(self, job: str) -> JobRecord:
         """Return what is stored of a job. Raises ProblemError when there is none."""
@@ -98,7 +98,7 @@ class Pool:
         ``key`` makes it happen once; it counts for one verb and one target alone.
         """
         message_id = f"{entity}.{verb}:{target}:{key}" if key else None
-        async with answering(_silence(entity, key)):
+        async with bus_timeout(_timeout_detail(entity, key)):
             answer = await self.bus.ask(subjects.command(entity, verb), request, message_id=message_id)
         if not isinstance(answer, Accepted):
             raise ProblemError(answer.code, answer.reason)
@@ -108,7 +108,7 @@ class Pool:
         return target
 
     async def _fetch_job(self, job: str) -> None:
-        async with answering("the bus does not answer: try again"):
+        async with bus_timeout("the bus does not respond: try again"):
             try:
                 entry = await self.bus.bucket(JOBS).get(job)
             except InvalidSubject:
@@ -117,7 +117,7 @@ class Pool:
             self.projection.store_job(job, entry.value, revision=entry.revision)
 
     async def _fetch_host(self, host: str) -> None:
-        async with answering("the bus does not answer: try again"):
+        async with bus_timeout("the bus does not respond: try again"):
             try:
                 entry = await self.bus.bucket(HOSTS).get(host)
             except InvalidSubject:
@@ -127,20 +127,20 @@ class Pool:
 
 
 @asynccontextmanager
-async def answering(otherwise: str) -> AsyncIterator[None]:
-    """Give the bus, and who is on it, some seconds to answer. Raises ProblemError that says ``otherwise``."""
+async def bus_timeout(detail: str) -> AsyncIterator[None]:
+    """Limit the time for responses over the bus. Raises ProblemError with ``detail``."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             yield
     except TimeoutError:
-        raise ProblemError("unavailable", otherwise) from None
+        raise ProblemError("unavailable", detail) from None
 
 
-def _silence(entity: Literal["job", "host"], key: str | None) -> str:
+def _timeout_detail(entity: Literal["job", "host"], key: str | None) -> str:
     who = {"job": "scheduler", "host": "registry"}[entity]
     advice = (
         "send it again with the same Idempotency-Key"
         if key
-        else "look whether it has happened before you send it again, or use an Idempotency-Key"
+        else "check before you send it again, or use an Idempotency-Key"
     )
-    return f"the {who} does not answer; the request may still have its effect later: {advice}"
+    return f"the {who} does not respond; the request may still take effect later: {advice}"

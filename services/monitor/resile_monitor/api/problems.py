@@ -28,7 +28,7 @@ _STATUSES: dict[Code, HTTPStatus] = {
 
 
 class ProblemError(ResileError):
-    """A request that cannot be done, and why."""
+    """A request that failed, and why."""
 
     def __init__(self, code: Code, detail: str) -> None:
         super().__init__(detail)
@@ -37,7 +37,7 @@ class ProblemError(ResileError):
 
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn whatever a handler raises into a problem document."""
+    """Turn every exception of a handler into a problem document."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -45,7 +45,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
             raise
         return _of_http(error, request)
     except Exception as error:
-        if request.writer.output_size > 0:  # an answer is under way: the connection can only be cut
+        if request.writer.output_size > 0:  # a response is in progress: only the connection can be closed
             raise
         return _of(error, request)
 
@@ -61,7 +61,7 @@ def _of(error: Exception, request: web.Request) -> web.Response:
             return _response(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", str(error))
         case _:
             logger.exception("%s %s failed", request.method, request.path)
-            detail = f"the monitor failed: {type(error).__name__}; its log says more"
+            detail = f"internal error in the monitor ({type(error).__name__}): see its log"
             return _response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)
 
 
@@ -69,15 +69,17 @@ def _of_http(error: web.HTTPException, request: web.Request) -> web.Response:
     match error:
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
-            response = _response(error.status, "invalid", f"{request.path} knows no {error.method}: use {allowed}")
+            response = _response(
+                error.status, "invalid", f"{request.path} does not support {error.method}: use {allowed}"
+            )
             response.headers["Allow"] = allowed
             return response
         case web.HTTPNotFound():
-            return _response(404, "unknown", f"there is nothing at {request.path}: docs/api.md lists all requests")
+            return _response(404, "unknown", f"unknown path {request.path}: docs/api.md lists all requests")
         case web.HTTPRequestEntityTooLarge():
-            return _response(413, "too large", f"the body is larger than is allowed here: {error.text}")
+            return _response(413, "too large", f"request body too large: {error.text}")
         case _:
-            return _response(error.status, "malformed", f"the request cannot be read: {error.text or error.reason}")
+            return _response(error.status, "malformed", f"malformed request: {error.text or error.reason}")
 
 
 def _response(status: int, code: Code, detail: str) -> web.Response:

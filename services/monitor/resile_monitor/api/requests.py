@@ -1,4 +1,4 @@
-"""Reading what a request says, each fault as one clear line."""
+"""Parses requests; each fault becomes one line of text."""
 
 import re
 from typing import TypeVar
@@ -22,20 +22,20 @@ async def read_body(request: web.Request, model: type[M]) -> M:
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
-            raise ProblemError("malformed", f"the body must be JSON: {describe(error)}") from error
-        raise ProblemError("invalid", f"the body is no {model.__name__}: {describe(error)}") from error
+            raise ProblemError("malformed", f"invalid request body: must be JSON: {describe(error)}") from error
+        raise ProblemError("invalid", f"invalid request body: {describe(error, model)}") from error
 
 
 def read_query(request: web.Request, model: type[M]) -> M:
-    """Return the parameters after the question mark."""
+    """Return the query parameters."""
     try:
         return model.model_validate(dict(request.query))
     except ValidationError as error:
-        raise ProblemError("invalid", f"the parameters are wrong: {describe(error)}") from error
+        raise ProblemError("invalid", f"invalid query: {describe(error, model)}") from error
 
 
 def read_key(request: web.Request) -> str | None:
-    """Return what tells this request from every other, if the client named it."""
+    """Return the idempotency key, None without one."""
     key = request.headers.get("Idempotency-Key")
     if key is not None and not _KEY.fullmatch(key):
         raise ProblemError("invalid", "Idempotency-Key must be 1 to 200 visible ASCII characters")
