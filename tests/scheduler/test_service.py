@@ -18,6 +18,7 @@ from resile_shared.envelope import Received
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, JobSubmit, Refused
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.jobs import JobEvent, JobRecord, JobSpec
+from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import PeerSuspected
 from resile_shared.subjects import ALLOCATIONS, DEAD_LETTERS, EVENTS, JOB_EVENTS, JOBS
 from resile_shared.telemetry import set_up_tracing, traced
@@ -354,6 +355,20 @@ GARBAGE = {
     "resile.heartbeat.host-1",
     "resile.report.job-1.ready",
 }
+
+
+async def test_the_leader_explains_its_newest_decision(house: House) -> None:
+    monitor = await house.pool.bus("monitor")
+
+    async def explanations() -> JobExplanations | None:
+        return await monitor.query(subjects.EXPLAIN_JOBS, ExplainJobs(), JobExplanations, seconds=30)
+
+    assert await explanations() is None, "no scheduler leads yet"
+    async with scheduler(house.pool):
+        await house.agent("host-1")
+        await house.submit(max_workers=1)
+        await until(lambda: house.watcher.workers("job-1") == 1)
+        assert await explanations() == JobExplanations(reasons={"job-1": "all it can use"})
 
 
 async def test_a_trace_goes_from_the_submission_to_the_allocation(house: House) -> None:
