@@ -1,7 +1,6 @@
 """What must be true of a simulated pool at every moment."""
 
-from resile_scheduler.core.placement import SlotId
-from resile_scheduler.simulator import Simulator
+from resile_scheduler.simulation.pool import SimulatedPool
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobRecord
@@ -10,7 +9,7 @@ from resile_shared.messages.jobs import JobRecord
 class Checker:
     """Looks at a simulator after each step; what it stored is compared with what it stored before."""
 
-    def __init__(self, sim: Simulator) -> None:
+    def __init__(self, sim: SimulatedPool) -> None:
         self.sim = sim
         self.records: dict[str, JobRecord] = {}
         self.newest: dict[str, Allocation] = {}
@@ -65,28 +64,25 @@ class Checker:
         self.used[job] = max(self.used.get(job, 0), max(numbers, default=-1) + 1)
         if allocation.cold_start and before is not None and allocation.generation > before.generation:
             is_new_life = not {placement.worker for placement in before.placements} & set(numbers)
-            assert is_new_life or not before.has_addresses, "an ordered founding is not written over"
+            assert is_new_life or not before.has_addresses, "an ordered cold start is not written over"
         self.newest[job] = allocation
 
     def _slots(self) -> None:
-        pool = self.sim.scheduler.pool
-        workers = [
-            (worker.slot, job.id, worker.number) for job in pool.jobs.values() for worker in job.workers.values()
-        ]
-        assert {slot: (job, number) for slot, job, number in workers} == pool.holders
-        assert len(workers) == len(pool.holders), "no slot is held twice"
-        active = [(p.host, p.slot) for job in pool.jobs.values() if not job.is_over for p in job.active]
+        records = self.sim.records.values()
+        active = [slot for record in records if not record.state.is_final for slot in record.history[-1].slots]
         assert len(set(active)) == len(active), "the history never shows a slot twice"
-        named = [(p.host, p.slot) for job in pool.jobs.values() for p in job.placements]
-        assert len(set(named)) == len(named), "no slot is given to two jobs"
+        named = [(job, placement.slot_name) for job, newest in self.newest.items() for placement in newest.placements]
+        assert len({slot for _, slot in named}) == len(named), "no slot is given to two jobs"
+        assert set(named) <= {(job, slot) for slot, job in self.sim.scheduler.holders().items()}, "who is named, holds"
 
-    def free_slots(self) -> list[SlotId]:
-        pool = self.sim.scheduler.pool
-        return [slot for host in pool.hosts.values() for slot in host.slots if pool.is_free(slot)]
+    def free_slots(self) -> set[str]:
+        """The slots of hosts that are up and that no worker holds."""
+        return self.usable() - self.sim.scheduler.holders().keys()
 
-    def usable(self) -> int:
-        hosts = self.sim.scheduler.pool.hosts.values()
-        return sum(len(host.slots) for host in hosts if host.record.state is HostState.UP)
+    def usable(self) -> set[str]:
+        hosts = [host for host in self.sim.hosts.values() if host.state is HostState.UP]
+        return {f"{host.host}/{slot.index}" for host in hosts for slot in host.slots}
 
     def allocated(self) -> dict[str, int]:
-        return {job.id: len(job.placements) for job in self.sim.scheduler.pool.jobs.values() if job.placements}
+        sizes = {allocation.job: len(allocation.placements) for allocation in self.sim.allocations}
+        return {job: sizes[job] for job in self.sim.records if sizes.get(job)}

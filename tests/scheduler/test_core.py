@@ -22,8 +22,8 @@ from resile_scheduler.core.events import (
     Tick,
     WriteAllocation,
 )
-from resile_scheduler.simulated import Submission
-from resile_scheduler.simulator import Simulator
+from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, Slot, WorkerExit, WorkerReport
@@ -52,6 +52,7 @@ class Bench:
         self.beats = 0
         self.records: dict[str, JobRecord] = {}
         self.allocations: list[Allocation] = []
+        self.hosts: dict[str, HostRecord] = {}
         for number, num_slots in enumerate(slots, start=1):
             self.host(f"host-{number}", num_slots)
 
@@ -71,7 +72,7 @@ class Bench:
 
     def restart(self) -> None:
         """Let a new scheduler take over from what is stored."""
-        hosts = tuple(host.record for host in self.scheduler.pool.hosts.values())
+        hosts = tuple(self.hosts.values())
         newest = {allocation.job: allocation for allocation in self.allocations}
         epoch = max((allocation.epoch for allocation in self.allocations), default=0) + 1
         self.scheduler = Scheduler(epoch=epoch, secret="s")
@@ -88,6 +89,7 @@ class Bench:
             device_class="cpu",
             since=at(self.now),
         )
+        self.hosts[name] = record
         self.tell(record)
 
     def submit(self, number: int = 1, **changes: object) -> list[Command]:
@@ -214,7 +216,7 @@ def test_a_late_release_does_not_free_a_slot_that_was_granted_again() -> None:
     bench.switch()
     bench.beat(worker(0, state="member"), gone(1))
     bench.beat(worker(0, state="member"), gone(1), worker(0, 1, job="job-2"))
-    assert bench.scheduler.pool.holders[("host-1", 1)] == ("job-2", 0)  # type: ignore[index]
+    assert bench.scheduler.holders()["host-1/1"] == "job-2"
 
 
 def test_a_priority_changes_the_shares_and_is_kept_in_the_history() -> None:
@@ -399,7 +401,7 @@ def test_an_older_incarnation_of_a_host_has_no_effect() -> None:
     bench.found()
     bench.host("host-2", 1, incarnation=2)
     bench.host("host-2", 1, incarnation=1, state=HostState.LOST)
-    assert bench.scheduler.pool.hosts["host-2"].is_usable
+    assert [p.host for p in bench.newest().placements] == ["host-1", "host-1", "host-2"]
 
 
 def test_a_switch_that_was_never_reported_is_seen_in_the_heartbeats() -> None:
@@ -501,7 +503,7 @@ def test_a_drain_ends_at_its_deadline_what_has_not_left() -> None:
     bench.beat(worker(1, 0), host="host-2")
     bench.report(ready(), worker=0)
     bench.switch()
-    record = bench.scheduler.pool.hosts["host-2"].record
+    record = bench.hosts["host-2"]
     draining = {"state": HostState.DRAINING, "drain_deadline": at(bench.now + 30)}
     bench.tell(record.model_copy(update=draining))
     assert not bench.newest().is_recovery, "at first it is asked to leave at a boundary"
@@ -573,7 +575,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 1 << 30))
     def begin(self, seed: int) -> None:
-        self.sim = Simulator()
+        self.sim = SimulatedPool()
         self.checker = Checker(self.sim)
         self.random = Random(seed)
         self.hosts = {"host-1": 1, "host-2": 1, "host-3": 1}
@@ -587,7 +589,7 @@ class AnyOrder(RuleBasedStateMachine):
         chance = self.random.random()
         if chance < 0.15:
             if isinstance(event, Report) and not isinstance(event.content, Switched):
-                self.sim.later(self.random.random() * 2, lambda: self.sim.tell(event))
+                self.sim.later(self.random.random() * 2, lambda: self.sim.handle(event))
             return ()
         if chance < 0.3:
             heard_by = self.sim.scheduler
@@ -597,14 +599,14 @@ class AnyOrder(RuleBasedStateMachine):
     def late(self, event: Event, heard_by: Scheduler) -> None:
         """Reports are kept for whoever comes; a heartbeat is heard by those who listened when it was sent."""
         if isinstance(event, Report) or heard_by is self.sim.scheduler:
-            self.sim.tell(event)
+            self.sim.handle(event)
 
     def ask(self, request: JobPriority | JobStop | JobPause | JobResume) -> None:
         self.num_requests += 1
         asked = JobChangeRequested(f"request-{self.num_requests}", request)
-        self.sim.tell(asked)
+        self.sim.handle(asked)
         if self.random.random() < 0.3:
-            self.sim.tell(asked)
+            self.sim.handle(asked)
 
     def job(self) -> str:
         return self.random.choice(sorted(self.sim.records))
@@ -641,19 +643,19 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(host=st.sampled_from(["host-2", "host-3"]), state=st.sampled_from(["draining", "lost"]))
     def a_host_goes(self, host: str, state: str) -> None:
-        if self.sim.scheduler.pool.hosts[host].is_alive:
+        if self.sim.hosts[host].state in (HostState.UP, HostState.DRAINING):
             self.sim.change_host(host, HostState(state))
 
     @precondition(lambda self: self.sim.records)
     @rule(kind=st.sampled_from(["killed", "killed", "out of memory", "failed"]))
     def a_worker_dies(self, kind: str) -> None:
         job = self.job()
-        if living := self.sim.living(job):
+        if living := self.sim.alive(job):
             self.sim.kill(job, self.random.choice(living), kind=kind)
 
     @rule(host=st.sampled_from(["host-2", "host-3"]))
     def a_host_returns(self, host: str) -> None:
-        if not self.sim.scheduler.pool.hosts[host].is_alive:
+        if self.sim.hosts[host].state not in (HostState.UP, HostState.DRAINING):
             self.hosts[host] += 1
             self.sim.add_host(host, 3, incarnation=self.hosts[host])
 
@@ -665,7 +667,7 @@ class AnyOrder(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.sim.run(until=self.sim.now - self.sim.start + seconds, watch=self.checker.check)
         self.sim.now += seconds / 2
-        self.sim.beat_all()
+        self.sim.send_heartbeats()
 
     @invariant()
     def the_rules_hold(self) -> None:
@@ -685,15 +687,15 @@ class AnyOrder(RuleBasedStateMachine):
         for _ in range(120):
             self.sim.run(until=self.sim.now - self.sim.start + 5.0, watch=self.checker.check)
             self.sim.now += 1.0
-            self.sim.beat_all()
+            self.sim.send_heartbeats()
         states = {record.job: record.state for record in self.sim.records.values()}
         assert all(state.is_final for state in states.values()), states
         for record in self.sim.records.values():
             assert record.state is not JobState.FAILED or "worker" in record.reason, "only its workers fail a job"
         for _ in range(3):
             self.sim.run(watch=self.checker.check)
-            self.sim.beat_all()
-        assert self.sim.scheduler.pool.holders == {}, "the end of a job frees all its slots"
+            self.sim.send_heartbeats()
+        assert self.sim.scheduler.holders() == {}, "the end of a job frees all its slots"
 
 
 AnyOrder.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)

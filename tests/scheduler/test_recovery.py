@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from resile_scheduler.core.events import Event, JobChangeRequested, StopWorkers, Tick
-from resile_scheduler.simulated import Submission
-from resile_scheduler.simulator import Simulator
+from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import JobPause
 from resile_shared.messages.hosts import HostState, WorkerExit, WorkerReport
 from resile_shared.messages.jobs import JobState
@@ -334,7 +334,7 @@ def test_a_new_scheduler_counts_failed_starts_on() -> None:
 
 def test_the_story_with_a_host_that_dies_and_returns() -> None:
     """The jobs share what is left and carry on; nothing but the iteration in flight is done again."""
-    sim = Simulator()
+    sim = SimulatedPool()
     sim.add_host("host-1", 4)
     sim.add_host("host-2", 4)
     checker = Checker(sim)
@@ -367,7 +367,7 @@ deaths = st.lists(
 @given(deaths=deaths, num_jobs=st.integers(1, 3), latency=st.floats(0.0, 1.0))
 def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_jobs: int, latency: float) -> None:
     """Workers and hosts die at any moment, and word of everything comes late: all jobs complete."""
-    sim = Simulator()
+    sim = SimulatedPool()
     for number in (1, 2, 3):
         sim.add_host(f"host-{number}", 3)
     checker = Checker(sim)
@@ -377,7 +377,7 @@ def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_j
         return ()
 
     def tell(event: Event) -> None:
-        sim.tell(event)
+        sim.handle(event)
 
     sim.channel = late
     sim.submit(Submission(n * 0.7, f"job-{n}", spec(), 300, checkpoint_every=20) for n in range(num_jobs))
@@ -391,7 +391,7 @@ def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_j
             sim.crash(host)
             sim.later(4.0, lambda: sim.add_host(host, 3, incarnation=incarnations[host]))
         else:
-            living = [(job, number) for job in sim.records for number in sim.living(job)]
+            living = [(job, number) for job in sim.records for number in sim.alive(job)]
             if living:
                 sim.kill(*living[choice % len(living)])
 
@@ -399,8 +399,8 @@ def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_j
         time += pause
         sim.later(time, lambda what=what, choice=choice: die(what, choice))  # type: ignore[misc]
     for second in range(120):
-        sim.later(second, sim.beat_all)
+        sim.later(second, sim.send_heartbeats)
     sim.run(watch=checker.check)
     for record in sim.records.values():
         assert record.state is JobState.COMPLETED, [(item.kind, item.reason) for item in record.history]
-    assert sim.scheduler.pool.holders == {}
+    assert sim.scheduler.holders() == {}

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 
 from resile_scheduler.core.events import JobChangeRequested
 from resile_scheduler.core.policies import POLICIES, Demand
-from resile_scheduler.simulated import Submission
-from resile_scheduler.simulator import Simulator
+from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import JobPause, JobPriority, JobResume
 from resile_shared.messages.hosts import HostState
-from resile_shared.messages.jobs import HistoryItem, JobSpec, JobState
+from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 
 from .checks import Checker
 
@@ -26,37 +26,43 @@ def spec(name: str = "train", *, least: int = 1, most: int = 10_000, priority: i
     )
 
 
-def two_hosts() -> Simulator:
-    sim = Simulator()
+def two_hosts() -> SimulatedPool:
+    sim = SimulatedPool()
     sim.add_host("host-1", 4)
     sim.add_host("host-2", 4)
     return sim
 
 
-def shapes(sim: Simulator, job: str) -> list[tuple[int, str]]:
+def shapes(sim: SimulatedPool, job: str) -> list[tuple[int, str]]:
     return [(item.workers, item.reason) for item in sim.records[job].history if item.kind == "allocation"]
 
 
-def kinds(sim: Simulator, job: str) -> list[str]:
+def kinds(sim: SimulatedPool, job: str) -> list[str]:
     return [item.kind for item in sim.records[job].history]
 
 
-def settled_shares(sim: Simulator) -> dict[str, int]:
-    """What the policy gives the jobs that train, in a pool where nothing is under way."""
-    jobs = [job for job in sim.scheduler.pool.jobs.values() if job.is_training]
+def is_sharing(record: JobRecord) -> bool:
+    """Whether the job takes part in the sharing of slots."""
+    waits = record.state in (JobState.PAUSED, JobState.ACCEPTED) or record.history[-1].kind in ("pausing", "suspending")
+    return not (record.state.is_final or waits or record.completed)
+
+
+def settled_shares(sim: SimulatedPool, checker: Checker) -> dict[str, int]:
+    """What the policy gives the jobs that train, in a pool where nothing is in flight."""
     demands = [
         Demand(
-            job=job.id,
-            number=job.number,
-            priority=job.record.priority,
-            least=job.record.spec.min_workers,
-            most=min(job.record.spec.max_workers, job.record.ready.num_shards if job.record.ready else 10_000),
-            num_shards=job.record.ready.num_shards if job.record.ready else None,
-            holds_slots=bool(job.placements),
+            job=record.job,
+            number=number,
+            priority=record.priority,
+            least=record.spec.min_workers,
+            most=min(record.spec.max_workers, record.ready.num_shards if record.ready else 10_000),
+            num_shards=record.ready.num_shards if record.ready else None,
+            holds_slots=record.job in checker.allocated(),
         )
-        for job in jobs
+        for number, record in enumerate(sim.records.values())
+        if is_sharing(record)
     ]
-    targets = sim.scheduler.policy(demands, sum(len(h.slots) for h in sim.scheduler.pool.hosts.values() if h.is_usable))
+    targets = sim.policy(demands, len(checker.usable()))
     return {job: target.workers for job, target in targets.items() if target.workers}
 
 
@@ -65,7 +71,7 @@ def test_the_story_of_the_two_jobs() -> None:
     sim = two_hosts()
     checker = Checker(sim)
     sim.submit([Submission(0, "job-1", spec(most=8), 400), Submission(5, "job-2", spec(most=8), 900)])
-    sim.later(15, lambda: sim.tell(JobChangeRequested("c1", JobPriority(job_id="job-2", priority=10_000))))
+    sim.later(15, lambda: sim.handle(JobChangeRequested("c1", JobPriority(job_id="job-2", priority=10_000))))
     sim.run(watch=checker.check)
     assert shapes(sim, "job-1") == [(8, "start"), (4, "fair share with job-2"), (3, "priority of job-2 raised")]
     assert shapes(sim, "job-2") == [(4, "start"), (5, "priority of job-2 raised"), (8, "job-1 completed")]
@@ -84,7 +90,7 @@ def test_the_story_with_a_draining_host_that_returns() -> None:
     assert checker.allocated() == {"job-1": 4, "job-2": 4}
     sim.run(until=13.9, watch=checker.check)
     assert checker.allocated() == {"job-1": 2, "job-2": 2}, "the job on the draining host moved as a whole"
-    assert {w.slot.host for job in sim.scheduler.pool.jobs.values() for w in job.workers.values()} == {"host-1"}
+    assert {slot.partition("/")[0] for slot in sim.scheduler.holders()} == {"host-1"}
     sim.run(until=23, watch=checker.check)
     assert checker.allocated() == {"job-1": 4, "job-2": 4}
     sim.run(watch=checker.check)
@@ -96,7 +102,7 @@ def test_an_exact_division_is_reached_while_training_goes_on() -> None:
     sim = two_hosts()
     sim.submit([Submission(0, "job-1", spec(), 300), Submission(3, "job-2", spec(), 10)])
     sim.run(until=3.0)
-    before = sim.scheduler.pool.jobs["job-1"].iteration
+    before = sim.iteration("job-1")
     sim.run(until=3.1)
     [_, shrink] = [item for item in sim.records["job-1"].history if item.kind == "allocation"]
     assert shrink.iteration - before <= 100
@@ -107,8 +113,8 @@ def test_a_job_pauses_with_a_checkpoint_and_goes_on_from_there() -> None:
     sim = two_hosts()
     checker = Checker(sim)
     sim.submit([Submission(0, "job-1", spec(), 400)])
-    sim.later(3, lambda: sim.tell(JobChangeRequested("c1", JobPause(job_id="job-1"))))
-    sim.later(5, lambda: sim.tell(JobChangeRequested("c2", JobResume(job_id="job-1"))))
+    sim.later(3, lambda: sim.handle(JobChangeRequested("c1", JobPause(job_id="job-1"))))
+    sim.later(5, lambda: sim.handle(JobChangeRequested("c2", JobResume(job_id="job-1"))))
     sim.run(until=4.9, watch=checker.check)
     record = sim.records["job-1"]
     assert record.state is JobState.PAUSED
@@ -122,7 +128,7 @@ def test_a_job_pauses_with_a_checkpoint_and_goes_on_from_there() -> None:
 
 
 def test_a_job_whose_minimum_exceeds_the_pool_waits_until_a_host_comes() -> None:
-    sim = Simulator()
+    sim = SimulatedPool()
     sim.submit([Submission(0, "job-1", spec(least=6), 50), Submission(1, "job-2", spec(), 50)])
     sim.run()
     assert sim.scheduler.explain()["job-1"] == "waiting for a host: the pool has no slots"
@@ -149,7 +155,7 @@ def test_a_job_that_loses_its_minimum_is_suspended_and_comes_back() -> None:
 
 
 def test_a_job_runs_on_one_class_of_device() -> None:
-    sim = Simulator()
+    sim = SimulatedPool()
     sim.add_host("host-1", 4, device_class="cpu-a")
     sim.add_host("host-2", 6, device_class="cpu-b")
     sim.submit([Submission(0, "job-1", spec(), 300), Submission(1, "job-2", spec(), 300)])
@@ -177,7 +183,7 @@ jobs = st.builds(
 @given(many=st.lists(jobs, min_size=1, max_size=10), policy=st.sampled_from(sorted(POLICIES)))
 def test_ten_jobs_of_mixed_sizes_all_complete(many: list[tuple[float, JobSpec, int, int]], policy: str) -> None:
     """Shares are right whenever nothing is under way, and no slot is ever held twice."""
-    sim = Simulator(policy=POLICIES[policy])
+    sim = SimulatedPool(policy=POLICIES[policy])
     sim.add_host("host-1", 4)
     sim.add_host("host-2", 4)
     checker = Checker(sim)
@@ -189,12 +195,13 @@ def test_ten_jobs_of_mixed_sizes_all_complete(many: list[tuple[float, JobSpec, i
 
     def watch() -> None:
         checker.check()
-        jobs = [job for job in sim.scheduler.pool.jobs.values() if not job.is_over]
-        if not any(job.is_settling or job.record.completed or not job.is_training for job in jobs):
-            idle = checker.free_slots()
-            if len(idle) == checker.usable() - sum(checker.allocated().values()):
-                moments.append(sim.now)
-                assert checker.allocated() == settled_shares(sim)
+        records = [record for record in sim.records.values() if not record.state.is_final]
+        newest = {allocation.job: allocation.generation for allocation in sim.allocations}
+        is_settling = any(newest.get(record.job, 0) > record.generation for record in records)
+        is_idle = len(checker.free_slots()) == len(checker.usable()) - sum(checker.allocated().values())
+        if is_idle and not is_settling and all(map(is_sharing, records)):
+            moments.append(sim.now)
+            assert checker.allocated() == settled_shares(sim, checker)
 
     sim.run(watch=watch)
     assert moments
@@ -203,7 +210,7 @@ def test_ten_jobs_of_mixed_sizes_all_complete(many: list[tuple[float, JobSpec, i
     overlaps(sim)
 
 
-def overlaps(sim: Simulator) -> None:
+def overlaps(sim: SimulatedPool) -> None:
     """Read the stored histories alone: at no moment do two jobs train on one slot."""
     changes: list[tuple[float, int, str, HistoryItem]] = []
     for record in sim.records.values():
@@ -222,7 +229,7 @@ def overlaps(sim: Simulator) -> None:
 
 
 def test_a_larger_pool() -> None:
-    sim = Simulator()
+    sim = SimulatedPool()
     for number in range(1, 11):
         sim.add_host(f"host-{number}", 4)
     checker = Checker(sim)

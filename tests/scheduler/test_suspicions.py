@@ -32,8 +32,7 @@ def accuse(bench: Bench, accuser: int, suspect: int, evidence: Evidence = "broke
 
 def test_the_agent_of_a_suspect_is_asked_at_once() -> None:
     bench = two_hosts()
-    beat = bench.scheduler.pool.hosts["host-2"].beat
-    assert accuse(bench, 0, 2) == [ProbeHost("host-2", 1, beat, 0.05)]
+    assert accuse(bench, 0, 2) == [ProbeHost("host-2", 1, bench.beats, 0.05)]
     assert accuse(bench, 1, 3) == [], "one question to a host is enough"
 
 
@@ -47,9 +46,9 @@ def test_a_host_that_does_not_answer_is_left_behind_before_it_is_lost() -> None:
     assert bench.newest().reason == "host-2 does not answer"
     bench.switch(iteration=7)
     assert named(bench) == [0, 1]
-    assert len(bench.scheduler.pool.holders) == 4, "its slots stay held"
+    assert len(bench.scheduler.holders()) == 4, "its slots stay held"
     bench.host("host-2", 2, state=HostState.LOST)
-    assert len(bench.scheduler.pool.holders) == 2
+    assert len(bench.scheduler.holders()) == 2
     assert bench.records["job-1"].state is JobState.RUNNING
 
 
@@ -97,7 +96,7 @@ def test_an_accusation_that_lasts_leaves_the_suspect_behind() -> None:
         bench.beat(worker(2, 0, state="member"), worker(3, 1, state="member"), host="host-2")
         bench.now += 1.0
     assert named(bench) == [0, 1, 3]
-    assert bench.newest().reason == "worker 2 on host-2/0 did not take part, say its peers"
+    assert bench.newest().reason == "worker 2 on host-2/0 did not take part, according to its peers"
 
 
 def test_of_two_that_accuse_each_other_the_lower_id_goes_on() -> None:
@@ -125,7 +124,9 @@ def test_a_frozen_worker_is_left_behind_as_soon_as_its_agent_has_answered() -> N
     accuse(bench, 2, 0, "silence")
     answered(bench, challenge)
     assert named(bench) == [1, 2, 3], "though the lowest id is the one that is frozen"
-    assert not bench.scheduler.pool.jobs["job-1"].backoffs, "another worker can take its place at once"
+    bench.switch(iteration=7)
+    bench.beat(gone(0, 0, kind="killed"), member(1))
+    assert named(bench) == [1, 2, 3, 4], "another worker takes its place at once"
 
 
 def test_who_hears_nothing_has_a_moment_to_say_so_that_grows_with_the_time_of_detection() -> None:
@@ -143,7 +144,9 @@ def test_a_worker_that_hears_nobody_while_all_others_hear_each_other_is_left_beh
         accuse(bench, other, 0, "silence")
     answered(bench, challenge)
     assert named(bench) == [1, 2, 3]
-    assert list(bench.scheduler.pool.jobs["job-1"].backoffs) == ["host-1"]
+    bench.switch(iteration=7)
+    bench.beat(gone(0, 0, kind="killed"), member(1))
+    assert named(bench) == [1, 2, 3], "no new worker is started on its host for now"
 
 
 def test_who_was_only_told_of_a_loss_divides_nobody() -> None:
@@ -174,7 +177,7 @@ def test_a_suspect_that_a_new_scheduler_never_saw_is_left_behind_when_the_accusa
     bench.submit(1)
     bench.found()
     bench.submit(2)
-    hosts = tuple(host.record for host in bench.scheduler.pool.hosts.values())
+    hosts = tuple(bench.hosts.values())
     bench.scheduler = Scheduler(epoch=2, secret="s")
     bench.tell(StateRestored(tuple(bench.records.values()), (bench.newest(),), hosts))
     bench.beat(member(0), member(1))
@@ -183,15 +186,17 @@ def test_a_suspect_that_a_new_scheduler_never_saw_is_left_behind_when_the_accusa
         bench.now += 1.0
     assert bench.newest("job-1").is_recovery
     assert named(bench) == [0, 1]
-    assert bench.newest().reason == "worker 2 is gone without a word"
+    assert bench.newest().reason == "worker 2 disappeared without a report"
 
 
 def test_accusations_end_with_the_generation_in_which_they_were_made() -> None:
     bench = two_hosts()
-    accuse(bench, 0, 2)
+    [probe] = accuse(bench, 0, 2)
+    assert isinstance(probe, ProbeHost)
     bench.beat(worker(2, 0, state="member"), gone(3, 1, kind="killed"), host="host-2")
-    assert bench.scheduler.pool.jobs["job-1"].accusations == {}
     bench.report(switched(0, 1, 2), generation=bench.newest().generation)
+    bench.tell(ProbeExpired(probe.host, probe.incarnation, bench.beats))
+    assert 2 in named(bench), "though the host does not answer, nobody accuses it any more"
     late = PeerSuspected(suspect=2, evidence="broken link", reason="the connection broke")
     assert bench.report(late, worker=0, generation=1) == []
 

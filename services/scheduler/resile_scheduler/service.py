@@ -142,7 +142,7 @@ class _Service:
         return await self._execution.answer_to(received.id)
 
     async def _explain(self, _: Received[ExplainJobs]) -> JobExplanations:
-        return JobExplanations(reasons=self._core.explain())
+        return JobExplanations(reasons=dict(self._core.explain()))
 
     async def _tick(self) -> None:
         num_steady = 0

@@ -6,10 +6,11 @@ from resile_shared.messages.commands import Accepted, JobPause, JobPriority, Job
 from resile_shared.messages.jobs import JobRecord, JobState
 from resile_shared.messages.message import at
 
+from .allocator import Allocator
 from .events import JobChangeRequested, JobSubmitted
-from .generations import Generations
+from .job import Intent, Job
 from .lifecycle import Step
-from .state import Intent, Job, Pool
+from .pool import Pool
 
 Answer = Accepted | Refused
 
@@ -17,9 +18,9 @@ Answer = Accepted | Refused
 class JobCommands:
     """Carries out requests, and says what to answer."""
 
-    def __init__(self, pool: Pool, generations: Generations) -> None:
+    def __init__(self, pool: Pool, allocator: Allocator) -> None:
         self._pool = pool
-        self._generations = generations
+        self._allocator = allocator
 
     def submit(self, event: JobSubmitted, *, now: float) -> Answer:
         """Accept a job."""
@@ -41,7 +42,7 @@ class JobCommands:
         self._pool.changed(f"fair share with {job.id}", by=job.id)
         return Accepted(job_id=job.id)
 
-    def ask(self, event: JobChangeRequested, *, now: float) -> Answer:
+    def change(self, event: JobChangeRequested, *, now: float) -> Answer:
         """Change a job."""
         request = event.request
         if event.command in self._pool.applied_commands:
@@ -81,7 +82,7 @@ class JobCommands:
         self._pool.changed(f"priority of {job.id} {change}")
 
     def _stop(self, job: Job, reason: str, now: float) -> None:
-        self._generations.abandon(job, "stopped")
+        self._allocator.abandon(job, "stopped")
         job.enter(Step.STOP)
         job.note("stopped", reason or "asked for", now=now)
         self._pool.changed(f"{job.id} stopped")
@@ -92,17 +93,15 @@ class JobCommands:
             return
         if job.intent is not Intent.PAUSE:
             job.intend(Intent.PAUSE, "asked for", now=now)
-        if not job.has_started:
+        if not job.generations.has_started:
             self.give_up_slots(job, now=now)
         self._pool.changed(f"{job.id} paused")
 
     def give_up_slots(self, job: Job, *, now: float) -> None:
         """Pause or suspend the job for good: all that has to be kept is stored."""
         is_pause = job.intent is Intent.PAUSE
-        self._generations.abandon(job, job.intent.value)
-        job.active = ()
-        job.intent = Intent.TRAIN
-        job.enter(Step.PAUSE if is_pause else Step.REQUEUE)
+        self._allocator.abandon(job, job.intent.value)
+        job.release_slots()
         reason = "asked for" if is_pause else "saved, waiting for slots again"
         job.note(job.record.state.value, reason, now=now)
         self._pool.changed(f"{job.id} {job.record.state.value}")

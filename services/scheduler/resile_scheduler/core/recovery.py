@@ -11,45 +11,47 @@
 
 from resile_shared.messages.jobs import JobState
 
-from .generations import Generations
+from .allocator import Allocator
+from .job import Job
 from .lifecycle import Step
-from .state import Intent, Job, Phase, Pool, Worker
+from .pool import Pool
+from .worker import SCRIPT_ERRORS, Phase, Worker
 
 MAX_FAILURES = 3
-MAX_FAULTS = 2
+MAX_SCRIPT_ERRORS = 2
 RESULT_SECONDS = 10.0
-SCRIPT_FAULTS = ("failed", "exited")
 
 
 class Recovery:
     """Answers the losses of jobs."""
 
-    def __init__(self, pool: Pool, generations: Generations) -> None:
+    def __init__(self, pool: Pool, allocator: Allocator) -> None:
         self._pool = pool
-        self._generations = generations
+        self._allocator = allocator
 
     def answer(self, job: Job, *, now: float) -> None:
         """Do what the losses of ``job`` call for, if they are not answered yet."""
-        if job.is_over or job.record.completed or not job.has_started:
+        if job.is_over or job.record.completed or not job.generations.has_started:
             return
         if not _calls_for_recovery(job):
             return
         lost = _lost(job)
-        reasons = dict.fromkeys([*(worker.reason for worker in lost), job.vanished])
+        reasons = dict.fromkeys([*(worker.reason for worker in lost), job.suspicions.vanished])
         reason = "; ".join(filter(None, reasons)) or "its members have left"
         survivors = _survivors(job)
         if failure := self._count(job, lost, is_last=not survivors):
             self.fail(job, failure, now=now)
         elif survivors:
-            self._generations.recover(job, survivors, reason=reason)
+            self._allocator.recover(job, survivors, reason=reason)
         elif not _may_have_moved(job):
             self._restart(job, reason, now=now)
-        elif job.ended_at is None:
-            job.ended_at = now
+        else:
+            job.generations.mark_gone(now=now)
 
     def tick(self, job: Job, *, now: float) -> None:
         """Give up waiting for word of a job without known members."""
-        if job.ended_at is None or job.record.completed is not None or now - job.ended_at < RESULT_SECONDS:
+        gone_since = job.generations.gone_since
+        if gone_since is None or job.record.completed is not None or now - gone_since < RESULT_SECONDS:
             return
         if lost := _lost(job):
             self._restart(job, lost[0].reason, now=now)
@@ -60,7 +62,7 @@ class Recovery:
         """End the job with an error."""
         if job.record.completed:
             reason = f"{reason}, after training was complete"
-        self._generations.abandon(job, "failed")
+        self._allocator.abandon(job, "failed")
         job.enter(Step.FAIL)
         job.note("failed", reason, now=now)
         self._pool.changed(f"{job.id} failed")
@@ -69,19 +71,16 @@ class Recovery:
         """Count what is new among the failures; return why the job fails by them, or nothing."""
         known = job.record.failures
         failures = [w for w in lost if w.may_be_at_fault and w.number not in known.workers]
-        faults = [worker for worker in failures if worker.failure in SCRIPT_FAULTS]
+        errors = [worker for worker in failures if worker.failure in SCRIPT_ERRORS]
         is_further = job.iteration > known.iteration
-        counted = known.model_copy(
-            update={
-                "iteration": max(job.iteration, known.iteration),
-                "recoveries": bool(failures) + (0 if is_further else known.recoveries),
-                "script_errors": len(faults) + (0 if is_further else known.script_errors),
-                "workers": tuple(sorted({*known.workers, *(w.number for w in failures)} & job.workers.keys())),
-            }
+        counted = job.count_failures(
+            iteration=max(job.iteration, known.iteration),
+            recoveries=bool(failures) + (0 if is_further else known.recoveries),
+            script_errors=len(errors) + (0 if is_further else known.script_errors),
+            workers=tuple(sorted({*known.workers, *(w.number for w in failures)} & job.workers.keys())),
         )
-        job.update(failures=counted)
-        if faults and (is_last or counted.script_errors >= MAX_FAULTS):
-            return faults[-1].reason
+        if errors and (is_last or counted.script_errors >= MAX_SCRIPT_ERRORS):
+            return errors[-1].reason
         if failures and counted.recoveries >= MAX_FAILURES:
             return f"three failures at one iteration: {failures[-1].reason}"
         return ""
@@ -89,11 +88,9 @@ class Recovery:
     def _restart(self, job: Job, reason: str, *, now: float) -> None:
         """Nobody has the job's state any more: it starts again from what is stored."""
         checkpoint = job.record.checkpoint
-        self._generations.abandon(job, reason)
-        job.active = ()
-        job.iteration = checkpoint.iteration if checkpoint else 0
-        job.enter(Step.PAUSE if job.intent is Intent.PAUSE else Step.REQUEUE)
-        job.intent = Intent.TRAIN
+        self._allocator.abandon(job, reason)
+        job.go_back(checkpoint.iteration if checkpoint else 0)
+        job.release_slots()
         start = "from the newest complete checkpoint, or else from the beginning"
         if checkpoint:
             start = f"from the checkpoint of iteration {checkpoint.iteration}"
@@ -103,9 +100,9 @@ class Recovery:
 
 
 def _calls_for_recovery(job: Job) -> bool:
-    if job.is_recovering:
-        return not all(job.workers[placement.worker].is_sound for placement in job.placements)
-    return bool(job.vanished or _lost(job))
+    if job.generations.is_recovering:
+        return not all(job.workers[placement.worker].is_sound for placement in job.generations.placements)
+    return bool(job.suspicions.vanished or _lost(job))
 
 
 def _lost(job: Job) -> list[Worker]:
@@ -113,24 +110,24 @@ def _lost(job: Job) -> list[Worker]:
     failed = [worker for worker in job.workers.values() if worker.has_failed]
     if not failed:
         return []
-    members = {placement.worker for placement in job.active}
-    named = job.named
+    members = job.generations.members
+    named = job.generations.named
     return [w for w in failed if w.number in members or (w.is_lost and w.number in named)]
 
 
 def _survivors(job: Job) -> list[Worker]:
     """Return who goes on: whoever is named by the newest membership if there is one of them, else all who are left."""
-    named = job.named
+    named = job.generations.named
     sound = [worker for worker in job.workers.values() if worker.is_sound and worker.number in named]
-    return [worker for worker in sound if job.names(worker.number)] or sound
+    return [worker for worker in sound if job.generations.names(worker.number)] or sound
 
 
 def _may_have_moved(job: Job) -> bool:
     """Whether somebody may have the job's state of whom that is not known, or may have completed it."""
     if any(worker.has_finished for worker in job.workers.values()):
         return True
-    ordered = {placement.worker for order in job.orders.values() for placement in order.placements}
-    return not job.is_recovering and any(
+    ordered = {placement.worker for order in job.generations.orders.values() for placement in order.placements}
+    return not job.generations.is_recovering and any(
         worker.phase < Phase.LEFT and not worker.has_failed and worker.number in ordered
         for worker in job.workers.values()
     )

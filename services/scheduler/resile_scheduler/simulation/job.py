@@ -1,35 +1,11 @@
-"""A simulated job: how long it takes, and how far its workers have come."""
+"""A simulated job and its workers: how far they have come."""
 
 from dataclasses import dataclass, field
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Address, WorkerReport
-from resile_shared.messages.jobs import JobSpec
-from resile_shared.messages.reports import Ready
 
-
-@dataclass(frozen=True)
-class Submission:
-    """A job that comes at ``time`` and trains ``iterations``, with a checkpoint after each ``checkpoint_every``."""
-
-    time: float
-    job: str
-    spec: JobSpec
-    iterations: int
-    num_shards: int = 24
-    shard_seconds: float = 0.01
-    checkpoint_every: int | None = None
-
-    def ready(self) -> Ready:
-        """Return what its workers say at their training call."""
-        return Ready(
-            iterations_total=self.iterations,
-            num_shards=self.num_shards,
-            batch_size=self.num_shards * 8,
-            epochs=1,
-            samples=self.num_shards * 8 * self.iterations,
-            bits="same bits",
-        )
+from .workload import Submission
 
 
 @dataclass
@@ -44,7 +20,7 @@ class SimulatedWorker:
 
 
 @dataclass
-class Training:
+class SimulatedJob:
     """A job as its workers see it."""
 
     submission: Submission
@@ -55,16 +31,16 @@ class Training:
     orders: list[Allocation] = field(default_factory=list)
     gone: dict[int, tuple[str, WorkerReport, float]] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
-    trained: set[int] = field(default_factory=set)  # who ever had the state
+    trained: set[int] = field(default_factory=set)  # all that ever were members
     iteration: int = 0
     checkpoint: int = 0
-    life: int = 0  # iterations of an earlier life that are still under way have no effect
-    shall_pause: bool = False
+    life: int = 0  # iterations of an earlier life that are in flight have no effect
+    is_pausing: bool = False
     is_complete: bool = False
 
     @property
     def missing(self) -> list[int]:
-        """Members whose processes are gone: the round that is under way is never finished."""
+        """Members whose processes are gone: the round in flight never ends."""
         return [number for number in self.members if number not in self.workers]
 
     def newest_formed(self) -> Allocation | None:

@@ -1,0 +1,253 @@
+"""From the slots a job should have to its next generation.
+
+- A founding generation may be changed until its order is given; from then on until it trains nothing else is written,
+  since its members have to see it.
+- A shrink waits for nothing: it names only workers that train already or are ready to. What it does not name and is
+  wanted again comes back with a later growth.
+- A growth names slots that are free now. It may supersede a growth that is under way, but not a shrink.
+- A joiner that failed is withdrawn before anything else is done.
+- If all members have to go, those who join take over from those who leave, in one generation.
+- A target that is exact is not approached in steps: a growth towards it waits until all its slots are free. Only a
+  generation that reaches the target carries the target's iterations; any other keeps that of the active generation.
+- A new life of a job is founded only when every worker of the life before is gone.
+- While a recovering generation is not in force, only a newer recovering generation is written over it. It names
+  members alone; nobody joins by it.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from resile_shared.messages.allocations import Allocation, Placement
+
+from .job import Job
+from .lifecycle import Step
+from .placement import SlotId
+from .policies import Target
+from .pool import Pool
+from .worker import Phase, Worker
+
+
+@dataclass(frozen=True)
+class Change:
+    """The next membership: who stays, on which slots somebody joins, and at which iterations it begins and ends."""
+
+    kept: tuple[Placement, ...]
+    joining: tuple[SlotId, ...] = ()
+    not_before: int = 0
+    until: int | None = None
+
+
+def next_change(job: Job, target: Target, wanted: Sequence[SlotId], *, pool: Pool) -> Change | None:
+    """Return what can be done now towards ``target`` on the slots ``wanted``; None if nothing, or it has to wait."""
+    change = _next_membership(job, wanted, pool=pool)
+    if change is None:
+        return _next_schedule(job, target)
+    size = len(change.kept) + len(change.joining)
+    if size == target.workers:
+        return replace(change, not_before=target.not_before, until=target.until)
+    if target.is_exact and change.joining:
+        return None
+    return replace(change, until=job.generations.active_until)
+
+
+def _next_schedule(job: Job, target: Target) -> Change | None:
+    """Return the same membership with other iterations, if it has the size of the target and those are what differs."""
+    allocation = job.generations.newest
+    if allocation is None or not _may_change(job) or not job.generations.has_started or len(job.held) != target.workers:
+        return None
+    is_scheduled = allocation.until == target.until and (
+        not job.generations.is_settling or allocation.not_before == target.not_before
+    )
+    return None if is_scheduled else Change(allocation.placements, not_before=target.not_before, until=target.until)
+
+
+def _may_change(job: Job) -> bool:
+    generations = job.generations
+    return not (generations.is_cold_starting or generations.is_recovering or generations.gone_since is not None)
+
+
+def _next_membership(job: Job, wanted: Sequence[SlotId], *, pool: Pool) -> Change | None:
+    held = job.held
+    sound = tuple(p for p in job.generations.placements if p.worker in held)
+    kept = tuple(p for p in sound if held[p.worker] in wanted)
+    joining = tuple(slot for slot in wanted if slot not in held.values() and pool.is_free(slot))
+    if not _may_change(job):
+        return None
+    if not job.generations.has_started:
+        return _next_cold_start(job, kept, joining)
+    if sound and len(sound) < len(job.generations.placements):
+        return Change(sound)
+    if len(kept) < len(job.generations.placements):
+        settled = tuple(p for p in kept if _is_settled(job, p))
+        if settled:
+            return Change(settled)
+        return Change(kept, joining) if kept or joining else None
+    if joining and not (_is_due(job) and not job.joiners):
+        return Change(kept, joining)
+    return None
+
+
+def _is_due(job: Job) -> bool:
+    """Whether the newest generation is not active yet, and waits for no iteration."""
+    newest = job.generations.newest
+    return job.generations.is_settling and newest is not None and newest.not_before <= job.iteration
+
+
+def _next_cold_start(job: Job, kept: tuple[Placement, ...], joining: tuple[SlotId, ...]) -> Change | None:
+    if not job.generations.placements and job.workers:
+        return None
+    if len(kept) + len(joining) < job.least_workers:
+        return Change(()) if job.generations.placements else None
+    return Change(kept, joining) if joining or len(kept) < len(job.generations.placements) else None
+
+
+def _is_settled(job: Job, placement: Placement) -> bool:
+    """Whether a generation that names this worker waits for nothing of it."""
+    worker = job.workers.get(placement.worker)
+    return worker is not None and worker.address is not None and worker.phase in (Phase.READY, Phase.MEMBER)
+
+
+class Allocator:
+    """Writes the generations of all jobs, as the scheduler of one epoch."""
+
+    def __init__(self, pool: Pool, *, epoch: int, secret: str) -> None:
+        self._pool = pool
+        self._epoch = epoch
+        self._secret = secret
+
+    def carry_out(self, job: Job, change: Change, *, now: float) -> None:
+        """Make ``change`` the newest generation of ``job``; those who join get new ids."""
+        if not change.kept and not change.joining:
+            self.cancel_start(job)
+            return
+        cold_start = not job.generations.has_started
+        placements = list(change.kept)
+        for slot in change.joining:
+            worker = Worker(job.record.next_worker, slot, self._pool.hosts[slot.host].record.incarnation, now)
+            job.update(next_worker=worker.number + 1)
+            self._pool.add_worker(job, worker)
+            placements.append(
+                Placement(worker=worker.number, host=slot.host, incarnation=worker.incarnation, slot=slot.number)
+            )
+        reason = job.change_reason or job.target_reason
+        if cold_start:
+            is_first = job.record.generation == 0 and not job.record.failures.failed_starts
+            reason = "start" if is_first else "start again"
+            if not job.generations.placements:
+                job.enter(Step.START)
+        else:
+            job.enter(Step.RESCALE)
+        self._write(
+            job, placements, cold_start=cold_start, reason=reason, not_before=change.not_before, until=change.until
+        )
+
+    def recover(self, job: Job, survivors: Sequence[Worker], *, reason: str) -> None:
+        """Have ``survivors`` go on without all others, from the round that they left unfinished."""
+        going_on = {worker.number for worker in survivors}
+        for worker in job.workers.values():
+            if worker.number not in going_on:
+                worker.fence()
+        placements = [
+            Placement(worker=w.number, host=w.slot.host, incarnation=w.incarnation, slot=w.slot.number)
+            for w in sorted(survivors, key=lambda w: w.number)
+        ]
+        job.suspicions.clear()
+        job.enter(Step.RECOVER)
+        self._write(job, placements, is_recovery=True, reason=reason, until=job.generations.active_until)
+        self.give_order(job)
+
+    def cancel_start(self, job: Job) -> None:
+        """Give up a start: back to the queue."""
+        self.abandon(job, "its start was given up")
+        job.enter(Step.REQUEUE)
+
+    def abandon(self, job: Job, reason: str) -> None:
+        """End all workers of the job. Its next life, if it has one, begins with a founding generation."""
+        if job.generations.placements:
+            self._write(job, (), reason=reason)
+        job.generations.abandon()
+        job.suspicions.clear()
+        self._pool.changed()
+
+    def activate(self, job: Job, generation: int, *, iteration: int, now: float) -> None:
+        """Record that ``generation`` trains from ``iteration`` on; a worker that it does not name trains no more."""
+        if generation <= job.record.generation or generation not in job.generations.orders:
+            return
+        order = job.generations.orders[generation]
+        has_grown = len(order.placements) > len(job.generations.active)
+        job.generations.activate(order, iteration=iteration)
+        if order.cold_start:
+            job.go_back(iteration)
+        else:
+            job.advance(iteration)
+        job.suspicions.drop_accusations()
+        failures = job.record.failures
+        job.update(generation=generation)
+        job.count_failures(
+            iteration=max(failures.iteration, iteration) if order.is_recovery else failures.iteration,
+            failed_starts=0,
+            failed_joins=0 if has_grown else failures.failed_joins,
+        )
+        for number in job.generations.members & job.workers.keys():
+            job.workers[number].advance(Phase.MEMBER)
+        job.enter(Step.SETTLE)
+        if job.generations.is_settling:
+            job.enter(Step.RECOVER if job.generations.is_recovering else Step.RESCALE)
+        job.note("allocation", order.reason, now=now, iteration=iteration)
+        self._pool.changed()
+
+    def give_order(self, job: Job) -> None:
+        """Complete the newest allocation once all its workers can be reached.
+
+        A job that was given no maximum starts with no more workers than it has shards, so its start waits for that.
+        """
+        allocation = job.generations.newest
+        if allocation is None or not allocation.placements or allocation.generation in job.generations.orders:
+            return
+        if not job.generations.has_started and job.record.ready is None and job.record.spec.has_default_size:
+            return
+        addresses = [w.address if (w := job.workers.get(p.worker)) else None for p in allocation.placements]
+        if not all(addresses):
+            return
+        job.generations.order(
+            [
+                placement.model_copy(update={"address": address})
+                for placement, address in zip(allocation.placements, addresses, strict=True)
+            ]
+        )
+        self._pool.changed()
+
+    def _write(
+        self,
+        job: Job,
+        placements: Iterable[Placement],
+        *,
+        reason: str,
+        cold_start: bool = False,
+        is_recovery: bool = False,
+        not_before: int = 0,
+        until: int | None = None,
+    ) -> None:
+        generation = job.generations.newest.generation + 1 if job.generations.newest else 1
+        job.generations.write(
+            Allocation(
+                job=job.id,
+                epoch=self._epoch,
+                generation=generation,
+                placements=tuple(placements),
+                secret=self._secret_of(job.id, generation),
+                cold_start=cold_start,
+                resume=cold_start and (job.record.checkpoint is not None or job.record.generation > 0),
+                is_recovery=is_recovery,
+                not_before=not_before,
+                until=until,
+                reason=reason,
+            )
+        )
+        self._pool.changed()
+
+    def _secret_of(self, job: str, generation: int) -> str:
+        text = f"{job} {self._epoch} {generation}"
+        return hmac.new(self._secret.encode(), text.encode(), hashlib.sha256).hexdigest()

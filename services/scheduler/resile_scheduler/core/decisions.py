@@ -1,0 +1,174 @@
+"""Decides which slots each job should have, and takes the next steps towards that.
+
+1. `policies`: how many workers should each job have?
+2. `placement`: on which slots?
+3. `allocator`: what can be done towards that now? A slot of another job is free, and so ordered for this one, only once
+   the release of its worker was seen.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from resile_shared.messages.jobs import JobState
+
+from .allocator import Allocator, next_change
+from .job import Intent, Job
+from .lifecycle import Step
+from .placement import SlotId, Want, place
+from .policies import Demand, Policy, Target
+from .pool import Pool
+from .recovery import Recovery
+
+
+class Decisions:
+    """Shares the slots of the pool. ``explanations`` says why each job has what it has, or what it is waiting for."""
+
+    def __init__(self, pool: Pool, allocator: Allocator, recovery: Recovery, *, policy: Policy) -> None:
+        self._pool = pool
+        self._allocator = allocator
+        self._recovery = recovery
+        self._policy = policy
+        self.explanations: dict[str, str] = {}
+        self._groups: dict[tuple[str, str], frozenset[SlotId]] = {}
+        """The usable slots of a class of device that fit a job's group, as of one decision."""
+
+    def change_policy(self, policy: Policy, cause: str) -> None:
+        """Use ``policy`` from now on; ``cause`` is the reason in the histories."""
+        self._policy = policy
+        self._pool.changed(cause)
+
+    def decide(self, *, now: float) -> None:
+        """Decide until nothing changes: a decision can free what the next one uses."""
+        while self._pool.has_changed:
+            self._decide(now)
+
+    def _decide(self, now: float) -> None:
+        cause, causer = self._pool.cause, self._pool.causer
+        self._pool.cause, self._pool.causer, self._pool.has_changed = "", "", False
+        self._groups.clear()
+        self.explanations.clear()
+        for job in self._pool.jobs.values():
+            self._recovery.answer(job, now=now)
+            self._pool.release(job)
+            if job.record.state is JobState.ACCEPTED:
+                job.enter(Step.ENQUEUE)
+        if all(job.is_over for job in self._pool.jobs.values()):
+            return
+        for device_class, jobs in self._sections().items():
+            self._share(
+                device_class, jobs, now, {} if not cause else {job.id: cause for job in jobs if job.id != causer}
+            )
+
+    def _sections(self) -> dict[str, list[Job]]:
+        """Part the jobs by class of device: a job runs on one class, and keeps to that on which it has workers."""
+        slots: dict[str, int] = {}
+        for host in self._pool.hosts.values():
+            if host.is_usable:
+                slots[host.record.device_class] = slots.get(host.record.device_class, 0) + len(host.record.slots)
+        sections: dict[str, list[Job]] = {}
+        waiting: list[Job] = []
+        for job in self._pool.jobs.values():
+            if job.is_over:
+                continue
+            if job.generations.placements:
+                sections.setdefault(self._class_of(job), []).append(job)
+            else:
+                waiting.append(job)
+        for job in waiting:
+            best = max(
+                sorted(slots), key=lambda c: self._num_fitting(job, c) / (1 + len(sections.get(c, ()))), default=""
+            )
+            sections.setdefault(best, []).append(job)
+        return sections
+
+    def _class_of(self, job: Job) -> str:
+        return self._pool.hosts[job.generations.placements[0].host].record.device_class
+
+    def _num_fitting(self, job: Job, device_class: str) -> int:
+        return len(self._eligible(job, device_class, now=float("inf")))
+
+    def _eligible(self, job: Job, device_class: str, *, now: float) -> frozenset[SlotId]:
+        """Return the slots on which the job may start workers, or will when they are free."""
+        group = (device_class, job.record.spec.group)
+        if group not in self._groups:
+            self._groups[group] = frozenset(self._slots_of(*group))
+        fitting = self._groups[group]
+        avoided = job.backoff.avoided(now=now)
+        allowed = frozenset(slot for slot in fitting if slot.host not in avoided) if avoided else fitting
+        # A job without workers, or whose number of workers is exact, is never left without any host.
+        return allowed or (fitting if job.target.is_exact or not job.generations.has_started else allowed)
+
+    def _slots_of(self, device_class: str, group: str) -> Iterable[SlotId]:
+        for host in self._pool.hosts.values():
+            if host.is_usable and host.record.device_class == device_class and host.fits(group):
+                yield from host.slots
+
+    def _share(self, device_class: str, jobs: list[Job], now: float, causes: Mapping[str, str]) -> None:
+        usable = {
+            slot
+            for host in self._pool.hosts.values()
+            if host.is_usable and host.record.device_class == device_class
+            for slot in host.slots
+        }
+        eligible = {job.id: self._eligible(job, device_class, now=now) for job in jobs}
+        training = [job for job in jobs if job.is_training]
+        targets = self._policy([self._demand(job, usable, eligible[job.id]) for job in training], len(usable))
+        wants = [self._want(job, targets.get(job.id), eligible[job.id]) for job in jobs]
+        placed = place(wants, usable=usable, free=[slot for slot in usable if self._pool.is_free(slot)])
+        for job in training:
+            self._pursue(job, targets[job.id], placed[job.id], causes.get(job.id, ""), now)
+
+    def _demand(self, job: Job, usable: Iterable[SlotId], eligible: frozenset[SlotId]) -> Demand:
+        ready = job.record.ready
+        held = set(job.held.values())
+        most = min(job.record.spec.max_workers, len(eligible | held.intersection(usable)))
+        if ready is not None:
+            most = min(most, ready.num_shards)
+        return Demand(
+            job=job.id,
+            number=job.number,
+            priority=job.record.priority,
+            least=job.least_workers,
+            most=most,
+            num_shards=ready.num_shards if ready else None,
+            holds_slots=bool(held),
+            iteration=job.iteration,
+            batch_size=ready.batch_size if ready else 0,
+            iterations_total=ready.iterations_total if ready else None,
+            active_workers=len(job.generations.active) if job.generations.has_started else 0,
+            active_since=job.generations.active_since,
+        )
+
+    def _want(self, job: Job, target: Target | None, eligible: frozenset[SlotId]) -> Want:
+        """Return what the job should have; one that takes no part in the sharing keeps what it has."""
+        slots = job.held
+        return Want(
+            job=job.id,
+            workers=target.workers if target else len(slots),
+            held=tuple(slots.values()),
+            joining=frozenset(slots[worker] for worker in job.joiners & slots.keys()),
+            eligible=eligible,
+        )
+
+    def _pursue(self, job: Job, target: Target, wanted: tuple[SlotId, ...], cause: str, now: float) -> None:
+        """Do now what can be done towards ``wanted``."""
+        if target.error:
+            self._recovery.fail(job, target.error, now=now)
+            return
+        job.set_target(target, cause)
+        if not target.workers and job.generations.has_started:
+            job.intend(Intent.SUSPEND, target.reason, now=now)
+            return
+        change = next_change(job, target, wanted, pool=self._pool)
+        if change is not None:
+            self._allocator.carry_out(job, change, now=now)
+        self._allocator.give_order(job)
+        job.explain_change("")
+        self._explain(job, target, now)
+
+    def _explain(self, job: Job, target: Target, now: float) -> None:
+        reason = target.reason
+        if job.record.state is JobState.QUEUED:
+            reason = reason if not target.workers else "waiting for slots that other jobs release"
+            if next(item.kind for item in reversed(job.record.history) if item.kind != "priority") != "queued":
+                job.note("queued", reason, now=now)
+        self.explanations[job.id] = reason

@@ -1,0 +1,118 @@
+"""Host records and heartbeats: which hosts there are, and which workers run on them.
+
+Agents repeat all they know with every heartbeat, so the order and number of messages does not matter:
+
+- A worker's phase only rises.
+- A generation becomes active when it is reported, or when heartbeats have named it for a while without a report.
+- A worker that was listed in a heartbeat and is missing in a later one of the same incarnation is gone. How it ended is
+  then not known, so agents list a worker that is gone as long as the newest allocation names it.
+"""
+
+from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
+
+from .allocator import Allocator
+from .job import Job
+from .placement import SlotId
+from .pool import Host, Pool
+from .worker import Phase, Worker
+from .worker_ends import WorkerEnds
+
+_PHASES = {
+    "starting": Phase.STARTING,
+    "ready": Phase.READY,
+    "member": Phase.MEMBER,
+    "left": Phase.LEFT,
+    "gone": Phase.GONE,
+}
+
+
+class HostEvents:
+    """Handles what the registry stores of hosts, and what their agents report."""
+
+    def __init__(self, pool: Pool, allocator: Allocator, ends: WorkerEnds) -> None:
+        self._pool = pool
+        self._allocator = allocator
+        self._ends = ends
+
+    def on_record(self, record: HostRecord, *, now: float, is_live: bool = True) -> None:
+        """Handle a change of a host; an older incarnation has no effect, nor has an older state."""
+        known = self._pool.hosts.get(record.host)
+        if known and (record.incarnation < known.record.incarnation or record == known.record):
+            return
+        is_same = known is not None and known.record.incarnation == record.incarnation
+        if known and is_same and not known.is_alive:
+            return
+        is_gone = record.state in (HostState.LOST, HostState.LEFT)
+        what = "joined" if record.state is HostState.UP else record.state.value
+        self._pool.changed(f"{record.host} {what}")
+        held = self._pool.held_on(record.host) if known and (is_gone or not is_same) else []
+        self._pool.hosts[record.host] = Host(
+            record,
+            is_heard=known.is_heard if known and is_same else is_live,
+            beat=known.beat if known and is_same else -1,
+        )
+        if known and not is_same:
+            for job in self._pool.jobs.values():
+                job.backoff.forget(record.host)
+        how = record.state.value if is_gone else "lost"
+        for job, worker in held:
+            self._lose(job, worker, f"{record.host} {how}", now)
+
+    def drop_orphans(self, job: Job, *, now: float) -> None:
+        """End the restored workers of a job whose hosts are gone."""
+        for worker in list(job.workers.values()):
+            host = self._pool.hosts.get(worker.slot.host)
+            if host is None or host.record.incarnation != worker.incarnation or not host.is_alive:
+                self._lose(job, worker, f"{worker.slot.host} lost", now)
+
+    def on_heartbeat(self, beat: Heartbeat, *, now: float) -> None:
+        """Compare what a host runs with what is known of it."""
+        host = self._pool.hosts.get(beat.host)
+        if host is None or not host.is_alive:
+            return
+        if beat.incarnation != host.record.incarnation or beat.number <= host.beat:
+            return
+        host.beat = beat.number
+        if not host.is_heard:
+            host.is_heard = True
+            self._pool.changed()
+        for report in beat.workers:
+            self._on_listed(host, report, now)
+        listed = {(report.job, report.worker) for report in beat.workers}
+        for job, worker in self._pool.held_on(beat.host):
+            if worker.was_seen and (job.id, worker.number) not in listed:
+                self._lose(
+                    job, worker, f"worker {worker.number} on {worker.slot.name} disappeared without a report", now
+                )
+
+    def _lose(self, job: Job, worker: Worker, reason: str, now: float) -> None:
+        self._ends.on_gone(job, worker, WorkerExit(kind="abandoned", message=reason), now=now)
+
+    def _on_listed(self, host: Host, report: WorkerReport, now: float) -> None:
+        job = self._pool.jobs.get(report.job)
+        if job is None:
+            return
+        worker = job.workers.get(report.worker) or self._adopt(host, job, report, now)
+        if worker is None:
+            return
+        has_new_address = worker.see(report.address if report.state != "gone" else None)
+        if job.generations.has_started:
+            job.advance(report.iteration)
+        if report.state == "gone":
+            self._ends.on_gone(job, worker, report.exit or WorkerExit(kind="exited"), now=now)
+            return
+        self._pool.advance(job, worker, _PHASES[report.state])
+        if has_new_address:
+            self._allocator.give_order(job)
+        if report.generation > job.record.generation and job.generations.has_been_reported(report.generation, now=now):
+            self._allocator.activate(job, report.generation, iteration=report.iteration, now=now)
+
+    def _adopt(self, host: Host, job: Job, report: WorkerReport, now: float) -> Worker | None:
+        """Add a worker that an earlier scheduler dropped: it holds its slot until it is gone."""
+        slot = SlotId(host.record.host, report.slot)
+        if report.state == "gone" or slot in self._pool.holders or slot not in host.slots:
+            return None
+        worker = Worker(report.worker, slot, host.record.incarnation, now)
+        self._pool.add_worker(job, worker)
+        self._pool.changed()
+        return worker

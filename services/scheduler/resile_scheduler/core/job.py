@@ -1,0 +1,190 @@
+"""One job: its record, which is stored, and the parts that say how far it has come; each part has one writer.
+
+- `Job` itself: the record with its history and state (`lifecycle.py`), the position, the intent, the target.
+- `generations`: who trains, and who shall (`generations.py`).
+- `workers`: each worker that holds a slot (`worker.py`).
+- `suspicions`: which members suspect which (`suspicions.py`).
+- `backoff`: the hosts that the job avoids for a while (`backoff.py`).
+
+Worker ids rise within a job and are never used again; a worker that an allocation drops is never named again.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from resile_shared.messages.allocations import Allocation
+from resile_shared.messages.jobs import FailureCounts, HistoryItem, JobRecord, JobState
+from resile_shared.messages.message import at
+from resile_shared.messages.reports import Ready
+
+from .backoff import HostBackoff
+from .generations import JobGenerations
+from .lifecycle import Step, advance
+from .placement import SlotId
+from .policies import Target
+from .suspicions import SuspicionTracker
+from .worker import Phase, Worker
+
+
+class Intent(StrEnum):
+    """What the scheduler wants of a job that holds workers; noted in the history, where a new scheduler finds it."""
+
+    TRAIN = "training"
+    PAUSE = "pausing"  # until a user resumes it
+    SUSPEND = "suspending"  # until there are slots for it again
+
+
+class Job:
+    """One job. Its record and its newest allocation are stored; agents and workers report the rest again and again."""
+
+    def __init__(self, record: JobRecord, *, number: int) -> None:
+        self.record = record
+        self.number = number
+        self.generations = JobGenerations(active_number=record.generation)
+        self.workers: dict[int, Worker] = {}
+        self.suspicions = SuspicionTracker()
+        self.backoff = HostBackoff()
+        self.iteration = max((item.iteration for item in record.history), default=0)
+        self.intent = Intent.TRAIN
+        self.target = Target(0, "")
+        self.target_reason = ""
+        """Why the number of workers is what it is, for the history."""
+        self.change_reason = ""
+        """What just happened to the job; its next generation is the response."""
+        self.first_ready: int | None = None
+        """The worker whose training call the others must agree with; None if an earlier scheduler received it."""
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.record.job
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its state is final."""
+        return self.record.state.is_final
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it takes part in the sharing of slots."""
+        waits = (JobState.PAUSED, JobState.ACCEPTED)
+        return not (self.is_over or self.record.state in waits or self.record.completed) and (
+            self.intent is Intent.TRAIN
+        )
+
+    @property
+    def least_workers(self) -> int:
+        """Its minimum; it never needs more workers than it has shards."""
+        ready, least = self.record.ready, self.record.spec.min_workers
+        return min(least, ready.num_shards) if ready else least
+
+    @property
+    def joiners(self) -> frozenset[int]:
+        """Workers of the newest membership that do not train yet, as far as is known."""
+        members = self.generations.members
+        return frozenset(
+            p.worker
+            for p in self.generations.placements
+            if p.worker not in members and (w := self.workers.get(p.worker)) and w.phase < Phase.MEMBER
+        )
+
+    @property
+    def held(self) -> dict[int, SlotId]:
+        """The workers of the newest membership that have not failed, and their slots, in rank order."""
+        return {
+            p.worker: SlotId(p.host, p.slot)
+            for p in self.generations.placements
+            if (worker := self.workers.get(p.worker)) and not worker.has_failed
+        }
+
+    def unneeded(self, workers: Iterable[Worker]) -> list[Worker]:
+        """Return those of ``workers`` that the job does not need, and that do not leave by themselves.
+
+        Members leave after their last iteration, unless their job recovers without them; a joiner that was ordered may
+        become a member until a generation without it is active.
+        """
+        alive = [worker for worker in workers if worker.phase < Phase.GONE]
+        if self.is_over or not self.generations.placements:
+            return alive
+        waiting = [worker for worker in alive if worker.is_fenced or worker.phase < Phase.MEMBER]
+        if not waiting:
+            return []
+        needed = self.generations.members if self.record.completed else self.generations.named
+        return [worker for worker in waiting if worker.is_fenced or worker.number not in needed]
+
+    def update(self, **changes: object) -> None:
+        """Change the record."""
+        self.record = self.record.model_copy(update=changes)
+
+    def enter(self, step: Step) -> None:
+        """Change the state. Raises IllegalStep."""
+        self.update(state=advance(self.record.state, step))
+
+    def intend(self, intent: Intent, reason: str, *, now: float) -> None:
+        """End the job's training for now, as soon as a checkpoint is saved."""
+        self.intent = intent
+        self.note(intent.value, reason, now=now)
+
+    def recall_intent(self) -> None:
+        """Find in the history what an earlier scheduler intended."""
+        kinds = [item.kind for item in reversed(self.record.history)]
+        ends = {Intent.PAUSE.value, Intent.SUSPEND.value, JobState.PAUSED.value, JobState.QUEUED.value}
+        last = next((kind for kind in kinds if kind in ends), None)
+        if last in (Intent.PAUSE.value, Intent.SUSPEND.value):
+            self.intent = Intent(last)
+
+    def note(self, kind: str, reason: str, *, now: float, iteration: int | None = None) -> None:
+        """Add a numbered item to the history."""
+        active = self.generations.active
+        item = HistoryItem(
+            number=len(self.record.history) + 1,
+            time=at(now),
+            kind=kind,
+            generation=self.record.generation,
+            workers=len(active),
+            slots=tuple(placement.slot_name for placement in active),
+            iteration=self.iteration if iteration is None else iteration,
+            reason=reason,
+        )
+        self.update(history=(*self.record.history, item))
+
+    def count_failures(self, **changes: object) -> FailureCounts:
+        """Change the counts of failures; return them."""
+        counts = self.record.failures.model_copy(update=changes)
+        self.update(failures=counts)
+        return counts
+
+    def set_ready(self, ready: Ready, *, worker: int) -> None:
+        """Record the first training call, which the others must agree with."""
+        self.update(ready=ready)
+        self.first_ready = worker
+
+    def set_target(self, target: Target, cause: str) -> None:
+        """Take over what the policy decided; ``cause`` is what moved it, if something outside the job did."""
+        if target.workers != self.target.workers or target.is_exact:
+            self.target_reason = target.reason if target.is_exact else cause or target.reason
+        self.target = target
+
+    def explain_change(self, reason: str) -> None:
+        """Give the next generation its reason; empty: that of the target."""
+        self.change_reason = reason
+
+    def advance(self, iteration: int) -> None:
+        """Record that ``iteration`` was reached."""
+        self.iteration = max(self.iteration, iteration)
+
+    def go_back(self, iteration: int) -> None:
+        """Record that training goes on from ``iteration``."""
+        self.iteration = iteration
+
+    def release_slots(self) -> None:
+        """Leave training: paused if a user asked for it, else back to the queue."""
+        self.generations.deactivate()
+        self.enter(Step.PAUSE if self.intent is Intent.PAUSE else Step.REQUEUE)
+        self.intent = Intent.TRAIN
+
+    def restore(self, allocation: Allocation) -> None:
+        """Take over ``allocation``, which an earlier scheduler stored."""
+        self.generations.restore(allocation, self.record)
+        self.target = Target(len(allocation.placements), "")
+        self.target_reason = "the scheduler restarted"

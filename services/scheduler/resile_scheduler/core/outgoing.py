@@ -1,0 +1,64 @@
+"""Which commands follow from the state: what was not stored yet, whom to stop, whom to pause."""
+
+from collections.abc import Iterable
+
+from resile_shared.messages.allocations import Allocation
+from resile_shared.messages.hosts import Heartbeat
+from resile_shared.messages.jobs import JobRecord
+
+from .events import Event, PauseWorkers, StopWorkers, StoreJob, WriteAllocation
+from .job import Intent, Job
+from .pool import Pool
+from .worker import Worker
+
+PAUSE_AGAIN_SECONDS = 5.0
+
+
+class Outgoing:
+    """Compares the state with what was commanded before."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._stored: dict[str, JobRecord] = {}
+        self._written: dict[str, Allocation] = {}
+        self._paused_at: dict[str, float] = {}
+
+    def records(self, jobs: Iterable[Job]) -> list[StoreJob]:
+        """Return the records that have changed."""
+        changed = [job.record for job in jobs if job.record is not self._stored.get(job.id)]
+        self._stored.update((record.job, record) for record in changed)
+        return [StoreJob(record) for record in changed]
+
+    def allocations(self, jobs: Iterable[Job]) -> list[WriteAllocation]:
+        """Return the newest allocations, if they have changed."""
+        newest = [allocation for job in jobs if (allocation := job.generations.newest)]
+        changed = [allocation for allocation in newest if allocation is not self._written.get(allocation.job)]
+        self._written.update((allocation.job, allocation) for allocation in changed)
+        return [WriteAllocation(allocation) for allocation in changed]
+
+    def pauses(self, jobs: Iterable[Job], *, now: float) -> list[PauseWorkers]:
+        """Return whom to ask for a last checkpoint: at once, and again until one is saved."""
+        commands = []
+        for job in jobs:
+            is_due = not job.is_over and job.intent is not Intent.TRAIN and job.generations.has_started
+            if is_due and now - self._paused_at.get(job.id, float("-inf")) >= PAUSE_AGAIN_SECONDS:
+                self._paused_at[job.id] = now
+                hosts = sorted({worker.slot.host for worker in job.workers.values()})
+                commands.append(PauseWorkers(job.id, job.record.generation, tuple(hosts)))
+        return commands
+
+    def stops(self, event: Event, jobs: Iterable[Job]) -> list[StopWorkers]:
+        """Return the workers that no job needs: once, and again with each heartbeat that does not list them as gone."""
+        held: dict[str, list[Worker]] = {job.id: list(job.workers.values()) for job in jobs}
+        heard = None
+        if isinstance(event, Heartbeat) and event.host in self._pool.hosts:
+            heard = event.host
+            for job, worker in self._pool.held_on(heard):
+                held.setdefault(job.id, []).append(worker)
+        stops: dict[tuple[str, str, int], list[int]] = {}
+        for name, workers in held.items():
+            for worker in self._pool.jobs[name].unneeded(workers):
+                if not worker.stop_sent or worker.slot.host == heard:
+                    worker.mark_stop_sent()
+                    stops.setdefault((name, worker.slot.host, worker.incarnation), []).append(worker.number)
+        return [StopWorkers(*key, workers=tuple(sorted(set(numbers)))) for key, numbers in sorted(stops.items())]

@@ -1,0 +1,99 @@
+"""The hosts, the jobs, and which worker holds which slot.
+
+A worker holds its slot from the moment an allocation names it until its process is gone and no generation that is
+active, or may still become so, names it. No other worker gets the slot before.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from resile_shared.messages.hosts import HostRecord, HostState
+
+from .job import Job
+from .placement import SlotId
+from .worker import Phase, Worker
+
+
+@dataclass
+class Host:
+    """One host. ``is_heard``: what runs on it is known, so its free slots are really free."""
+
+    record: HostRecord
+    is_heard: bool
+    beat: int = -1
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes workers."""
+        return self.record.state is HostState.UP
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can run workers, be it only until they have left."""
+        return self.record.state in (HostState.UP, HostState.DRAINING)
+
+    @cached_property
+    def slots(self) -> tuple[SlotId, ...]:
+        """Its slots, whether or not they are held."""
+        return tuple(SlotId(self.record.host, slot.index) for slot in self.record.slots)
+
+    def fits(self, group: str) -> bool:
+        """Whether it has the labels that ``group`` names, as in ``gpu=h200,zone=a``."""
+        wanted = (part.partition("=") for part in group.split(",") if part)
+        return all(self.record.labels.get(name.strip()) == value.strip() for name, _, value in wanted)
+
+
+@dataclass
+class Pool:
+    """All hosts, all jobs, and who holds which slot."""
+
+    hosts: dict[str, Host] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    holders: dict[SlotId, tuple[str, int]] = field(default_factory=dict)
+    applied_commands: dict[str, str] = field(default_factory=dict)
+    """Ids of handled commands, and their jobs."""
+    has_changed: bool = False
+    """Whether there is something new to decide upon."""
+    cause: str = ""
+    """What happened, in words for the history of the other jobs that it moves."""
+    causer: str = ""
+    """The job to which it happened, if it did to one."""
+
+    def changed(self, cause: str = "", *, by: str = "") -> None:
+        """Ask for a decision."""
+        self.has_changed = True
+        if cause:
+            self.cause, self.causer = cause, by
+
+    def add_worker(self, job: Job, worker: Worker) -> None:
+        """Take ``worker`` in as the holder of its slot."""
+        assert worker.slot not in self.holders, f"{worker.slot.name} is held by {self.holders[worker.slot]}"
+        job.workers[worker.number] = worker
+        self.holders[worker.slot] = (job.id, worker.number)
+
+    def advance(self, job: Job, worker: Worker, phase: Phase) -> None:
+        """Record that ``worker`` has reached ``phase``."""
+        if phase is Phase.LEFT and worker.phase < phase and job.generations.is_recovering:
+            self.changed()
+        worker.advance(phase)
+
+    def release(self, job: Job) -> None:
+        """Free the slots of workers that are gone and that no generation names that is in force or may be."""
+        named = set() if job.is_over else job.generations.named
+        for worker in list(job.workers.values()):
+            if worker.phase is Phase.GONE and worker.number not in named:
+                del job.workers[worker.number]
+                del self.holders[worker.slot]
+                self.changed()
+
+    def is_free(self, slot: SlotId) -> bool:
+        """Whether a worker may be started on it now."""
+        host = self.hosts[slot.host]
+        if not (host.is_usable and host.is_heard) or slot in self.holders:
+            return False
+        return not any(slot.name in job.generations.unreconciled_slots for job in self.jobs.values())
+
+    def held_on(self, host: str) -> list[tuple[Job, Worker]]:
+        """Who holds the slots of one host."""
+        held = [self.holders[slot] for slot in self.hosts[host].slots if slot in self.holders]
+        return [(self.jobs[job], self.jobs[job].workers[number]) for job, number in held]

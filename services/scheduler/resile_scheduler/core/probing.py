@@ -1,0 +1,95 @@
+"""Asks the agents of suspects whether they are alive, and leaves behind the workers that are not.
+
+- The agent of the suspect's host is probed at once. Its answer, a heartbeat, says whether the suspect is gone.
+- If it does not answer, all workers of the job on that host are lost to the job; their slots stay held until the host
+  is lost or its agent reports that they are gone.
+- If it answers, the accusations decide (`suspicions.py`). The job avoids the hosts of the workers that were cut off.
+"""
+
+from collections.abc import Iterable
+
+from resile_shared.messages.reports import PeerSuspected, Report
+
+from .events import ProbeExpired, ProbeHost
+from .job import Job
+from .pool import Pool
+from .worker import Phase, Worker
+
+PROBE_AGAIN_SECONDS = 0.5
+ANSWER_SECONDS = 0.05
+HEARINGS_PER_DETECTION = 15  # within one, all members that get nothing from a suspect notice it
+
+
+class HostProber:
+    """Handles accusations."""
+
+    def __init__(self, pool: Pool, *, detection_seconds: float) -> None:
+        self._pool = pool
+        self._detection_seconds = detection_seconds
+        self._hearing_seconds = detection_seconds / HEARINGS_PER_DETECTION
+        self._probes: list[ProbeHost] = []
+        self._probed_at: dict[tuple[str, float], float] = {}
+
+    def take_probes(self) -> list[ProbeHost]:
+        """Return, once, the hosts to be probed."""
+        probes, self._probes = self._probes, []
+        return probes
+
+    def accuse(self, job: Job, report: Report, accusation: PeerSuspected, *, now: float) -> None:
+        """Handle the accusation of ``accusation.suspect`` by ``report.worker``."""
+        accuser, suspect = job.workers.get(report.worker), job.workers.get(accusation.suspect)
+        if accuser is None or not accuser.is_sound or accuser.number == accusation.suspect:
+            return
+        if not job.generations.has_started or job.record.completed:
+            return
+        if suspect and (suspect.has_failed or suspect.is_fenced):
+            return
+        pair = (accuser.number, accusation.suspect)
+        if job.suspicions.add(pair, accusation.evidence, now=now, seconds=self._detection_seconds):
+            self._leave_suspects_behind(job, now=now)
+        elif suspect is not None and suspect.phase < Phase.GONE:
+            is_silence = accusation.evidence == "silence"
+            self._probe(suspect, seconds=self._hearing_seconds if is_silence else ANSWER_SECONDS, now=now)
+
+    def _probe(self, suspect: Worker, *, seconds: float, now: float) -> None:
+        host = suspect.slot.host
+        last = self._probed_at.get((host, seconds), float("-inf"))
+        if host in self._pool.hosts and now - last >= PROBE_AGAIN_SECONDS:
+            self._probed_at[host, seconds] = now
+            self._probes.append(ProbeHost(host, suspect.incarnation, self._pool.hosts[host].beat, seconds))
+
+    def on_probe_expired(self, probe: ProbeExpired, *, now: float) -> None:
+        """See whether the host has answered by now."""
+        host = self._pool.hosts.get(probe.host)
+        if host is None or host.record.incarnation != probe.incarnation:
+            return
+        is_silent = host.beat <= probe.beat
+        for job in list(self._pool.jobs.values()):
+            here = [worker for worker in job.workers.values() if worker.slot.host == probe.host]
+            if job.suspicions.suspects.isdisjoint(worker.number for worker in here):
+                continue
+            if is_silent:
+                job.backoff.add(probe.host, now=now)
+                self._leave_behind(job, ((worker, f"{probe.host} does not answer") for worker in here))
+            elif job.suspicions.is_conclusive:
+                self._leave_suspects_behind(job, now=now)
+
+    def _leave_suspects_behind(self, job: Job, *, now: float) -> None:
+        members = {worker.number for worker in job.workers.values() if worker.phase is Phase.MEMBER}
+        verdict = job.suspicions.judge(members, now=now, seconds=self._detection_seconds)
+        for number in verdict.cut_off & job.workers.keys():
+            job.backoff.add(job.workers[number].slot.host, now=now)
+        behind = verdict.mute | verdict.cut_off
+        if unknown := behind - job.workers.keys():
+            job.suspicions.record_vanished(min(unknown))
+        how = "is silent" if job.suspicions.has_silence else "did not take part"
+        workers = [job.workers[number] for number in sorted(behind - unknown)]
+        self._leave_behind(
+            job, ((w, f"worker {w.number} on {w.slot.name} {how}, according to its peers") for w in workers)
+        )
+
+    def _leave_behind(self, job: Job, reasons: Iterable[tuple[Worker, str]]) -> None:
+        for worker, reason in reasons:
+            worker.leave_behind(reason)
+        job.suspicions.drop_accusations()
+        self._pool.changed()

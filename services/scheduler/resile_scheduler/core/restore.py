@@ -1,0 +1,66 @@
+"""Taking over from an earlier scheduler: what it stored becomes the state of this one."""
+
+from resile_shared.messages.allocations import Allocation
+from resile_shared.messages.jobs import JobState
+
+from .allocator import Allocator
+from .events import StateRestored
+from .host_events import HostEvents
+from .job import Job
+from .lifecycle import Step
+from .placement import SlotId
+from .pool import Pool
+from .worker import Phase, Worker
+
+
+class Restore:
+    """Fills an empty pool. Its workers are presumed alive until their hosts are lost."""
+
+    def __init__(self, pool: Pool, allocator: Allocator, host_events: HostEvents, *, epoch: int) -> None:
+        self._pool = pool
+        self._allocator = allocator
+        self._host_events = host_events
+        self._epoch = epoch
+
+    def restore(self, event: StateRestored, *, now: float) -> None:
+        """Take over what is stored."""
+        for record in sorted(event.jobs, key=lambda r: (r.submitted, r.job)):
+            job = Job(record, number=len(self._pool.jobs))
+            self._pool.jobs[job.id] = job
+            self._pool.applied_commands.update(dict.fromkeys(record.applied_commands, job.id))
+        for host in event.hosts:
+            self._host_events.on_record(host, now=now, is_live=False)
+        for allocation in event.allocations:
+            if allocation.job in self._pool.jobs:
+                self._restore_allocation(self._pool.jobs[allocation.job], allocation, now)
+        for job in self._pool.jobs.values():
+            self._repair(job)
+            self._host_events.drop_orphans(job, now=now)
+        self._pool.cause = ""
+        self._pool.changed()
+
+    def _restore_allocation(self, job: Job, allocation: Allocation, now: float) -> None:
+        job.restore(allocation.model_copy(update={"epoch": self._epoch}))
+        for placement in allocation.placements:
+            worker = Worker(
+                placement.worker,
+                SlotId(placement.host, placement.slot),
+                placement.incarnation,
+                now,
+                phase=Phase.MEMBER if placement in job.generations.active else Phase.STARTING,
+                address=placement.address,
+                was_seen=placement.address is not None,
+            )
+            self._pool.add_worker(job, worker)
+
+    def _repair(self, job: Job) -> None:
+        """Complete what a crash between the storing of a record and of its allocation left undone."""
+        state = job.record.state
+        if state in (JobState.QUEUED, JobState.ACCEPTED, JobState.PAUSED) or job.is_over:
+            self._allocator.abandon(job, state.value)
+        elif not job.generations.placements:
+            job.enter(Step.REQUEUE)
+        else:
+            job.recall_intent()
+            if state in (JobState.RESCALING, JobState.RECOVERING) and not job.generations.is_settling:
+                job.enter(Step.SETTLE)

@@ -1,0 +1,106 @@
+"""What follows when a worker's process ends, or a worker cannot go on.
+
+- A joiner is withdrawn.
+- An initial member that ends before its job has started makes the job start again, unless its script is at fault.
+- A member is lost; `recovery.py` decides how its job goes on.
+- The end of a worker that no generation names means nothing.
+"""
+
+from resile_shared.messages.hosts import WorkerExit
+
+from .allocator import Allocator
+from .job import Job
+from .lifecycle import Step
+from .pool import Pool
+from .recovery import MAX_FAILURES, MAX_SCRIPT_ERRORS, Recovery
+from .worker import Phase, Worker
+
+MAX_STARTS = 3
+
+
+class WorkerEnds:
+    """Handles the ends of workers. Each has its effect once."""
+
+    def __init__(self, pool: Pool, allocator: Allocator, recovery: Recovery) -> None:
+        self._pool = pool
+        self._allocator = allocator
+        self._recovery = recovery
+
+    def on_gone(self, job: Job, worker: Worker, how: WorkerExit, *, now: float) -> None:
+        """Handle the end of a worker's process, or of its host."""
+        if worker.phase is Phase.GONE:
+            return
+        was_member = worker.phase is Phase.MEMBER
+        worker.end(how)
+        self._pool.changed()
+        if job.is_over:
+            return
+        is_expected = how.kind in ("finished", "left") or (job.record.completed and how.kind in ("abandoned", "killed"))
+        if not is_expected:
+            self.on_failed(job, worker, how, now=now, was_member=was_member)
+        if not job.is_over:
+            self.check_members(job, now=now)
+
+    def on_failed(self, job: Job, worker: Worker, how: WorkerExit, *, now: float, was_member: bool = False) -> None:
+        """Handle the failure of a worker, reported by itself or by its agent."""
+        is_active = worker.number in job.generations.members
+        is_named = is_active or worker.number in job.generations.named
+        if worker.has_failed or worker.is_fenced or job.is_over or not is_named:
+            return
+        worker.fail(how)
+        if is_active or was_member or worker.phase is Phase.MEMBER:
+            self._lose_member(job, worker, now)
+        elif job.generations.names(worker.number) and job.generations.has_started:
+            self._withdraw_joiner(job, worker, now)
+        elif job.generations.names(worker.number):
+            self._give_up_start(job, worker, now)
+
+    def check_members(self, job: Job, *, now: float) -> None:
+        """Complete the job if its training is complete and all members are gone."""
+        is_completed = job.record.completed is not None
+        newest = () if is_completed else job.generations.placements
+        counted = {placement.worker for placement in (*job.generations.active, *newest)}
+        alive = [number for number in counted if (w := job.workers.get(number)) and w.phase < Phase.GONE]
+        if alive or not counted:
+            return
+        if not is_completed:
+            job.generations.mark_gone(now=now)
+            return
+        self._allocator.abandon(job, "completed")
+        job.enter(Step.COMPLETE)
+        job.note("completed", "", now=now)
+        self._pool.changed(f"{job.id} completed")
+
+    def _give_up_start(self, job: Job, worker: Worker, now: float) -> None:
+        failed_starts = job.record.failures.failed_starts + worker.may_be_at_fault
+        job.count_failures(failed_starts=failed_starts)
+        if worker.has_own_fault or failed_starts >= MAX_STARTS:
+            self._recovery.fail(job, worker.reason, now=now)
+        else:
+            job.backoff.add(worker.slot.host, now=now)
+            self._allocator.cancel_start(job)
+            job.note("queued", f"its start was given up: {worker.reason}", now=now)
+
+    def _lose_member(self, job: Job, worker: Worker, now: float) -> None:
+        """Record the loss of a member: all members that are lost by the next decision are answered together."""
+        if job.record.completed:
+            self._recovery.fail(job, worker.reason, now=now)
+            return
+        worker.lose()
+        newest = job.generations.newest
+        if job.generations.is_cold_starting and newest is not None:
+            self._allocator.activate(job, newest.generation, iteration=job.iteration, now=now)
+        if worker.has_own_fault:
+            job.backoff.add(worker.slot.host, now=now)
+        self._pool.changed()
+
+    def _withdraw_joiner(self, job: Job, worker: Worker, now: float) -> None:
+        """Drop a joiner. A job that needs an exact number of workers fails when that happens again and again."""
+        failed_joins = job.record.failures.failed_joins + worker.may_be_at_fault
+        job.count_failures(failed_joins=failed_joins)
+        if job.target.is_exact and failed_joins >= (MAX_SCRIPT_ERRORS if worker.has_own_fault else MAX_FAILURES):
+            self._recovery.fail(job, worker.reason, now=now)
+            return
+        job.backoff.add(worker.slot.host, now=now)
+        job.explain_change(f"withdrawn: {worker.reason}")
+        self._pool.changed()

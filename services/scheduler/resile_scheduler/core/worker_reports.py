@@ -1,0 +1,118 @@
+"""Reports of workers: faster than heartbeats, and more detailed. They may be late, doubled or lost."""
+
+from resile_shared.messages.hosts import WorkerExit
+from resile_shared.messages.reports import (
+    CheckpointSaved,
+    Completed,
+    Failed,
+    Left,
+    PeerSuspected,
+    Progress,
+    Ready,
+    Report,
+    Switched,
+    Warned,
+)
+
+from .allocator import Allocator
+from .job import Intent, Job
+from .job_commands import JobCommands
+from .pool import Pool
+from .probing import HostProber
+from .worker import Phase, Worker
+from .worker_ends import WorkerEnds
+
+MAX_WARNINGS = 20
+"""In the history of one job."""
+
+
+class WorkerReports:
+    """Handles the reports of workers."""
+
+    def __init__(
+        self, pool: Pool, allocator: Allocator, job_commands: JobCommands, prober: HostProber, ends: WorkerEnds
+    ) -> None:
+        self._pool = pool
+        self._allocator = allocator
+        self._job_commands = job_commands
+        self._prober = prober
+        self._ends = ends
+
+    def handle(self, report: Report, *, now: float) -> None:
+        """Handle a report about a job or by a worker."""
+        job = self._pool.jobs.get(report.job)
+        if job is None or job.is_over:
+            return
+        is_current = job.generations.may_be_active(report.generation)
+        match report.content:
+            case Switched(iteration=iteration):
+                self._allocator.activate(job, report.generation, iteration=iteration, now=now)
+            case CheckpointSaved() as checkpoint if is_current:
+                self._on_checkpoint(job, checkpoint, now)
+            case Completed() as completed if is_current:
+                self._on_completed(job, report, completed, now)
+            case Progress(iteration=iteration) if is_current and job.generations.has_started:
+                job.advance(iteration)
+            case PeerSuspected() as accusation if is_current:
+                self._prober.accuse(job, report, accusation, now=now)
+            case _:
+                if worker := job.workers.get(report.worker):
+                    self._on_worker(job, worker, report, now)
+
+    def _on_worker(self, job: Job, worker: Worker, report: Report, now: float) -> None:
+        match report.content:
+            case Ready() as ready:
+                self._on_ready(job, worker, ready, now)
+            case Left():
+                self._pool.advance(job, worker, Phase.LEFT)
+            case Warned(message=message):
+                self._on_warning(job, message, now)
+            case Failed(message=message, details=details):
+                how = WorkerExit(kind="failed", message=message, details=details)
+                self._ends.on_failed(job, worker, how, now=now)
+
+    def _on_warning(self, job: Job, message: str, now: float) -> None:
+        """Note it in the history; once, though several workers report it."""
+        noted = [item.reason for item in job.record.history if item.kind == "warning"]
+        if message not in noted and len(noted) < MAX_WARNINGS:
+            job.note("warning", message, now=now)
+
+    def _on_ready(self, job: Job, worker: Worker, ready: Ready, now: float) -> None:
+        """A script has reached its training call, which must agree with that of the other workers."""
+        self._pool.advance(job, worker, Phase.READY)
+        if job.record.ready is None:
+            job.set_ready(ready, worker=worker.number)
+            self._pool.changed(f"{job.id} can use {ready.num_shards} workers", by=job.id)
+        elif difference := _difference(job.record.ready, ready):
+            others = "the others" if job.first_ready is None else f"worker {job.first_ready}"
+            text = (
+                f"it disagrees with {others} on {difference}: the script must make the same training call in every "
+                "worker"
+            )
+            self._ends.on_failed(job, worker, WorkerExit(kind="failed", message=text), now=now)
+
+    def _on_checkpoint(self, job: Job, checkpoint: CheckpointSaved, now: float) -> None:
+        if job.record.checkpoint is None or checkpoint.iteration > job.record.checkpoint.iteration:
+            job.update(checkpoint=checkpoint)
+        if checkpoint.pausing and job.intent is not Intent.TRAIN and job.generations.has_started:
+            job.go_back(checkpoint.iteration)
+            self._job_commands.give_up_slots(job, now=now)
+
+    def _on_completed(self, job: Job, report: Report, completed: Completed, now: float) -> None:
+        """Training is complete; the job is, when the scripts of its members have ended."""
+        is_possible = job.generations.has_started or report.generation in job.generations.orders
+        if job.record.completed or not is_possible:
+            return
+        self._allocator.activate(job, report.generation, iteration=completed.iteration, now=now)
+        job.go_back(completed.iteration)
+        job.update(completed=completed)
+        self._pool.changed(f"{job.id} completed", by=job.id)
+        self._ends.check_members(job, now=now)
+
+
+def _difference(one: Ready, other: Ready) -> str:
+    """Name the first thing that two training calls disagree on; empty if there is none."""
+    for name in ("iterations_total", "num_shards", "batch_size", "epochs", "samples"):
+        if (left := getattr(one, name)) != (right := getattr(other, name)):
+            return f"{name.replace('_', ' ')} ({right} instead of {left})"
+    return ""
