@@ -22,7 +22,7 @@ from resile_shared.errors import UsageError
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import JobPause, JobResume, JobStop, Refused
 from resile_shared.messages.hosts import HostHello, Slot, WorkerExit
-from resile_shared.messages.jobs import MAX_WORKERS, FailureCounts, JobRecord, JobSpec, JobState
+from resile_shared.messages.jobs import MAX_WORKERS, JobRecord, JobSpec, JobState
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.reports import Report
 
@@ -147,8 +147,17 @@ class LocalRun:
         job, stored = self._folder.job, self._folder.journal.record
         if stored is None:
             return [self._hello(), scheduler.JobSubmitted(SUBMIT, spec, job=job)]
-        fresh = {"spec": spec, "state": JobState.PAUSED, "handled": (), "completed": None, "ready": None}
-        record = stored.model_copy(update={**fresh, "failures": FailureCounts()})
+        record = JobRecord(
+            job=job,
+            spec=spec,
+            state=JobState.PAUSED,
+            priority=stored.priority,
+            submitted=stored.submitted,
+            generation=stored.generation,
+            next_worker=stored.next_worker,
+            history=stored.history,
+            checkpoint=stored.checkpoint,
+        )
         generation = max(1, self._folder.journal.generation)
         newest = Allocation(job=job, epoch=1, generation=generation, placements=(), secret="")
         resume = scheduler.JobChangeRequested(SUBMIT, JobResume(job_id=job))
