@@ -350,7 +350,7 @@ def test_a_decision_that_changes_only_reasons_stores_nothing() -> None:
     bench.tell(JobChangeRequested("c1", JobStop(job_id="job-2")))
     assert bench.scheduler.explain() == {"job-1": "all it can use"}
     assert bench.records["job-1"] is before
-    assert bench.records["job-2"].reason == "asked for", "a job that is over has the reason of its history"
+    assert bench.records["job-2"].reason == "requested", "a job that is over has the reason of its history"
 
 
 def test_reasons_follow_each_decision() -> None:

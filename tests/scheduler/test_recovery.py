@@ -174,7 +174,7 @@ def test_a_job_without_survivors_looks_for_a_checkpoint_that_nobody_reported() -
     bench.host("host-1", 1, state=HostState.LOST)
     assert bench.records["job-1"].state is JobState.QUEUED
     assert bench.records["job-1"].history[-1].reason == (
-        "host-1 lost: nobody is left, "
+        "host-1 lost: no worker is left, "
         "so it starts again from the newest complete checkpoint, or else from the beginning"
     )
     bench.host("host-1", 1, incarnation=2)

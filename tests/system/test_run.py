@@ -143,7 +143,7 @@ def test_when_the_last_worker_is_killed_the_run_resumes_from_its_checkpoint_by_i
     assert ended.json["params_sha256"] == undisturbed
     (queued,) = [item for item in ended.json["history"] if item["kind"] == "queued"]
     assert "was killed by SIGKILL" in queued["reason"]
-    assert "nobody is left, so it starts again from the checkpoint of iteration" in queued["reason"]
+    assert "no worker is left, so it starts again from the checkpoint of iteration" in queued["reason"]
     second = [item for item in ended.json["history"] if item["kind"] == "allocation"][1]
     assert second["iteration"] >= 3
 

@@ -1,16 +1,16 @@
 """From the slots a job should have to its next generation.
 
-- A founding generation may be changed until its order is given; from then on until it trains nothing else is written,
+- A cold start may be changed until its order is given; from then on until it trains no other generation is written,
   since its members have to see it.
-- A shrink waits for nothing: it names only workers that train already or are ready to. What it does not name and is
-  wanted again comes back with a later growth.
-- A growth names slots that are free now. It may supersede a growth that is under way, but not a shrink.
-- A joiner that failed is withdrawn before anything else is done.
-- If all members have to go, those who join take over from those who leave, in one generation.
+- A shrink waits for nothing: it names only workers that train already or are ready to. A worker that it does not name
+  and that is wanted again comes back with a later growth.
+- A growth names slots that are free now. It may supersede a growth that is not active yet, but not a shrink.
+- A joiner that failed is withdrawn first.
+- If all members have to leave, the joiners take over from them in one generation.
 - A target that is exact is not approached in steps: a growth towards it waits until all its slots are free. Only a
   generation that reaches the target carries the target's iterations; any other keeps that of the active generation.
-- A new life of a job is founded only when every worker of the life before is gone.
-- While a recovering generation is not in force, only a newer recovering generation is written over it. It names
+- A job starts again only when every worker of the start before is gone.
+- While a recovering generation is not active, only a newer recovering generation is written over it. It names
   members alone; nobody joins by it.
 """
 
@@ -31,7 +31,7 @@ from .worker import Phase, Worker
 
 @dataclass(frozen=True)
 class Change:
-    """The next membership: who stays, on which slots somebody joins, and at which iterations it begins and ends."""
+    """The next membership: who stays, on which slots workers join, and at which iterations it begins and ends."""
 
     kept: tuple[Placement, ...]
     joining: tuple[SlotId, ...] = ()
@@ -40,7 +40,7 @@ class Change:
 
 
 def next_change(job: Job, target: Target, wanted: Sequence[SlotId], *, pool: Pool) -> Change | None:
-    """Return what can be done now towards ``target`` on the slots ``wanted``; None if nothing, or it has to wait."""
+    """Return what can be done now towards ``target`` on the slots ``wanted``; None: nothing, or it has to wait."""
     change = _next_membership(job, wanted, pool=pool)
     if change is None:
         return _next_schedule(job, target)
@@ -53,7 +53,7 @@ def next_change(job: Job, target: Target, wanted: Sequence[SlotId], *, pool: Poo
 
 
 def _next_schedule(job: Job, target: Target) -> Change | None:
-    """Return the same membership with other iterations, if it has the size of the target and those are what differs."""
+    """Return the same membership with other iterations, if it has the size of the target and only they differ."""
     allocation = job.generations.newest
     if allocation is None or not _may_change(job) or not job.generations.has_started or len(job.held) != target.workers:
         return None
@@ -90,7 +90,7 @@ def _next_membership(job: Job, wanted: Sequence[SlotId], *, pool: Pool) -> Chang
 
 
 def _is_due(job: Job) -> bool:
-    """Whether the newest generation is not active yet, and waits for no iteration."""
+    """Whether the newest generation is not active yet, and need not wait for an iteration."""
     newest = job.generations.newest
     return job.generations.is_settling and newest is not None and newest.not_before <= job.iteration
 
@@ -104,21 +104,21 @@ def _next_cold_start(job: Job, kept: tuple[Placement, ...], joining: tuple[SlotI
 
 
 def _is_settled(job: Job, placement: Placement) -> bool:
-    """Whether a generation that names this worker waits for nothing of it."""
+    """Whether a generation that names this worker need not wait for it."""
     worker = job.workers.get(placement.worker)
     return worker is not None and worker.address is not None and worker.phase in (Phase.READY, Phase.MEMBER)
 
 
 class Allocator:
-    """Writes the generations of all jobs, as the scheduler of one epoch."""
+    """Writes the generations of all jobs, as the leader of one epoch."""
 
     def __init__(self, pool: Pool, *, epoch: int, secret: str) -> None:
         self._pool = pool
         self._epoch = epoch
         self._secret = secret
 
-    def carry_out(self, job: Job, change: Change, *, now: float) -> None:
-        """Make ``change`` the newest generation of ``job``; those who join get new ids."""
+    def apply(self, job: Job, change: Change, *, now: float) -> None:
+        """Make ``change`` the newest generation of ``job``; joiners get new ids."""
         if not change.kept and not change.joining:
             self.cancel_start(job)
             return
@@ -144,7 +144,7 @@ class Allocator:
         )
 
     def recover(self, job: Job, survivors: Sequence[Worker], *, reason: str) -> None:
-        """Have ``survivors`` go on without all others, from the round that they left unfinished."""
+        """Let ``survivors`` continue without all others, from the round that they left unfinished."""
         going_on = {worker.number for worker in survivors}
         for worker in job.workers.values():
             if worker.number not in going_on:
@@ -159,12 +159,12 @@ class Allocator:
         self.give_order(job)
 
     def cancel_start(self, job: Job) -> None:
-        """Give up a start: back to the queue."""
+        """Cancel a start, and return the job to the queue."""
         self.abandon(job, "its start was given up")
         job.enter(Step.REQUEUE)
 
     def abandon(self, job: Job, reason: str) -> None:
-        """End all workers of the job. Its next life, if it has one, begins with a founding generation."""
+        """Stop all workers of the job. If it continues, then with a cold start."""
         if job.generations.placements:
             self._write(job, (), reason=reason)
         job.generations.abandon()
@@ -172,7 +172,7 @@ class Allocator:
         self._pool.changed()
 
     def activate(self, job: Job, generation: int, *, iteration: int, now: float) -> None:
-        """Record that ``generation`` trains from ``iteration`` on; a worker that it does not name trains no more."""
+        """Record that ``generation`` trains from ``iteration`` on; workers that it does not name have left."""
         if generation <= job.record.generation or generation not in job.generations.orders:
             return
         order = job.generations.orders[generation]

@@ -42,8 +42,7 @@ class Decisions:
             self._decide(now)
 
     def _decide(self, now: float) -> None:
-        cause, causer = self._pool.cause, self._pool.causer
-        self._pool.cause, self._pool.causer, self._pool.has_changed = "", "", False
+        cause, causer = self._pool.take_change()
         self._groups.clear()
         self.explanations.clear()
         for job in self._pool.jobs.values():
@@ -53,32 +52,32 @@ class Decisions:
                 job.enter(Step.ENQUEUE)
         if all(job.is_over for job in self._pool.jobs.values()):
             return
-        for device_class, jobs in self._sections().items():
+        for device_class, jobs in self._by_device_class().items():
             self._share(
                 device_class, jobs, now, {} if not cause else {job.id: cause for job in jobs if job.id != causer}
             )
 
-    def _sections(self) -> dict[str, list[Job]]:
-        """Part the jobs by class of device: a job runs on one class, and keeps to that on which it has workers."""
+    def _by_device_class(self) -> dict[str, list[Job]]:
+        """Group the jobs by class of device: a job stays on the class on which it has workers."""
         slots: dict[str, int] = {}
         for host in self._pool.hosts.values():
             if host.is_usable:
                 slots[host.record.device_class] = slots.get(host.record.device_class, 0) + len(host.record.slots)
-        sections: dict[str, list[Job]] = {}
+        groups: dict[str, list[Job]] = {}
         waiting: list[Job] = []
         for job in self._pool.jobs.values():
             if job.is_over:
                 continue
             if job.generations.placements:
-                sections.setdefault(self._class_of(job), []).append(job)
+                groups.setdefault(self._class_of(job), []).append(job)
             else:
                 waiting.append(job)
         for job in waiting:
             best = max(
-                sorted(slots), key=lambda c: self._num_fitting(job, c) / (1 + len(sections.get(c, ()))), default=""
+                sorted(slots), key=lambda c: self._num_fitting(job, c) / (1 + len(groups.get(c, ()))), default=""
             )
-            sections.setdefault(best, []).append(job)
-        return sections
+            groups.setdefault(best, []).append(job)
+        return groups
 
     def _class_of(self, job: Job) -> str:
         return self._pool.hosts[job.generations.placements[0].host].record.device_class
@@ -115,7 +114,7 @@ class Decisions:
         wants = [self._want(job, targets.get(job.id), eligible[job.id]) for job in jobs]
         placed = place(wants, usable=usable, free=[slot for slot in usable if self._pool.is_free(slot)])
         for job in training:
-            self._pursue(job, targets[job.id], placed[job.id], causes.get(job.id, ""), now)
+            self._approach(job, targets[job.id], placed[job.id], causes.get(job.id, ""), now)
 
     def _demand(self, job: Job, usable: Iterable[SlotId], eligible: frozenset[SlotId]) -> Demand:
         ready = job.record.ready
@@ -139,7 +138,7 @@ class Decisions:
         )
 
     def _want(self, job: Job, target: Target | None, eligible: frozenset[SlotId]) -> Want:
-        """Return what the job should have; one that takes no part in the sharing keeps what it has."""
+        """Return what the job should have; a job that shares no slots keeps what it has."""
         slots = job.held
         return Want(
             job=job.id,
@@ -149,8 +148,8 @@ class Decisions:
             eligible=eligible,
         )
 
-    def _pursue(self, job: Job, target: Target, wanted: tuple[SlotId, ...], cause: str, now: float) -> None:
-        """Do now what can be done towards ``wanted``."""
+    def _approach(self, job: Job, target: Target, wanted: tuple[SlotId, ...], cause: str, now: float) -> None:
+        """Take the next step towards ``wanted``."""
         if target.error:
             self._recovery.fail(job, target.error, now=now)
             return
@@ -160,7 +159,7 @@ class Decisions:
             return
         change = next_change(job, target, wanted, pool=self._pool)
         if change is not None:
-            self._allocator.carry_out(job, change, now=now)
+            self._allocator.apply(job, change, now=now)
         self._allocator.give_order(job)
         job.explain_change("")
         self._explain(job, target, now)

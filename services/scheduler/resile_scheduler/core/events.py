@@ -1,6 +1,6 @@
-"""What crosses the edge of the core: events in, commands out.
+"""The events that the core handles and the commands that it returns.
 
-Host records, heartbeats and reports come in as they are on the bus.
+Host records, heartbeats and reports are events as they arrive from the bus.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .policies import Policy
 
 @dataclass(frozen=True)
 class StateRestored:
-    """What is stored, read by a scheduler that has taken the lease. Its first event."""
+    """What is stored, as a new leader has read it. Its first event."""
 
     jobs: tuple[JobRecord, ...] = ()
     allocations: tuple[Allocation, ...] = ()
@@ -34,7 +34,7 @@ class JobSubmitted:
 
 @dataclass(frozen=True)
 class JobChangeRequested:
-    """Somebody asks for a change of a job; ``command`` is the id of the request."""
+    """A user wants to change a job; ``command`` is the id of the request."""
 
     command: str
     request: JobPriority | JobStop | JobPause | JobResume
@@ -50,12 +50,12 @@ class PolicyChanged:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passes: deadlines are looked at. Due about once a second."""
+    """Time has passed: deadlines are checked. Due about once a second."""
 
 
 @dataclass(frozen=True)
 class ProbeExpired:
-    """The time for an answer to a `ProbeHost` has passed; what came until then was told before."""
+    """The time to answer a `ProbeHost` has passed; answers that came in time are events before this one."""
 
     host: str
     incarnation: int
@@ -91,7 +91,7 @@ class WriteAllocation:
 
 @dataclass(frozen=True)
 class StopWorkers:
-    """Tell the agent of ``host`` to end these workers, and to report those it does not have as gone, not started.
+    """Tell the agent of ``host`` to stop these workers, and to report those it does not have as gone, not started.
 
     Repeated with every heartbeat until they are gone.
     """
@@ -104,7 +104,7 @@ class StopWorkers:
 
 @dataclass(frozen=True)
 class PauseWorkers:
-    """Have the agents of ``hosts`` tell the members of ``generation`` to save a checkpoint and to go no further.
+    """Tell the members of ``generation``, through the agents of ``hosts``, to save a checkpoint and stop training.
 
     Repeated until one is saved.
     """
@@ -116,7 +116,7 @@ class PauseWorkers:
 
 @dataclass(frozen=True)
 class ProbeHost:
-    """Ask the agent of ``host`` for a heartbeat at once, and tell after ``seconds`` that the time for it has passed.
+    """Ask the agent of ``host`` for a heartbeat at once, and return `ProbeExpired` after ``seconds``.
 
     ``beat`` is the number of its last one.
     """

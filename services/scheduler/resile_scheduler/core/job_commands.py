@@ -1,4 +1,4 @@
-"""What people and programs ask of jobs. A request has its effect once, whatever arrives twice."""
+"""Commands on jobs. A command has its effect once, though it may arrive twice."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ Answer = Accepted | Refused
 
 
 class JobCommands:
-    """Carries out requests, and says what to answer."""
+    """Handles commands, and returns the answers."""
 
     def __init__(self, pool: Pool, allocator: Allocator) -> None:
         self._pool = pool
@@ -37,7 +37,7 @@ class JobCommands:
         )
         job = Job(record, number=len(self._pool.jobs))
         self._pool.jobs[job.id] = job
-        self._is_handled(job, event.command)
+        self._mark_applied(job, event.command)
         job.note("accepted", "", now=now)
         self._pool.changed(f"fair share with {job.id}", by=job.id)
         return Accepted(job_id=job.id)
@@ -51,15 +51,13 @@ class JobCommands:
         if job is None:
             return Refused(code="unknown", reason=f"there is no job {request.job_id}: `resile jobs` lists them")
         if job.is_over:
-            return Refused(
-                code="conflict", reason=f"job {job.id} is {job.record.state.value} and cannot change any more"
-            )
+            return Refused(code="conflict", reason=f"job {job.id} is {job.record.state.value} and cannot change")
         if isinstance(request, JobPause) and job.record.completed:
             return Refused(code="conflict", reason=f"job {job.id} has completed its training")
-        self._is_handled(job, event.command)
+        self._mark_applied(job, event.command)
         match request:
             case JobPriority(priority=priority):
-                self._prioritise(job, priority, now)
+                self._change_priority(job, priority, now)
             case JobStop(reason=reason):
                 self._stop(job, reason, now)
             case JobPause():
@@ -68,11 +66,11 @@ class JobCommands:
                 self._resume(job, now)
         return Accepted(job_id=job.id)
 
-    def _is_handled(self, job: Job, command: str) -> None:
+    def _mark_applied(self, job: Job, command: str) -> None:
         self._pool.applied_commands[command] = job.id
         job.update(applied_commands=(*job.record.applied_commands, command))
 
-    def _prioritise(self, job: Job, priority: int, now: float) -> None:
+    def _change_priority(self, job: Job, priority: int, now: float) -> None:
         before = job.record.priority
         if priority == before:
             return
@@ -84,25 +82,25 @@ class JobCommands:
     def _stop(self, job: Job, reason: str, now: float) -> None:
         self._allocator.abandon(job, "stopped")
         job.enter(Step.STOP)
-        job.note("stopped", reason or "asked for", now=now)
+        job.note("stopped", reason or "requested", now=now)
         self._pool.changed(f"{job.id} stopped")
 
     def _pause(self, job: Job, now: float) -> None:
-        """Pause at once what does not train; whatever trains saves a checkpoint first."""
+        """Pause a job that does not train at once; one that trains saves a checkpoint first."""
         if job.record.state is JobState.PAUSED:
             return
         if job.intent is not Intent.PAUSE:
-            job.intend(Intent.PAUSE, "asked for", now=now)
+            job.intend(Intent.PAUSE, "requested", now=now)
         if not job.generations.has_started:
             self.give_up_slots(job, now=now)
         self._pool.changed(f"{job.id} paused")
 
     def give_up_slots(self, job: Job, *, now: float) -> None:
-        """Pause or suspend the job for good: all that has to be kept is stored."""
+        """Pause or suspend the job now: its checkpoint is saved."""
         is_pause = job.intent is Intent.PAUSE
         self._allocator.abandon(job, job.intent.value)
         job.release_slots()
-        reason = "asked for" if is_pause else "saved, waiting for slots again"
+        reason = "requested" if is_pause else "saved, waiting for slots again"
         job.note(job.record.state.value, reason, now=now)
         self._pool.changed(f"{job.id} {job.record.state.value}")
 
@@ -111,7 +109,7 @@ class JobCommands:
             job.enter(Step.RESUME)
             self._pool.changed(f"{job.id} resumed", by=job.id)
         elif job.intent is Intent.PAUSE:
-            # its workers may have stopped already, so there is no way but to the end of the pause
+            # its workers may have stopped already, so the pause has to be completed
             job.intend(Intent.SUSPEND, "resumed while it was pausing: it starts again", now=now)
 
 

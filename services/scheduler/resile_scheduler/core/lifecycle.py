@@ -1,15 +1,14 @@
 """The states of a job, and what leads from one to the next: one table.
 
-- A job is *accepted* once it is stored, and *queued* as soon as it waits for slots.
-- It is *starting* from its founding allocation until that generation trains, and *running* from then on.
-- It is *rescaling* while a generation is allocated that is not in force yet; a newer one may supersede that.
-- It is *recovering* after the loss of members until a generation without them is in force.
+- A job is *accepted* once it is stored, and *queued* while it is waiting for slots.
+- It is *starting* from the allocation of its cold start until that generation trains, and then *running*.
+- It is *rescaling* while a generation is allocated that is not active yet; a newer one may supersede that.
+- It is *recovering* after the loss of members until a generation without them is active.
 - A job that loses all its slots for now goes back to the queue: from `running` after a checkpoint, from `starting` at
-  once. It is *paused* in the same way, but leaves that state only when somebody asks.
+  once. It is *paused* in the same way, but leaves that state only when a user resumes it.
 - *completed*, *failed* and *stopped* are final. A job can complete, fail or be stopped at any moment of its training.
 
-A step that the table does not have is a fault of the scheduler, not of whoever sent something: what comes from
-outside is checked before.
+A step that the table does not have is a bug of the scheduler, not of a sender: requests are checked before.
 """
 
 from enum import StrEnum
@@ -23,7 +22,7 @@ class Step(StrEnum):
 
     ENQUEUE = "enqueue"
     START = "start"
-    SETTLE = "settle"  # the newest generation is in force
+    SETTLE = "settle"  # the newest generation is active
     RESCALE = "rescale"
     RECOVER = "recover"
     REQUEUE = "requeue"
@@ -66,7 +65,7 @@ TRANSITIONS: dict[JobState, dict[Step, JobState]] = {
 
 
 class IllegalStep(ResileError):
-    """The scheduler tried what the table does not have."""
+    """The scheduler tried a step that the table does not have."""
 
     def __init__(self, state: JobState, step: Step) -> None:
         super().__init__(f"a job that is {state} cannot {step}: this is a fault in the scheduler, please report it")

@@ -1,10 +1,10 @@
 """Which slots each job should have, once it is decided how many.
 
-- A job keeps what it has. What it must give up comes from where it has least, joiners before members, so that whole
-  hosts come free.
-- What it gains comes from slots that are free now before those that somebody is letting go, then from hosts where
-  it is already, then from as few others as possible.
-- No slot goes to two jobs. Who may run on fewest hosts chooses first.
+- A job keeps what it has. It gives up slots on the host where it has fewest, joiners before members, so that whole
+  hosts become free.
+- It gains slots that are free now before those that are being released, then on hosts where it runs already, then on as
+  few others as possible.
+- No slot goes to two jobs. The job that may run on the fewest hosts chooses first.
 """
 
 from collections import Counter
@@ -40,8 +40,8 @@ class Want:
 def place(wants: Sequence[Want], *, usable: Iterable[SlotId], free: Iterable[SlotId]) -> dict[str, tuple[SlotId, ...]]:
     """Return the slots that each job should have, those it keeps first.
 
-    ``usable`` are all that may be used at all; ``free`` those of them that nobody holds. A job can get fewer than it
-    wants when others hold what it may run on.
+    ``usable`` are all that may be used at all; ``free`` those of them that no worker holds. A job gets fewer than it
+    wants when other jobs hold the slots that it may run on.
     """
     usable, free = frozenset(usable), frozenset(free)
     placed = {want.job: _keep(want, usable) for want in wants}

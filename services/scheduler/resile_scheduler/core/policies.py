@@ -5,14 +5,14 @@ gets anything gets its minimum, and never more than its maximum or its number of
 when the minimums do not all fit, and in how what is left is shared.
 
 `fairshare`, the default: shares follow priority. Each job's quota is proportional to its priority, within its minimum
-and maximum, and quotas are rounded by the largest remainder. Who holds slots already is admitted before
-newcomers, so that nobody is thrown out for somebody new.
+and maximum, and quotas are rounded by the largest remainder. Jobs that hold slots are admitted before new ones, so that
+none is preempted for a new job.
 
 `priority`: one job after the other, the highest priority first. All get their minimum as long as there is something;
-the first takes all it can use, then the second. Who has a low priority may be thrown out.
+the first takes all it can use, then the second. Jobs of low priority may be preempted.
 
 An iteration takes as long as the worker with most shards, ceil(V / N) of them. A slot that would leave this unchanged
-is offered to the other jobs first, and used where it is if nobody gains by it.
+is offered to the other jobs first, and stays where it is if no job gains by it.
 """
 
 from bisect import bisect_left
@@ -164,7 +164,7 @@ def _hand_out(
     *,
     key: Callable[[Demand, int], tuple[Fraction | int, ...]],
 ) -> None:
-    """Hand the surplus to whoever comes first by ``key`` and gains by it; then to whoever can hold it."""
+    """Give the surplus to the first job by ``key`` that gains by it; then to the first that can hold it."""
     while surplus:
         able = [d for d in admitted if _next_useful(d, shares[d.job]) <= min(d.most, shares[d.job] + surplus)]
         holding = [d for d in admitted if shares[d.job] < d.most]
@@ -181,7 +181,7 @@ def _targets(demands: Sequence[Demand], shares: Shares, num_slots: int) -> dict[
 
 
 def _reason(demand: Demand, demands: Sequence[Demand], shares: Shares, num_slots: int) -> str:
-    """Say why a job gets what it gets, or what it waits for."""
+    """Say why a job gets what it gets, or what it is waiting for."""
     if demand.job in shares:
         others = [job for job in shares if job != demand.job]
         if shares[demand.job] == demand.most or not others:

@@ -16,7 +16,7 @@ from .worker import Phase, Worker
 
 @dataclass
 class Host:
-    """One host. ``is_heard``: what runs on it is known, so its free slots are really free."""
+    """One host. ``is_heard``: its workers are known from a heartbeat, so its free slots are really free."""
 
     record: HostRecord
     is_heard: bool
@@ -29,7 +29,7 @@ class Host:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can run workers, be it only until they have left."""
+        """Whether it can run workers, if only until they have left."""
         return self.record.state in (HostState.UP, HostState.DRAINING)
 
     @cached_property
@@ -45,7 +45,7 @@ class Host:
 
 @dataclass
 class Pool:
-    """All hosts, all jobs, and who holds which slot."""
+    """All hosts, all jobs, and which worker holds which slot."""
 
     hosts: dict[str, Host] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -53,20 +53,26 @@ class Pool:
     applied_commands: dict[str, str] = field(default_factory=dict)
     """Ids of handled commands, and their jobs."""
     has_changed: bool = False
-    """Whether there is something new to decide upon."""
+    """Whether a decision is due."""
     cause: str = ""
     """What happened, in words for the history of the other jobs that it moves."""
     causer: str = ""
     """The job to which it happened, if it did to one."""
 
     def changed(self, cause: str = "", *, by: str = "") -> None:
-        """Ask for a decision."""
+        """Request a decision."""
         self.has_changed = True
         if cause:
             self.cause, self.causer = cause, by
 
+    def take_change(self) -> tuple[str, str]:
+        """Return, once, what has changed, and the job to which it happened; both may be empty."""
+        change = self.cause, self.causer
+        self.has_changed, self.cause, self.causer = False, "", ""
+        return change
+
     def add_worker(self, job: Job, worker: Worker) -> None:
-        """Take ``worker`` in as the holder of its slot."""
+        """Add ``worker`` as the holder of its slot."""
         assert worker.slot not in self.holders, f"{worker.slot.name} is held by {self.holders[worker.slot]}"
         job.workers[worker.number] = worker
         self.holders[worker.slot] = (job.id, worker.number)
@@ -78,7 +84,7 @@ class Pool:
         worker.advance(phase)
 
     def release(self, job: Job) -> None:
-        """Free the slots of workers that are gone and that no generation names that is in force or may be."""
+        """Free the slots of workers that are gone and that no active or ordered generation names."""
         named = set() if job.is_over else job.generations.named
         for worker in list(job.workers.values()):
             if worker.phase is Phase.GONE and worker.number not in named:
@@ -94,6 +100,6 @@ class Pool:
         return not any(slot.name in job.generations.unreconciled_slots for job in self.jobs.values())
 
     def held_on(self, host: str) -> list[tuple[Job, Worker]]:
-        """Who holds the slots of one host."""
+        """Return the workers that hold slots of one host, and their jobs."""
         held = [self.holders[slot] for slot in self.hosts[host].slots if slot in self.holders]
         return [(self.jobs[job], self.jobs[job].workers[number]) for job, number in held]

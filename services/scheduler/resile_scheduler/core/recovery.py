@@ -1,12 +1,12 @@
-"""What becomes of a job that loses members.
+"""How a job continues when it loses members.
 
-- Members that are left go on: a recovering generation names them, those first that the newest membership names still.
-  All losses that are known at one moment are answered by one generation, and one that is not in force yet is
-  answered by a newer one when somebody whom it names is lost or has left.
-- If nobody is left, the job goes back to the queue, and starts again by itself from its newest checkpoint. But where
-  the newest generation moves it as a whole, that may train already: word of it gets some time to come.
-- An error of the script is forgiven once at one iteration, if somebody is left to go on; three failures of workers
-  at one iteration fail the job. Hosts that are lost count for neither, nor do workers that were killed by SIGKILL.
+- The survivors continue: a recovering generation names them, preferably those that the newest membership names too.
+  One generation answers all losses that are known by then. A newer one follows if a worker that it names is lost or
+  has left before it is active.
+- Without survivors, the job goes back to the queue and starts again from its newest checkpoint. If the newest
+  generation moves the whole job, it may train already: its report gets some time to arrive.
+- One error of the script at one iteration is tolerated, if there are survivors; three failures of workers at one
+  iteration fail the job. Lost hosts count for neither, nor do workers that were killed by SIGKILL.
 """
 
 from resile_shared.messages.jobs import JobState
@@ -23,14 +23,14 @@ RESULT_SECONDS = 10.0
 
 
 class Recovery:
-    """Answers the losses of jobs."""
+    """Decides how jobs continue after losses."""
 
     def __init__(self, pool: Pool, allocator: Allocator) -> None:
         self._pool = pool
         self._allocator = allocator
 
     def answer(self, job: Job, *, now: float) -> None:
-        """Do what the losses of ``job`` call for, if they are not answered yet."""
+        """Recover, restart or fail ``job`` if it has losses that are not answered yet."""
         if job.is_over or job.record.completed or not job.generations.has_started:
             return
         if not _calls_for_recovery(job):
@@ -49,7 +49,7 @@ class Recovery:
             job.generations.mark_gone(now=now)
 
     def tick(self, job: Job, *, now: float) -> None:
-        """Give up waiting for word of a job without known members."""
+        """Stop waiting for a report of a job without known members."""
         gone_since = job.generations.gone_since
         if gone_since is None or job.record.completed is not None or now - gone_since < RESULT_SECONDS:
             return
@@ -68,7 +68,7 @@ class Recovery:
         self._pool.changed(f"{job.id} failed")
 
     def _count(self, job: Job, lost: list[Worker], *, is_last: bool) -> str:
-        """Count what is new among the failures; return why the job fails by them, or nothing."""
+        """Count the new failures; return why the job fails because of them, or an empty string."""
         known = job.record.failures
         failures = [w for w in lost if w.may_be_at_fault and w.number not in known.workers]
         errors = [worker for worker in failures if worker.failure in SCRIPT_ERRORS]
@@ -86,7 +86,7 @@ class Recovery:
         return ""
 
     def _restart(self, job: Job, reason: str, *, now: float) -> None:
-        """Nobody has the job's state any more: it starts again from what is stored."""
+        """No worker has the job's state: it starts again from what is stored."""
         checkpoint = job.record.checkpoint
         self._allocator.abandon(job, reason)
         job.go_back(checkpoint.iteration if checkpoint else 0)
@@ -95,7 +95,7 @@ class Recovery:
         if checkpoint:
             start = f"from the checkpoint of iteration {checkpoint.iteration}"
         when = "when it is resumed, " if job.record.state is JobState.PAUSED else ""
-        job.note(job.record.state.value, f"{reason}: nobody is left, so it starts again {when}{start}", now=now)
+        job.note(job.record.state.value, f"{reason}: no worker is left, so it starts again {when}{start}", now=now)
         self._pool.changed()
 
 
@@ -106,7 +106,7 @@ def _calls_for_recovery(job: Job) -> bool:
 
 
 def _lost(job: Job) -> list[Worker]:
-    """Return who failed of the generation in force, and of those that may be by now."""
+    """Return the failed workers of the active generation, and of those that may be active by now."""
     failed = [worker for worker in job.workers.values() if worker.has_failed]
     if not failed:
         return []
@@ -116,14 +116,14 @@ def _lost(job: Job) -> list[Worker]:
 
 
 def _survivors(job: Job) -> list[Worker]:
-    """Return who goes on: whoever is named by the newest membership if there is one of them, else all who are left."""
+    """Return the workers that continue: those of the newest membership if there are any, else all that are left."""
     named = job.generations.named
     sound = [worker for worker in job.workers.values() if worker.is_sound and worker.number in named]
     return [worker for worker in sound if job.generations.names(worker.number)] or sound
 
 
 def _may_have_moved(job: Job) -> bool:
-    """Whether somebody may have the job's state of whom that is not known, or may have completed it."""
+    """Whether a worker may have the job's state, or may have completed it, without a report yet."""
     if any(worker.has_finished for worker in job.workers.values()):
         return True
     ordered = {placement.worker for order in job.generations.orders.values() for placement in order.placements}

@@ -36,7 +36,7 @@ class Restore:
         for job in self._pool.jobs.values():
             self._repair(job)
             self._host_events.drop_orphans(job, now=now)
-        self._pool.cause = ""
+        self._pool.take_change()
         self._pool.changed()
 
     def _restore_allocation(self, job: Job, allocation: Allocation, now: float) -> None:
