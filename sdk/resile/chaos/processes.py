@@ -58,7 +58,7 @@ class PoolProcesses:
 
     def workers(self, job: str | None = None) -> list[RunningWorker]:
         """Return the workers of ``job``, or of all jobs, by their numbers."""
-        found = (worker for host, agent in self.hosts().items() for worker in _workers_below(agent, host))
+        found = (worker for host, agent in self.hosts().items() for worker in workers_below(agent, host))
         return sorted((w for w in found if job in (None, w.job)), key=lambda w: (w.job, w.number))
 
     def victims(self, target: Target) -> list[int]:
@@ -82,7 +82,8 @@ class PoolProcesses:
                 yield process.pid, _command_line(process.pid)
 
 
-def _workers_below(agent: int, host: str) -> Iterator[RunningWorker]:
+def workers_below(agent: int, host: str) -> Iterator[RunningWorker]:
+    """Find the workers that descend from the process ``agent``."""
     for process in descendants(agent):
         if process.session == process.pid and (name := _name_of(process.pid)):
             job, _, number = name.partition("/")
