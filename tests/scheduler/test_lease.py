@@ -22,22 +22,22 @@ def lease(bucket: Bucket[Record], holder: str, *, seconds: float = 0.5) -> Lease
 async def test_each_holder_has_a_higher_epoch_and_the_one_before_is_deposed(pool: Pool) -> None:
     bucket = await leases(pool)
     first, second = lease(bucket, "first"), lease(bucket, "second")
-    await first.take()
-    await second.take()
+    await first.acquire()
+    await second.acquire()
     assert (first.epoch, second.epoch) == (1, 2)
     await second.confirm()
     with pytest.raises(LeadershipLost, match="epoch 1"):
-        await first.hold()
+        await first.keep()
 
 
 async def test_a_lease_that_is_held_is_not_taken(pool: Pool) -> None:
     bucket = await leases(pool)
     first, second = lease(bucket, "first"), lease(bucket, "second")
-    await first.take()
-    holding = asyncio.create_task(first.hold())
+    await first.acquire()
+    holding = asyncio.create_task(first.keep())
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.5):
-            await second.take()
+            await second.acquire()
     assert not holding.done()
     holding.cancel()
 
@@ -45,9 +45,9 @@ async def test_a_lease_that_is_held_is_not_taken(pool: Pool) -> None:
 async def test_a_released_lease_is_taken_at_once_and_its_epoch_rises(pool: Pool) -> None:
     bucket = await leases(pool)
     first, second = lease(bucket, "first", seconds=600.0), lease(bucket, "second", seconds=600.0)
-    await first.take()
+    await first.acquire()
     await first.release()
-    await second.take()
+    await second.acquire()
     assert second.epoch == 2
     await first.release()  # too late to have an effect
     entry = await bucket.get(LEASE_KEY)
@@ -58,11 +58,11 @@ async def test_a_released_lease_is_taken_at_once_and_its_epoch_rises(pool: Pool)
 async def test_who_did_not_renew_in_time_looks_before_it_acts(pool: Pool) -> None:
     bucket = await leases(pool)
     first, second = lease(bucket, "first"), lease(bucket, "second")
-    await first.take()
+    await first.acquire()
     before = await bucket.get(LEASE_KEY)
     await first.confirm()
     assert await bucket.get(LEASE_KEY) == before
-    await second.take()
+    await second.acquire()
     with pytest.raises(LeadershipLost):
         await first.confirm()
 
@@ -70,9 +70,9 @@ async def test_who_did_not_renew_in_time_looks_before_it_acts(pool: Pool) -> Non
 async def test_an_outage_of_the_bus_is_nobodys_silence(pool: Pool) -> None:
     bucket = await leases(pool)
     first, second = lease(bucket, "first", seconds=2.0), lease(bucket, "second", seconds=2.0)
-    await first.take()
-    taking = asyncio.create_task(second.take())
-    holding = asyncio.create_task(first.hold())
+    await first.acquire()
+    taking = asyncio.create_task(second.acquire())
+    holding = asyncio.create_task(first.keep())
     await pool.kill()
     await asyncio.sleep(2.5)  # longer than a standby waits
     await pool.server.start()

@@ -104,11 +104,11 @@ class Contender:
             self._num += 1
             bucket = cast("Bucket[Record]", self.link)
             lease = Lease(bucket, holder=f"{self.name}-{self._num}", seconds=SECONDS, clock=self._clock)
-            await lease.take()
+            await lease.acquire()
             self.epoch = lease.epoch
             try:
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(lease.hold())
+                    group.create_task(lease.keep())
                     group.create_task(self._act(lease))
             except* LeadershipLost:
                 self.epoch = 0

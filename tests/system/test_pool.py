@@ -138,7 +138,7 @@ def test_what_dies_is_started_again_and_the_job_goes_on(
 def test_a_second_pool_in_a_home_is_refused(pool: UpPool, resile: Resile) -> None:
     refused = resile.run("up", "--home", pool.home)
     assert refused.status == 2
-    assert f"a pool is running in {pool.home} at {pool.ready['url']}" in refused.last_error
+    assert f"a pool is already running in {pool.home} at {pool.ready['url']}" in refused.last_error
 
 
 def test_a_port_in_use_is_named(resile: Resile) -> None:

@@ -6,7 +6,7 @@ it.
 
 core/         the decisions; start reading at `core/core.py`
 service.py    passes messages to the core as events
-execution.py  executes its commands, in the order that keeps the promises
+executor.py   executes its commands, in the order that keeps the promises
 lease.py      which scheduler leads
 settings.py   flags and environment
 simulation/   the same core in virtual time

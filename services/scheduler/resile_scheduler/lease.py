@@ -1,11 +1,11 @@
-"""Which scheduler decides.
+"""Leader election: which scheduler decides.
 
-- The leader raises the lease's counter again and again. A standby that sees its revision stand still for
-  ``seconds`` on its own clock takes the lease over, with the next epoch. Both by compare-and-set, so one of two wins.
-- The leader trusts its lease for ``seconds`` from the moment it began to renew it, which is over before any standby's
-  patience is. It looks again before it carries out what it decided later than that.
-- A standby counts only the time in which it could look: an outage of the bus is nobody's silence.
-- Who ends in good order releases the lease, so that the next one need not wait.
+- The leader increments the lease's counter regularly. A standby that sees no new revision for ``seconds`` on its own
+  clock takes the lease over, with the next epoch. Both write by compare-and-set, so one of two wins.
+- The leader trusts its lease for ``seconds`` from the start of the last renewal, which ends before any standby takes
+  over. After that it renews the lease before it executes anything.
+- A standby counts only the time in which it could read the lease: while NATS is disconnected, the leader is not silent.
+- A leader that ends normally releases the lease, so that the next one need not wait.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ class LeadershipLost(ResileError):
     """Another scheduler has taken the lease."""
 
     def __init__(self, epoch: int) -> None:
-        super().__init__(f"another scheduler leads: this one, of epoch {epoch}, ends")
+        super().__init__(f"another scheduler became leader: this one, of epoch {epoch}, exits")
         self.epoch = epoch
 
 
 class Lease:
-    """The lease as one scheduler sees it. `take` it, then `hold` it; `confirm` it before each deed."""
+    """The lease, as one scheduler sees it: `acquire` it, then `keep` it; `confirm` it before each write."""
 
     def __init__(
         self, bucket: Bucket[Record], *, holder: str, seconds: float, clock: Callable[[], float] = time.monotonic
@@ -49,11 +49,11 @@ class Lease:
 
     @property
     def epoch(self) -> int:
-        """Of this scheduler, once the lease is taken."""
+        """The epoch of this leader, once the lease is acquired."""
         return self._record.epoch
 
-    async def take(self) -> None:
-        """Return when this scheduler leads."""
+    async def acquire(self) -> None:
+        """Return when this scheduler is the leader."""
         standby = _Standby(patience=self._seconds)
         while True:
             begun = self._clock()
@@ -62,22 +62,22 @@ class Lease:
                 try:
                     return await self._take(entry)
                 except ConflictError:
-                    logger.info("another scheduler was faster")
+                    logger.info("another scheduler acquired the lease first")
             await asyncio.sleep(self._seconds / 8)
 
-    async def hold(self) -> None:
-        """Renew it for ever. Raises LeadershipLost."""
+    async def keep(self) -> None:
+        """Renew the lease forever. Raises LeadershipLost."""
         while True:
             await asyncio.sleep(self._seconds / 4)
             await self._renew()
 
     async def confirm(self) -> None:
-        """Return when it is certain that no other scheduler leads. Raises LeadershipLost."""
+        """Return when it is certain that no other scheduler is the leader. Raises LeadershipLost."""
         if self._clock() >= self._trusted_until:
             await self._renew()
 
     async def release(self) -> None:
-        """Give it up, if that is possible at once."""
+        """Release the lease, if that is possible at once."""
         released = self._record.model_copy(update={"is_released": True})
         with suppress(ConflictError, TimeoutError):
             async with asyncio.timeout(RELEASE_SECONDS):
@@ -106,7 +106,7 @@ class Lease:
 
 
 class _Standby:
-    """For how long the lease has stood still while somebody looked."""
+    """Measures for how long a lease that could be read has not been renewed."""
 
     def __init__(self, *, patience: float) -> None:
         self._patience = patience
@@ -115,12 +115,12 @@ class _Standby:
         self._looked = float("-inf")
 
     def may_take(self, entry: Entry[Record], *, begun: float, now: float) -> bool:
-        """Take in a look that began at ``begun`` and found ``entry`` at ``now``."""
+        """Record a read from ``begun`` to ``now`` that returned ``entry``; return whether the lease has expired."""
         if entry.value.is_released:
             return True
         could_not_look = now - self._looked > self._patience / 2
         if self._revision == 0:
-            logger.info("%s leads, or did: standing by", entry.value.holder)
+            logger.info("standing by leader=%s epoch=%s", entry.value.holder, entry.value.epoch)
         if entry.revision != self._revision or could_not_look:
             self._revision, self._since = entry.revision, now
         self._looked = now

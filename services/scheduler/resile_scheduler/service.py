@@ -1,10 +1,10 @@
-"""The scheduler's shell: takes the lease, tells the core what happens, and has its commands carried out.
+"""The scheduler's shell: acquires the lease, passes events to the core, and has its commands executed.
 
-- Nothing is heard, and nothing answered, before the lease is taken and what is stored has been read and written again
-  with the new epoch.
-- A report counts as handled when what it led to is stored, and is read again otherwise.
-- Deadlines are looked at only after the bus has been there for a while: what happened during an outage is heard first.
-- A scheduler that is deposed, or finds that somebody else wrote, ends. When it is started again it stands by.
+- It receives and answers nothing before it has the lease, and has read what is stored and written it again with the new
+  epoch.
+- A report is acknowledged when its effects are stored, and delivered again otherwise.
+- Deadlines are checked only after NATS has been connected for a while: what happened during an outage comes first.
+- A scheduler that loses the lease, or finds that another one wrote, exits. When it is started again it stands by.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from .core.events import (
     WriteAllocation,
 )
 from .core.policies import POLICIES
-from .execution import Batch, Execution
+from .executor import Batch, Executor
 from .lease import Lease
 from .settings import SchedulerSettings
 
@@ -68,11 +68,11 @@ async def run(context: ServiceContext[SchedulerSettings]) -> None:
     lease = Lease(
         context.bus.bucket(LEASE), holder=holder, seconds=context.settings.lease_seconds or pool.lease_seconds
     )
-    await lease.take()
-    logger.info("leads, in epoch %s", lease.epoch)
+    await lease.acquire()
+    logger.info("became leader epoch=%s", lease.epoch)
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(lease.hold())
+            group.create_task(lease.keep())
             await _Service(context, pool, lease, group).start()
     finally:
         context.is_ready = False
@@ -92,25 +92,25 @@ class _Service:
             policy=POLICIES[context.settings.policy],
             detection_seconds=pool.detection_seconds,
         )
-        self._execution = Execution(context.bus, lease)
+        self._executor = Executor(context.bus, lease)
 
     async def start(self) -> None:
-        jobs, allocations = await self._execution.read()
+        jobs, allocations = await self._executor.read()
         changes = self._bus.bucket(HOSTS).watch()
         hosts = tuple(change.value for change in await anext(changes) if change.value is not None)
-        self._group.create_task(self._execution.carry_out())
-        self._group.create_task(self._execution.publish())
-        restored = self._tell(StateRestored(jobs, allocations, hosts))
+        self._group.create_task(self._executor.run())
+        self._group.create_task(self._executor.publish())
+        restored = self._handle(StateRestored(jobs, allocations, hosts))
         if restored is not None:
             await restored.done.wait()
         self._group.create_task(self._watch(changes))
-        self._group.create_task(self._bus.follow(REPORTS, Report, self._reported, durable="scheduler"))
+        self._group.create_task(self._bus.follow(REPORTS, Report, self._on_report, durable="scheduler"))
         self._group.create_task(self._tick())
-        await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._beat)
+        await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
         await self._bus.serve(subjects.EXPLAIN_JOBS, ExplainJobs, self._explain)
-        await self._bus.answer(subjects.JOB_COMMANDS, model_of, self._asked)
+        await self._bus.answer(subjects.JOB_COMMANDS, model_of, self._on_command)
         self._context.is_ready = True
-        logger.info("%s jobs and %s hosts are stored", len(jobs), len(hosts))
+        logger.info("restored jobs=%s hosts=%s", len(jobs), len(hosts))
 
     # events
 
@@ -120,26 +120,26 @@ class _Service:
                 for change in batch:
                     if change.value is not None:
                         with continued(f"host {change.key}", change.headers, always=False):
-                            self._tell(change.value)
+                            self._handle(change.value)
 
-    async def _beat(self, received: Received[Heartbeat]) -> None:
-        self._tell(received.message)
+    async def _on_heartbeat(self, received: Received[Heartbeat]) -> None:
+        self._handle(received.message)
 
-    async def _reported(self, received: Received[Report]) -> None:
-        batch = self._tell(received.message)
+    async def _on_report(self, received: Received[Report]) -> None:
+        batch = self._handle(received.message)
         if batch is not None:
             await batch.done.wait()
 
-    async def _asked(self, received: Received[BaseModel]) -> Accepted | Refused:
+    async def _on_command(self, received: Received[BaseModel]) -> Accepted | Refused:
         match received.message:
             case JobSubmit(spec=spec):
                 event: Event = JobSubmitted(received.id, spec)
             case JobPriority() | JobStop() | JobPause() | JobResume() as request:
                 event = JobChangeRequested(received.id, request)
             case other:
-                raise AssertionError(f"no command on jobs: {other}")
-        self._tell(event)
-        return await self._execution.answer_to(received.id)
+                raise AssertionError(f"not a command on jobs: {other}")
+        self._handle(event)
+        return await self._executor.answer_to(received.id)
 
     async def _explain(self, _: Received[ExplainJobs]) -> JobExplanations:
         return JobExplanations(reasons=dict(self._core.explain()))
@@ -152,32 +152,32 @@ class _Service:
             await self._bus.round_trip()
             num_steady = num_steady + 1 if time.monotonic() - begun < 2 * TICK_SECONDS else 0
             if num_steady >= SETTLE_TICKS:
-                self._tell(Tick())
+                self._handle(Tick())
 
-    async def _await_answer(self, challenge: ProbeHost, asked: Batch) -> None:
-        """Ask, and tell the core when no answer can come any more and all that came by then was heard."""
-        await asked.done.wait()
-        question = Instruction(instructions.SendHeartbeat(incarnation=challenge.incarnation))
-        await self._bus.send_to_listener(subjects.instruction(challenge.host), question, seconds=challenge.seconds)
+    async def _probe(self, probe: ProbeHost, batch: Batch) -> None:
+        """Ask for a heartbeat; report the end of the time for it, after all that arrived by then."""
+        await batch.done.wait()
+        question = Instruction(instructions.SendHeartbeat(incarnation=probe.incarnation))
+        await self._bus.send_to_listener(subjects.instruction(probe.host), question, seconds=probe.seconds)
         await self._bus.round_trip()
-        self._tell(ProbeExpired(challenge.host, challenge.incarnation, challenge.beat))
+        self._handle(ProbeExpired(probe.host, probe.incarnation, probe.beat))
 
-    def _tell(self, event: Event) -> Batch | None:
-        """Tell the core; what it commands is carried out in time."""
-        repeated = isinstance(event, Heartbeat | Tick)  # without a trace of its own, unless it leads to something
+    def _handle(self, event: Event) -> Batch | None:
+        """Pass an event to the core, and its commands to the executor."""
+        repeated = isinstance(event, Heartbeat | Tick)  # no trace of its own, unless commands follow
         with nullcontext() if repeated else traced(f"decide upon {type(event).__name__}"):
             commands = self._core.handle(event, now=time.time())
             if not commands:
                 return None
             batch = self._batch(commands)
-        self._execution.put(batch)
+        self._executor.put(batch)
         for command in commands:
             if isinstance(command, ProbeHost):
-                self._group.create_task(self._await_answer(command, batch))
+                self._group.create_task(self._probe(command, batch))
         for allocation in batch.allocations:
-            slots = " ".join(placement.slot_name for placement in allocation.placements) or "none"
+            slots = ",".join(placement.slot_name for placement in allocation.placements) or "none"
             what = "ordered" if allocation.has_addresses else "allocated"
-            logger.info("%s: generation %s %s: %s", allocation.job, allocation.generation, what, slots)
+            logger.info("%s job=%s generation=%s slots=%s", what, allocation.job, allocation.generation, slots)
         return batch
 
     # commands
@@ -187,11 +187,11 @@ class _Service:
             records=tuple(c.record for c in commands if isinstance(c, StoreJob)),
             answers=tuple((c.command, c.answer) for c in commands if isinstance(c, Reply)),
             allocations=tuple(c.allocation for c in commands if isinstance(c, WriteAllocation)),
-            instructions=tuple(told for c in commands for told in self._instructions(c)),
+            instructions=tuple(instruction for c in commands for instruction in self._instructions(c)),
         )
 
     def _instructions(self, command: Command) -> list[tuple[str, Instruction]]:
-        """Return what agents are told, and on which hosts; those that are not meant ignore it."""
+        """Return the instructions to agents, with their hosts."""
         match command:
             case StopWorkers(job, host, incarnation, workers):
                 stop = instructions.StopWorkers(job=job, incarnation=incarnation, workers=workers)

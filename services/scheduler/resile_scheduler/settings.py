@@ -1,4 +1,4 @@
-"""What the scheduler is told at its start."""
+"""The settings of the scheduler."""
 
 from pydantic import Field
 
@@ -11,11 +11,11 @@ class SchedulerSettings(ServiceSettings):
 
     policy: PolicyName = Field(default=PolicyName.FAIRSHARE, description=POLICIES_HELP)
     detection_seconds: DetectionSeconds | None = Field(
-        default=None, description="that of the pool, which is taken without it; another one is refused"
+        default=None, description="must equal that of the pool, which is the default"
     )
     lease_seconds: float | None = Field(
         default=None,
         ge=0.5,
         le=60.0,
-        description="how long a standby waits for a leader that is silent; without it: two thirds of detection_seconds",
+        description="silence of the leader after which a standby takes over; default: two thirds of detection_seconds",
     )

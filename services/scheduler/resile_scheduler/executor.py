@@ -1,12 +1,12 @@
-"""Carries out what the core commands: batch after batch, each in the order that keeps the promises.
+"""Executes the commands of the core in batches, each in the order that keeps the promises.
 
 1. Records are stored. From then on the outbox publishes what is new in their history.
 2. Requests are answered: what they changed is stored.
-3. Allocations are stored, and agents obey them.
-4. Instructions are sent; a lost one is repeated by the core.
+3. Allocations are stored, and agents follow them.
+4. Instructions are sent; the core repeats those that are lost.
 
-A batch is carried out under a lease that is certain, and each write is a compare-and-set against what this scheduler
-read or wrote last, so nothing that it decided can overwrite what a newer one did.
+Before each batch the lease is confirmed, and each write is a compare-and-set against what this scheduler read or wrote
+last, so an old leader cannot overwrite what a newer one stored.
 """
 
 import asyncio
@@ -33,25 +33,25 @@ from .lease import Lease
 
 logger = logging.getLogger(__name__)
 
-MAX_UNDER_WAY = 16
+MAX_IN_FLIGHT = 16
 M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one event led to, and the trace in which it did."""
+    """The commands that follow from one event, and its trace."""
 
     records: tuple[JobRecord, ...] = ()
     answers: tuple[tuple[str, Accepted | Refused], ...] = ()
     allocations: tuple[Allocation, ...] = ()
     instructions: tuple[tuple[str, Instruction], ...] = ()
-    """Hosts, and what their agents are told."""
+    """Hosts, and instructions to their agents."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     context: Context = field(default_factory=get_current)
 
 
-class Execution:
-    """Carries out batches in the order in which they are put, and publishes what is stored."""
+class Executor:
+    """Executes batches in the order in which they are put, and publishes what is stored."""
 
     def __init__(self, bus: Bus, lease: Lease) -> None:
         self._bus = bus
@@ -68,31 +68,31 @@ class Execution:
         return await self._jobs.read(), await self._allocations.read()
 
     def put(self, batch: Batch) -> None:
-        """Have ``batch`` carried out after those before."""
+        """Add ``batch`` to the queue."""
         self._batches.put_nowait(batch)
 
     def answer_to(self, command: str) -> asyncio.Future[Accepted | Refused]:
-        """Return what becomes the answer to the request ``command``."""
+        """Return the future answer to the request ``command``."""
         answer = self._answers[command] = asyncio.get_running_loop().create_future()
         return answer
 
-    async def carry_out(self) -> None:
-        """Carry out batches for ever. Raises LeadershipLost, and ConflictError where somebody else wrote."""
+    async def run(self) -> None:
+        """Execute batches forever. Raises LeadershipLost, and ConflictError if another scheduler wrote."""
         while True:
             batch = await self._batches.get()
             await self._lease.confirm()
             with resumed(batch.context), traced("carry out"):
-                await self._carry_out(batch)
+                await self._execute(batch)
             batch.done.set()
 
     async def publish(self) -> None:
-        """Publish what is new in the history of stored records, for ever."""
+        """Publish what is new in the history of stored records, forever."""
         while True:
             record, context = await self._stored.get()
             with resumed(context):
                 await self._outbox.flush(record)
 
-    async def _carry_out(self, batch: Batch) -> None:
+    async def _execute(self, batch: Batch) -> None:
         await self._jobs.write({record.job: record for record in batch.records})
         for record in batch.records:
             self._stored.put_nowait((record, get_current()))
@@ -104,7 +104,7 @@ class Execution:
 
 
 class _Owned(Generic[M]):
-    """A bucket that only the leader writes, and the revisions that it knows."""
+    """A bucket that only the leader writes, and the revisions of its values."""
 
     def __init__(self, bucket: Bucket[M]) -> None:
         self._bucket = bucket
@@ -116,7 +116,7 @@ class _Owned(Generic[M]):
         return tuple(entry.value for entry in entries.values())
 
     async def write(self, values: Mapping[str, M]) -> None:
-        room = asyncio.Semaphore(MAX_UNDER_WAY)
+        room = asyncio.Semaphore(MAX_IN_FLIGHT)
         async with asyncio.TaskGroup() as group:
             for key, value in values.items():
                 group.create_task(self._write(key, value, room))
