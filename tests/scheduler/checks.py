@@ -1,4 +1,4 @@
-"""What must be true of a simulated pool at every moment."""
+"""What must be true of a simulated pool after each step."""
 
 from resile_scheduler.simulation.pool import SimulatedPool
 from resile_shared.messages.allocations import Allocation
@@ -7,7 +7,7 @@ from resile_shared.messages.jobs import JobRecord
 
 
 class Checker:
-    """Looks at a simulator after each step; what it stored is compared with what it stored before."""
+    """Checks a simulated pool after each step; what it stored is compared with what it stored before."""
 
     def __init__(self, sim: SimulatedPool) -> None:
         self.sim = sim
@@ -45,7 +45,7 @@ class Checker:
         assert max(numbers, default=-1) < self.records[job].next_worker, "ids are stored before they are used"
         dropped = self.dropped.setdefault(job, set())
         if allocation.is_recovery:
-            assert set(numbers) <= self.sim.trained(job), "who recovers has the state"
+            assert set(numbers) <= self.sim.trained(job), "a recovery names workers that have the state"
             dropped -= set(numbers)
         else:
             assert not dropped & set(numbers), "a dropped worker is never named again"
@@ -73,7 +73,9 @@ class Checker:
         assert len(set(active)) == len(active), "the history never shows a slot twice"
         named = [(job, placement.slot_name) for job, newest in self.newest.items() for placement in newest.placements]
         assert len({slot for _, slot in named}) == len(named), "no slot is given to two jobs"
-        assert set(named) <= {(job, slot) for slot, job in self.sim.scheduler.holders().items()}, "who is named, holds"
+        assert set(named) <= {(job, slot) for slot, job in self.sim.scheduler.holders().items()}, (
+            "a named worker holds its slot"
+        )
 
     def free_slots(self) -> set[str]:
         """The slots of hosts that are up and that no worker holds."""

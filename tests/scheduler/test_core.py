@@ -1,4 +1,4 @@
-"""The scheduler's core: one rule a test, and then everything at once in any order, with a lossy bus."""
+"""The scheduler's core: one rule per test, and then everything at once in any order, with a lossy bus."""
 
 import signal
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ def ready(num_shards: int = 24) -> Ready:
 
 
 class Bench:
-    """A scheduler, and a hand that plays the agents."""
+    """A scheduler, and methods that act as its agents."""
 
     def __init__(self, *slots: int, detection_seconds: float = 3.0) -> None:
         self.scheduler = Scheduler(epoch=1, secret="s", detection_seconds=detection_seconds)
@@ -71,7 +71,7 @@ class Bench:
         return commands
 
     def restart(self) -> None:
-        """Let a new scheduler take over from what is stored."""
+        """Replace the scheduler by a new one, which takes over what is stored."""
         hosts = tuple(self.hosts.values())
         newest = {allocation.job: allocation for allocation in self.allocations}
         epoch = max((allocation.epoch for allocation in self.allocations), default=0) + 1
@@ -113,8 +113,8 @@ class Bench:
             )
         )
 
-    def found(self, *, num_shards: int = 24, job: str = "job-1") -> None:
-        """Bring the newest allocation of a job into force."""
+    def activate(self, *, num_shards: int = 24, job: str = "job-1") -> None:
+        """Make the newest allocation of a job active."""
         self.listen(job=job)
         self.report(ready(num_shards), worker=self.newest(job).placements[0].worker, job=job)
         self.switch(job=job)
@@ -184,7 +184,7 @@ def test_an_allocation_becomes_an_order_when_all_can_be_reached() -> None:
 def test_a_slot_moves_only_after_its_release_was_seen() -> None:
     bench = Bench(2)
     bench.submit(1)
-    bench.found()
+    bench.activate()
     bench.submit(2)
     assert [p.worker for p in bench.newest("job-1").placements] == [0]
     assert bench.newest("job-1").has_addresses, "a shrink waits for nothing"
@@ -200,7 +200,7 @@ def test_a_slot_moves_only_after_its_release_was_seen() -> None:
 def test_a_release_before_the_word_of_the_switch_does_not_free_the_slot_yet() -> None:
     bench = Bench(2)
     bench.submit(1)
-    bench.found()
+    bench.activate()
     bench.submit(2)
     bench.beat(worker(0, state="member"), gone(1))
     assert "job-2" not in {allocation.job for allocation in bench.allocations}
@@ -211,7 +211,7 @@ def test_a_release_before_the_word_of_the_switch_does_not_free_the_slot_yet() ->
 def test_a_late_release_does_not_free_a_slot_that_was_granted_again() -> None:
     bench = Bench(2)
     bench.submit(1)
-    bench.found()
+    bench.activate()
     bench.submit(2)
     bench.switch()
     bench.beat(worker(0, state="member"), gone(1))
@@ -222,7 +222,7 @@ def test_a_late_release_does_not_free_a_slot_that_was_granted_again() -> None:
 def test_a_priority_changes_the_shares_and_is_kept_in_the_history() -> None:
     bench = Bench(8)
     bench.submit(1)
-    bench.found()
+    bench.activate()
     bench.submit(2)
     bench.switch()
     bench.beat(*(worker(n, state="member") for n in range(4)), *(gone(n) for n in range(4, 8)))
@@ -249,7 +249,7 @@ def test_what_cannot_be_done_is_refused_with_a_reason() -> None:
 def test_a_stop_ends_all_workers_and_frees_their_slots_when_they_are_gone() -> None:
     bench = Bench(2)
     bench.submit()
-    bench.found()
+    bench.activate()
     commands = bench.tell(JobChangeRequested("c1", JobStop(job_id="job-1")))
     assert commands[-1] == StopWorkers("job-1", "host-1", 1, (0, 1))
     assert bench.newest().placements == ()
@@ -273,7 +273,7 @@ def test_a_worker_that_was_stopped_before_it_was_seen_holds_its_slot_until_its_a
 def test_a_joiner_that_fails_is_withdrawn_and_tried_again_later() -> None:
     bench = Bench(1)
     bench.submit()
-    bench.found()
+    bench.activate()
     bench.host("host-2", 1)
     assert [p.worker for p in bench.newest().placements] == [0, 1]
     joiner = worker(1, 0)
@@ -294,7 +294,7 @@ def test_a_joiner_that_fails_is_withdrawn_and_tried_again_later() -> None:
 def test_a_joiner_that_is_never_ready_is_withdrawn_at_its_deadline() -> None:
     bench = Bench(1)
     bench.submit()
-    bench.found()
+    bench.activate()
     bench.host("host-2", 1)
     bench.beat(worker(1, 0), host="host-2")
     bench.now += 601.0
@@ -302,14 +302,14 @@ def test_a_joiner_that_is_never_ready_is_withdrawn_at_its_deadline() -> None:
     assert [p.worker for p in bench.newest().placements] == [0]
     assert "not ready after 600 seconds" in bench.newest().reason
     commands = bench.switch(iteration=3)
-    assert StopWorkers("job-1", "host-2", 1, (1,)) in commands, "nobody counts on it any more"
+    assert StopWorkers("job-1", "host-2", 1, (1,)) in commands, "no generation may name it any more"
 
 
 def test_joiners_that_are_ready_and_never_come_to_train_are_withdrawn_host_by_host() -> None:
-    """Who of them has no links is not known; but nobody waits while the others do not train on."""
+    """Which of them lacks links is not known; none is withdrawn while the members do not train on."""
     bench = Bench(1)
     bench.submit()
-    bench.found()
+    bench.activate()
     bench.host("host-2", 1)
     bench.host("host-3", 1)
     bench.beat(worker(1, 0), host="host-2")
@@ -344,7 +344,7 @@ def member(iteration: int) -> WorkerReport:
 def test_a_decision_that_changes_only_reasons_stores_nothing() -> None:
     bench = Bench(4)
     bench.submit(min_workers=2)
-    bench.found()
+    bench.activate()
     before = bench.records["job-1"]
     bench.submit(2, min_workers=3)
     bench.tell(JobChangeRequested("c1", JobStop(job_id="job-2")))
@@ -356,7 +356,7 @@ def test_a_decision_that_changes_only_reasons_stores_nothing() -> None:
 def test_reasons_follow_each_decision() -> None:
     bench = Bench(4)
     bench.submit(min_workers=2)
-    bench.found()
+    bench.activate()
     bench.submit(2, min_workers=3)
     assert bench.scheduler.explain()["job-2"] == "waiting for 3 slots: the minimums of job-1 leave fewer"
     bench.host("host-2", 4)
@@ -366,7 +366,7 @@ def test_reasons_follow_each_decision() -> None:
 def test_an_ordered_joiner_is_not_stopped_while_it_may_become_a_member() -> None:
     bench = Bench(1)
     bench.submit()
-    bench.found()
+    bench.activate()
     bench.host("host-2", 1)
     bench.beat(worker(1, 0), host="host-2")
     commands = bench.submit(2)
@@ -398,13 +398,13 @@ def test_a_script_that_fails_at_once_fails_the_job() -> None:
 def test_an_older_incarnation_of_a_host_has_no_effect() -> None:
     bench = Bench(2)
     bench.submit()
-    bench.found()
+    bench.activate()
     bench.host("host-2", 1, incarnation=2)
     bench.host("host-2", 1, incarnation=1, state=HostState.LOST)
     assert [p.host for p in bench.newest().placements] == ["host-1", "host-1", "host-2"]
 
 
-def test_a_switch_that_was_never_reported_is_seen_in_the_heartbeats() -> None:
+def test_a_switch_without_a_report_follows_from_heartbeats() -> None:
     bench = Bench(1)
     bench.submit()
     bench.listen()
@@ -419,7 +419,7 @@ def test_a_switch_that_was_never_reported_is_seen_in_the_heartbeats() -> None:
 def test_an_old_generation_cannot_complete_the_job() -> None:
     bench = Bench(2)
     bench.submit(1)
-    bench.found()
+    bench.activate()
     bench.submit(2)
     bench.switch(iteration=5)
     bench.report(result(), generation=1)
@@ -433,7 +433,7 @@ def test_an_old_generation_cannot_complete_the_job() -> None:
 def test_a_script_that_fails_after_training_has_failed() -> None:
     bench = Bench(1)
     bench.submit(1)
-    bench.found()
+    bench.activate()
     bench.report(result(), generation=1)
     bench.beat(gone(0, kind="failed"))
     assert bench.records["job-1"].reason.endswith("after training was complete")
@@ -442,7 +442,7 @@ def test_a_script_that_fails_after_training_has_failed() -> None:
 def test_workers_that_end_without_a_result_fail_the_job() -> None:
     bench = Bench(1)
     bench.submit(1)
-    bench.found()
+    bench.activate()
     bench.beat(gone(0, kind="finished"))
     bench.now += 11.0
     bench.tell(Tick())
@@ -481,7 +481,7 @@ def test_initial_members_that_make_different_training_calls_fail_the_job() -> No
 def test_a_joiner_that_makes_another_training_call_does_not_join() -> None:
     bench = Bench(1)
     bench.submit()
-    bench.found()
+    bench.activate()
     bench.host("host-2", 1)
     joiner = bench.newest().placements[-1]
     bench.report(ready().model_copy(update={"samples": 7}), worker=joiner.worker)
@@ -521,16 +521,16 @@ def test_a_drain_ends_at_its_deadline_what_has_not_left() -> None:
 def test_a_pause_is_asked_for_until_a_checkpoint_is_saved() -> None:
     bench = Bench(1)
     bench.submit()
-    bench.found()
+    bench.activate()
     assert bench.tell(JobChangeRequested("c1", JobPause(job_id="job-1")))[-1] == PauseWorkers("job-1", 1, ("host-1",))
     bench.now += 5.0
     assert PauseWorkers("job-1", 1, ("host-1",)) in bench.tell(Tick())
 
 
-def test_a_new_scheduler_goes_on_with_what_is_stored() -> None:
+def test_a_new_scheduler_continues_with_what_is_stored() -> None:
     bench = Bench(2)
     bench.submit(1)
-    bench.found()
+    bench.activate()
     before = bench.newest()
     bench.restart()
     assert bench.newest() == before.model_copy(update={"epoch": 2}), "nothing changes but the epoch"
@@ -544,7 +544,7 @@ def test_a_new_scheduler_goes_on_with_what_is_stored() -> None:
 def test_a_worker_that_an_earlier_scheduler_dropped_holds_its_slot_until_it_is_gone() -> None:
     bench = Bench(2)
     bench.submit(1)
-    bench.found()
+    bench.activate()
     bench.submit(2)
     bench.switch()
     bench.restart()
@@ -571,7 +571,7 @@ def result() -> Completed:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Jobs, wishes, hosts and a bus that loses, doubles and delays: the rules hold, and every job comes to its end."""
+    """Jobs, commands, hosts and a bus that loses, doubles and delays: the rules hold, and every job ends."""
 
     @initialize(seed=st.integers(0, 1 << 30))
     def begin(self, seed: int) -> None:
@@ -585,20 +585,20 @@ class AnyOrder(RuleBasedStateMachine):
             self.sim.add_host(host, 3)
 
     def channel(self, event: Event) -> Iterable[Event]:
-        """Heartbeats may be lost; reports are kept by the bus until they arrive, but not in order, nor once."""
+        """Heartbeats may be lost; the bus keeps reports until they arrive, but not in order, and perhaps twice."""
         chance = self.random.random()
         if chance < 0.15:
             if isinstance(event, Report) and not isinstance(event.content, Switched):
                 self.sim.later(self.random.random() * 2, lambda: self.sim.handle(event))
             return ()
         if chance < 0.3:
-            heard_by = self.sim.scheduler
-            self.sim.later(self.random.random() * 3, lambda: self.late(event, heard_by))
+            scheduler = self.sim.scheduler
+            self.sim.later(self.random.random() * 3, lambda: self.late(event, scheduler))
         return (event,)
 
-    def late(self, event: Event, heard_by: Scheduler) -> None:
-        """Reports are kept for whoever comes; a heartbeat is heard by those who listened when it was sent."""
-        if isinstance(event, Report) or heard_by is self.sim.scheduler:
+    def late(self, event: Event, scheduler: Scheduler) -> None:
+        """A report is kept for the next scheduler; a heartbeat reaches only the one that ran when it was sent."""
+        if isinstance(event, Report) or scheduler is self.sim.scheduler:
             self.sim.handle(event)
 
     def ask(self, request: JobPriority | JobStop | JobPause | JobResume) -> None:

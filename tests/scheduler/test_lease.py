@@ -67,7 +67,7 @@ async def test_who_did_not_renew_in_time_looks_before_it_acts(pool: Pool) -> Non
         await first.confirm()
 
 
-async def test_an_outage_of_the_bus_is_nobodys_silence(pool: Pool) -> None:
+async def test_a_disconnected_bus_does_not_count_as_silence(pool: Pool) -> None:
     bucket = await leases(pool)
     first, second = lease(bucket, "first", seconds=2.0), lease(bucket, "second", seconds=2.0)
     await first.acquire()

@@ -122,7 +122,7 @@ class Contender:
 
 
 class Contention(RuleBasedStateMachine):
-    """Whoever is certain of its lease has the newest epoch, and somebody leads in the end."""
+    """A scheduler that is certain of its lease has the newest epoch, and in the end there is a leader."""
 
     def __init__(self) -> None:
         super().__init__()

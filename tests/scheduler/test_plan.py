@@ -33,7 +33,7 @@ class PlannedBench(Bench):
         self.submit()
 
     def listen_all(self) -> None:
-        """Let every worker of the newest allocation say where it is reached."""
+        """Let every worker of the newest allocation report its address."""
         self.beat(*(worker(p.worker, p.slot) for p in self.newest().placements))
 
     def start(self) -> None:
@@ -99,7 +99,7 @@ def test_a_new_policy_supersedes_what_the_old_one_had_ordered() -> None:
     assert bench.shape == (3, 0, None)
 
 
-def test_members_that_wait_for_a_step_which_is_no_more_are_released() -> None:
+def test_members_that_wait_for_a_step_that_no_longer_exists_are_released() -> None:
     bench = PlannedBench("0:2,50:1")
     bench.start()
     bench.tell(PolicyChanged(PlanPolicy((PlanStep(0, 2),)), "resize"))

@@ -79,7 +79,7 @@ def test_a_job_whose_minimum_exceeds_the_pool_waits_and_says_why() -> None:
     assert targets["job-2"] == Target(0, "waiting for hosts: its minimum is 9 and it can have at most 8")
 
 
-def test_nobody_is_thrown_out_for_a_newcomer() -> None:
+def test_no_job_is_preempted_for_a_new_one() -> None:
     running = replace(demand(1, least=6), holds_slots=True)
     assert workers(fairshare([running, demand(2, least=6, rank=9000)], 8)) == [8, 0]
     assert workers(priority([running, demand(2, least=6, rank=9000)], 8)) == [0, 8]
@@ -124,7 +124,7 @@ def test_no_slot_is_idle_while_a_job_can_take_it(jobs: list[Demand], num_slots: 
 
 @given(jobs=demands(), num_slots=slots, policy=policies)
 def test_no_useful_step_is_left_undone(jobs: list[Demand], num_slots: int, policy: Policy) -> None:
-    """Nobody keeps idle hands while another could go faster with them, except to hold a minimum."""
+    """No job keeps slots that do not make it faster while they would another, except for its minimum."""
     targets = policy(jobs, num_slots)
     wasted = num_slots - sum(workers(targets))
     for job in jobs:

@@ -1,4 +1,4 @@
-"""Jobs that lose members: they go on with those who are left, or start again from what is stored."""
+"""Jobs that lose members: they continue with the survivors, or start again from what is stored."""
 
 import signal
 
@@ -23,7 +23,7 @@ def running(*slots: int, **changes: object) -> Bench:
     """A job with a member on each slot of host-1."""
     bench = Bench(*slots)
     bench.submit(**changes)
-    bench.found()
+    bench.activate()
     return bench
 
 
@@ -40,7 +40,7 @@ def switched(*workers: int) -> Switched:
     return Switched(workers=workers, iteration=7)
 
 
-def test_survivors_go_on_at_once_and_the_history_says_why() -> None:
+def test_survivors_continue_at_once_and_the_history_has_the_reason() -> None:
     bench = running(3)
     bench.beat(member(0), member(1), gone(2, kind="killed"))
     order = bench.newest()
@@ -57,7 +57,7 @@ def test_survivors_go_on_at_once_and_the_history_says_why() -> None:
     )
 
 
-def test_what_workers_warn_of_is_in_the_history_once_and_is_not_why_the_job_is_in_its_state() -> None:
+def test_a_warning_is_in_the_history_once_and_is_not_the_reason_of_the_state() -> None:
     bench = running(2)
     reason = bench.records["job-1"].reason
     for number in (0, 1):
@@ -67,7 +67,7 @@ def test_what_workers_warn_of_is_in_the_history_once_and_is_not_why_the_job_is_i
     assert record.reason == reason
 
 
-def test_once_the_recovery_is_in_force_the_job_grows_again() -> None:
+def test_a_job_grows_again_once_its_recovery_is_active() -> None:
     bench = running(3)
     bench.beat(member(0), member(1), gone(2, kind="killed"))
     num_written = len(bench.allocations)
@@ -109,7 +109,7 @@ def test_a_death_during_the_recovery_leads_to_a_newer_one() -> None:
     assert "worker 3" in bench.newest().reason
 
 
-def test_a_recovery_supersedes_a_growth_that_is_not_in_force() -> None:
+def test_a_recovery_supersedes_a_growth_that_is_not_active() -> None:
     bench = running(2)
     bench.host("host-2", 1)
     bench.beat(worker(2, 0), host="host-2")
@@ -119,7 +119,7 @@ def test_a_recovery_supersedes_a_growth_that_is_not_in_force() -> None:
     assert StopWorkers("job-1", "host-2", 1, (2,)) in commands
 
 
-def test_late_word_of_an_earlier_switch_is_recorded_and_changes_nothing() -> None:
+def test_a_late_report_of_an_earlier_switch_is_recorded_and_changes_nothing() -> None:
     bench = running(3)
     bench.submit(2)  # a shrink of job-1 is ordered, comes into force, and its report is late
     shrink = bench.newest("job-1")
@@ -169,7 +169,7 @@ def test_a_job_without_survivors_starts_again_from_its_checkpoint() -> None:
     assert named(bench) == [1]
 
 
-def test_a_job_without_survivors_looks_for_a_checkpoint_that_nobody_reported() -> None:
+def test_a_job_without_survivors_looks_for_a_checkpoint_without_a_report() -> None:
     bench = running(1)
     bench.host("host-1", 1, state=HostState.LOST)
     assert bench.records["job-1"].state is JobState.QUEUED
@@ -182,7 +182,7 @@ def test_a_job_without_survivors_looks_for_a_checkpoint_that_nobody_reported() -
     assert bench.newest().resume
 
 
-def test_a_new_life_waits_until_every_worker_of_the_last_is_gone() -> None:
+def test_a_restart_waits_until_every_worker_of_the_last_start_is_gone() -> None:
     bench = running(2)
     bench.host("host-2", 1)
     bench.beat(gone(0, kind="killed"), gone(1, kind="killed"))
@@ -192,7 +192,7 @@ def test_a_new_life_waits_until_every_worker_of_the_last_is_gone() -> None:
     assert bench.newest().cold_start
 
 
-def test_a_joiner_that_may_have_become_a_member_gets_some_time_to_say_so() -> None:
+def test_a_joiner_that_may_have_become_a_member_gets_some_time_to_report() -> None:
     bench = running(2)
     bench.host("host-2", 1)
     bench.beat(worker(2, 0), host="host-2")
@@ -222,7 +222,7 @@ def test_a_job_that_pauses_and_loses_all_members_is_paused() -> None:
     assert bench.records["job-1"].state is JobState.PAUSED
 
 
-def test_an_error_of_the_script_is_forgiven_once_at_one_iteration() -> None:
+def test_one_error_of_the_script_at_one_iteration_is_tolerated() -> None:
     bench = running(3)
     bench.report(Failed(message="ValueError: bad sample"), worker=2)
     assert bench.newest().is_recovery
@@ -300,7 +300,7 @@ def test_a_new_scheduler_carries_a_recovery_on() -> None:
     assert named(bench) == [0, 3, 4]
 
 
-def test_a_worker_that_is_gone_before_a_new_scheduler_hears_its_host_is_missed_all_the_same() -> None:
+def test_a_worker_that_is_gone_before_the_first_heartbeat_to_a_new_scheduler_releases_its_slot() -> None:
     bench = running(2)
     bench.submit(2)
     bench.restart()
@@ -333,7 +333,7 @@ def test_a_new_scheduler_counts_failed_starts_on() -> None:
 
 
 def test_the_story_with_a_host_that_dies_and_returns() -> None:
-    """The jobs share what is left and carry on; nothing but the iteration in flight is done again."""
+    """The jobs share what is left and continue; nothing but the iteration in flight is repeated."""
     sim = SimulatedPool()
     sim.add_host("host-1", 4)
     sim.add_host("host-2", 4)
@@ -366,7 +366,7 @@ deaths = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(deaths=deaths, num_jobs=st.integers(1, 3), latency=st.floats(0.0, 1.0))
 def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_jobs: int, latency: float) -> None:
-    """Workers and hosts die at any moment, and word of everything comes late: all jobs complete."""
+    """Workers and hosts fail at any moment, and all messages are late: all jobs complete."""
     sim = SimulatedPool()
     for number in (1, 2, 3):
         sim.add_host(f"host-{number}", 3)

@@ -33,7 +33,7 @@ def spec(**changes: object) -> JobSpec:
 
 
 class Watcher:
-    """What became of jobs, as everyone can read it."""
+    """The records and events of jobs, as any service can read them."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
@@ -54,7 +54,7 @@ class Watcher:
         return self.records[job].state.value if job in self.records else "unknown"
 
     def workers(self, job: str = "job-1") -> int:
-        """Members of the generation in force."""
+        """Members of the active generation."""
         items = [item for item in self.records[job].history if item.kind == "allocation"] if job in self.records else []
         return items[-1].workers if items else 0
 
@@ -321,7 +321,7 @@ async def test_an_accused_worker_whose_agent_is_silent_is_left_behind_before_its
 
 
 async def accuse(agent: FakeAgent, other: FakeAgent) -> None:
-    """Let a worker of ``agent`` say that one of ``other`` did not take part."""
+    """Let a worker of ``agent`` report that one of ``other`` did not take part."""
     (job, accuser), (_, suspect) = min(agent.workers), min(other.workers)
     await agent.report(
         job, accuser, PeerSuspected(suspect=suspect, evidence="broken link", reason="the connection broke")

@@ -1,4 +1,4 @@
-"""The core in virtual time: the design's story, and pools of many jobs, checked at every moment."""
+"""The core in virtual time: the story of the demo, and pools of many jobs, checked after each step."""
 
 import hypothesis.strategies as st
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Accusations: who is left behind though nobody has seen it die."""
+"""Accusations: which workers are left behind though no agent reported their end."""
 
 import hypothesis.strategies as st
 import pytest
@@ -71,7 +71,7 @@ def test_workers_that_were_left_behind_are_stopped_when_their_host_is_back() -> 
     assert commands == [StopWorkers("job-1", "host-2", 1, (2, 3))]
 
 
-def test_the_word_of_a_peer_against_a_worker_that_lives_is_not_enough() -> None:
+def test_the_accusation_of_one_peer_against_a_live_worker_is_not_enough() -> None:
     bench = two_hosts()
     [challenge] = accuse(bench, 0, 2)
     assert isinstance(challenge, ProbeHost)
@@ -81,7 +81,7 @@ def test_the_word_of_a_peer_against_a_worker_that_lives_is_not_enough() -> None:
     assert bench.newest() == before
 
 
-def test_an_answer_that_tells_of_the_death_is_enough() -> None:
+def test_an_answer_that_lists_the_suspect_as_gone_is_enough() -> None:
     bench = two_hosts()
     accuse(bench, 0, 2)
     bench.beat(gone(2, 0, kind="killed"), worker(3, 1, state="member"), host="host-2")
@@ -111,7 +111,7 @@ def test_of_two_that_accuse_each_other_the_lower_id_goes_on() -> None:
 
 
 def answered(bench: Bench, challenge: Command) -> None:
-    """Both hosts answer that all their workers live."""
+    """Both hosts answer that all their workers are alive."""
     assert isinstance(challenge, ProbeHost)
     bench.beat(member(0), member(1))
     bench.beat(worker(2, 0, state="member"), worker(3, 1, state="member"), host="host-2")
@@ -129,7 +129,7 @@ def test_a_frozen_worker_is_left_behind_as_soon_as_its_agent_has_answered() -> N
     assert named(bench) == [1, 2, 3, 4], "another worker takes its place at once"
 
 
-def test_who_hears_nothing_has_a_moment_to_say_so_that_grows_with_the_time_of_detection() -> None:
+def test_the_time_to_report_silence_grows_with_detection_seconds() -> None:
     for detection_seconds, moment in ((3.0, 0.2), (30.0, 2.0)):
         bench = two_hosts(detection_seconds)
         [challenge] = accuse(bench, 1, 0, "silence")
@@ -137,7 +137,7 @@ def test_who_hears_nothing_has_a_moment_to_say_so_that_grows_with_the_time_of_de
         assert challenge.seconds == pytest.approx(moment)
 
 
-def test_a_worker_that_hears_nobody_while_all_others_hear_each_other_is_left_behind_with_its_host() -> None:
+def test_a_worker_that_is_cut_off_from_all_others_is_left_behind_and_its_host_avoided() -> None:
     bench = two_hosts()
     [challenge, *_] = [c for other in (1, 2, 3) for c in accuse(bench, 0, other, "silence")]
     for other in (1, 2, 3):
@@ -149,7 +149,7 @@ def test_a_worker_that_hears_nobody_while_all_others_hear_each_other_is_left_beh
     assert named(bench) == [1, 2, 3], "no new worker is started on its host for now"
 
 
-def test_who_was_only_told_of_a_loss_divides_nobody() -> None:
+def test_hearsay_does_not_divide_a_job() -> None:
     bench = two_hosts()
     [challenge, *_] = [c for pair in ((0, 2), (0, 3), (2, 0), (3, 0)) for c in accuse(bench, *pair, "silence")]
     accuse(bench, 1, 2, "hearsay")
@@ -175,7 +175,7 @@ def test_a_divided_job_goes_on_with_the_larger_part() -> None:
 def test_a_suspect_that_a_new_scheduler_never_saw_is_left_behind_when_the_accusation_lasts() -> None:
     bench = Bench(3)
     bench.submit(1)
-    bench.found()
+    bench.activate()
     bench.submit(2)
     hosts = tuple(bench.hosts.values())
     bench.scheduler = Scheduler(epoch=2, secret="s")
@@ -196,7 +196,7 @@ def test_accusations_end_with_the_generation_in_which_they_were_made() -> None:
     bench.beat(worker(2, 0, state="member"), gone(3, 1, kind="killed"), host="host-2")
     bench.report(switched(0, 1, 2), generation=bench.newest().generation)
     bench.tell(ProbeExpired(probe.host, probe.incarnation, bench.beats))
-    assert 2 in named(bench), "though the host does not answer, nobody accuses it any more"
+    assert 2 in named(bench), "though its host does not answer: the accusations are over"
     late = PeerSuspected(suspect=2, evidence="broken link", reason="the connection broke")
     assert bench.report(late, worker=0, generation=1) == []
 
@@ -205,7 +205,7 @@ pairs = st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda pa
 
 
 @given(divided=pairs)
-def test_who_goes_on_is_the_largest_set_that_nobody_divides(divided: set[tuple[int, int]]) -> None:
+def test_the_largest_set_without_accusations_continues(divided: set[tuple[int, int]]) -> None:
     everyone = frozenset(range(8))
     kept = largest_connected_set(everyone, divided)
     subsets = [frozenset(n for n in everyone if bits >> n & 1) for bits in range(1 << 8)]
