@@ -88,6 +88,7 @@ class WorkerProcess:
             if isinstance(message, Finished | Left | Failed):
                 self._last_message = message
             yield message
+        self._writer.close()  # the worker waits for it
 
     async def _read_line(self) -> bytes:
         try:

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -33,6 +34,7 @@ from .stalls import StallDetector
 P = ParamSpec("P")
 T = TypeVar("T")
 
+CLOSE_SECONDS = 2.0
 SUSPICIONS_PER_DETECTION = 3  # one that is not repeated for `detection_seconds` expires
 
 
@@ -175,7 +177,7 @@ class ControlThread:
         reader, self._agent = await asyncio.open_connection(sock=self._agent_socket, limit=MAX_LINE_BYTES)
         listener = links.listen(config.host)
         self._spawn(self._peers.accept_all(listener))
-        self._spawn(self._read_agent(reader))
+        reading = self._spawn(self._read_agent(reader))
         self._spawn(self._watch())
         self._send_to_agent(WorkerListening(worker=config.worker, host=config.host, port=listener.getsockname()[1]))
         with self._changed:
@@ -183,17 +185,24 @@ class ControlThread:
             self._changed.notify_all()
         await self._ended.wait()
         listener.close()
-        await self._agent.drain()
-        self._agent.close()
+        await self._close_agent(reading)
         await self._agent.wait_closed()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _close_agent(self, reading: "asyncio.Task[None]") -> None:
+        """Close the connection after the agent has: closed over unread data, it loses what the agent has not read."""
+        with suppress(OSError):
+            self._agent.write_eof()
+        await asyncio.wait({reading}, timeout=CLOSE_SECONDS)
+        self._agent.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._reap)
+        return task
 
     def _reap(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)

@@ -35,7 +35,7 @@ class PeerConnections:
         membership: Membership,
         *,
         handle: Callable[[Event], object],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._config = config
         self._poller = poller
