@@ -1,10 +1,9 @@
 """Runs the commands of `resile chaos`."""
 
 import asyncio
-import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import typer
 
-from resile_shared.errors import ResileError
 from resile_shared.messages.jobs import JobSpec
 
 from ..chaos.attacks import Attack, Target, TargetKind
@@ -26,7 +24,7 @@ from ..chaos.temporary_pool import TemporaryPool
 from ..chaos.verdict import Outcome, faults
 from ..client import Client, find_server
 from ..package import pack
-from .options import print_json
+from .options import errors_as_json, logger_beside, print_json
 from .tables import columns
 
 
@@ -82,7 +80,7 @@ def campaign_on_own_pool(
 
     async def work() -> int:
         package = await asyncio.to_thread(pack, script)
-        async with TemporaryPool(hosts=hosts, slots=slots, log=_logger_for(options)) as pool:
+        async with TemporaryPool(hosts=hosts, slots=slots, log=logger_beside(as_json=options.as_json)) as pool:
             async with Client(find_server(home=pool.home)) as client:
                 key = await client.upload(package.content)
                 spec = JobSpec(name=script.stem, package=key, script=package.script, args=args)
@@ -93,7 +91,7 @@ def campaign_on_own_pool(
 
 
 async def _campaign(home: Path, jobs: Sequence[str], options: CampaignOptions) -> int:
-    log = _logger_for(options)
+    log = logger_beside(as_json=options.as_json)
     async with _connected(home, Random(options.seed), options.object_store) as (injector, client, observer, recovery):
         found_jobs = [await client.find(job) for job in jobs]
         campaign = Campaign(injector, client, observer, recovery, found_jobs, log)
@@ -137,15 +135,6 @@ async def _choose(attack: Attack, client: Client, injector: AttackInjector) -> A
     return replace(attack, target=Target(target.what, name))
 
 
-def _logger_for(options: CampaignOptions) -> Callable[[str], None]:
-    stream = sys.stderr if options.as_json else sys.stdout
-
-    def log(text: str) -> None:
-        print(text, file=stream, flush=True)
-
-    return log
-
-
 def _run(work: Coroutine[Any, Any, int], *, as_json: bool) -> int:
     """Run ``work``; SIGTERM cancels it as Ctrl-C does, so that nothing stays frozen and no pool is left."""
 
@@ -156,10 +145,7 @@ def _run(work: Coroutine[Any, Any, int], *, as_json: bool) -> int:
         return await work
 
     try:
-        return asyncio.run(until_sigterm())
+        with errors_as_json(as_json=as_json):
+            return asyncio.run(until_sigterm())
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM
-    except ResileError as error:
-        if as_json:
-            typer.echo(json.dumps({"error": str(error)}))
-        raise

@@ -11,7 +11,7 @@ import typer
 
 from resile_shared.errors import UsageError
 
-from .options import DEFAULT_HOME, print_json
+from .options import DEFAULT_HOME, logger_beside, show
 from .stopping import until_stopped
 
 if TYPE_CHECKING:
@@ -120,16 +120,14 @@ def _address(text: str | None) -> str | None:
 async def _serve(options: "JoinOptions", *, as_json: bool) -> int:
     from ..pool.joined import JoinedHost
 
-    def log(text: str) -> None:
-        print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
-
     def on_ready() -> None:
-        if as_json:
-            print_json({"host_id": options.name, "folder": str(joined.folder), "pid": os.getpid()})
-        else:
-            log(f"{options.name} has joined the pool at {options.server.url}; its folder is {joined.folder}")
-            log("press Ctrl-C to drain it and leave the pool")
+        lines = [
+            f"{options.name} has joined the pool at {options.server.url}; its folder is {joined.folder}",
+            "press Ctrl-C to drain it and leave the pool",
+        ]
+        show({"host_id": options.name, "folder": str(joined.folder), "pid": os.getpid()}, lines, as_json=as_json)
 
+    log = logger_beside(as_json=as_json)
     home = Path(os.environ.get("RESILE_HOME") or DEFAULT_HOME)
     joined = JoinedHost(options, home=home, log=log)
     return await until_stopped(joined, joined.run(on_ready), log=log, final_message=f"{options.name} has left the pool")

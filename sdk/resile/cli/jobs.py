@@ -7,10 +7,9 @@ import typer
 
 from resile_shared.errors import UsageError
 
-from .options import DEFAULT_HOME, AsJson, Home, Job, Server, print_json, print_lines, reach, variable
+from .options import DEFAULT_HOME, Answer, AsJson, Home, Job, Server, pool_command, reach, show, variable
 
 if TYPE_CHECKING:
-    from resile_shared.api import JobSummary, JobView
     from resile_shared.messages.jobs import JobSpec
 
     from ..client import Client
@@ -85,10 +84,7 @@ def submit(
         return await client.submit(_spec({**fields, "package": await client.upload(package.content)}))
 
     job = reach(work, server=server, home=home, as_json=as_json)
-    if as_json:
-        print_json({"id": job})
-    else:
-        typer.echo(job)
+    show({"id": job}, [job], as_json=as_json)
 
 
 def _spec(fields: dict[str, object]) -> "JobSpec":
@@ -104,103 +100,64 @@ def _spec(fields: dict[str, object]) -> "JobSpec":
         raise UsageError("; ".join(text.replace("Value error, ", "") for text in messages)) from error
 
 
-@app.command("jobs", short_help="List all jobs.")
-def list_jobs(*, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+@pool_command(app, "jobs", short_help="List all jobs.")
+async def list_jobs(client: "Client") -> Answer:
     """List all jobs, in the order of their submission."""
     from .tables import job_table
 
-    async def work(client: "Client") -> "tuple[JobSummary, ...]":
-        return await client.jobs()
-
-    jobs = reach(work, server=server, home=home, as_json=as_json)
-    if as_json:
-        print_json({"jobs": jobs})
-    else:
-        print_lines(job_table(jobs) if jobs else ["there are no jobs: submit one with `resile submit train.py`"])
+    jobs = await client.jobs()
+    lines = job_table(jobs) if jobs else ["there are no jobs: submit one with `resile submit train.py`"]
+    return {"jobs": jobs}, lines
 
 
-@app.command("job", short_help="Show one job and its history.")
-def show_job(job: Job, *, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+@pool_command(app, "job", short_help="Show one job and its history.")
+async def show_job(client: "Client", job: Job) -> Answer:
     """Show one job: its progress, its slots, and its history."""
     from .tables import job_details
 
-    async def work(client: "Client") -> "JobView":
-        return await client.job(await client.find(job))
-
-    view = reach(work, server=server, home=home, as_json=as_json)
-    if as_json:
-        print_json(view)
-    else:
-        print_lines(job_details(view))
+    view = await client.job(await client.find(job))
+    return view, job_details(view)
 
 
-@app.command(short_help="Change the priority of a job.")
-def priority(
+@pool_command(app, short_help="Change the priority of a job.")
+async def priority(
+    client: "Client",
     job: Job,
     number: Annotated[int, typer.Argument(metavar="N", help="The new priority; the default of jobs is 5000.")],
-    *,
-    server: Server = None,
-    home: Home = DEFAULT_HOME,
-    as_json: AsJson = False,
-) -> None:
+) -> Answer:
     r"""Change the priority of a job, and so its share of the pool.
 
     Shares are proportional to priorities: two jobs with 5000 and 10000 share 9 slots as 3 and 6.
     """
-
-    async def work(client: "Client") -> str:
-        found = await client.find(job)
-        await client.set_priority(found, number)
-        return found
-
-    _confirm(reach(work, server=server, home=home, as_json=as_json), f"has priority {number}", as_json=as_json)
+    found = await client.find(job)
+    await client.set_priority(found, number)
+    return {"id": found}, [f"{found} has priority {number}"]
 
 
-@app.command(short_help="Stop a job for good.")
-def stop(
+@pool_command(app, short_help="Stop a job for good.")
+async def stop(
+    client: "Client",
     job: Job,
     *,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Recorded in the job's history.")] = "",
-    server: Server = None,
-    home: Home = DEFAULT_HOME,
-    as_json: AsJson = False,
-) -> None:
+) -> Answer:
     """Stop a job for good; its slots go to other jobs."""
-
-    async def work(client: "Client") -> str:
-        found = await client.find(job)
-        await client.stop(found, reason=reason)
-        return found
-
-    _confirm(reach(work, server=server, home=home, as_json=as_json), "is stopping", as_json=as_json)
+    found = await client.find(job)
+    await client.stop(found, reason=reason)
+    return {"id": found}, [f"{found} is stopping"]
 
 
-@app.command(short_help="Save a checkpoint of a job, and release its slots.")
-def pause(job: Job, *, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+@pool_command(app, short_help="Save a checkpoint of a job, and release its slots.")
+async def pause(client: "Client", job: Job) -> Answer:
     """Save a checkpoint of a job and release its slots, until `resile resume`."""
-
-    async def work(client: "Client") -> str:
-        found = await client.find(job)
-        await client.pause(found)
-        return found
-
-    _confirm(reach(work, server=server, home=home, as_json=as_json), "is pausing", as_json=as_json)
+    found = await client.find(job)
+    await client.pause(found)
+    return {"id": found}, [f"{found} is pausing"]
 
 
-@app.command(short_help="Resume a paused job.")
-def resume(job: Job, *, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+@pool_command(app, short_help="Resume a paused job.")
+async def resume(client: "Client", job: Job) -> Answer:
     """Resume a paused job from its checkpoint, as soon as slots are free."""
-
-    async def work(client: "Client") -> str:
-        found = await client.find(job)
-        await client.resume(found)
-        return found
-
-    _confirm(reach(work, server=server, home=home, as_json=as_json), "is resuming", as_json=as_json)
-
-
-def _confirm(job: str, what: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"id": job})
-    else:
-        typer.echo(f"{job} {what}")
+    found = await client.find(job)
+    await client.resume(found)
+    return {"id": found}, [f"{found} is resuming"]

@@ -1,10 +1,13 @@
 """What many commands share: their options, and the connection to the pool."""
 
 import asyncio
+import inspect
 import json
-from collections.abc import Awaitable, Callable, Iterable
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
     from ..client import Client
 
 T = TypeVar("T")
+Answer = tuple[object, Iterable[str]]
+"""What a command shows: a JSON document, and lines of text."""
 
 DEFAULT_HOME = Path("~/.resile")
 Server = Annotated[
@@ -41,8 +46,38 @@ def reach(work: Callable[["Client"], Awaitable[T]], *, server: str | None, home:
         async with Client(find_server(server, home=home)) as client:
             return await work(client)
 
-    try:
+    with errors_as_json(as_json=as_json):
         return asyncio.run(connected())
+
+
+def pool_command(
+    app: typer.Typer, name: str | None = None, *, short_help: str
+) -> Callable[[Callable[..., Awaitable["Answer"]]], None]:
+    """Add a command to ``app``: ``work`` is called with a client of the pool and with its own options.
+
+    It returns a JSON document and lines of text, of which ``--json`` selects one. ``--server``, ``--home`` and
+    ``--json`` are added to its options.
+    """
+
+    def register(work: Callable[..., Awaitable[Answer]]) -> None:
+        def command(*, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False, **own: Any) -> None:
+            document, lines = reach(lambda client: work(client, **own), server=server, home=home, as_json=as_json)
+            show(document, lines, as_json=as_json)
+
+        _, *options = inspect.signature(work).parameters.values()
+        *shared, _ = inspect.signature(command).parameters.values()
+        command.__signature__ = inspect.Signature([*options, *shared])  # type: ignore[attr-defined]
+        command.__name__, command.__doc__ = work.__name__, work.__doc__
+        app.command(name, short_help=short_help)(command)
+
+    return register
+
+
+@contextmanager
+def errors_as_json(*, as_json: bool) -> Iterator[None]:
+    """With ``as_json``, a failure is also printed as an object."""
+    try:
+        yield
     except ResileError as error:
         if as_json:
             typer.echo(json.dumps({"error": str(error)}))
@@ -57,10 +92,22 @@ def print_json(document: object) -> None:
     typer.echo(orjson.dumps(to_jsonable_python(document)))
 
 
-def print_lines(lines: Iterable[str]) -> None:
-    """Print lines of text."""
-    for line in lines:
-        typer.echo(line)
+def show(document: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print ``document`` with ``as_json``, else ``lines``."""
+    if as_json:
+        print_json(document)
+    else:
+        for line in lines:
+            typer.echo(line)
+
+
+def logger_beside(*, as_json: bool) -> Callable[[str], None]:
+    """Return a function that prints a line at once; with ``as_json``, stdout belongs to the JSON."""
+
+    def log(text: str) -> None:
+        print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    return log
 
 
 def variable(text: str) -> tuple[str, str]:

@@ -10,29 +10,21 @@ import typer
 
 from resile_shared.errors import ResileError, UsageError
 
-from .options import DEFAULT_HOME, AsJson, Home, Job, Server, print_json, print_lines, reach
+from .options import DEFAULT_HOME, Answer, AsJson, Home, Job, Server, pool_command, reach, show
 
 if TYPE_CHECKING:
-    from resile_shared.api import LedgerView
-
     from ..client import Client
 
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command(short_help="Show how often every sample was used.")
-def ledger(job: Job, *, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+@pool_command(app, short_help="Show how often every sample was used.")
+async def ledger(client: "Client", job: Job) -> Answer:
     """Show for each epoch of a job how many samples were used once, more than once, and never."""
     from .tables import ledger_table
 
-    async def work(client: "Client") -> "LedgerView":
-        return await client.ledger(await client.find(job))
-
-    view = reach(work, server=server, home=home, as_json=as_json)
-    if as_json:
-        print_json(view)
-    else:
-        print_lines(ledger_table(view))
+    view = await client.ledger(await client.find(job))
+    return view, ledger_table(view)
 
 
 @app.command(short_help="Fetch the trained model.")
@@ -59,10 +51,7 @@ def model(
         await client.save_model(await client.find(job), output)
 
     reach(work, server=server, home=home, as_json=as_json)
-    if as_json:
-        print_json({"model": str(output)})
-    else:
-        typer.echo(f"the model is {output}")
+    show({"model": str(output)}, [f"the model is {output}"], as_json=as_json)
 
 
 @app.command(short_help="Fetch what the workers wrote to RESILE_OUTPUT_DIR.")
@@ -90,12 +79,9 @@ def output(
             return _unpack(archive, folder)
 
     num_files = reach(work, server=server, home=home, as_json=as_json)
-    if as_json:
-        print_json({"output": str(folder), "files": num_files})
-    else:
-        from .tables import count
+    from .tables import count
 
-        typer.echo(f"{count(num_files, 'file')} in {folder}")
+    show({"output": str(folder), "files": num_files}, [f"{count(num_files, 'file')} in {folder}"], as_json=as_json)
 
 
 def _check_writable(path: Path) -> None:

@@ -13,7 +13,7 @@ import typer
 from resile_shared.errors import UsageError
 from resile_shared.policies import POLICIES_HELP, PolicyName
 
-from .options import DEFAULT_HOME, print_json
+from .options import DEFAULT_HOME, logger_beside, show
 from .stopping import until_stopped
 
 if TYPE_CHECKING:
@@ -132,16 +132,11 @@ def _check_address(host: str, port: int) -> None:
 async def _serve(options: "PoolOptions", home: "PoolHome", *, as_json: bool) -> int:
     from ..pool.supervisor import Supervisor
 
-    def log(text: str) -> None:
-        print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
-
     def on_ready(url: str) -> None:
-        if as_json:
-            print_json({"url": url, "home": str(home.path), "pid": os.getpid()})
-        else:
-            for line in ready_lines(home, options, url):
-                log(line)
+        document = {"url": url, "home": str(home.path), "pid": os.getpid()}
+        show(document, ready_lines(home, options, url), as_json=as_json)
 
+    log = logger_beside(as_json=as_json)
     supervisor = Supervisor(home, options, log=log)
     return await until_stopped(supervisor, supervisor.run(on_ready), log=log, final_message="the pool has stopped")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from .options import DEFAULT_HOME, AsJson, Home, Job, Server, print_json, reach
+from .options import DEFAULT_HOME, AsJson, Home, Job, Server, print_json, reach, show
 
 if TYPE_CHECKING:
     from resile_shared.api import JobSummary, LogEntry
@@ -48,7 +48,7 @@ def events(
             await _print_each(client, client.follow_events(job=found, tail=tail), event_line, found, as_json=as_json)
             return
         seen = await client.events(job=found, tail=tail)
-        _print_all({"events": seen}, map(event_line, seen), as_json=as_json)
+        show({"events": seen}, map(event_line, seen), as_json=as_json)
 
     reach(work, server=server, home=home, as_json=as_json)
 
@@ -76,7 +76,7 @@ def logs(
             await _print_each(client, client.follow_logs(found, tail=tail), _log_line, found, as_json=as_json)
             return
         seen = await client.logs(found, tail=tail)
-        _print_all({"lines": seen}, map(_log_line, seen), as_json=as_json)
+        show({"lines": seen}, map(_log_line, seen), as_json=as_json)
 
     reach(work, server=server, home=home, as_json=as_json)
 
@@ -127,14 +127,6 @@ def _log_line(entry: "LogEntry") -> str:
     return f"[{'note' if entry.stream == 'note' else f'worker {entry.worker}'}] {entry.text}"
 
 
-def _print_all(document: object, lines: "map[str]", *, as_json: bool) -> None:
-    if as_json:
-        print_json(document)
-    else:
-        for line in lines:
-            typer.echo(line)
-
-
 async def _print_each(
     client: "Client", items: AsyncIterator[V], line: Callable[[V], str], job: str | None, *, as_json: bool
 ) -> None:
@@ -143,10 +135,7 @@ async def _print_each(
 
     async def printing() -> None:
         async for item in items:
-            if as_json:
-                print_json(item)
-            else:
-                typer.echo(line(item))
+            show(item, [line(item)], as_json=as_json)
 
     async def over() -> None:
         if job is None:
