@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -18,36 +18,38 @@ from .tables import count, iterations, number
 PLAIN_SECONDS = 5.0
 
 
-class Board(Protocol):
-    """Where the jobs are shown."""
-
-    def show(self, jobs: Iterable[JobSummary]) -> None:
-        """Show the jobs as they are now."""
-
-    def close(self) -> None:
-        """Take down what is only there while somebody waits."""
+Board = Callable[[Iterable[JobSummary]], None]
+"""Shows jobs as they are now."""
 
 
 async def wait(client: Client, names: list[str], *, quiet: bool) -> tuple[JobSummary, ...]:
     """Return the jobs once all of them are over."""
     wanted = [await client.find(name) for name in names]
-    board = _open_board(quiet=quiet)
-    try:
+    with _open_board(quiet=quiet) as show:
         async for seen in poll(client.jobs):
             jobs = tuple(job for job in seen if job.id in wanted)
-            board.show(jobs)
+            show(jobs)
             if all(job.state.is_final for job in jobs) and len(jobs) == len(set(wanted)):
                 return jobs
-        raise AssertionError("looks never end by themselves")
-    finally:
-        board.close()
+    raise AssertionError("looks never end by themselves")
 
 
-def _open_board(*, quiet: bool) -> Board:
+@contextmanager
+def _open_board(*, quiet: bool) -> Iterator[Board]:
     console = Console(stderr=True)
     if quiet:
-        return _NoBoard()
-    return _Bars(console) if console.is_terminal and not console.is_dumb_terminal else _Lines()
+        yield lambda jobs: None
+    elif console.is_terminal and not console.is_dumb_terminal:
+        columns = (
+            TextColumn("{task.fields[job]}", style="bold"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[iterations]}"),
+            TextColumn("{task.description}"),
+        )
+        with Progress(*columns, console=console, expand=True) as bars:
+            yield _Bars(bars).show
+    else:
+        yield _Lines().show
 
 
 def _text(job: JobSummary) -> str:
@@ -63,27 +65,12 @@ def _text(job: JobSummary) -> str:
     return "  ".join(parts)
 
 
-class _NoBoard:
-    def show(self, jobs: Iterable[JobSummary]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class _Bars:
     """A terminal: one bar for each job."""
 
-    def __init__(self, console: Console) -> None:
-        columns = (
-            TextColumn("{task.fields[job]}", style="bold"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[iterations]}"),
-            TextColumn("{task.description}"),
-        )
-        self._bars = Progress(*columns, console=console, expand=True)
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
         self._tasks: dict[str, TaskID] = {}
-        self._bars.start()
 
     def show(self, jobs: Iterable[JobSummary]) -> None:
         for job in jobs:
@@ -96,9 +83,6 @@ class _Bars:
                 description=_text(job),
                 iterations=iterations(job),
             )
-
-    def close(self) -> None:
-        self._bars.stop()
 
 
 class _Lines:
@@ -115,6 +99,3 @@ class _Lines:
             if shape != before or (now - since >= PLAIN_SECONDS and not job.state.is_final):
                 self._shown[job.id] = (shape, now)
                 print(f"{job.id}  {iterations(job)}  {_text(job)}", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        pass

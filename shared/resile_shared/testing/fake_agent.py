@@ -7,7 +7,6 @@ not members leave. Nothing is trained: the test decides when a job completes, fa
 import asyncio
 from contextlib import aclosing
 from datetime import UTC, datetime
-from types import TracebackType
 
 from .. import subjects
 from ..bus import Bus
@@ -52,9 +51,7 @@ class FakeAgent:
         self._tasks = {asyncio.create_task(self._send_heartbeats()), asyncio.create_task(self._watch_allocations())}
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.vanish()
 
     async def vanish(self) -> None:
