@@ -198,3 +198,21 @@ def test_a_second_ctrl_c_ends_it_at_once_and_leaves_nothing(tmp_path: Path) -> N
         time.sleep(2 * ONE_SIGNAL_SECONDS)
         assert pool.end(signal.SIGINT).status == 130
     assert not pool.left()
+
+
+def test_a_drain_ends_at_its_deadline_what_has_not_left_and_the_job_recovers(
+    pool: UpPool, tmp_path: Path, undisturbed: str
+) -> None:
+    slow = "time.sleep(12 if iteration.number == 5 else options.pause)"
+    assert "time.sleep(options.pause)" in TRAIN
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN.replace("time.sleep(options.pause)", slow))
+    job = pool.submit(script, "--max-workers", 6, "--", "--shards", 6)
+    view = pool.becomes(job, lambda job: job["workers"] == 6 and job["iteration"] > 0)
+    host = view["history"][-1]["slots"][-1].partition("/")[0]
+    assert pool.run("drain", host, "--deadline", 1).status == 0
+    view = pool.becomes(job, lambda job: job["workers"] < 6)
+    (recovery,) = [item for item in view["history"] if "drain deadline" in item["reason"]]
+    assert recovery["reason"] == f"{host} reached its drain deadline"
+    assert not any(slot.startswith(f"{host}/") for slot in recovery["slots"])
+    assert pool.completed(job)["params_sha256"] == undisturbed
