@@ -28,8 +28,8 @@ import torch.distributed as dist
 from report import Target, argument_parser, conclude
 
 from resile_learner.collectives.departure import LeaveAcknowledgement
-from resile_learner.collectives.exchange import GradientExchange
 from resile_learner.collectives.poller import LinkPoller
+from resile_learner.collectives.round import GradientExchange
 from resile_learner.collectives.spec import RoundSpec, Tag
 from resile_learner.collectives.state_transfer import StateTransfer
 from resile_learner.collectives.transport import TcpTransport

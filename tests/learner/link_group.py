@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from resile_learner.collectives.departure import LeaveAcknowledgement
-from resile_learner.collectives.exchange import GradientExchange
 from resile_learner.collectives.poller import LinkPoller
-from resile_learner.collectives.round import OpenRound
+from resile_learner.collectives.round import GradientExchange, OpenRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec, Tag
 from resile_learner.collectives.state_transfer import StateTransfer
 from resile_learner.collectives.transport import TcpTransport, Transport

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from resile_learner.collectives.exchange import GradientExchange
 from resile_learner.collectives.poller import LinkPoller
+from resile_learner.collectives.round import GradientExchange
 from resile_learner.collectives.spec import RoundSpec, Tag
 from resile_learner.collectives.tree import Interval, children, ranges
 from resile_learner.training.gradients import Gradients, cut_into_buckets, local_plan

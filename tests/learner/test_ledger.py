@@ -1,7 +1,7 @@
 import numpy as np
 
-from resile_learner.messages import EpochCount
 from resile_learner.training.ledger import Ledger
+from resile_shared.messages.reports import EpochCount
 
 
 def test_the_ledger_counts_what_was_fetched_not_what_was_planned() -> None:

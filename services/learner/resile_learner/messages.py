@@ -10,9 +10,8 @@ from pydantic import Field, TypeAdapter
 
 from resile_shared.messages import reports
 from resile_shared.messages.message import Message
-from resile_shared.messages.reports import EpochCount
 
-__all__ = ["EpochCount", "Message"]
+__all__ = ["Message"]
 
 
 class Member(Message):

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from resile_shared.errors import UsageError
 
-from .collectives.exchange import GradientExchange
 from .collectives.poller import LinkPoller
-from .collectives.round import OpenRound
+from .collectives.round import GradientExchange, OpenRound
 from .collectives.spec import Abandoned, RoundSpec, Tag
+from .membership.events import Switch
 from .messages import Completed, Message, Progress, Ready
 from .phases import Phases
 from .state.run import RunState
@@ -43,22 +43,6 @@ class View:
     def size(self) -> int:
         """Number of members."""
         return len(self.workers)
-
-
-@dataclass(frozen=True)
-class Change:
-    """A switch of generations that all members agreed on."""
-
-    old: View
-    new_workers: tuple[int, ...]
-    new_generation: int
-    receivers: tuple[int, ...]
-    """The joiners that this worker hands the state to."""
-
-    @property
-    def leaves(self) -> bool:
-        """Whether this worker is not in the new generation."""
-        return self.old.me not in self.new_workers
 
 
 class Session(Protocol):
@@ -101,11 +85,11 @@ class Session(Protocol):
     def named(self, next_iteration: int) -> int:
         """The generation to name in the header of the round before ``next_iteration``; waits if an order says so."""
 
-    def agreed(self, named: Sequence[int]) -> Change | None:
-        """Return the change of generation that the headers of a round agree on, if any; ``named`` is by rank."""
+    def agreed(self, named: Sequence[int]) -> Switch | None:
+        """Return the switch of generations that the headers of a round agree on, if any; ``named`` is by rank."""
 
-    def switch(self, change: Change, tag: Tag, state: RunState) -> None:
-        """Carry out ``change`` after round ``tag``: confirm, hand the state over; a leaver does not return."""
+    def switch(self, switch: Switch, tag: Tag, state: RunState) -> None:
+        """Carry out ``switch`` after round ``tag``: confirm, hand the state over; a leaver does not return."""
 
     def report(self, message: Message) -> None:
         """Send a message to the agent."""
@@ -151,11 +135,11 @@ class SoloSession:
         """The generation never changes."""
         return self.view.generation
 
-    def agreed(self, named: Sequence[int]) -> Change | None:
+    def agreed(self, named: Sequence[int]) -> Switch | None:
         """Nothing ever changes."""
         return None
 
-    def switch(self, change: Change, tag: Tag, state: RunState) -> None:
+    def switch(self, switch: Switch, tag: Tag, state: RunState) -> None:
         """Never called: nothing ever changes."""
         raise AssertionError("a plain run has one generation")
 

@@ -134,8 +134,6 @@ class AgentCore:
             case Tick(is_bus_up):
                 return self._on_tick(is_bus_up, now)
 
-    # messages of the scheduler and the registry
-
     def _on_allocation(self, allocation: Allocation, now: float) -> list[Command]:
         job = allocation.job
         known = self._allocations.get(job)
@@ -177,8 +175,6 @@ class AgentCore:
             exit_ = WorkerExit(kind="not started", message="it was stopped before it started")
             self.workers[stop.job, number] = Worker(0, "gone", exit=exit_, ended=now)
         return [*self._kill(stop.job, stop.workers), *(self._heartbeat(now) if unknown else [])]
-
-    # messages of workers
 
     def _on_message(self, job: str, message: FromWorker, now: float) -> list[Command]:
         worker = self.workers[job, message.worker]
@@ -249,8 +245,6 @@ class AgentCore:
         worker.state, worker.exit, worker.ended = "gone", _bounded(exit_), now
         return [*self._take_progress(job), *self._heartbeat(now)]
 
-    # time
-
     def _on_tick(self, is_bus_up: bool, now: float) -> list[Command]:
         self._is_bus_up = is_bus_up
         self._forget_workers(now)
@@ -282,8 +276,6 @@ class AgentCore:
                 continue
             if all(placement.worker != number for placement in self._placed_here(self._allocations.get(job))):
                 del self.workers[job, number]
-
-    # workers
 
     def _placed_here(self, allocation: Allocation | None) -> Iterator[Placement]:
         for placement in allocation.placements if allocation else ():

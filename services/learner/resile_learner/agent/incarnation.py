@@ -100,8 +100,6 @@ class AgentIncarnation:
         for job in self._context.folder.jobs_with_output():
             await self._workers.upload_output(job)
 
-    # events in
-
     def _post(self, event: Event, context: Context | None = None) -> None:
         """Queue an event, to be handled in the trace of ``context``, or else in the current one."""
         self._events.put_nowait((event, get_current() if context is None else context))
@@ -135,8 +133,6 @@ class AgentIncarnation:
     async def _watch_runner(self) -> None:
         await self._runner.fault
 
-    # commands out
-
     async def _decide(self) -> None:
         while True:
             event, context = await self._events.get()
@@ -166,8 +162,6 @@ class AgentIncarnation:
     def _finish(self, end: EndIncarnation) -> None:
         if not self._ended.done():
             self._ended.set_result(end)
-
-    # what workers print and write
 
     async def _send_lines(self) -> None:
         while True:

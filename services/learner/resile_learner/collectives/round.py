@@ -22,6 +22,19 @@ from .spec import Abandoned, RoundSpec
 DRAIN_TIMEOUT_MS = 500
 
 
+class GradientExchange:
+    """Opens the rounds of ``worker``. For the main thread; others end a round by ``LinkPoller.abort_round``."""
+
+    def __init__(self, poller: LinkPoller, worker: int) -> None:
+        self._poller = poller
+        self._worker = worker
+        self._scratch = Scratch()
+
+    def begin(self, spec: RoundSpec) -> "OpenRound":
+        """Open the next round. At most one is open at a time: one that was left unfinished is abandoned."""
+        return OpenRound(self._poller, self._scratch, spec, self._worker)
+
+
 class OpenRound:
     """A round under way."""
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..messages import EpochCount
+from resile_shared.messages.reports import EpochCount
+
 from .batches import Indices
 
 

@@ -23,8 +23,9 @@ from resile_shared.errors import UsageError
 from ..checkpoint.checkpointer import Checkpointer
 from ..collectives.spec import Abandoned
 from ..collectives.tree import ranges
+from ..membership.events import Switch
 from ..messages import Ready
-from ..session import Change, Session, current_session
+from ..session import Session, current_session
 from ..state.facts import Facts
 from ..state.run import RunState, Stateful
 from .batches import Batch, BatchPlan, default_num_shards
@@ -176,8 +177,6 @@ class ElasticLoop:
                 except Abandoned as lost:
                     self._recover(lost)
 
-    # entering the run
-
     def _enter(self) -> None:
         """Become a member: an initial one with the script's or a checkpoint's state, a joiner with a member's state."""
         self._state.facts = facts_of(
@@ -228,8 +227,6 @@ class ElasticLoop:
     def _continue_from_state(self) -> None:
         self._rounds.number = self._state.progress.round
         self._seed_between_iterations()
-
-    # the iterations
 
     def _iterate(self) -> Iterator[Iteration]:
         self._check_unchanged()
@@ -319,8 +316,6 @@ class ElasticLoop:
             self._reports.progress(ends_epoch=True)
         self._after_round(outcome)
 
-    # between two rounds
-
     def _after_round(self, outcome: RoundResult) -> None:
         """Act on the headers of a committed round: checkpoints, a pause, and changes of membership."""
         self._state.progress.round = self._rounds.number
@@ -331,15 +326,15 @@ class ElasticLoop:
         if pauses:
             self._reports.progress()
             self._state.progress.pausing = True  # after the snapshot: a joiner pauses too, a resumed run does not
-        change = self._session.agreed(outcome.named)
-        if change:
-            self._switch(change, outcome)
+        switch = self._session.agreed(outcome.named)
+        if switch:
+            self._switch(switch, outcome)
 
-    def _switch(self, change: Change, outcome: RoundResult) -> None:
+    def _switch(self, switch: Switch, outcome: RoundResult) -> None:
         started = time.perf_counter()
         self._stream = None
         self._reports.progress()
-        self._session.switch(change, outcome.tag, self._state)
+        self._session.switch(switch, outcome.tag, self._state)
         self._checkpoints.divide_parts()
         self._reports.on_switch(time.perf_counter() - started)
 

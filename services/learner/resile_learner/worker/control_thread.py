@@ -33,6 +33,7 @@ from .stalls import StallDetector
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Method = Callable[Concatenate["ControlThread", P], T]
 
 CLOSE_SECONDS = 2.0
 SUSPICIONS_PER_DETECTION = 3  # one that is not repeated for `detection_seconds` expires
@@ -45,27 +46,21 @@ class Withdrawn(ResileError):
         super().__init__("a newer generation took this worker's place before it had joined")
 
 
-def main_thread(
-    method: Callable[Concatenate["ControlThread", P], T],
-) -> Callable[Concatenate["ControlThread", P], T]:
+def main_thread(method: Method[P, T]) -> Method[P, T]:
     """Assert that ``method`` is called by the thread that made the `ControlThread`."""
-
-    @wraps(method)
-    def checked(self: "ControlThread", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        assert threading.current_thread() is self._main_thread, f"{method.__name__} belongs to the main thread"
-        return method(self, *args, **kwargs)
-
-    return checked
+    return _of_thread("main", method)
 
 
-def control_thread(
-    method: Callable[Concatenate["ControlThread", P], T],
-) -> Callable[Concatenate["ControlThread", P], T]:
+def control_thread(method: Method[P, T]) -> Method[P, T]:
     """Assert that ``method`` is called by the control thread."""
+    return _of_thread("control", method)
 
+
+def _of_thread(name: str, method: Method[P, T]) -> Method[P, T]:
     @wraps(method)
     def checked(self: "ControlThread", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        assert threading.current_thread() is self._thread, f"{method.__name__} belongs to the control thread"
+        owner = self._main_thread if name == "main" else self._thread
+        assert threading.current_thread() is owner, f"{method.__name__} belongs to the {name} thread"
         return method(self, *args, **kwargs)
 
     return checked
@@ -93,7 +88,8 @@ class ControlThread:
         self._is_stalled = False
         self._suspected: set[tuple[int, int]] = set()  # generation, worker
         self._changed = threading.Condition()  # guards what follows
-        self._view = self._membership.view
+        self.view = self._membership.view
+        """The membership after the last event."""
         self._is_listening = False
         self._fault: Exception | None = None
 
@@ -103,11 +99,6 @@ class ControlThread:
         self._thread.start()
         self.wait_for(lambda _: self._is_listening or None)
 
-    @property
-    def view(self) -> MembershipView:
-        """The membership after the last event."""
-        return self._view
-
     @main_thread
     def wait_for(self, question: Callable[[MembershipView], T | None]) -> T:
         """Block until ``question`` has an answer that is not None. Raises what stopped the control thread."""
@@ -115,7 +106,7 @@ class ControlThread:
             while True:
                 if self._fault:
                     raise self._fault
-                answer = question(self._view)
+                answer = question(self.view)
                 if answer is not None:
                     return answer
                 self._changed.wait()
@@ -154,8 +145,9 @@ class ControlThread:
         self._thread.join(timeout=5)
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
-        """Have ``function`` called by the control thread, after all that was called before."""
-        self._loop.call_soon_threadsafe(self._guard, function, *args)
+        """Have ``function`` called by the control thread, after all earlier ones. No effect once the thread has ended."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._guard, function, *args)
 
     @control_thread
     def _guard(self, function: Callable[..., None], *args: object) -> None:
@@ -169,6 +161,8 @@ class ControlThread:
             self._loop.run_until_complete(self._main())
         except Exception as error:
             self._fail(error)
+        finally:
+            self._loop.close()
         if self._is_stalled:
             os._exit(1)
 
@@ -236,7 +230,7 @@ class ControlThread:
     @control_thread
     def _report_suspect(self, suspect: int, evidence: Evidence, reason: str) -> None:
         """Once per generation, and until a newer one is active."""
-        current = self._view.current
+        current = self.view.current
         if current is None or (current.generation, suspect) in self._suspected:
             return
         self._suspected.add((current.generation, suspect))
@@ -246,7 +240,7 @@ class ControlThread:
         )
 
     def _repeat(self, suspicion: PeerSuspected) -> None:
-        current = self._view.current
+        current = self.view.current
         if current is not None and current.generation == suspicion.generation:
             self._send_to_agent(suspicion)
             self._loop.call_later(self._config.detection_seconds / SUSPICIONS_PER_DETECTION, self._repeat, suspicion)
@@ -286,7 +280,7 @@ class ControlThread:
         """
         commands = self._membership.handle(event)
         with self._changed:
-            self._view = self._membership.view
+            self.view = self._membership.view
             self._changed.notify_all()
         self._poller.wake()
         answer = None

@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from resile_shared.errors import ResileError
 
-from ..messages import Member
+from ..messages import Member, Message
 
 HANDSHAKE_SECONDS = 30.0
 MAX_MESSAGE_BYTES = 4096
@@ -34,8 +34,8 @@ class LinkRefused(ResileError):
     """The other side of a worker link did not prove that it belongs to the generation it named."""
 
 
-class _Hello(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class HandshakeOpening(Message):
+    """The dialer's first message."""
 
     job: str
     dialer: int
@@ -45,21 +45,21 @@ class _Hello(BaseModel):
     nonce: str
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class HandshakeAnswer(Message):
+    """The acceptor's only message."""
 
     nonce: str
     proof: str
 
 
-class _Proof(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class HandshakeProof(Message):
+    """The dialer's second message."""
 
     proof: str
 
 
-def _prove(secret: str, side: str, hello: _Hello, answer_nonce: str) -> str:
-    text = orjson.dumps([side, hello.model_dump(), answer_nonce])
+def _prove(secret: str, side: str, opening: HandshakeOpening, answer_nonce: str) -> str:
+    text = orjson.dumps([side, opening.model_dump(), answer_nonce])
     return hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()
 
 
@@ -75,11 +75,13 @@ async def dial(member: Member, *, job: str, worker: int, generation: int, secret
 
     Raises OSError when it cannot be reached, LinkRefused when it does not prove its membership.
     """
-    sock = _new_socket()
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             await asyncio.get_running_loop().sock_connect(sock, (member.host, member.port))
-            hello = _Hello(
+            opening = HandshakeOpening(
                 job=job,
                 dialer=worker,
                 acceptor=member.worker,
@@ -87,11 +89,11 @@ async def dial(member: Member, *, job: str, worker: int, generation: int, secret
                 kind=kind,
                 nonce=secrets.token_hex(16),
             )
-            await _send(sock, hello)
-            answer = _Answer.model_validate_json(await _receive(sock))
-            if not hmac.compare_digest(answer.proof, _prove(secret, "acceptor", hello, answer.nonce)):
+            await _send(sock, opening)
+            answer = HandshakeAnswer.model_validate_json(await _receive(sock))
+            if not hmac.compare_digest(answer.proof, _prove(secret, "acceptor", opening, answer.nonce)):
                 raise LinkRefused(f"worker {member.worker} did not prove membership of generation {generation}")
-            await _send(sock, _Proof(proof=_prove(secret, "dialer", hello, answer.nonce)))
+            await _send(sock, HandshakeProof(proof=_prove(secret, "dialer", opening, answer.nonce)))
     except (TimeoutError, ValidationError) as error:
         sock.close()
         raise LinkRefused(f"worker {member.worker} did not complete the handshake: {error}") from error
@@ -108,34 +110,29 @@ async def accept(sock: socket.socket, *, job: str, worker: int, secret_of: Secre
     """
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
-            hello = _Hello.model_validate_json(await _receive(sock))
-            if hello.job != job or hello.acceptor != worker:
+            opening = HandshakeOpening.model_validate_json(await _receive(sock))
+            if opening.job != job or opening.acceptor != worker:
                 raise LinkRefused(
-                    f"a handshake for worker {hello.acceptor} of job {hello.job} reached worker {worker} of {job}"
+                    f"a handshake for worker {opening.acceptor} of job {opening.job} reached worker {worker} of {job}"
                 )
-            secret = await secret_of(hello.generation)
+            secret = await secret_of(opening.generation)
             nonce = secrets.token_hex(16)
-            await _send(sock, _Answer(nonce=nonce, proof=_prove(secret, "acceptor", hello, nonce)))
-            proof = _Proof.model_validate_json(await _receive(sock)).proof
-            if not hmac.compare_digest(proof, _prove(secret, "dialer", hello, nonce)):
-                raise LinkRefused(f"worker {hello.dialer} did not prove membership of generation {hello.generation}")
+            await _send(sock, HandshakeAnswer(nonce=nonce, proof=_prove(secret, "acceptor", opening, nonce)))
+            proof = HandshakeProof.model_validate_json(await _receive(sock)).proof
+            if not hmac.compare_digest(proof, _prove(secret, "dialer", opening, nonce)):
+                raise LinkRefused(
+                    f"worker {opening.dialer} did not prove membership of generation {opening.generation}"
+                )
     except (TimeoutError, ValidationError, OSError, EOFError) as error:
         sock.close()
         raise LinkRefused(f"the handshake failed: {error!r}") from error
     except BaseException:
         sock.close()
         raise
-    return hello.dialer, hello.kind
+    return opening.dialer, opening.kind
 
 
-def _new_socket() -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
-async def _send(sock: socket.socket, message: BaseModel) -> None:
+async def _send(sock: socket.socket, message: Message) -> None:
     body = message.model_dump_json().encode()
     await asyncio.get_running_loop().sock_sendall(sock, _LENGTH.pack(len(body)) + body)
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from resile_shared.errors import ResileError
 
 from ..collectives.departure import LeaveAcknowledgement
-from ..collectives.exchange import GradientExchange
 from ..collectives.poller import LinkPoller
-from ..collectives.round import OpenRound
+from ..collectives.round import GradientExchange, OpenRound
 from ..collectives.spec import Abandoned, RoundSpec, Tag
 from ..collectives.state_transfer import StateTransfer
 from ..membership.events import (
@@ -28,7 +27,7 @@ from ..membership.events import (
 )
 from ..membership.view import MembershipView
 from ..messages import Left, Message, Order, Ready, WorkerConfig
-from ..session import Change, SecondTrainingCall, View
+from ..session import SecondTrainingCall, View
 from ..state.flat import FlatState
 from ..state.run import RunState
 from .control_thread import ControlThread
@@ -47,8 +46,10 @@ class WorkerSession:
         self._state_transfer = StateTransfer(poller, config.worker)
         self._leave_acknowledgement = LeaveAcknowledgement(poller)
         self._order: Order | None = None
-        self._switch: Switch | None = None
         self.phases = control.phases
+        self.storage = config.storage
+        self.job = config.job
+        self.resume = config.resume
         self.training_called = False
         self.completed = False
 
@@ -71,21 +72,6 @@ class WorkerSession:
 
     def _view_of(self, order: Order) -> View:
         return View(order.generation, order.workers, self._config.worker)
-
-    @property
-    def storage(self) -> str | None:
-        """URL of the run's folder in object storage."""
-        return self._config.storage
-
-    @property
-    def job(self) -> str:
-        """Id of the job."""
-        return self._config.job
-
-    @property
-    def resume(self) -> bool:
-        """Whether a cold start loads the newest complete checkpoint."""
-        return self._config.resume
 
     def join(self, ready: Ready, state: RunState) -> bool:
         """Become a member: one of the initial members, or one that receives the state of another."""
@@ -123,36 +109,30 @@ class WorkerSession:
 
         return self._control.wait_for(answer)
 
-    def agreed(self, named: Sequence[int]) -> Change | None:
+    def agreed(self, named: Sequence[int]) -> Switch | None:
         """Return the switch that all members agreed on, given the generation that each header of a round names."""
         if all(generation == self.view.generation for generation in named):
             return None
         switch = self._control.post(RoundCompleted(tuple(named)))
-        if not isinstance(switch, Switch):
-            return None
-        self._switch = switch
-        receivers = switch.receivers_of(self._config.worker)
-        return Change(self.view, switch.new.workers, switch.new.generation, receivers)
+        return switch if isinstance(switch, Switch) else None
 
-    def switch(self, change: Change, tag: Tag, state: RunState) -> None:
-        """Carry out ``change`` after round ``tag``: confirm, hand the state over; a leaver does not return."""
-        assert self._switch is not None
-        me, switch = self._config.worker, self._switch
+    def switch(self, switch: Switch, tag: Tag, state: RunState) -> None:
+        """Carry out ``switch`` after round ``tag``: confirm, hand the state over; a leaver does not return."""
+        me, generation = self._config.worker, switch.new.generation
         for leaver in switch.leavers:
             if leaver != me:
                 self._leave_acknowledgement.confirm(leaver, tag)
 
         def is_superseded() -> bool:
-            return self._control.view.is_superseded(change.new_generation)
+            return self._control.view.is_superseded(generation)
 
-        if change.receivers:
+        receivers = switch.receivers_of(me)
+        if receivers:
             flat = state.flatten()
-            for joiner in change.receivers:
+            for joiner in receivers:
                 with suppress(Abandoned):  # it was lost on the way in: the next round will show it
-                    self._state_transfer.send(
-                        joiner, change.new_generation, flat.skeleton, flat.tensors, obsolete=is_superseded
-                    )
-        if change.leaves:
+                    self._state_transfer.send(joiner, generation, flat.skeleton, flat.tensors, obsolete=is_superseded)
+        if me not in switch.new.workers:
             self._await_heirs_and_leave(switch, tag)
         self._order = switch.new
 
