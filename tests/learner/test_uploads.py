@@ -86,8 +86,8 @@ def test_members_store_their_parts_and_one_commits(store: GatedStore, workers: l
         assert manifest.checkpoint == checkpoint
         for rank, upload in enumerate(workers):
             upload.finish(checkpoint)
-            assert not upload.is_busy
-            assert upload.error() is None
+            assert upload.current is None
+            assert upload.error is None
             until(lambda rank=rank, taken=taken: taken[rank].free)
     loaded = store.load_newest(allocate)
     assert loaded is not None
@@ -146,11 +146,11 @@ def test_what_the_storage_does_not_take_is_tried_again(store: GatedStore, worker
     upload.start(snapshot(), FIRST)
     upload.assign([0])
     assert "no space" in str(until(upload.failure))
-    assert upload.is_busy
-    assert upload.error() is None
+    assert upload.current is not None
+    assert upload.error is None
     store.failure = None
     assert len(until(upload.stored)) == 1
-    assert upload.failure() is None
+    assert upload.failure is None
 
 
 def test_a_storage_that_fails_does_not_keep_a_worker_from_ending(store: GatedStore, workers: list[Uploads]) -> None:
@@ -215,10 +215,4 @@ def test_without_a_checkpoint_nothing_happens(workers: list[Uploads]) -> None:
     upload.assign([0])
     upload.commit([])
     upload.finish(FIRST)
-    assert (upload.is_busy, upload.current, upload.stored(), upload.committed(), upload.error()) == (
-        False,
-        None,
-        [],
-        [],
-        None,
-    )
+    assert (upload.current, upload.stored(), upload.committed(), upload.error) == (None, [], [], None)

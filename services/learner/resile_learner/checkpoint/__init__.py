@@ -1,9 +1,8 @@
 """Checkpoints: copied to memory at a boundary, uploaded in the background, found and verified again.
 
-checkpointer  when checkpoints are taken, and how the members share the work
+checkpointer  when checkpoints are taken, how the members share the work, and how a run resumes from one
 interval      how often a checkpoint is due
 header        what members report about checkpoints in the headers of rounds
-resume        the newest complete checkpoint, loaded into the state of a run
 manifest      what a checkpoint is: its name, parts and manifest, and which parts are still missing
 snapshot      a state copied to memory, cut into parts
 store         writes, finds, verifies, loads and prunes checkpoints

@@ -21,14 +21,15 @@ from ..state.run import RunState
 from .header import NOTHING, CheckpointHeader, StoredPart
 from .interval import CheckpointInterval
 from .manifest import CheckpointId, PartTracker
-from .resume import load_newest
 from .snapshot import Snapshot
-from .store import CheckpointStore
+from .store import CheckpointStore, Loaded, NoneWholeError
 from .uploads import MODEL_KEY, Uploads
 
 NUM_KEPT = 2
 PATIENCE_SECONDS = 600.0
 """The shortest time for which the end of a job waits for a storage that fails; see `StorageGone`."""
+RETRY_SECONDS = 5.0
+"""Between two attempts to read a checkpoint from a storage that cannot be reached."""
 
 
 class StorageGone(ResileError):
@@ -49,6 +50,7 @@ class StorageGone(ResileError):
 class _Unfinished:
     """A checkpoint that was started and is neither known to be complete nor given up."""
 
+    checkpoint: CheckpointId
     tracker: PartTracker
     holders: tuple[int, ...]
     num_bytes: int
@@ -62,6 +64,8 @@ class Checkpointer:
         self._session = session
         self._interval = CheckpointInterval(every)
         self._store = CheckpointStore(session.storage) if session.storage is not None else None
+        self.model_key = MODEL_KEY if self._store is not None else None
+        """Key of the final model in the run's storage."""
         self._uploads: Uploads | None = None
         self._snapshot: Snapshot | None = None
         self._unfinished: dict[str, _Unfinished] = {}
@@ -84,16 +88,49 @@ class Checkpointer:
         """Whether this member is waiting for a checkpoint, or storing the final model."""
         if self._uploads is None:
             return False
-        return self._uploads.is_busy or (self._stores_model and not self._uploads.has_stored_model)
+        return self._uploads.current is not None or (self._stores_model and not self._uploads.has_stored_model)
 
     @property
     def is_failing(self) -> bool:
         """Whether the storage fails to take what this member wants to store."""
-        return self._uploads is not None and self._uploads.failure() is not None
+        return self._uploads is not None and self._uploads.failure is not None
 
     def resume(self, state: RunState) -> bool:
-        """Load the newest complete checkpoint of the run, if there is one; see `load_newest`."""
-        return self._store is not None and load_newest(self._session, self._store, state)
+        """Load the newest complete checkpoint into ``state``, waiting for a storage that cannot be reached.
+
+        Damaged checkpoints are skipped with a warning. Returns False, with ``state`` unchanged, if there is none.
+        """
+        if self._store is None:
+            return False
+        flat = state.flatten()
+        before = [tensor.clone() for tensor in flat.tensors]
+        try:
+            loaded = self._read_newest(self._store, state)
+        except NoneWholeError as error:
+            for tensor, content in zip(flat.tensors, before, strict=True):
+                tensor.copy_(content)
+            self._warn(f"{error}: training starts over from the beginning")
+            return False
+        if loaded is None:
+            return False
+        for skipped in loaded.skipped:
+            used = loaded.manifest.checkpoint.name
+            self._warn(f"checkpoint {skipped.name} is damaged ({skipped.reason}); the older {used} is used")
+        state.load(loaded.skeleton, loaded.tensors)
+        return True
+
+    def _read_newest(self, store: CheckpointStore, state: RunState) -> Loaded | None:
+        while True:
+            try:
+                return store.load_newest(state.allocate_buffers)
+            except StorageError as error:
+                if not error.transient:
+                    raise
+                self._warn(f"the job is waiting for its checkpoint: {error}")
+                time.sleep(RETRY_SECONDS)
+
+    def _warn(self, message: str) -> None:
+        self._session.report(Warned(worker=self._session.view.me, message=message))
 
     def begin(self, iteration: int, state: RunState, *, pauses: bool = False) -> None:
         """Copy the state and start to store it. ``pauses``: training pauses at this checkpoint."""
@@ -108,6 +145,7 @@ class Checkpointer:
             return
         self._snapshot = Snapshot(state.flatten(), reuse=self._snapshot)
         self._unfinished[checkpoint.name] = _Unfinished(
+            checkpoint,
             PartTracker(checkpoint.name, self._snapshot.num_parts),
             holders=view.workers,
             num_bytes=self._snapshot.num_bytes,
@@ -149,10 +187,10 @@ class Checkpointer:
             for name in header.saved:
                 self._finish(name)
             for name in header.dropped:
-                self._drop(name)
+                self._end(name)
         if self._uploads is not None:
-            if error := self._uploads.error():
-                raise error
+            if self._uploads.error:
+                raise self._uploads.error
             self._warn_of_failure(self._uploads)
         if has_recovered:
             self.divide_parts()
@@ -205,15 +243,10 @@ class Checkpointer:
         if self._session.view.rank == 0 and not self._stores_model:
             self._stores_model = True
             self._started(self._store).store_model(model.state_dict())
-        failure = self._uploads.failure() if self._uploads else None
+        failure = self._uploads.failure if self._uploads else None
         patience = max(PATIENCE_SECONDS, self._ended_at - self._safe_since)
         if failure is not None and now - self._ended_at > patience:
             raise StorageGone(patience, failure)
-
-    @property
-    def model_key(self) -> str | None:
-        """Key of the final model in the run's storage."""
-        return MODEL_KEY if self._store is not None else None
 
     def close(self) -> None:
         """Stop storing; an incomplete checkpoint stays without a manifest."""
@@ -244,38 +277,31 @@ class Checkpointer:
             self._uploads.commit(tracker.parts)
 
     def _finish(self, name: str) -> None:
-        checkpoint = CheckpointId.parse(name)
-        if self._uploads is None or checkpoint is None or name not in self._unfinished:
+        known = self._unfinished.get(name)
+        if known is None:
             return
-        known = self._unfinished[name]
         self._safe_since = max(self._safe_since, known.started)
         _, remaining = self._current()
         if remaining[:1] == [self._session.view.me]:
             saved = CheckpointSaved(
                 worker=self._session.view.me,
-                iteration=checkpoint.iteration,
-                generation=checkpoint.generation,
+                iteration=known.checkpoint.iteration,
+                generation=known.checkpoint.generation,
                 num_bytes=known.num_bytes,
                 pausing=name == self._pause,
             )
             self._session.report(saved)
-        self._end(checkpoint)
+        self._end(name)
 
-    def _drop(self, name: str) -> None:
-        """Give up a checkpoint that another member has given up, one that was still storing an older one."""
-        checkpoint = CheckpointId.parse(name)
-        if self._uploads is not None and checkpoint is not None and name in self._unfinished:
-            self._end(checkpoint)
-
-    def _end(self, checkpoint: CheckpointId) -> None:
-        assert self._uploads is not None
-        self._uploads.finish(checkpoint)
-        del self._unfinished[checkpoint.name]
-        self.divide_parts()
+    def _end(self, name: str) -> None:
+        ended = self._unfinished.pop(name, None)
+        if ended is not None and self._uploads is not None:
+            self._uploads.finish(ended.checkpoint)
+            self.divide_parts()
 
     def _warn_of_failure(self, uploads: Uploads) -> None:
         """Warn once for each checkpoint, and for the model, that the storage does not take it."""
-        failure = uploads.failure()
+        failure = uploads.failure
         if failure is None:
             return
         if uploads.current is not None:
@@ -288,4 +314,4 @@ class Checkpointer:
         warning = f"{what} in {self._session.storage}: {failure.reason}; {failure.advice} ({consequence})"
         if warning != self._last_warning:
             self._last_warning = warning
-            self._session.report(Warned(worker=self._session.view.me, message=warning))
+            self._warn(warning)

@@ -27,11 +27,8 @@ class Snapshot:
         self._tensors = memory or [_allocate_like(tensor) for tensor in flat.tensors]
         _copy(flat.tensors, self._tensors)
         self._stream = ByteStream([memoryview(self.skeleton), *map(tensor_bytes, self._tensors)])
-
-    @property
-    def num_bytes(self) -> int:
+        self.num_bytes = self._stream.num_bytes
         """Size of all parts together."""
-        return self._stream.num_bytes
 
     @property
     def num_parts(self) -> int:

@@ -71,9 +71,12 @@ class Uploads:
         self._committed: list[Manifest] = []
         self._must_prune = False
         self._model: Mapping[str, Any] | None = None
-        self._has_stored_model = False
-        self._error: ResileError | None = None
-        self._failure: StorageError | None = None
+        self.has_stored_model = False
+        """Whether the final model is stored."""
+        self.error: ResileError | None = None
+        """What stopped all uploads for good."""
+        self.failure: StorageError | None = None
+        """The last failure of the storage; None once it works again. What failed is retried."""
         self._backoff_seconds = MIN_BACKOFF_SECONDS
         self._resume_at = 0.0
         self._closing = False
@@ -101,11 +104,6 @@ class Uploads:
     def current(self) -> CheckpointId | None:
         """The checkpoint that was started and is not finished, whose parts can be assigned."""
         return self._current.checkpoint if self._current else None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a checkpoint is being stored."""
-        return self._current is not None
 
     def assign(self, parts: Collection[int]) -> None:
         """Set the parts of the current checkpoint that this worker stores, replacing those assigned before.
@@ -153,7 +151,7 @@ class Uploads:
                 return
             ended, self._current, self._waiting = self._current, self._waiting, None
             self._drop(ended)
-            self._failure = None
+            self.failure = None
             self._changed.notify_all()
 
     def store_model(self, state_dict: Mapping[str, Any]) -> None:
@@ -161,22 +159,6 @@ class Uploads:
         with self._changed:
             self._model = state_dict
             self._changed.notify_all()
-
-    @property
-    def has_stored_model(self) -> bool:
-        """Whether the final model is stored."""
-        with self._changed:
-            return self._has_stored_model
-
-    def failure(self) -> StorageError | None:
-        """Return the last failure of the storage; None once it works again. What failed is retried."""
-        with self._changed:
-            return self._failure
-
-    def error(self) -> ResileError | None:
-        """Return the error that stopped all uploads for good, if there was one."""
-        with self._changed:
-            return self._error
 
     def close(self, *, wait: bool) -> None:
         """Stop: with ``wait``, once everything is stored or the storage fails; else after the parts being uploaded."""
@@ -204,7 +186,7 @@ class Uploads:
                 task.run()
             except ResileError as failure:
                 error = failure
-            except Exception as failure:  # shown to the user by the caller of error()
+            except Exception as failure:  # shown to the user by the reader of ``error``
                 error = ResileError(f"saving a checkpoint failed with an unexpected error: {failure!r}")
             self._done(task, error)
 
@@ -216,23 +198,23 @@ class Uploads:
                 if task.upload.finished and not task.upload.num_readers:
                     task.upload.snapshot.release()
             if error is None:
-                self._failure, self._backoff_seconds = None, MIN_BACKOFF_SECONDS
+                self.failure, self._backoff_seconds = None, MIN_BACKOFF_SECONDS
             elif isinstance(error, StorageError):
-                self._failure = error
+                self.failure = error
                 self._resume_at = time.monotonic() + self._backoff_seconds
                 self._backoff_seconds = min(2 * self._backoff_seconds, MAX_BACKOFF_SECONDS)
             else:
-                self._error = error
+                self.error = error
             self._changed.notify_all()
 
     def _next(self) -> _Task | None:
         """Wait for a task; None when it is time to stop."""
         with self._changed:
             while True:
-                task = None if self._error else self._wanted()
-                if self._closing and (task is None or self._failure):
+                task = None if self.error else self._wanted()
+                if self._closing and (task is None or self.failure):
                     return None
-                seconds = self._resume_at - time.monotonic() if task and self._failure else 0.0
+                seconds = self._resume_at - time.monotonic() if task and self.failure else 0.0
                 if task and seconds <= 0:
                     self._running.add(task.name)
                     if task.upload is not None:
@@ -270,7 +252,7 @@ class Uploads:
             save_model(state_dict, path)
             self._store.put_file(MODEL_KEY, path)
         with self._changed:
-            self._model, self._has_stored_model = None, True
+            self._model, self.has_stored_model = None, True
 
     def _commit(self, upload: _Upload, parts: tuple[PartInfo, ...]) -> None:
         for part in parts:

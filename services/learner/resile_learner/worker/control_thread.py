@@ -145,7 +145,7 @@ class ControlThread:
         self._thread.join(timeout=5)
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
-        """Have ``function`` called by the control thread, after all earlier ones. No effect once the thread has ended."""
+        """Have ``function`` called by the control thread, after all earlier ones; once that has ended, do nothing."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._guard, function, *args)
 
