@@ -3,8 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from resile_learner.agent.reporting import ReportQueue
-from resile_learner.agent.spool import Spool
+from resile_learner.agent.reporting import ReportQueue, Spool
 from resile_shared.bus import Bus
 from resile_shared.envelope import Received
 from resile_shared.messages.message import at

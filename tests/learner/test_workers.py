@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from resile_learner.messages import Failed, Finished, Left, Member, Order, WorkerConfig, WorkerListening
-from resile_learner.processes import memory
+from resile_learner.processes import exits
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.exits import classify
 from resile_learner.processes.worker_process import MalformedMessageError, WorkerProcess
@@ -238,9 +238,9 @@ async def test_a_fork_server_that_dies_during_its_imports_is_reported(tmp_path: 
 
 def test_a_kill_for_memory_is_distinguished_from_any_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
-    monkeypatch.setattr(memory, "_group_events", lambda: events)
+    monkeypatch.setattr(exits, "_group_events", lambda: events)
     events.write_text("low 0\noom 3\noom_kill 3\n")
-    kills = memory.OutOfMemoryKills()
+    kills = exits.OutOfMemoryKills()
     assert not kills.claim()
     events.write_text("low 0\noom 4\noom_kill 4\n")
     assert kills.claim()

@@ -3,7 +3,7 @@
 core.py         the decisions; pure. events.py: its events and commands
 service.py      runs one incarnation after the other; incarnation.py: one of them, the shell around the core
 workers.py      prepares and observes workers, which `processes/` runs; packages, outputs and log_buffer serve them
-reporting.py    publishes reports in order; spool.py keeps them on disk
+reporting.py    publishes reports in order, and keeps them on disk until then
 
 In: the buckets allocations, jobs and hosts, `resile.instruction.<host>`. Out: `resile.host.<host>.hello`, `.goodbye`,
 `resile.heartbeat.<host>`, `resile.report.<job>.<kind>`, `resile.log.<job>`. Stored: its own folder (folder.py), and

@@ -34,8 +34,7 @@ from .events import (
     Tick,
 )
 from .log_buffer import MAX_WAITING_LINES
-from .reporting import ReportQueue
-from .spool import Spool
+from .reporting import ReportQueue, Spool
 from .traces import Traces
 from .workers import HostWorkers, WorkerContext
 

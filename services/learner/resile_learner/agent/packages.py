@@ -19,7 +19,6 @@ MAX_UNPACKED_BYTES = 8 << 30
 KEEP_PACKAGES = 20
 _NAME = re.compile(r"[0-9a-f]{64}")
 _KEY = re.compile(rf"packages/({_NAME.pattern})\.tar\.gz")
-_READ_BYTES = 1 << 20
 RETRY_SECONDS = 5.0
 
 
@@ -97,10 +96,8 @@ class Packages:
 
 
 def _check(packed: Path, sha256: str) -> None:
-    digest = hashlib.sha256()
     with packed.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
+        digest = hashlib.file_digest(file, "sha256")
     if digest.hexdigest() != sha256:
         raise ValueError("its content does not match the checksum in its name")
 

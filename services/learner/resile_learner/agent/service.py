@@ -42,7 +42,7 @@ async def run(context: ServiceContext[LearnerSettings]) -> None:
 
 
 def _check_storage(url: str) -> None:
-    """Make sure that the storage is the pool's, and not, say, a folder of the same name on another devices."""
+    """Make sure that the storage is the pool's, and not, say, a folder of the same name on another device."""
     from resile_shared.storage import (  # loads all clouds' clients
         PROBE,
         MissingObjectError,
@@ -89,7 +89,9 @@ class Agent:
         running: AgentIncarnation | None = None
         try:
             async with self._fork_server() as fork_server:
-                devices = self._devices = self._devices or await self._detect_devices()
+                slots, slots_per_gpu = self._settings.slots, self._settings.slots_per_gpu
+                devices = self._devices or await detect_devices(slots=slots, slots_per_gpu=slots_per_gpu)
+                self._devices = devices
                 await fork_server.loaded()
                 hello = self._hello(incarnation, devices)
                 logger.info("starting agent host=%s incarnation=%s slots=%s", hello.host, incarnation, len(hello.slots))
@@ -114,9 +116,6 @@ class Agent:
             yield fork_server
         finally:
             await fork_server.close()
-
-    async def _detect_devices(self) -> HostDevices:
-        return await detect_devices(slots=self._settings.slots, slots_per_gpu=self._settings.slots_per_gpu)
 
     def _worker_context(self, devices: HostDevices) -> WorkerContext:
         return WorkerContext(

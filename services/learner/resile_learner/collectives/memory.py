@@ -7,17 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..state.memory import tensor_bytes
+
 Array = Any
 """A flat numpy array or torch tensor: whichever adds its dtype faster. Slices of both share memory."""
 
 _NUMPY_ADDS = frozenset(
     {torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8},
 )
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor of any dtype and shape."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def is_flat_memory(tensor: Tensor) -> bool:
@@ -47,9 +44,9 @@ class Bucket:
         self.dtype = sums.dtype
         self.add = adder(sums.dtype)
         self.sums = array_of(sums)
-        self.sums_bytes = bytes_of(sums)
+        self.sums_bytes = tensor_bytes(sums)
         self.partials = [array_of(partial) for partial in partials]
-        self.partials_bytes = [bytes_of(partial) for partial in partials]
+        self.partials_bytes = [tensor_bytes(partial) for partial in partials]
         self.own_pieces = b"".join(self.partials_bytes) if direct else b""
         """If everyone folds it: a copy of the partials, for our own fold may come before all have been sent them."""
         self.in_place = bool(partials) and partials[0].data_ptr() == sums.data_ptr()
@@ -60,7 +57,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._tensor = torch.empty(0, dtype=torch.uint8)
-        self._bytes = bytes_of(self._tensor)
+        self._bytes = tensor_bytes(self._tensor)
         self._arrays: dict[torch.dtype, Array] = {}
 
     @property
@@ -72,7 +69,7 @@ class Scratch:
         """Have at least this much."""
         if num_bytes > self.num_bytes:
             self._tensor = torch.empty(num_bytes, dtype=torch.uint8)
-            self._bytes = bytes_of(self._tensor)
+            self._bytes = tensor_bytes(self._tensor)
             self._arrays.clear()
 
     def bytes_at(self, offset: int, num_bytes: int) -> memoryview:

@@ -22,14 +22,11 @@ class Reduction:
         self._spec = spec
         self._scratch = scratch
         num_senders = sum(1 for other, count in enumerate(self.layout.counts) if count and other != rank)
+        self.has_senders = num_senders > 0
+        """Whether other ranks hold pieces."""
         self._num_missing = [num_senders] * len(self.layout.blocks)
         self._num_folded_shared = 0
         scratch.reserve(self.layout.slot_bytes * sum(self.layout.counts))
-
-    @property
-    def has_senders(self) -> bool:
-        """Whether other ranks hold pieces."""
-        return any(count for rank, count in enumerate(self.layout.counts) if rank != self.rank)
 
     def push(self, bucket: int) -> None:
         """Take the partial sums of the next bucket."""

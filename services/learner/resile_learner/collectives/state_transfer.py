@@ -10,6 +10,7 @@ from torch import Tensor
 from resile_shared.errors import ResileError
 
 from ..state.flat import Allocate
+from ..state.memory import tensor_bytes
 from .frames import (
     STATE_FRAME_BYTES,
     Frame,
@@ -20,7 +21,7 @@ from .frames import (
     encode_skeleton,
 )
 from .link import BrokenLink, Destination, Link, Refusal, Sink
-from .memory import bytes_of, flat_copy, is_flat_memory
+from .memory import flat_copy, is_flat_memory
 from .poller import LinkPoller
 from .spec import Abandoned, Tag
 
@@ -130,7 +131,7 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[memoryview]]:
     chunk: list[memoryview] = []
     room = STATE_FRAME_BYTES
     for tensor in tensors:
-        memory = bytes_of(tensor if is_flat_memory(tensor) else flat_copy(tensor))
+        memory = tensor_bytes(tensor if is_flat_memory(tensor) else flat_copy(tensor))
         while memory:
             chunk.append(memory[:room])
             memory = memory[room:]
@@ -187,10 +188,10 @@ class _IncomingState:
     def _next_memory(self) -> memoryview:
         tensor = next(self._tensors)
         if is_flat_memory(tensor):
-            return bytes_of(tensor)
+            return tensor_bytes(tensor)
         copy = torch.empty(tensor.shape, dtype=tensor.dtype)
         self._copies.append((tensor, copy))
-        return bytes_of(copy)
+        return tensor_bytes(copy)
 
 
 class _StateReceiver:

@@ -3,8 +3,7 @@
 fork_server.py     the warm process that has imported torch: forks, kills and reaps workers, and ends with its parent
 runner.py          runs workers to their end: prepares, forks and follows each, and reports its exit
 client.py          starts a fork server and talks to it (protocol.py)
-worker_process.py  one worker: its messages, its output (output.py), how it ended (exits.py, memory.py)
-worker_log.py      the file that keeps what a worker prints
+worker_process.py  one worker: its messages, its output and its log (output.py), how it ended (exits.py)
 descendants.py     finds and kills every process below this one
 scratch.py         the folder for temporary files
 

@@ -17,7 +17,7 @@ from resile_shared.messages.hosts import WorkerExit
 
 from ..messages import WorkerConfig
 from .descendants import kill, kill_session
-from .memory import OutOfMemoryKills
+from .exits import OutOfMemoryKills
 from .protocol import (
     MAX_PACKET_BYTES,
     ForkRefused,

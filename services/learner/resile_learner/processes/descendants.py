@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,13 +95,12 @@ def descendants(root: int) -> list[Process]:
 
 def kill_session(session: int) -> None:
     """Kill every process of ``session`` but the janitors, which end by themselves when the others have."""
-    _kill_while_any(lambda: [p for p in processes() if p.session == session and not p.is_zombie and not p.is_janitor])
 
+    def find() -> list[Process]:
+        return [p for p in processes() if p.session == session and not p.is_zombie and not p.is_janitor]
 
-def _kill_while_any(find: Callable[[], list[Process]]) -> None:
-    """Kill until nothing is found: a process can fork between being found and being killed."""
     deadline = time.monotonic() + MAX_KILL_SECONDS
-    while (found := find()) and time.monotonic() < deadline:
+    while (found := find()) and time.monotonic() < deadline:  # a process can fork between being found and being killed
         for process in found:
             kill(process.pid)
         time.sleep(0.001)

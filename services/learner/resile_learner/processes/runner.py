@@ -12,7 +12,7 @@ from resile_shared.messages.hosts import WorkerExit
 
 from ..messages import FromWorker, Order, Pause, Stop, WorkerConfig
 from .client import ForkServerClient
-from .worker_log import WorkerLog, worker_log
+from .output import WorkerLog, worker_log
 from .worker_process import MalformedMessageError, Stream, WorkerProcess
 
 Key = tuple[str, int]

@@ -14,8 +14,7 @@ from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import WorkerExit
 
 from ..messages import Failed, Finished, FromWorker, Left, Order, Pause, Stop, encode, from_worker
-from .exits import LastMessage, classify
-from .memory import OutOfMemoryKills
+from .exits import LastMessage, OutOfMemoryKills, classify
 from .output import Lines
 
 Stream = Literal["stdout", "stderr"]
