@@ -145,7 +145,7 @@ def test_what_the_storage_does_not_take_is_tried_again(store: GatedStore, worker
     store.failure = StorageError("write x", "no space is left there", "free some")
     upload.start(snapshot(), FIRST)
     upload.assign([0])
-    assert "no space" in str(until(upload.failure))
+    assert "no space" in str(until(lambda: upload.failure))
     assert upload.current is not None
     assert upload.error is None
     store.failure = None
@@ -158,7 +158,7 @@ def test_a_storage_that_fails_does_not_keep_a_worker_from_ending(store: GatedSto
     store.failure = StorageError("write x", "no space is left there", "free some")
     upload.start(snapshot(), FIRST)
     upload.assign([0])
-    until(upload.failure)
+    until(lambda: upload.failure)
     upload.close(wait=True)
 
 
@@ -169,7 +169,7 @@ def test_the_final_model_is_stored_once_the_storage_takes_it(
     put_file = store.put_file
     monkeypatch.setattr(store, "put_file", failing)
     upload.store_model({"w": torch.ones(2)})
-    assert "no space" in str(until(upload.failure))
+    assert "no space" in str(until(lambda: upload.failure))
     assert not upload.has_stored_model
     monkeypatch.setattr(store, "put_file", put_file)
     until(lambda: upload.has_stored_model)
@@ -184,7 +184,7 @@ def test_an_unexpected_failure_is_reported(store: GatedStore, workers: list[Uplo
     store.failure = RuntimeError("bug")
     upload.start(snapshot(), FIRST)
     upload.assign([0])
-    assert "RuntimeError('bug')" in str(until(upload.error))
+    assert "RuntimeError('bug')" in str(until(lambda: upload.error))
 
 
 def test_a_member_with_another_state_is_found_out_before_the_manifest(
@@ -196,7 +196,7 @@ def test_a_member_with_another_state_is_found_out_before_the_manifest(
         upload.assign(tracker.missing(rank, 2))
     until(lambda: report(workers, tracker))
     workers[0].commit(tracker.parts)
-    assert "members have different bytes" in str(until(workers[0].error))
+    assert "members have different bytes" in str(until(lambda: workers[0].error))
     assert store.complete() == []
 
 

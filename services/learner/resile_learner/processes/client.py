@@ -147,11 +147,11 @@ class ForkServerClient:
         if self._process.poll() is not None:
             return
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
+        ended = asyncio.Event()
         descriptor = os.pidfd_open(self._process.pid)
-        loop.add_reader(descriptor, _resolve, ended)
+        loop.add_reader(descriptor, ended.set)
         try:
-            await ended
+            await ended.wait()
         finally:
             loop.remove_reader(descriptor)
             os.close(descriptor)
@@ -231,8 +231,3 @@ class ForkServerClient:
             kill(worker.pid)
             kill_session(worker.pid)
         worker.ended(self._fault)
-
-
-def _resolve(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)

@@ -65,7 +65,7 @@ class ForkServer:
         self._wakeup, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._ended = False
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, _ignore)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # handled, so that it wakes the loop
         signal.signal(signal.SIGTERM, self._end)
 
     def run(self) -> None:
@@ -155,10 +155,6 @@ class ForkServer:
     def _send(self, message: Message) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended: the next read shows it
             self._control.send(message.model_dump_json().encode())
-
-
-def _ignore(signum: int, frame: FrameType | None) -> None:
-    """Handle a signal, so that it wakes the loop."""
 
 
 def _adopt(descriptors: list[int]) -> tuple[WorkerConfig, socket.socket]:

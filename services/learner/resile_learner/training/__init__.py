@@ -12,7 +12,6 @@ rounds.py     rounds: one exchange among all members; header.py is what each of 
 validation.py validation at the end of each epoch
 ledger.py     how often each sample was used
 reports.py    what is reported to the agent, and the result; stragglers.py finds slow members
-prewarm.py    preparing a joiner
 determinism.py, seeds.py, digest.py  the same bits on every worker
 
 Beside it: ``state/`` (the full state), ``checkpoint/`` (storing it), ``session.py`` (the run around the training call).

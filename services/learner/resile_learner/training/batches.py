@@ -1,6 +1,5 @@
 """Which samples each iteration uses, and how its global batch is cut into shards: a function of the settings alone."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -81,10 +80,6 @@ class BatchPlan:
         stop = self.num_samples if step == self.per_epoch - 1 else (step + 1) * self.batch_size
         indices = self._order(epoch)[step * self.batch_size : stop]
         return Batch(epoch, indices, num_shards or self._shards_of(len(indices)))
-
-    def batches(self, first: int, last: int) -> Iterator[Batch]:
-        """Batches first..last-1."""
-        return (self.batch(number) for number in range(first, last))
 
     def _shards_of(self, samples: int) -> int:
         if samples >= self.batch_size:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ..checkpoint.header import CheckpointHeader
 from ..collectives.tree import Interval, children, fold_values
+from ..state.memory import tensor_bytes
 from .batches import Indices
 from .buffers import Deltas, add_deltas
 from .stragglers import Pace
 
 _LENGTH = struct.Struct("<I")
-_NO_INDICES: Indices = np.empty(0, dtype=np.int64)
+NO_INDICES: Indices = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ class ComputedShards(NamedTuple):
 
     partials: Sequence[PartialSums] = ()
     """For each subtree it holds, left to right."""
-    indices: Indices = _NO_INDICES
+    indices: Indices = NO_INDICES
     """The training samples it really fetched."""
     used: bytes = b""
     """For each trainable parameter, whether one of its shards gave it a gradient."""
@@ -68,7 +69,7 @@ class RoundHeader:
         touched = [list(partial.deltas) for partial in partials]
         own = [generation, self.digest, self.checkpoint.to_json(), self.pause, self.facts]
         head = orjson.dumps([*own, len(indices), len(used), names, touched, pace and list(pace)])
-        raw = [_raw(delta) for partial in partials for delta in partial.deltas.values()]
+        raw = [tensor_bytes(delta.cpu().contiguous()) for partial in partials for delta in partial.deltas.values()]
         return b"".join([_LENGTH.pack(len(head)), head, indices.tobytes(), used, scalars.tobytes(), *raw])
 
     @staticmethod
@@ -130,10 +131,6 @@ def fold_leaves(piece: Interval, of_leaf: Callable[[int], PartialSums]) -> Parti
         return of_leaf(piece.lo)
     left, right = children(piece)
     return add_partials(fold_leaves(left, of_leaf), fold_leaves(right, of_leaf))
-
-
-def _raw(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 class _Reader:

@@ -18,7 +18,7 @@ from .batches import Batch, Indices
 from .buffers import Buffers, Deltas
 from .fetch import Fetched
 from .gradients import Gradients
-from .header import ComputedShards, PartialSums, RoundHeader, fold_leaves
+from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, fold_leaves
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all
 from .stragglers import Pace
@@ -131,7 +131,8 @@ class Iteration:
         partials = self._partials()  # on a device, this waits for the last of the compute
         self._phases.enter("waiting")
         try:
-            computed = ComputedShards(partials, _joined(self._indices), bytes(self._gradients.used), self._pace())
+            indices = np.concatenate([NO_INDICES, *self._indices])
+            computed = ComputedShards(partials, indices, bytes(self._gradients.used), self._pace())
             self.outcome = self._round.finish(replace(self._header, computed=computed), next_iteration=self.number + 1)
         except Abandoned as lost:
             self.lost = lost
@@ -162,7 +163,3 @@ class Iteration:
 
 def _detached(value: Tensor | float) -> Tensor | float:
     return value.detach() if isinstance(value, Tensor) else value
-
-
-def _joined(parts: Sequence[Indices]) -> Indices:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

@@ -10,9 +10,10 @@ It reads as any training loop does::
             optimizer.step()
 """
 
+import copy
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -37,7 +38,6 @@ from .gradients import Gradients
 from .header import RoundHeader
 from .iteration import Iteration
 from .ledger import Ledger
-from .prewarm import prewarm_optimizer
 from .reports import Reports, Result
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all
@@ -215,7 +215,7 @@ class ElasticLoop:
         if expected:
             num_shards = expected.size if self._settings.mode == "fast" else self.plan.num_shards
             self._gradients.begin(num_shards, ranges(num_shards, expected.size)[expected.rank])
-            prewarm_optimizer(self._optimizer)
+            _prewarm_optimizer(self._optimizer)
 
     def _compare_facts(self) -> None:
         """In the first round, find out whether all initial members start with the same data, model and settings."""
@@ -368,3 +368,21 @@ class ElasticLoop:
         self._idle_round()  # the member that stored the model may be lost before it reports it: then another repeats it
         self.result = result
         self._session.complete()
+
+
+def _prewarm_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Take one step with a copy of ``optimizer`` on gradients of zero, and discard the copy.
+
+    It leaves this process with memory for the optimizer's state and for gradients, which can take longer to touch for
+    the first time than the state takes to arrive, and with code loaded that PyTorch loads at a first step. Only
+    PyTorch's own optimizers are known to be copied without side effects, and only on the CPU is freed memory reused.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not type(optimizer).__module__.startswith("torch.") or any(p.device.type != "cpu" for p in parameters):
+        return
+    twin = copy.deepcopy(optimizer)
+    for group in twin.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    with suppress(TypeError):  # LBFGS needs a closure
+        twin.step()
