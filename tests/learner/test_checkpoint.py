@@ -366,21 +366,23 @@ def test_loading_needs_little_memory_beside_the_tensors(store: CheckpointStore) 
     assert peak < 2_000_000  # python's own; what obstore hands over are pieces of 8 MiB, four at once
 
 
-def test_files_are_stored_and_fetched(store: CheckpointStore, tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def test_files_are_stored_and_fetched(store: CheckpointStore, folder: Path, tmp_path: Path) -> None:
+    objects = ObjectStorage(folder.as_uri())
+    source, notes = tmp_path / "source", tmp_path / "notes"
     source.write_bytes(b"x" * 20_000_000)
     store.put_file("final/model.safetensors", source)
-    store.put_file("final/notes", b"first")
-    store.put_file("final/notes", b"")
-    store.get_file("final/model.safetensors", tmp_path / "a")
-    store.get_file("final/notes", tmp_path / "b")
+    for content in (b"first", b""):
+        notes.write_bytes(content)
+        store.put_file("final/notes", notes)
+    objects.download("final/model.safetensors", tmp_path / "a")
+    objects.download("final/notes", tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == source.read_bytes()
     assert (tmp_path / "b").read_bytes() == b""
     with pytest.raises(MissingObjectError, match=r"cannot read final/other in file://.* it is not there"):
-        store.get_file("final/other", tmp_path / "c")
+        objects.download("final/other", tmp_path / "c")
     with pytest.raises(StorageError, match=r"cannot write .*/none/a: No such file"):
-        store.get_file("final/notes", tmp_path / "none" / "a")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "my run", "source"]
+        objects.download("final/notes", tmp_path / "none" / "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "my run", "notes", "source"]
 
 
 @pytest.mark.parametrize(

@@ -154,16 +154,9 @@ class CheckpointStore:
             self._objects.delete_folder(f"{FOLDER}{checkpoint.name}/")
         return old
 
-    def put_file(self, key: str, content: Path | bytes) -> None:
+    def put_file(self, key: str, path: Path) -> None:
         """Store a file, such as the final model, over what is there."""
-        if isinstance(content, Path):
-            self._objects.upload(key, content)
-        else:
-            self._objects.put(key, [content])
-
-    def get_file(self, key: str, path: Path) -> None:
-        """Fetch a stored file to ``path``. Raises MissingObjectError if there is none."""
-        self._objects.download(key, path)
+        self._objects.upload(key, path)
 
     def _is_complete(self, name: str, sizes: Mapping[str, int]) -> bool:
         if name in self._found_damaged:

@@ -9,6 +9,7 @@ another member.
 """
 
 import time
+from functools import partial
 
 from .frames import MAX_HEADER_BYTES, Kind, encode, encode_abort, encode_tag
 from .layout import Transfer
@@ -49,7 +50,7 @@ class OpenRound:
         self._peers: list[RoundPeer] = []
         self._is_closed = False
         self._failure: Abandoned | None = None
-        poller.begin_operation(self._leave)
+        poller.begin_operation(partial(self._fail, worker, "it left the round open"))
         poller.newest_tag = spec.tag
         self._connect()
 
@@ -114,9 +115,6 @@ class OpenRound:
             self._is_closed = True
             for peer in self._peers:
                 peer.close()
-
-    def _leave(self) -> None:
-        self._fail(self._spec.members[self.rank], "it left the round open")
 
     def _fail(self, suspect: int, reason: str, *, reporter: Link | None = None, is_hearsay: bool = False) -> None:
         """End the round without a result and send ABORT to the other members, except to ``reporter``."""
