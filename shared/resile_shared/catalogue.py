@@ -1,6 +1,6 @@
 """The model of the messages on each subject. Other subjects are not used."""
 
-from types import MappingProxyType
+from collections.abc import Mapping
 
 from pydantic import BaseModel
 
@@ -13,37 +13,31 @@ from .messages.logs import LogLines
 from .messages.reports import Report
 from .subjects import InvalidSubject, parse
 
-COMMANDS: MappingProxyType[str, type[BaseModel]] = MappingProxyType(
-    {
-        "job.submit": commands.JobSubmit,
-        "job.priority": commands.JobPriority,
-        "job.stop": commands.JobStop,
-        "job.pause": commands.JobPause,
-        "job.resume": commands.JobResume,
-        "host.drain": commands.HostDrain,
-    }
-)
-QUERIES: MappingProxyType[str, type[BaseModel]] = MappingProxyType({"jobs.explain": queries.ExplainJobs})
-HOST_EVENTS: MappingProxyType[str, type[BaseModel]] = MappingProxyType(
-    {
-        "hello": hosts.HostHello,
-        "goodbye": hosts.HostGoodbye,
-        "joined": hosts.HostJoined,
-        "draining": hosts.HostDraining,
-        "lost": hosts.HostLost,
-        "left": hosts.HostLeft,
-    }
-)
-OTHERS: MappingProxyType[str, type[BaseModel]] = MappingProxyType(
-    {
-        "heartbeat": hosts.Heartbeat,
-        "instruction": Instruction,
-        "job": JobEvent,
-        "report": Report,
-        "log": LogLines,
-        "deadletter": DeadLetter,
-    }
-)
+COMMANDS: Mapping[str, type[BaseModel]] = {
+    "job.submit": commands.JobSubmit,
+    "job.priority": commands.JobPriority,
+    "job.stop": commands.JobStop,
+    "job.pause": commands.JobPause,
+    "job.resume": commands.JobResume,
+    "host.drain": commands.HostDrain,
+}
+QUERIES: Mapping[str, type[BaseModel]] = {"jobs.explain": queries.ExplainJobs}
+HOST_EVENTS: Mapping[str, type[BaseModel]] = {
+    "hello": hosts.HostHello,
+    "goodbye": hosts.HostGoodbye,
+    "joined": hosts.HostJoined,
+    "draining": hosts.HostDraining,
+    "lost": hosts.HostLost,
+    "left": hosts.HostLeft,
+}
+OTHERS: Mapping[str, type[BaseModel]] = {
+    "heartbeat": hosts.Heartbeat,
+    "instruction": Instruction,
+    "job": JobEvent,
+    "report": Report,
+    "log": LogLines,
+    "deadletter": DeadLetter,
+}
 
 
 def model_of(subject: str) -> type[BaseModel]:

@@ -37,6 +37,7 @@ _PATIENCE: dict[str, Any] = {
     "ping_interval": 5,
     "max_outstanding_pings": 2,
 }
+_NOT_SENT = (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError)
 _NOT_PERMITTED = re.compile(r'permissions violation for \w+ to "([^"]+)"', re.IGNORECASE)
 
 
@@ -127,7 +128,7 @@ class Connection:
             return False
         try:
             await self._client.publish(subject, body, reply=reply, headers=headers)
-        except (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError):
+        except _NOT_SENT:
             return False
         return True
 
@@ -158,8 +159,8 @@ class Connection:
             return False
         except TimeoutError:
             return True
-        except (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError):
-            pass  # not sent
+        except _NOT_SENT:
+            pass
         await asyncio.sleep(seconds)
         return True
 
@@ -169,9 +170,7 @@ class Connection:
             return None
         try:
             return await self._request_once(subject, body, headers, seconds=seconds)
-        except (NoRespondersError, TimeoutError):
-            return None
-        except (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError):
+        except (NoRespondersError, TimeoutError, *_NOT_SENT):
             return None
 
     async def _request_once(self, subject: str, body: bytes, headers: dict[str, str] | None, *, seconds: float) -> Msg:

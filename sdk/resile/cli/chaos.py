@@ -1,5 +1,6 @@
 """`resile chaos`: attacks a pool on this machine that was started with ``--open-to-chaos``."""
 
+import inspect
 from pathlib import Path
 from typing import Annotated
 
@@ -36,135 +37,118 @@ ObjectStore = Annotated[
     int | None,
     typer.Option("--object-store-pid", metavar="PID", help="Process id of the local server of an s3:// storage."),
 ]
+Rate = Annotated[str, typer.Option("--rate", metavar="RATE", help="Bandwidth, in the units of `tc`.")]
+_COMMON = ("target", "name", "home", "as_json")
 
 
-@app.command(short_help="kill -9: a worker, all of a job, an agent, a host, a service.")
-def kill(
-    target: TargetArgument,
-    name: Name = "",
-    *,
-    object_store: ObjectStore = None,
-    home: Home = DEFAULT_HOME,
-    as_json: AsJson = False,
-) -> int:
-    r"""Kill processes with SIGKILL.
+def _add(kind: AttackKind, *options: str, default_seconds: float = 10.0, short_help: str, text: str) -> None:
+    """Add the command that attacks by ``kind``; ``options`` are those that it has beside the common ones."""
 
-    \b
-    resile chaos kill worker job-1       a random worker of the job
-    resile chaos kill worker job-1/3     worker 3
-    resile chaos kill job job-1          all workers at once: the job resumes from its newest checkpoint
-    resile chaos kill agent host-1       the agent; its workers die with it
-    resile chaos kill host host-1        the agent and its workers
-    resile chaos kill bus                or registry, scheduler, monitor
-    """
-    return _single(AttackKind.KILL, target, name, home=home, as_json=as_json, object_store=object_store)
+    def command(
+        target: TargetArgument,
+        name: Name = "",
+        *,
+        seconds: Seconds = default_seconds,
+        rate: Rate = "5mbit",
+        object_store: ObjectStore = None,
+        home: Home = DEFAULT_HOME,
+        as_json: AsJson = False,
+    ) -> int:
+        if kind is AttackKind.CORRUPT and not name:
+            raise UsageError("corrupt needs the name of a job: `corrupt object-store job-1`")
+        check(kind, target)
+        attack = Attack(kind, parse(target, name), seconds=seconds if kind.lasts else 0.0, rate=rate)
+        from . import chaos_runs
 
+        return chaos_runs.attack_once(home, attack, object_store=object_store, as_json=as_json)
 
-@app.command(short_help="Stop processes for some seconds (SIGSTOP).")
-def freeze(
-    target: TargetArgument,
-    name: Name = "",
-    *,
-    seconds: Seconds = 5.0,
-    object_store: ObjectStore = None,
-    home: Home = DEFAULT_HOME,
-    as_json: AsJson = False,
-) -> int:
-    r"""Stop processes with SIGSTOP, and continue them after some seconds.
-
-    \b
-    resile chaos freeze worker job-1/3 --seconds 10
-    resile chaos freeze host host-1
-    """
-    return _single(
-        AttackKind.FREEZE, target, name, seconds=seconds, home=home, as_json=as_json, object_store=object_store
-    )
+    parameters = inspect.signature(command).parameters.values()
+    own = [parameter for parameter in parameters if parameter.name in (*_COMMON, *options)]
+    command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    app.command(kind.value, short_help=short_help, help=text)(command)
 
 
-@app.command(short_help="Let processes run a fifth of the time.")
-def slow(
-    target: TargetArgument,
-    name: Name = "",
-    *,
-    seconds: Seconds = 10.0,
-    object_store: ObjectStore = None,
-    home: Home = DEFAULT_HOME,
-    as_json: AsJson = False,
-) -> int:
-    r"""Stop processes for 80 ms out of every 100.
+_add(
+    AttackKind.KILL,
+    "object_store",
+    short_help="kill -9: a worker, all of a job, an agent, a host, a service.",
+    text="""Kill processes with SIGKILL.
 
-    \b
-    resile chaos slow worker job-1
-    resile chaos slow registry --seconds 30
-    """
-    return _single(
-        AttackKind.SLOW, target, name, seconds=seconds, home=home, as_json=as_json, object_store=object_store
-    )
+\b
+resile chaos kill worker job-1       a random worker of the job
+resile chaos kill worker job-1/3     worker 3
+resile chaos kill job job-1          all workers at once: the job resumes from its newest checkpoint
+resile chaos kill agent host-1       the agent; its workers die with it
+resile chaos kill host host-1        the agent and its workers
+resile chaos kill bus                or registry, scheduler, monitor
+""",
+)
+_add(
+    AttackKind.FREEZE,
+    "seconds",
+    "object_store",
+    default_seconds=5.0,
+    short_help="Stop processes for some seconds (SIGSTOP).",
+    text="""Stop processes with SIGSTOP, and continue them after some seconds.
 
+\b
+resile chaos freeze worker job-1/3 --seconds 10
+resile chaos freeze host host-1
+""",
+)
+_add(
+    AttackKind.SLOW,
+    "seconds",
+    "object_store",
+    short_help="Let processes run a fifth of the time.",
+    text="""Stop processes for 80 ms out of every 100.
 
-@app.command(short_help="Cut a host or a service off from all others.")
-def partition(
-    target: TargetArgument,
-    name: Name = "",
-    *,
-    seconds: Seconds = 10.0,
-    home: Home = DEFAULT_HOME,
-    as_json: AsJson = False,
-) -> int:
-    r"""Cut the network link of a host or a service. Requires `resile up --namespaces`.
+\b
+resile chaos slow worker job-1
+resile chaos slow registry --seconds 30
+""",
+)
+_add(
+    AttackKind.PARTITION,
+    "seconds",
+    short_help="Cut a host or a service off from all others.",
+    text="""Cut the network link of a host or a service. Requires `resile up --namespaces`.
 
-    \b
-    resile chaos partition host host-1 --seconds 20
-    """
-    return _single(AttackKind.PARTITION, target, name, seconds=seconds, home=home, as_json=as_json)
+\b
+resile chaos partition host host-1 --seconds 20
+""",
+)
+_add(
+    AttackKind.SLOW_LINK,
+    "seconds",
+    "rate",
+    short_help="Limit the bandwidth of a host or a service.",
+    text="""Limit the bandwidth of a host or a service to RATE. Requires `resile up --namespaces`.
 
+\b
+resile chaos slow-link host host-1 --rate 1mbit
+""",
+)
+_add(
+    AttackKind.DISK_FULL,
+    "seconds",
+    short_help="Fill the disk of the pool's storage.",
+    text="""Fill the pool's storage, which must be a folder with a file system of its own.
 
-@app.command("slow-link", short_help="Limit the bandwidth of a host or a service.")
-def slow_link(
-    target: TargetArgument,
-    name: Name = "",
-    *,
-    seconds: Seconds = 10.0,
-    rate: Annotated[str, typer.Option(metavar="RATE", help="Bandwidth, in the units of `tc`.")] = "5mbit",
-    home: Home = DEFAULT_HOME,
-    as_json: AsJson = False,
-) -> int:
-    r"""Limit the bandwidth of a host or a service to RATE. Requires `resile up --namespaces`.
+\b
+resile chaos disk-full object-store           wait until the disk has space again
+resile chaos disk-full object-store job-1     and until that job has saved a checkpoint
+""",
+)
+_add(
+    AttackKind.CORRUPT,
+    short_help="Damage a checkpoint of a job.",
+    text="""Flip a bit in a part of one of a job's checkpoints, or truncate it; at least one intact checkpoint is left.
 
-    \b
-    resile chaos slow-link host host-1 --rate 1mbit
-    """
-    return _single(AttackKind.SLOW_LINK, target, name, seconds=seconds, rate=rate, home=home, as_json=as_json)
-
-
-@app.command("disk-full", short_help="Fill the disk of the pool's storage.")
-def disk_full(
-    target: TargetArgument,
-    name: Name = "",
-    *,
-    seconds: Seconds = 10.0,
-    home: Home = DEFAULT_HOME,
-    as_json: AsJson = False,
-) -> int:
-    r"""Fill the pool's storage, which must be a folder with a file system of its own.
-
-    \b
-    resile chaos disk-full object-store           wait until the disk has space again
-    resile chaos disk-full object-store job-1     and until that job has saved a checkpoint
-    """
-    return _single(AttackKind.DISK_FULL, target, name, seconds=seconds, home=home, as_json=as_json)
-
-
-@app.command(short_help="Damage a checkpoint of a job.")
-def corrupt(target: TargetArgument, name: Name = "", *, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> int:
-    r"""Flip a bit in a part of one of a job's checkpoints, or truncate it; at least one intact checkpoint is left.
-
-    \b
-    resile chaos corrupt object-store job-1
-    """
-    if not name:
-        raise UsageError("corrupt needs the name of a job: `corrupt object-store job-1`")
-    return _single(AttackKind.CORRUPT, target, name, home=home, as_json=as_json)
+\b
+resile chaos corrupt object-store job-1
+""",
+)
 
 
 @app.command(
@@ -224,22 +208,3 @@ def campaign(
         )
     assert job is not None
     return chaos_runs.campaign(home, job, options)
-
-
-def _single(
-    kind: AttackKind,
-    what: TargetKind,
-    name: str,
-    *,
-    home: Path,
-    as_json: bool,
-    seconds: float = 0.0,
-    rate: str = "",
-    object_store: int | None = None,
-) -> int:
-    check(kind, what)
-    target = parse(what, name)
-    from . import chaos_runs
-
-    attack = Attack(kind, target, seconds=seconds, rate=rate)
-    return chaos_runs.attack_once(home, attack, object_store=object_store, as_json=as_json)

@@ -20,7 +20,7 @@ from ..chaos.injector import AttackInjector
 from ..chaos.observation import Observer
 from ..chaos.recovery import RecoveryWatcher
 from ..chaos.report import document, outcome_document, table
-from ..chaos.temporary_pool import TemporaryPool
+from ..chaos.temporary_pool import temporary_pool
 from ..chaos.verdict import Outcome, faults
 from ..client import Client, find_server
 from ..package import pack
@@ -80,12 +80,12 @@ def campaign_on_own_pool(
 
     async def work() -> int:
         package = await asyncio.to_thread(pack, script)
-        async with TemporaryPool(hosts=hosts, slots=slots, log=logger_beside(as_json=options.as_json)) as pool:
-            async with Client(find_server(home=pool.home)) as client:
+        async with temporary_pool(hosts=hosts, slots=slots, log=logger_beside(as_json=options.as_json)) as home:
+            async with Client(find_server(home=home)) as client:
                 key = await client.upload(package.content)
                 spec = JobSpec(name=script.stem, package=key, script=package.script, args=args)
                 names = [await client.submit(spec) for _ in range(jobs)]
-            return await _campaign(pool.home, names, options)
+            return await _campaign(home, names, options)
 
     return _run(work(), as_json=options.as_json)
 

@@ -65,8 +65,6 @@ class Tick:
 
 
 Event = HostsLoaded | HostHello | HeartbeatReceived | HostGoodbye | DrainRequested | Tick
-
-
 Announcement = HostJoined | HostDraining | HostLost | HostLeft
 
 
@@ -194,13 +192,14 @@ class Registry:
     def _change(self, record: HostRecord, now: float) -> list[Command]:
         """Store and announce the record of a present host."""
         self._record_message(record.host, now)
-        self.hosts[record.host] = record
-        return [StoreHost(record), Publish(_announcement(record))]
+        return self._store(record)
 
     def _gone(self, host: str, state: HostState, reason: str, now: float) -> list[Command]:
         del self._last_heard[host]
-        record = self.hosts[host].model_copy(update={"state": state, "since": at(now), "reason": reason})
-        self.hosts[host] = record
+        return self._store(self.hosts[host].model_copy(update={"state": state, "since": at(now), "reason": reason}))
+
+    def _store(self, record: HostRecord) -> list[Command]:
+        self.hosts[record.host] = record
         return [StoreHost(record), Publish(_announcement(record))]
 
     # drain
@@ -230,16 +229,8 @@ class Registry:
         known = self.hosts[drain.host_id]
         if known.state is HostState.DRAINING and known.drain_deadline == deadline:
             return []
-        record = known.model_copy(
-            update={
-                "state": HostState.DRAINING,
-                "since": at(now),
-                "reason": "drain requested",
-                "drain_deadline": deadline,
-            }
-        )
-        self.hosts[record.host] = record
-        return [StoreHost(record), Publish(_announcement(record))]
+        change = {"state": HostState.DRAINING, "since": at(now), "reason": "drain requested"}
+        return self._store(known.model_copy(update={**change, "drain_deadline": deadline}))
 
 
 def _announcement(record: HostRecord) -> Announcement:

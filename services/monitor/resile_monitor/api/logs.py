@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Literal
 
 from aiohttp import web
 from pydantic import Field
 
 from resile_shared.api import LogEntry, LogList
 from resile_shared.envelope import Received
-from resile_shared.messages.logs import LogLine, LogLines
+from resile_shared.messages.logs import LogLines
 from resile_shared.messages.message import Message
 from resile_shared.subjects import LOGS, log
 
@@ -51,33 +52,15 @@ class Logs:
 
 
 def _entries(received: Received[LogLines]) -> Sequence[LogEntry]:
-    said = received.message
-    entries = [_entry(received, line) for line in said.lines]
-    if not said.dropped:
-        return entries
-    note = LogEntry(
-        sequence=received.sequence or 0,
-        time=entries[0].time if entries else _stored(received),
-        host=said.host,
-        worker=said.worker,
-        stream="note",
-        text=f"{said.dropped} lines were dropped here, for want of room",
-    )
-    return [note, *entries]
-
-
-def _stored(received: Received[LogLines]) -> datetime:
+    batch = received.message
     assert received.stored is not None
-    return received.stored
 
+    def entry(time: datetime, stream: Literal["stdout", "stderr", "note"], text: str) -> LogEntry:
+        sequence = received.sequence or 0
+        return LogEntry(sequence=sequence, time=time, host=batch.host, worker=batch.worker, stream=stream, text=text)
 
-def _entry(received: Received[LogLines], line: LogLine) -> LogEntry:
-    said = received.message
-    return LogEntry(
-        sequence=received.sequence or 0,
-        time=line.time,
-        host=said.host,
-        worker=said.worker,
-        stream=line.stream,
-        text=line.text,
-    )
+    entries = [entry(line.time, line.stream, line.text) for line in batch.lines]
+    if not batch.dropped:
+        return entries
+    time = entries[0].time if entries else received.stored
+    return [entry(time, "note", f"{batch.dropped} lines were dropped here, for want of room"), *entries]

@@ -10,13 +10,14 @@ from pydantic import BaseModel
 
 from resile_shared import subjects
 from resile_shared.api import HostView, JobList, JobSummary, JobView
+from resile_shared.buckets import Entry
 from resile_shared.bus import Bus
 from resile_shared.credentials import Credentials
 from resile_shared.messages.commands import Accepted
 from resile_shared.messages.jobs import JobRecord
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.storage import ObjectStorage
-from resile_shared.subjects import HOSTS, JOBS, InvalidSubject
+from resile_shared.subjects import HOSTS, JOBS, BucketSpec, InvalidSubject
 
 from ..projection import Projection
 from .problems import ProblemError
@@ -25,6 +26,7 @@ ANSWER_SECONDS = 5.0
 EXPLAIN_SECONDS = 0.5
 """An answer without the reasons of the newest decision is better than a late one."""
 
+M = TypeVar("M", bound=BaseModel)
 V = TypeVar("V", bound=JobSummary)
 
 
@@ -108,22 +110,18 @@ class Pool:
         return target
 
     async def _fetch_job(self, job: str) -> None:
-        async with bus_timeout("the bus does not respond: try again"):
-            try:
-                entry = await self.bus.bucket(JOBS).get(job)
-            except InvalidSubject:
-                return
-        if entry:
+        if entry := await self._stored(JOBS, job):
             self.projection.store_job(job, entry.value, revision=entry.revision)
 
     async def _fetch_host(self, host: str) -> None:
-        async with bus_timeout("the bus does not respond: try again"):
-            try:
-                entry = await self.bus.bucket(HOSTS).get(host)
-            except InvalidSubject:
-                return
-        if entry:
+        if entry := await self._stored(HOSTS, host):
             self.projection.store_host(host, entry.value, revision=entry.revision)
+
+    async def _stored(self, bucket: BucketSpec[M], key: str) -> Entry[M] | None:
+        async with bus_timeout("the bus does not respond: try again"):
+            with suppress(InvalidSubject):
+                return await self.bus.bucket(bucket).get(key)
+        return None
 
 
 @asynccontextmanager
