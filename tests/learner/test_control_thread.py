@@ -64,6 +64,12 @@ class Scene:
     def send(self, message: Order | Pause) -> None:
         self.agent.sendall(encode(message))
 
+    def close_agent(self) -> None:
+        """Read until the worker sends no more, then close, as agents do."""
+        while self.agent.recv(65536):
+            pass
+        self.agent.close()
+
     async def dial(self) -> asyncio.StreamReader:
         """Connect as worker 1; the data connection stays open as long as the reader of the control connection."""
         control, self.data = [
@@ -78,8 +84,10 @@ class Scene:
 def scene() -> Iterator[Scene]:
     scene = Scene()
     yield scene
+    closing = threading.Thread(target=scene.close_agent)
+    closing.start()
     scene.control.stop()
-    scene.agent.close()
+    closing.join()
 
 
 async def read_until(reader: asyncio.StreamReader, last: PeerMessage) -> list[PeerMessage]:
