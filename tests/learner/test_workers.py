@@ -233,7 +233,7 @@ async def test_a_fork_server_that_dies_during_its_imports_is_reported(tmp_path: 
     os.kill(fork_server.pid, signal.SIGKILL)
     exit_ = await process.wait()
     await fork_server.close()
-    assert exit_.describe("worker 0") == "worker 0 could not be started: the warm process ended during its imports"
+    assert exit_.describe("worker 0") == "worker 0 could not be started: the fork server ended during its imports"
 
 
 def test_a_kill_for_memory_is_distinguished_from_any_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -119,6 +119,19 @@ def test_a_stopped_run_loses_nothing_and_is_resumed_with_its_arguments(resile: A
     assert logs == [f"worker-{number}.log" for number in range(5)], "no worker id of a run is used twice"
 
 
+def test_a_leaver_reports_iterations_and_not_the_rounds_of_validation(resile: Any) -> None:
+    script = resile.script().read_text().replace("return TensorDataset(inputs, targets), None", "return (data, data)")
+    assert "(data, data)" in script
+    script = script.replace("def datasets():", "data = TensorDataset(inputs, targets)\n\ndef datasets():")
+    process = resile.start(
+        "run", resile.script(script), "--plan", "0:2,15:1", "--json", "--", "--pause", "0.1", "--epochs", "30"
+    )
+    read_until(process.stderr, "iteration 15: 2 -> 1 worker")
+    process.send_signal(signal.SIGINT)
+    history = {item["kind"]: item for item in resile.finish(process).json["history"]}
+    assert 15 <= history["pausing"]["iteration"] <= history["paused"]["iteration"] < 25
+
+
 def test_a_run_goes_on_without_a_killed_worker_and_replaces_it(resile: Any, undisturbed: str) -> None:
     process = resile.start("run", resile.script(), "-w", "3", "--json", "--", "--pause", "0.2")
     read_until(process.stderr, "first iteration")

@@ -1,7 +1,7 @@
 """The learner: the processes that train, and the agent that starts them.
 
 agent/        the agent of a host in a pool: starts and stops the workers placed there (never loads torch)
-processes/    worker processes: forked from a warm process, followed to their end (never loads torch)
+processes/    worker processes: forked from a fork server, followed to their end (never loads torch)
 devices.py    asks torch what a machine has, in a process of its own
 worker/       one worker process: its control thread, and the session that the training loop uses
 membership/   how a worker joins, switches generations, recovers and leaves: a pure state machine

@@ -1,6 +1,6 @@
-"""Worker processes: forked from a warm process, followed to their end. Used by the agent and by `resile run`.
+"""Worker processes: forked from a fork server, followed to their end. Used by the agent and by `resile run`.
 
-fork_server.py     the warm process that has imported torch: forks, kills and reaps workers, and ends with its parent
+fork_server.py     a process that has imported torch: forks, kills and reaps workers, and ends with its parent
 runner.py          runs workers to their end: prepares, forks and follows each, and reports its exit
 client.py          starts a fork server and talks to it (protocol.py)
 worker_process.py  one worker: its messages, its output and its log (output.py), how it ended (exits.py)

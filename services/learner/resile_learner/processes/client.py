@@ -215,7 +215,7 @@ class ForkServerClient:
             self._fault = WorkerExit(kind="abandoned", details=tail)
         else:
             if self._fault.kind == "abandoned":
-                message = "the warm process ended during its imports"
+                message = "the fork server ended during its imports"
                 self._fault = WorkerExit(kind="not started", message=message, details=tail)
             self._loaded.set_exception(ResileError(self._fault.message))
             self._loaded.exception()  # retrieved: every worker's exit reports it as well

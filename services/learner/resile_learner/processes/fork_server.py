@@ -1,4 +1,4 @@
-"""The warm process that workers are forked from: `python -m resile_learner.processes.fork_server --fd N --parent PID`.
+"""The fork server that workers are forked from: `python -m resile_learner.processes.fork_server --fd N --parent PID`.
 
 It imports torch once, so that a worker starts in milliseconds; it computes nothing and has one thread, because a fork
 copies only the thread that calls it. It also holds on to everything below it:
@@ -53,7 +53,7 @@ PRELOAD = ("numpy", "torch", "torch.optim", "torch.utils.data", "torch._dynamo",
 
 
 class ForkServer:
-    """The loop of the warm process: requests and signals in, forks and exits out."""
+    """The loop of the fork server: requests and signals in, forks and exits out."""
 
     def __init__(self, control: socket.socket, entry: Entry, inherited: Sequence[int] = ()) -> None:
         self._control = control
@@ -246,7 +246,7 @@ def _exit_with_parent(parent: int, scratch: Scratch) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="The warm process that workers are forked from.")
+    parser = argparse.ArgumentParser(description="The fork server that workers are forked from.")
     parser.add_argument("--fd", type=int, required=True, help="this side of a SOCK_SEQPACKET pair")
     parser.add_argument("--parent", type=int, required=True, help="process id of the parent")
     parser.add_argument("--inherited", default="", help="descriptors to keep open here, and to close in workers")

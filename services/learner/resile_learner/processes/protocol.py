@@ -24,7 +24,7 @@ def process_name(job: str, worker: int) -> str:
 
 
 class ForkRequest(Message):
-    """Fork a worker from the warm process."""
+    """Fork a worker from the fork server."""
 
     kind: Literal["fork"] = "fork"
     process: int

@@ -67,7 +67,10 @@ def _of_thread(name: str, method: Method[P, T]) -> Method[P, T]:
 
 
 class ControlThread:
-    """Public methods are for other threads, private ones for the control thread itself."""
+    """Private methods are for the control thread itself, public ones for other threads.
+
+    Of these `start`, `wait_for`, `post` and `stop` are for the main thread alone.
+    """
 
     def __init__(self, config: WorkerConfig, agent: socket.socket, poller: LinkPoller) -> None:
         self.phases = Phases()
@@ -131,7 +134,7 @@ class ControlThread:
         self._call(self._report_suspect, suspect, evidence, reason)
 
     def check_link(self, peer: int) -> None:
-        """Connect to ``peer`` again if its data connection is known to be broken."""
+        """Count ``peer`` as disconnected, and connect again, if its data connection is known to be broken."""
         self._call(self._peers.check, peer)
 
     def close_links(self) -> None:

@@ -92,7 +92,7 @@ class PeerConnections:
         self._handle(LinkDown(peer))
 
     def check(self, peer: int) -> None:
-        """Disconnect ``peer`` if its data connection is known to be broken."""
+        """Disconnect ``peer`` if its data connection is known to be broken; the membership then connects again."""
         if len(self._established.get(peer, ())) == len(links.KINDS) and peer not in self._poller.links:
             self.disconnect(peer)
 

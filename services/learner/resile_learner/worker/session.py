@@ -133,10 +133,10 @@ class WorkerSession:
                 with suppress(Abandoned):  # it was lost on the way in: the next round will show it
                     self._state_transfer.send(joiner, generation, flat.skeleton, flat.tensors, obsolete=is_superseded)
         if me not in switch.new.workers:
-            self._await_heirs_and_leave(switch, tag)
+            self._await_heirs_and_leave(switch, tag, iteration=state.progress.iteration)
         self._order = switch.new
 
-    def _await_heirs_and_leave(self, switch: Switch, tag: Tag) -> NoReturn:
+    def _await_heirs_and_leave(self, switch: Switch, tag: Tag, *, iteration: int) -> NoReturn:
         """Leave once a member that continues is known to have all that this worker has. Raises Abandoned if none is."""
 
         def is_recalled() -> bool:
@@ -153,11 +153,11 @@ class WorkerSession:
         is_needed = is_recalled() or not confirmed.intersection(heirs)
         if is_needed and not self._control.view.is_released:
             raise Abandoned(heirs[0], "it was lost before it was known to have what this worker has")
-        self._leave([*others, *switch.joiners], tag.round)
+        self._leave([*others, *switch.joiners], iteration)
 
-    def _leave(self, peers: Sequence[int], last_round: int) -> NoReturn:
+    def _leave(self, peers: Sequence[int], iteration: int) -> NoReturn:
         me, generation = self._config.worker, self.view.generation
-        self._control.report(Left(worker=me, generation=generation, iteration=last_round))
+        self._control.report(Left(worker=me, generation=generation, iteration=iteration))
         self._control.close_links()
         self._leave_acknowledgement.close_gracefully(peers)
         leave_process(self._control, status=0)
@@ -179,7 +179,7 @@ class WorkerSession:
         while True:
             self._control.check_link(lost.suspect)
             self._control.post(RoundAbandoned(number))
-            sync = self._await_state_sync(number)
+            sync = self._await_state_sync(state.progress.iteration)
             try:
                 if self._sync_state(sync, state.flatten, allocate_buffers):
                     state.load_received()  # before anything newer can make this worker a donor
@@ -194,12 +194,12 @@ class WorkerSession:
                 self._order = current
                 return has_taken
 
-    def _await_state_sync(self, number: int) -> SyncState:
+    def _await_state_sync(self, iteration: int) -> SyncState:
         """Wait until the state sync of a recovery can start; what is left to be sent goes out meanwhile."""
         while True:
             self._poller.wait_until(lambda: self._control.view.is_released or self._control.view.can_sync_state)
             if self._control.view.is_released:
-                self._leave(sorted(self._poller.links), last_round=max(number - 1, 0))
+                self._leave(sorted(self._poller.links), iteration)
             sync = self._control.post(StateSyncRequested())
             if isinstance(sync, SyncState):
                 return sync
