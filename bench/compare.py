@@ -18,7 +18,7 @@ from report import print_table
 HERE = Path(__file__).resolve().parent.parent
 BENCHES = {
     "startup": ("startup.py", ["--quick"]),
-    "recovery": ("recovery.py", ["--quick", "--only", "workers", "hosts", "local"]),
+    "recovery": ("recovery.py", ["--quick", "--only", "workers", "hosts", "run"]),
     "rescale": ("rescale.py", ["--quick", "--millions", "1"]),
     "steady": ("steady.py", ["--quick", "--workers", "2"]),
     "pool": ("pool.py", ["--quick"]),
