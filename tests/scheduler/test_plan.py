@@ -143,6 +143,13 @@ def test_a_paused_job_has_no_step() -> None:
     assert bench.newest() == allocation
 
 
+def test_a_step_beyond_the_end_neither_forms_a_generation_nor_counts_as_too_many_workers() -> None:
+    bench = PlannedBench("0:1,200:30")
+    bench.start()
+    assert bench.newest().generation == 1
+    assert bench.records["job-1"].state is JobState.RUNNING
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> PlanPolicy:
     later = draw(st.lists(st.integers(1, 150), unique=True, max_size=5))
@@ -157,6 +164,7 @@ def test_a_target_is_what_the_plan_says_of_its_iteration(policy: PlanPolicy, sin
     steps = [step for step in policy.steps if step.iteration < 100]
     at = max(target.not_before, since)
     assert target.workers == [step for step in steps if step.iteration <= at][-1].workers
-    assert target.until == min((step.iteration for step in steps if step.iteration > at), default=None)
+    later = (step.iteration for step in policy.steps if step.iteration > at and step.iteration != 100)
+    assert target.until == min(later, default=None)
     if target.not_before:
         assert active, "what does not train yet cannot wait"

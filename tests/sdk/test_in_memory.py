@@ -35,7 +35,7 @@ class World:
     now: float = 1000.0
     iteration: int = 0
     record: JobRecord | None = None
-    alive: dict[int, str] = field(default_factory=dict)
+    alive: dict[int, tuple[str, int]] = field(default_factory=dict)
     members: tuple[int, ...] = ()
     pauses: list[int] = field(default_factory=list)
     timers: list[scheduler.Event] = field(default_factory=list)
@@ -54,12 +54,12 @@ class World:
                 self.record = record
             case StartTimer(_, event):
                 self.timers.append(event)
-            case HostCommand(host, agent.StartWorker(_, worker)):
-                self.alive[worker] = host
+            case HostCommand(host, incarnation, agent.StartWorker(_, worker)):
+                self.alive[worker] = (host, incarnation)
                 return [self.message(WorkerListening(worker=worker, host="h", port=1000 + worker)), self.ready(worker)]
-            case HostCommand(_, agent.KillWorker(_, worker)) if worker in self.alive:
+            case HostCommand(_, _, agent.KillWorker(_, worker)) if worker in self.alive:
                 return [self.exited(worker, "killed", -9)]
-            case HostCommand(_, agent.SendToWorker(_, worker, message)) if worker not in self.is_silent:
+            case HostCommand(_, _, agent.SendToWorker(_, worker, message)) if worker not in self.is_silent:
                 return list(self.answer_message(worker, message))
         return []
 
@@ -78,7 +78,7 @@ class World:
                 yield self.exited(leaver, "left")
 
     def message(self, message: FromWorker) -> Event:
-        return HostEvent(self.alive[message.worker], agent.MessageReceived(JOB, message))
+        return HostEvent(*self.alive[message.worker], agent.MessageReceived(JOB, message))
 
     def ready(self, worker: int) -> Event:
         return self.message(
@@ -88,7 +88,7 @@ class World:
 
     def exited(self, worker: int, kind: str, status: int = 0) -> Event:
         exit_ = WorkerExit.model_validate({"kind": kind, "status": status})
-        return HostEvent(self.alive.pop(worker), agent.WorkerExited(JOB, worker, exit_))
+        return HostEvent(*self.alive.pop(worker), agent.WorkerExited(JOB, worker, exit_))
 
     @property
     def state(self) -> JobState:
@@ -174,3 +174,14 @@ def test_a_host_gets_more_slots_without_a_new_incarnation() -> None:
     world = training(1)
     world.send(hello("host-1", 3))
     assert world.members == (0, 1, 2)
+
+
+def test_what_happened_to_an_earlier_incarnation_has_no_effect() -> None:
+    world = training(2, workers=2)
+    exits = [world.exited(worker, "abandoned") for worker in (0, 1)]
+    world.send(HostFailed("host-1", "killed"), hello("host-1", 2, incarnation=2))
+    members = world.members
+    assert members == (2, 3)
+    world.send(*exits)
+    assert world.members == members
+    assert world.state is JobState.RUNNING

@@ -22,9 +22,10 @@ from resile_shared.messages.reports import Report
 
 @dataclass(frozen=True)
 class HostEvent:
-    """Something happened on ``host``."""
+    """Something happened on ``host``; of no effect if the host has another ``incarnation`` by now."""
 
     host: str
+    incarnation: int
     event: agent.Event
 
 
@@ -42,9 +43,10 @@ Event = HostHello | HostFailed | HostEvent | scheduler.Event
 
 @dataclass(frozen=True)
 class HostCommand:
-    """Start, kill, or send a message to a worker of ``host``."""
+    """Start, kill, or send a message to a worker of ``host``, as long as that is this ``incarnation``."""
 
     host: str
+    incarnation: int
     command: agent.StartWorker | agent.SendToWorker | agent.KillWorker
 
 
@@ -86,9 +88,10 @@ class InMemoryPool:
                 del self._agents[host]
                 self._queue.append(self._host_record(host, HostState.LOST, now, reason))
                 return []
-            case HostEvent(host, what):
+            case HostEvent(host, incarnation, what):
                 agent_core = self._agents.get(host)
-                commands = agent_core.handle(what, now=now) if agent_core else []
+                is_current = agent_core and agent_core.incarnation == incarnation
+                commands = agent_core.handle(what, now=now) if agent_core and is_current else []
                 return [c for command in commands for c in self._from_agent(host, command, now)]
             case _:
                 commands_ = self._scheduler.handle(event, now=now)
@@ -101,9 +104,14 @@ class InMemoryPool:
             self._queue.append(self._host_record(hello.host, HostState.UP, now))
             return []
         self._agents[hello.host] = AgentCore(hello.host, hello.incarnation)
-        self._queue.append(HostEvent(hello.host, agent.Tick(is_bus_up=True)))
-        self._queue.extend(HostEvent(hello.host, allocation) for allocation in self._allocations.values())
+        self._notify(hello.host, agent.Tick(is_bus_up=True))
+        for allocation in self._allocations.values():
+            self._notify(hello.host, allocation)
         return []
+
+    def _notify(self, host: str, event: agent.Event) -> None:
+        """Hand ``event`` to the agent of ``host``, whichever incarnation it is."""
+        self._queue.append(HostEvent(host, self._hellos[host].incarnation, event))
 
     def _host_record(self, host: str, state: HostState, now: float, reason: str = "") -> HostRecord:
         return HostRecord(**self._hellos[host].model_dump(), state=state, since=at(now), reason=reason)
@@ -112,14 +120,15 @@ class InMemoryPool:
         match command:
             case agent.AnnounceHost():
                 record = self._host_record(host, HostState.UP, now)
-                self._queue += [record, HostEvent(host, record)]
+                self._queue.append(record)
+                self._notify(host, record)
             case Heartbeat():
                 self._queue.append(command)
             case Report():
                 self._queue.append(command)
                 return [command]
             case agent.StartWorker() | agent.SendToWorker() | agent.KillWorker():
-                return [HostCommand(host, command)]
+                return [HostCommand(host, self._hellos[host].incarnation, command)]
             case agent.EndIncarnation():
                 raise AssertionError(f"the agent of {host} was superseded: {command.reason}")
         return []
@@ -128,16 +137,18 @@ class InMemoryPool:
         match command:
             case scheduler.WriteAllocation(allocation):
                 self._allocations[allocation.job] = allocation
-                self._queue.extend(HostEvent(host, allocation) for host in self._agents)
+                for host in self._agents:
+                    self._notify(host, allocation)
                 return [command]
             case scheduler.StopWorkers(job, host, incarnation, workers):
                 stop = instructions.StopWorkers(job=job, incarnation=incarnation, workers=workers)
-                self._queue.append(HostEvent(host, stop))
+                self._notify(host, stop)
             case scheduler.PauseWorkers(job, generation, hosts):
                 pause = instructions.PauseWorkers(job=job, generation=generation)
-                self._queue.extend(HostEvent(host, pause) for host in hosts)
+                for host in hosts:
+                    self._notify(host, pause)
             case scheduler.ProbeHost(host, incarnation, beat, seconds):
-                self._queue.append(HostEvent(host, instructions.SendHeartbeat(incarnation=incarnation)))
+                self._notify(host, instructions.SendHeartbeat(incarnation=incarnation))
                 return [StartTimer(seconds, scheduler.ProbeExpired(host, incarnation, beat))]
             case scheduler.StoreJob() | scheduler.Reply():
                 return [command]

@@ -46,7 +46,7 @@ class Narrator:
             self._ready = record.ready
             yield TrainingCalled(record.ready)
             for step in self._steps:
-                if step.iteration > record.ready.iterations_total:
+                if step.iteration >= max(record.ready.iterations_total, 1):
                     end = f"training ends at iteration {record.ready.iterations_total}"
                     yield Noted(f"step {step} of the plan has no effect: {end}")
         for item in record.history[self._num_known :]:

@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -18,7 +18,7 @@ from resile_learner.processes.worker_process import Stream
 from resile_scheduler.core import events as scheduler
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.plan import PlanPolicy, PlanStep
-from resile_shared.errors import UsageError
+from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import JobPause, JobResume, JobStop, Refused
 from resile_shared.messages.hosts import HostHello, Slot, WorkerExit
@@ -36,6 +36,8 @@ from .settings import RunSettings
 HOST = "local"
 PROBE = "probe"
 SUBMIT, PAUSE, STOP = "submit", "pause", "stop"
+MAX_UNLOADED = 3
+"""Fork servers in a row that may end during their imports."""
 PAUSE_SECONDS = 5.0
 """How long a stop waits for the checkpoint of the pause before it."""
 SLOTS_PER_WORKER = 2
@@ -77,6 +79,8 @@ class LocalRun:
             stack.callback(self._folder.close)
             if self._settings.storage:
                 await asyncio.to_thread(_try_storage, self._storage)
+            script = self._settings.script.absolute()
+            self._folder.note_start(script, self._args, self._name, self._storage, time.time())
             pruning = asyncio.create_task(asyncio.to_thread(home.prune))
             try:
                 await self._train()
@@ -88,8 +92,8 @@ class LocalRun:
         """Ask for another number of workers, as soon as possible. Raises UsageError if it can never be."""
         if workers < 1:
             raise UsageError(f"a run needs at least 1 worker, not {workers}")
-        policy = PlanPolicy((PlanStep(0, workers),), reason=f"resize to {workers}")
         ready = self._record.ready if self._record else None
+        policy = PlanPolicy((PlanStep(0, workers),), fits_shards=ready is None, reason=f"resize to {workers}")
         if ready and (error := policy.error(num_shards=ready.num_shards, batch_size=ready.batch_size)):
             raise UsageError(error)
         self._policy = policy
@@ -126,7 +130,6 @@ class LocalRun:
         self._storage = folder.journal.storage or folder.path.as_uri()
         if settings.storage:
             self._storage = f"{settings.storage.rstrip('/')}/{folder.job}"
-        folder.note_start(script, self._args, self._name, self._storage, time.time())
         before = folder.journal.record
         self._narrator = Narrator(self._policy.steps, num_known=len(before.history) if before else 0)
         return folder
@@ -205,17 +208,26 @@ class LocalRun:
         )
         log = self._folder.logs / "fork-server.log"
         self._fork_server = await ForkServerClient.start(log=log, settings=settings)
-        self._runner = WorkerRunner(self._fork_server, self)
         self._incarnation += 1
+        self._runner = WorkerRunner(
+            self._fork_server, _Incarnation(self._incarnation, self._post, self._print, self._on_event)
+        )
 
     async def _close_host(self) -> None:
         await self._fork_server.close()
         await self._runner.wait_closed()
 
     async def _keep_host(self) -> None:
-        """Start the host again whenever its fork server ends. Raises ResileError if one cannot load."""
+        """Start the host again whenever its fork server ends. Raises ResileError if several in a row cannot load."""
+        num_unloaded = 0
         while True:
-            await self._fork_server.loaded()
+            try:
+                await self._fork_server.loaded()
+                num_unloaded = 0
+            except ResileError:
+                num_unloaded += 1
+                if self._incarnation == 1 or num_unloaded == MAX_UNLOADED:
+                    raise
             ended = asyncio.ensure_future(self._fork_server.ended())
             try:
                 await asyncio.wait({ended, self._runner.fault}, return_when=asyncio.FIRST_COMPLETED)
@@ -239,7 +251,7 @@ class LocalRun:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._detection.beat_seconds)
-            self._post(HostEvent(HOST, agent.Tick(is_bus_up=True)))
+            self._post(HostEvent(HOST, self._incarnation, agent.Tick(is_bus_up=True)))
             self._post(scheduler.Tick())
 
     def _post(self, event: Event) -> None:
@@ -255,8 +267,9 @@ class LocalRun:
                 self._folder.note_generation(allocation.generation)
             case Report():
                 self._show(self._narrator.on_report(command))
-            case HostCommand(_, what):
-                self._command_worker(what)
+            case HostCommand(_, incarnation, what):
+                if incarnation == self._incarnation:
+                    self._command_worker(what)
             case StartTimer(seconds, event):
                 asyncio.get_running_loop().call_later(seconds, self._post, event)
             case scheduler.Reply(request, Refused()) if request == PAUSE:
@@ -293,24 +306,10 @@ class LocalRun:
             detection_seconds=self._settings.detection_seconds,
         )
 
-    # workers: see WorkerObserver
-
-    def on_message(self, job: str, message: FromWorker) -> None:
-        """Hand a worker's message to its agent."""
-        self._post(HostEvent(HOST, agent.MessageReceived(job, message)))
-
-    def on_line(self, job: str, worker: int, stream: Stream, line: str) -> None:
+    def _print(self, worker: int, stream: Stream, line: str) -> None:
         """Show a line; what workers complain of while they are killed is for the log alone."""
         if not (self._is_stopping and stream == "stderr"):
             self._on_event(Printed(worker, stream, line, is_lowest_rank=worker == self._leader))
-
-    def on_log_error(self, job: str, worker: int, error: OSError) -> None:
-        """Note that a worker's log cannot be written."""
-        self._on_event(Noted(f"the output of worker {worker} is not kept any more: {error.strerror}"))
-
-    async def on_exit(self, job: str, worker: int, exit_: WorkerExit) -> None:
-        """Tell the agent how a worker ended."""
-        self._post(HostEvent(HOST, agent.WorkerExited(job, worker, exit_)))
 
     @property
     def _leader(self) -> int:
@@ -358,7 +357,11 @@ class LocalRun:
                 return Outcome("stopped")
             case _:
                 ready, error = record.ready, record.history[-1].reason
-                usage = self._policy.error(num_shards=ready.num_shards, batch_size=ready.batch_size) if ready else ""
+                usage = ready and self._policy.error(
+                    num_shards=ready.num_shards,
+                    batch_size=ready.batch_size,
+                    iterations_total=ready.iterations_total,
+                )
                 return Outcome("failed", error, self._narrator.traceback_of(error), is_usage_error=error == usage)
 
     async def _fetch_model(self, key: str) -> str:
@@ -370,6 +373,28 @@ class LocalRun:
             return str(output)
         folder = _local_folder(self._storage)
         return str(folder / key) if folder else f"{self._storage.rstrip('/')}/{key}"
+
+
+@dataclass(frozen=True)
+class _Incarnation:
+    """Observes the workers of one fork server; see `WorkerObserver`."""
+
+    number: int
+    post: Callable[[Event], None]
+    print_line: Callable[[int, Stream, str], None]
+    show: OnEvent
+
+    def on_message(self, job: str, message: FromWorker) -> None:
+        self.post(HostEvent(HOST, self.number, agent.MessageReceived(job, message)))
+
+    def on_line(self, job: str, worker: int, stream: Stream, line: str) -> None:
+        self.print_line(worker, stream, line)
+
+    def on_log_error(self, job: str, worker: int, error: OSError) -> None:
+        self.show(Noted(f"what worker {worker} prints is not kept any more: {error.strerror}"))
+
+    async def on_exit(self, job: str, worker: int, exit_: WorkerExit) -> None:
+        self.post(HostEvent(HOST, self.number, agent.WorkerExited(job, worker, exit_)))
 
 
 async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:

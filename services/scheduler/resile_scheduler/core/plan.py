@@ -39,9 +39,9 @@ class PlanPolicy:
         """Return the target of each job."""
         return {demand.job: self._target(demand) for demand in demands}
 
-    def error(self, *, num_shards: int, batch_size: int) -> str:
+    def error(self, *, num_shards: int, batch_size: int, iterations_total: int | None = None) -> str:
         """Say why a job whose batches are cut like that can never follow this plan; empty if it can."""
-        most = max(step.workers for step in self.steps)
+        most = max(step.workers for step in self._effective_steps(iterations_total))
         if self.fits_shards or most <= num_shards:
             return ""
         return (
@@ -51,24 +51,28 @@ class PlanPolicy:
 
     def _target(self, demand: Demand) -> Target:
         if demand.num_shards is not None:
-            error = self.error(num_shards=demand.num_shards, batch_size=demand.batch_size)
+            error = self.error(
+                num_shards=demand.num_shards, batch_size=demand.batch_size, iterations_total=demand.iterations_total
+            )
             if error:
                 return Target(0, error, error=error)
-        steps = self._effective_steps(demand)
+        steps = self._effective_steps(demand.iterations_total)
         begun = demand.active_since if demand.active_workers else demand.iteration
-        now = max(number for number, step in enumerate(steps) if step.iteration <= begun or number == 0)
-        workers = self._workers(steps[now], demand)
-        if demand.active_workers == workers and now + 1 < len(steps):
-            now += 1
-            workers = self._workers(steps[now], demand)
-        is_ahead = demand.active_workers > 0 and steps[now].iteration > begun
-        until = steps[now + 1].iteration if now + 1 < len(steps) else None
+        current = max(number for number, step in enumerate(steps) if step.iteration <= begun or number == 0)
+        workers = self._workers(steps[current], demand)
+        if demand.active_workers == workers and current + 1 < len(steps):
+            current += 1
+            workers = self._workers(steps[current], demand)
+        is_ahead = demand.active_workers > 0 and steps[current].iteration > begun
+        # Members may go on waiting for a step beyond the end: they never reach it.
+        later = [s.iteration for s in self.steps if s.iteration > steps[current].iteration]
+        until = next((iteration for iteration in later if iteration != demand.iterations_total), None)
         return Target(
             workers,
             self.reason
-            or self._reason(steps[now], is_replacement=not is_ahead and 0 < demand.active_workers < workers),
+            or self._reason(steps[current], is_replacement=not is_ahead and 0 < demand.active_workers < workers),
             is_exact=True,
-            not_before=steps[now].iteration if is_ahead else 0,
+            not_before=steps[current].iteration if is_ahead else 0,
             until=until,
         )
 
@@ -80,7 +84,6 @@ class PlanPolicy:
     def _workers(self, step: PlanStep, demand: Demand) -> int:
         return min(step.workers, demand.num_shards or step.workers) if self.fits_shards else step.workers
 
-    def _effective_steps(self, demand: Demand) -> list[PlanStep]:
-        """Leave out the steps at which training has ended already."""
-        total = demand.iterations_total
+    def _effective_steps(self, total: int | None) -> list[PlanStep]:
+        """Leave out the steps at which training, of ``total`` iterations if that is known, has ended already."""
         return [step for step in self.steps if total is None or step.iteration < max(total, 1)]

@@ -64,3 +64,5 @@ class Restore:
             job.recall_intent()
             if state in (JobState.RESCALING, JobState.RECOVERING) and not job.generations.is_settling:
                 job.enter(Step.SETTLE)
+        if not (job.is_over or job.generations.placements):
+            job.go_back(job.record.checkpoint.iteration if job.record.checkpoint else 0)
