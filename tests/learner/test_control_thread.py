@@ -147,5 +147,5 @@ def test_a_dropped_member_withdraws(scene: Scene) -> None:
 async def test_a_method_of_the_main_thread_refuses_another_thread(scene: Scene) -> None:
     with pytest.raises(AssertionError, match="post belongs to the main thread"):
         await asyncio.to_thread(scene.control.post, ScriptReady())
-    with pytest.raises(AssertionError, match="_handle belongs to the control thread"):
-        scene.control._handle(ScriptReady())
+    with pytest.raises(AssertionError, match="_send_to_agent belongs to the control thread"):
+        scene.control._send_to_agent(Pause(generation=1))

@@ -1,9 +1,8 @@
 """The control thread of a worker: the asyncio shell around `Membership`.
 
-It talks to the agent and, through `PeerConnections`, to the peers. The membership lives on this thread alone: events
-of the main thread are handled here too, so that commands are carried out in the order of the decisions. After each
-event the thread publishes a frozen `MembershipView`, which any thread may read; a main thread that waits for links
-is woken.
+It talks to the agent and, through `PeerConnections`, to the peers. Both threads have the membership handle their
+events, under one lock; this thread alone carries the commands out, in the order of the decisions. After each event a
+frozen `MembershipView` is published, which any thread may read; a main thread that waits for links is woken.
 """
 
 import asyncio
@@ -85,7 +84,7 @@ class ControlThread:
         self._tasks: set[asyncio.Task[None]] = set()
         self._agent: asyncio.StreamWriter
         self._membership = Membership(config.worker)
-        self._peers = PeerConnections(config, poller, self._membership, handle=self._handle, spawn=self._spawn)
+        self._peers = PeerConnections(config, poller, lambda: self.view, handle=self._handle, spawn=self._spawn)
         self._heartbeat_seconds = config.detection_seconds / HEARTBEATS_PER_DETECTION
         self._stalls = StallDetector(detection_seconds=config.detection_seconds, interval=self._heartbeat_seconds)
         self._is_stalled = False
@@ -120,10 +119,9 @@ class ControlThread:
 
         Raises what stopped the control thread.
         """
-        answers: list[MainThreadCommand | None] = []
-        self._call(self._handle_posted, event, answers)
-        self.wait_for(lambda _: answers or None)
-        return answers[0]
+        if self._fault:
+            raise self._fault
+        return self._handle(event)
 
     def report(self, message: Message) -> None:
         """Send ``message`` to the agent."""
@@ -263,35 +261,35 @@ class ControlThread:
 
     def _on_silent(self, peer: int) -> None:
         """Close all connections to ``peer``, so that nothing waits for it any more."""
-        if self._membership.counts_on(peer):
+        with self._changed:
+            counts_on_it = self._membership.counts_on(peer)
+        if counts_on_it:
             seconds = self._config.detection_seconds
             self._report_suspect(peer, "silence", f"nothing was heard from it for {seconds:g} seconds")
         self._peers.disconnect(peer)
         self._poller.remove(peer)
 
-    def _handle_posted(self, event: Event, answers: list[MainThreadCommand | None]) -> None:
-        answer = self._handle(event)
-        with self._changed:
-            answers.append(answer)
-            self._changed.notify_all()
-
-    @control_thread
     def _handle(self, event: Event) -> MainThreadCommand | None:
-        """Handle ``event``, publish the view, and have the commands carried out, in order, once the caller is done.
+        """Handle ``event``, publish the view, and have the control thread carry the commands out.
 
-        A command for the main thread is returned instead.
+        A command for the main thread is returned instead. Both threads call this: under the lock commands are queued in
+        the order of the decisions, and the main thread need not wait for the other one at a switch.
         """
-        commands = self._membership.handle(event)
+        answer = None
         with self._changed:
+            try:
+                commands = self._membership.handle(event)
+            except Exception as error:
+                self._fault = error
+                raise
+            for command in commands:
+                if isinstance(command, MainThreadCommand):
+                    answer = command
+                else:
+                    self._call(self._carry_out, command)
             self.view = self._membership.view
             self._changed.notify_all()
         self._poller.wake()
-        answer = None
-        for command in commands:
-            if isinstance(command, MainThreadCommand):
-                answer = command
-            else:
-                self._loop.call_soon(self._guard, self._carry_out, command)
         return answer
 
     def _carry_out(self, command: Connect | SendToPeer | AbandonRound | Withdraw) -> None:

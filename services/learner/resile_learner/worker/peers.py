@@ -16,7 +16,7 @@ import pydantic
 from ..collectives.poller import LinkPoller
 from ..collectives.transport import TcpTransport
 from ..membership.events import Event, LinkDown, LinkUp, MessageReceived, OrderReceived
-from ..membership.machine import Membership
+from ..membership.view import MembershipView
 from ..messages import Member, Order, PeerMessage, WorkerConfig, encode, from_peer
 from . import links
 from .liveness import HEARTBEAT, PeerLiveness
@@ -32,14 +32,14 @@ class PeerConnections:
         self,
         config: WorkerConfig,
         poller: LinkPoller,
-        membership: Membership,
+        view: Callable[[], MembershipView],
         *,
         handle: Callable[[Event], object],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._config = config
         self._poller = poller
-        self._membership = membership
+        self._view = view
         self._handle = handle
         self._spawn = spawn
         self._secrets: defaultdict[int, asyncio.Future[str]] = defaultdict(asyncio.Future)
@@ -86,7 +86,7 @@ class PeerConnections:
         self._liveness.remove(peer)
         if writer := self._writers.pop(peer, None):
             writer.close()
-        current = self._membership.view.current
+        current = self._view().current
         if current is None or peer not in current.workers:
             self._poller.remove(peer)
         self._handle(LinkDown(peer))
