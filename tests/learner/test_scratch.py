@@ -10,14 +10,11 @@ import pytest
 
 from resile_learner.processes.scratch import Scratch
 
-HOUR_AGO = 3600.0
 
-
-def old(folder: Path, *names: str) -> Path:
+def folder_with(folder: Path, *names: str) -> Path:
     folder.mkdir()
     for name in names:
         (folder / name).touch()
-    os.utime(folder, (HOUR_AGO, HOUR_AGO))
     return folder
 
 
@@ -31,9 +28,9 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_only_folders_that_a_killed_process_made_are_removed(temporary: Path) -> None:
-    users = [old(temporary / name, "precious") for name in ("resile-home", "resile-scratch-of-mine")]
-    orphan = old(temporary / "resile-scratch-12345678", ".resile-scratch", "left-behind")
-    lived_in = old(temporary / "resile-scratch-87654321", ".resile-scratch")
+    users = [folder_with(temporary / name, "precious") for name in ("resile-home", "resile-scratch-of-mine")]
+    orphan = folder_with(temporary / "resile-scratch-12345678", ".resile-scratch", "left-behind")
+    lived_in = folder_with(temporary / "resile-scratch-87654321", ".resile-scratch")
     lock = os.open(lived_in, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     scratch = Scratch()

@@ -30,6 +30,7 @@ from .protocol import (
     process_name,
     response,
 )
+from .scratch import remove_stale
 from .worker_process import OnOutput, WorkerProcess
 
 CLOSE_SECONDS = 15.0
@@ -141,6 +142,7 @@ class ForkServerClient:
             self._process.kill()
             await self.ended()
         self._abandon_all()
+        await asyncio.to_thread(remove_stale)  # its own folder, if it was killed
 
     async def ended(self) -> None:
         """Wait for the end of the process, whatever causes it."""
