@@ -167,7 +167,7 @@ async def test_a_stuck_worker_is_left_behind_and_the_result_stays_the_same(stage
 
 async def test_a_worker_that_is_stuck_alone_ends_the_run(stage: Stage) -> None:
     result = await stage.play("deadlocks", workers=1, detection_seconds=0.05)
-    assert "worker 0 failed: stuck in compute for" in result.outcome.error
+    assert "worker 0 on local/0 failed: stuck in compute for" in result.outcome.error
     assert "lock.acquire()  # for ever" in result.outcome.details
 
 

@@ -58,14 +58,16 @@ class Narrator:
         return next((f.details for f in reversed(self._failures) if f.message and f.message in reason), "")
 
     def _on_history(self, item: HistoryItem) -> Iterator[RunEvent]:
+        details = self.traceback_of(item.reason)
+        note = Noted(f"{item.reason}\n{details.rstrip()}" if details else item.reason)
         if item.kind == "allocation":
             seconds = self._pause_seconds.get(item.generation, 0.0)
             before, self._num_workers = self._num_workers, item.workers
             yield Rescaled(item.generation, before, item.workers, item.iteration, seconds, item.reason)
+            if details:
+                yield note
         elif item.kind == "queued" and self._num_workers:
             self._num_workers = 0
-            yield Noted(item.reason)
+            yield note
         elif item.kind == "warning":
-            yield Noted(item.reason)
-        if item.kind in ("allocation", "queued") and (details := self.traceback_of(item.reason)):
-            yield Noted(details.rstrip())
+            yield note

@@ -23,7 +23,6 @@ from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import JobPause, JobResume, JobStop, Refused
 from resile_shared.messages.hosts import HostHello, Slot, WorkerExit
 from resile_shared.messages.jobs import MAX_WORKERS, JobRecord, JobSpec, JobState
-from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.reports import Report
 
 from .events import Noted, Printed, RunEvent, RunOpened
@@ -38,6 +37,7 @@ PROBE = "probe"
 SUBMIT, PAUSE, STOP = "submit", "pause", "stop"
 MAX_UNLOADED = 3
 """Fork servers in a row that may end during their imports."""
+TICK_SECONDS = 1.0
 PAUSE_SECONDS = 5.0
 """How long a stop waits for the checkpoint of the pause before it."""
 SLOTS_PER_WORKER = 2
@@ -51,7 +51,6 @@ class LocalRun:
     def __init__(self, settings: RunSettings, *, fork_server: ForkServerSettings | None = None) -> None:
         self._settings = settings
         self._policy = settings.policy
-        self._detection = PoolSettings(detection_seconds=settings.detection_seconds)
         self._fork_server_settings = fork_server or ForkServerSettings()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._record: JobRecord | None = None
@@ -250,7 +249,7 @@ class LocalRun:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(self._detection.beat_seconds)
+            await asyncio.sleep(TICK_SECONDS)
             self._post(HostEvent(HOST, self._incarnation, agent.Tick(is_bus_up=True)))
             self._post(scheduler.Tick())
 
