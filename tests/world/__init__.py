@@ -1,0 +1,11 @@
+"""One simulated world: the real cores and shells of all services and workers, with only their surroundings simulated.
+
+loop.py       virtual time, and processes that crash and freeze between any two steps
+nats.py       a client of the simulated bus, in place of the library's
+server.py     the simulated nats-server with JetStream
+services.py   registry, schedulers and agents, each in a process that is restarted when it ends
+users.py      people who submit, pause, resume, stop, drain and change priorities
+faults.py     what a seed does to the world
+checks.py     the promises, checked at every step
+world.py      all of it, run from one seed
+"""

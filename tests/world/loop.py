@@ -1,0 +1,235 @@
+"""An event loop in virtual time, and processes on it that can crash and freeze between any two steps.
+
+Nothing runs in parallel and nothing waits: when no callback is ready, time jumps to the next timer. A callback belongs
+to the process in whose context it was scheduled. A crashed process never runs again, not even its ``finally`` blocks;
+a frozen one runs what it missed when it is thawed.
+"""
+
+import asyncio
+import heapq
+import itertools
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from typing import Any
+
+START = 1_790_000_000.0
+"""Wall clock time, in seconds since the epoch, at which every world begins."""
+
+
+class Stuck(Exception):
+    """Nothing is ready and no timer is set: the world would wait for ever."""
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """Runs callbacks in the order in which they became ready. ``time()`` is virtual, in seconds from 0."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.num_steps = 0
+        self.errors: list[str] = []
+        """What callbacks and tasks raised and nobody handled."""
+        self._ready: deque[events.Handle] = deque()
+        self._timers: list[tuple[float, int, events.TimerHandle]] = []
+        self._numbers = itertools.count()
+        self._is_running = False
+
+    def time(self) -> float:
+        return self.now
+
+    def run_until(self, done: Callable[[], bool], *, limit: float) -> bool:
+        """Run until ``done()`` or virtual time ``limit``; return whether it is done."""
+        events._set_running_loop(self)
+        self._is_running = True
+        try:
+            while not done():
+                if self._ready:
+                    self._step(self._ready.popleft())
+                elif not self._timers:
+                    raise Stuck
+                elif self._timers[0][0] > limit:
+                    self.now = limit
+                    return False
+                else:
+                    self._advance()
+            return True
+        finally:
+            self._is_running = False
+            events._set_running_loop(None)
+
+    def _advance(self) -> None:
+        when, _, handle = heapq.heappop(self._timers)
+        self.now = max(self.now, when)
+        handle._scheduled = False
+        if not handle._cancelled:
+            self._ready.append(handle)
+
+    def _step(self, handle: events.Handle) -> None:
+        if handle._cancelled:
+            return
+        process = handle._context.get(_process)
+        if process is None or process.admit(handle):
+            self.num_steps += 1
+            handle._run()
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: object, context: Context | None = None
+    ) -> events.Handle:
+        handle = events.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: object, context: Context | None = None
+    ) -> events.TimerHandle:
+        return self.call_at(self.now + max(0.0, delay), callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: object, context: Context | None = None
+    ) -> events.TimerHandle:
+        handle = events.TimerHandle(when, callback, args, self, context)
+        handle._scheduled = True
+        heapq.heappush(self._timers, (when, next(self._numbers), handle))
+        return handle
+
+    def admit_again(self, handles: deque[events.Handle]) -> None:
+        self._ready.extend(handles)
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
+    ) -> "asyncio.Task[Any]":
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        return task
+
+    def run_in_executor(self, executor: object, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+        """Call ``func`` at once: what would be done in a thread takes no time."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        process = _process.get()
+        if process is None or not process.is_dead:
+            self.errors.append(f"{context.get('message')}: {error!r}")
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return self._is_running
+
+    def is_closed(self) -> bool:
+        return False
+
+    def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
+        pass
+
+
+class Process:
+    """A process of the world: its tasks, and the wall clock of its host."""
+
+    def __init__(self, loop: SimLoop, name: str, *, clock: "Clock | None" = None) -> None:
+        self.loop = loop
+        self.name = name
+        self.clock = clock or Clock()
+        self.is_dead = False
+        self.on_death: list[Callable[[], object]] = []
+        """Called when it crashes or ends."""
+        self._parked: deque[events.Handle] | None = None
+        self._crash_after = -1
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Run ``work`` as a task of this process."""
+        context = copy_context()
+        context.run(_process.set, self)
+        return self.loop.create_task(work, context=context)
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call ``function`` in this process."""
+        context = copy_context()
+        context.run(_process.set, self)
+        return context.run(function, *args)
+
+    def admit(self, handle: events.Handle) -> bool:
+        """Whether ``handle`` runs now."""
+        if self.is_dead:
+            return False
+        if self._parked is not None:
+            self._parked.append(handle)
+            return False
+        if self._crash_after >= 0:
+            self._crash_after -= 1
+            if self._crash_after < 0:
+                self.crash()
+                return False
+        return True
+
+    def crash(self) -> None:
+        """End it at once: it never runs again."""
+        if not self.is_dead:
+            self.is_dead = True
+            self._parked = None
+            for call in self.on_death:
+                call()
+
+    def crash_after(self, num_steps: int) -> None:
+        """Crash it before one of its next steps."""
+        self._crash_after = num_steps
+
+    @property
+    def is_frozen(self) -> bool:
+        return self._parked is not None
+
+    def freeze(self) -> None:
+        if not self.is_dead and self._parked is None:
+            self._parked = deque()
+
+    def thaw(self) -> None:
+        if self._parked is not None:
+            parked, self._parked = self._parked, None
+            self.loop.admit_again(parked)
+
+
+class Clock:
+    """The wall clock of one host: ``offset`` seconds ahead of the world's."""
+
+    def __init__(self, offset: float = 0.0) -> None:
+        self.offset = offset
+
+
+_process: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+def current_process() -> Process | None:
+    """The process that runs now."""
+    return _process.get()
+
+
+class SimTime:
+    """Takes the place of the module ``time`` in the modules of the product."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+
+    def time(self) -> float:
+        process = current_process()
+        return START + self._loop.now + (process.clock.offset if process else 0.0)
+
+    def monotonic(self) -> float:
+        return self._loop.now
+
+    perf_counter = monotonic
