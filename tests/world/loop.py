@@ -140,11 +140,12 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 
 class Process:
-    """A process of the world: its tasks, and the wall clock of its host."""
+    """A process of the world: its tasks, its host, and the wall clock there."""
 
-    def __init__(self, loop: SimLoop, name: str, *, clock: "Clock | None" = None) -> None:
+    def __init__(self, loop: SimLoop, name: str, *, host: str = "", clock: "Clock | None" = None) -> None:
         self.loop = loop
         self.name = name
+        self.host = host or name
         self.clock = clock or Clock()
         self.is_dead = False
         self.on_death: list[Callable[[], object]] = []
@@ -154,15 +155,17 @@ class Process:
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run ``work`` as a task of this process."""
+        return self.loop.create_task(work, context=self.context())
+
+    def context(self) -> Context:
+        """A context in which callbacks belong to this process."""
         context = copy_context()
         context.run(_process.set, self)
-        return self.loop.create_task(work, context=context)
+        return context
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function`` in this process."""
-        context = copy_context()
-        context.run(_process.set, self)
-        return context.run(function, *args)
+        return self.context().run(function, *args)
 
     def admit(self, handle: events.Handle) -> bool:
         """Whether ``handle`` runs now."""
