@@ -135,8 +135,7 @@ class SimClient:
         self._on_return = options["reconnected_cb"]
         self._on_closed = options["closed_cb"]
         self.follow_network()
-        while not self._can_connect():
-            await asyncio.sleep(RECONNECT_SECONDS)
+        await self._wait_until_reachable()
         self._connect()
 
     async def publish(
@@ -152,7 +151,7 @@ class SimClient:
         subject: str,
         body: bytes,
         timeout: float,
-        headers: dict[str, str] | None = None,  # noqa: ASYNC109
+        headers: dict[str, str] | None = None,
     ) -> Message:
         self._number += 1
         reply = f"{self._prefix}.{self.name}.r{self._number}"
@@ -290,12 +289,14 @@ class SimClient:
 
     async def _reconnect(self) -> None:
         await self._on_lost()
-        while not self._can_connect():
+        await self._wait_until_reachable()
+        if not self.is_closed:
+            self._connect()
+            await self._on_return()
+
+    async def _wait_until_reachable(self) -> None:
+        while not (self.is_closed or self._can_connect()):  # noqa: ASYNC110 - as the library does
             await asyncio.sleep(RECONNECT_SECONDS * self.network.rng.uniform(0.8, 1.2))
-            if self.is_closed:
-                return
-        self._connect()
-        await self._on_return()
 
     def _on_death(self) -> None:
         self.network.server.disconnect(self)
