@@ -11,7 +11,6 @@ It reads as any training loop does::
 """
 
 import copy
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -22,32 +21,24 @@ from torch import nn
 from resile_shared.errors import UsageError
 
 from ..checkpoint.checkpointer import Checkpointer
-from ..collectives.spec import Abandoned
 from ..collectives.tree import ranges
-from ..membership.events import Switch
 from ..messages import Ready
 from ..session import Session, current_session
-from ..state.facts import Facts
 from ..state.run import RunState, Stateful
 from .batches import Batch, BatchPlan, default_num_shards
 from .buffers import Buffers
 from .determinism import Reproducibility, deterministic
-from .digest import RollingDigest
+from .digest import RollingDigest, params_sha256
 from .fetch import Collate, Fetched, Fetcher, ShardKey, checked_dataset
 from .gradients import Gradients
-from .header import RoundHeader
 from .iteration import Iteration
 from .ledger import Ledger
-from .reports import Reports, Result
-from .rounds import RoundResult, Rounds
+from .protocol import TrainingProtocol
+from .reports import Result
+from .rounds import Rounds
 from .seeds import mix, seed_all
 from .settings import Mode, TrainingSettings, facts_of
 from .validation import Validation, Validator
-
-BUSY_SECONDS = 0.02
-"""Between two idle rounds while a checkpoint is being stored."""
-IDLE_SECONDS = 0.1
-"""The same while the job is paused, or the storage fails."""
 
 
 class ElasticLoop:
@@ -85,7 +76,6 @@ class ElasticLoop:
         num_samples = len(checked_dataset(dataset, name="training"))
         self.plan = BatchPlan(num_samples, batch_size, shards, seed)
         self.bits = Reproducibility(mode)
-        self.result: Result | None = None
         self._session: Session = current_session()
         self._phases = self._session.phases
         self._model = model
@@ -100,18 +90,26 @@ class ElasticLoop:
         self._gradients = Gradients(trained)
         self._buffers = Buffers(model)
         self._digest = RollingDigest(trained)
-        self._rounds = Rounds(self._session, self._buffers)
         self._checkpoints = Checkpointer(self._session, every=checkpoint_every)
         self._validator = (
             Validator(validation, model, batch_size=batch_size, num_shards=shards, seed=seed) if validation else None
         )
-        self._ledger = Ledger(num_samples)
-        parts: dict[str, Stateful] = {"optimizer": optimizer, "ledger": self._ledger}
+        ledger = Ledger(num_samples)
+        parts: dict[str, Stateful] = {"optimizer": optimizer, "ledger": ledger}
         if self._validator:
             parts["validation"] = self._validator
         self._state = RunState(model, parts, state or {}, after_load=self._buffers.adopt)
         self._state.progress.iterations_total = epochs * self.plan.per_epoch
-        self._reports = Reports(self._session, self.plan, self._state, self._ledger)
+        self._protocol = TrainingProtocol(
+            self._session,
+            _Computation(self),
+            self._state,
+            plan=self.plan,
+            ledger=ledger,
+            rounds=Rounds(self._session, self._buffers),
+            checkpoints=self._checkpoints,
+            validator=self._validator,
+        )
 
     @property
     def epochs(self) -> int:
@@ -132,6 +130,11 @@ class ElasticLoop:
     def epoch(self) -> int:
         """The epoch of the next iteration, from 0."""
         return self.iteration // self.plan.per_epoch
+
+    @property
+    def result(self) -> Result | None:
+        """How the run ended; None before its end."""
+        return self._protocol.result
 
     @property
     def validation(self) -> Mapping[str, float]:
@@ -163,31 +166,18 @@ class ElasticLoop:
         with ExitStack() as stack:
             stack.enter_context(deterministic(self.bits, threads=self._settings.threads))
             stack.callback(self._checkpoints.close)
-            self._enter()
-            while self.result is None:
-                try:
-                    if self._state.progress.pausing:
-                        self._pause()
-                    elif self._validator and self._validator.in_progress:
-                        self._validate(self._validator)
-                    elif self.iteration < self.iterations_total:
-                        yield from self._iterate()
-                    else:
-                        self._finish()
-                except Abandoned as lost:
-                    self._recover(lost)
+            self._state.facts = facts_of(
+                self._settings,
+                self._more_settings,
+                model=self._model,
+                dataset=self._dataset,
+                num_validation_samples=self._validator.num_samples if self._validator else 0,
+            )
+            self._prewarm()
+            yield from self._protocol.run(self._ready(), self._iterate)
 
-    def _enter(self) -> None:
-        """Become a member: an initial one with the script's or a checkpoint's state, a joiner with a member's state."""
-        self._state.facts = facts_of(
-            self._settings,
-            self._more_settings,
-            model=self._model,
-            dataset=self._dataset,
-            num_validation_samples=self._validator.num_samples if self._validator else 0,
-        )
-        self._prewarm()
-        ready = Ready(
+    def _ready(self) -> Ready:
+        return Ready(
             worker=0,
             iterations_total=self.iterations_total,
             num_shards=self.plan.num_shards,
@@ -196,18 +186,6 @@ class ElasticLoop:
             samples=self.plan.num_samples,
             bits=str(self.bits),
         )
-        if not self._session.join(ready, self._state):
-            self._continue_from_state()
-            self._reports.on_switch(0.0)
-            return
-        if self._session.resume and self._checkpoints.resume(self._state):
-            self._continue_from_state()
-        first = self._state.progress.round
-        while self._state.progress.round == first:
-            try:
-                self._compare_facts()
-            except Abandoned as lost:
-                self._recover(lost)
 
     def _prewarm(self) -> None:
         """As a joiner, touch memory while the others still train without this worker, not while they wait for it."""
@@ -216,17 +194,6 @@ class ElasticLoop:
             num_shards = expected.size if self._settings.mode == "fast" else self.plan.num_shards
             self._gradients.begin(num_shards, ranges(num_shards, expected.size)[expected.rank])
             _prewarm_optimizer(self._optimizer)
-
-    def _compare_facts(self) -> None:
-        """In the first round, find out whether all initial members start with the same data, model and settings."""
-        header = self._header(facts=self._state.facts)
-        outcome = self._rounds.open(0).finish(header, next_iteration=self.iteration)
-        self._reports.on_switch(0.0)
-        self._after_round(outcome)
-
-    def _continue_from_state(self) -> None:
-        self._rounds.number = self._state.progress.round
-        self._seed_between_iterations()
 
     def _iterate(self) -> Iterator[Iteration]:
         self._check_unchanged()
@@ -240,10 +207,10 @@ class ElasticLoop:
             fetch=self._next_shard,
             gradients=self._gradients,
             buffers=self._buffers,
-            rounds=self._rounds,
+            rounds=self._protocol.rounds,
             phases=self._phases,
-            header=self._header(next_iteration=self.iteration + 1),
-            last=self._reports.last,
+            header=self._protocol.header(next_iteration=self.iteration + 1),
+            last=self._protocol.reports.last,
         )
         self._phases.enter("callback")
         yield iteration
@@ -254,8 +221,7 @@ class ElasticLoop:
             raise UsageError(
                 "the body of the loop ended without iteration.exchange(): call it once, after the last shard"
             )
-        self._commit(batch, iteration, iteration.outcome)
-        self._after_round(iteration.outcome)
+        self._protocol.commit(batch, iteration.outcome, loss=iteration.loss, metrics=iteration.metrics)
 
     def _check_unchanged(self) -> None:
         """Restore the number of threads if the script changed it; refuse parameters that it froze meanwhile."""
@@ -266,15 +232,6 @@ class ElasticLoop:
                 "parameters were frozen or unfrozen after the training call began: a joining worker could not know; "
                 "decide it before, or use parameter groups with a learning rate of 0"
             )
-
-    def _header(self, *, next_iteration: int | None = None, facts: Facts | None = None) -> RoundHeader:
-        """Build the header of the next round; ``next_iteration`` is the number of iterations after it, if it trains."""
-        return RoundHeader(
-            digest=self._digest.at(self._rounds.number),
-            checkpoint=self._checkpoints.header_fields(next_iteration),
-            pause=next_iteration is not None and self._session.pause_asked,
-            facts=facts or {},
-        )
 
     def _batch(self, number: int) -> Batch:
         return self.plan.batch(number, num_shards=self._session.view.size if self._settings.mode == "fast" else None)
@@ -292,82 +249,32 @@ class ElasticLoop:
             for leaf in range(*batch.held_by(view.rank, view.size)):
                 yield ShardKey(batch.epoch, batch.shard(leaf))
 
-    def _commit(self, batch: Batch, iteration: Iteration, outcome: RoundResult) -> None:
-        self._ledger.commit(batch.epoch, outcome.totals.indices)
-        progress = self._state.progress
-        progress.iteration += 1
-        progress.loss, progress.metrics = iteration.loss, iteration.metrics
-        self._seed_between_iterations()
-        ends_epoch = self.iteration % self.plan.per_epoch == 0 or self.iteration == self.iterations_total
-        if ends_epoch and self._validator:
-            self._validator.start()
-            ends_epoch = False
-        self._reports.on_commit(outcome, ends_epoch=ends_epoch)
 
-    def _seed_between_iterations(self) -> None:
-        seed_all(mix(self._settings.seed, "between", self.iteration))
+class _Computation:
+    """What the protocol needs of a loop that trains a model: see `Computation`."""
 
-    def _validate(self, validator: Validator) -> None:
-        outcome = validator.run_batch(
-            self._rounds, self._session.view, self._phases, header=self._header(), next_iteration=self.iteration
-        )
-        if not validator.in_progress:
-            self._state.progress.validation = validator.scores
-            self._reports.progress(ends_epoch=True)
-        self._after_round(outcome)
+    def __init__(self, loop: ElasticLoop) -> None:
+        self._loop = loop
+        self.model = loop._model
 
-    def _after_round(self, outcome: RoundResult) -> None:
-        """Act on the headers of a committed round: checkpoints, a pause, and changes of membership."""
-        self._state.progress.round = self._rounds.number
-        self._checkpoints.on_headers([header.checkpoint for header in outcome.headers])
-        pauses = any(header.pause for header in outcome.headers)
-        if pauses or outcome.headers[0].checkpoint.is_due:
-            self._checkpoints.begin(self.iteration, self._state, pauses=pauses)
-        if pauses:
-            self._reports.progress()
-            self._state.progress.pausing = True  # after the snapshot: a joiner pauses too, a resumed run does not
-        switch = self._session.agreed(outcome.named)
-        if switch:
-            self._switch(switch, outcome)
+    @property
+    def reproducibility(self) -> str:
+        return str(self._loop.bits)
 
-    def _switch(self, switch: Switch, outcome: RoundResult) -> None:
-        started = time.perf_counter()
-        self._stream = None
-        self._reports.progress()
-        self._session.switch(switch, outcome.tag, self._state)
-        self._checkpoints.divide_parts()
-        self._reports.on_switch(time.perf_counter() - started)
+    def digest(self, round_: int) -> int:
+        return self._loop._digest.at(round_)
 
-    def _recover(self, lost: Abandoned) -> None:
-        """Continue without the lost member: the members of a newer generation repeat the abandoned round."""
-        started = time.perf_counter()
-        self._stream = None
-        self._buffers.restore()  # before the state is handed over: the shards of the abandoned round changed them
-        is_behind = self._session.recover(lost, next_round=self._state.progress.round, state=self._state)
-        self._continue_from_state()
-        self._checkpoints.recovered(is_behind=is_behind)
-        self._reports.on_switch(time.perf_counter() - started)
+    def discard_round(self) -> None:
+        self._loop._buffers.restore()
 
-    def _idle_round(self) -> bool:
-        """Exchange headers without training; return whether a member is still waiting for a checkpoint."""
-        outcome = self._rounds.open(0).finish(self._header(), next_iteration=self.iteration)
-        self._after_round(outcome)
-        return any(header.checkpoint.is_busy for header in outcome.headers)
+    def begin_membership(self) -> None:
+        self._loop._stream = None
 
-    def _pause(self) -> None:
-        """Store the checkpoint of a pause, and wait to be ended, which follows once it is known to be stored."""
-        time.sleep(BUSY_SECONDS if self._idle_round() else IDLE_SECONDS)
+    def begin_iteration(self, iteration: int) -> None:
+        seed_all(mix(self._loop._settings.seed, "between", iteration))
 
-    def _finish(self) -> None:
-        """Wait until unfinished checkpoints and the final model are stored, and report that training is complete."""
-        self._checkpoints.store_model(self._model)
-        while self._idle_round():
-            time.sleep(IDLE_SECONDS if self._checkpoints.is_failing else BUSY_SECONDS)
-            self._checkpoints.store_model(self._model)
-        result = self._reports.complete(self._model, model_key=self._checkpoints.model_key, bits=str(self.bits))
-        self._idle_round()  # the member that stored the model may be lost before it reports it: then another repeats it
-        self.result = result
-        self._session.complete()
+    def params_sha256(self) -> str:
+        return params_sha256(self.model)
 
 
 def _prewarm_optimizer(optimizer: torch.optim.Optimizer) -> None:

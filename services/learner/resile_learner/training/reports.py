@@ -4,13 +4,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import nn
-
 from ..messages import Completed, Joined, Progress, Switched, Warned
 from ..session import Session
 from ..state.run import RunState
 from .batches import BatchPlan
-from .digest import params_sha256
 from .ledger import Ledger
 from .rounds import RoundResult
 from .stragglers import Stragglers
@@ -102,11 +99,11 @@ class Reports:
         )
         self._session.report(message)
 
-    def complete(self, model: nn.Module, *, model_key: str | None, bits: str) -> Result:
+    def complete(self, params_sha256: str, *, model_key: str | None, bits: str) -> Result:
         """Return the result of the completed run; the lowest rank also reports it."""
         view, progress = self._session.view, self._state.progress
         result = Result(
-            params_sha256=params_sha256(model),
+            params_sha256=params_sha256,
             iterations=progress.iteration,
             samples_seen=self._ledger.samples_seen,
             loss=progress.loss,

@@ -1,0 +1,229 @@
+"""The protocol of a run, whatever its rounds compute.
+
+What a member does at the start, after each round, at a switch, after a loss, in a pause, and at the end.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, TypeVar
+
+from torch import nn
+
+from ..checkpoint.checkpointer import Checkpointer
+from ..collectives.spec import Abandoned
+from ..membership.events import Switch
+from ..messages import Ready
+from ..session import Session
+from ..state.facts import Facts
+from ..state.run import RunState
+from .batches import Batch, BatchPlan
+from .header import RoundHeader
+from .ledger import Ledger
+from .reports import Reports, Result
+from .rounds import RoundResult, Rounds
+from .validation import Validator
+
+BUSY_SECONDS = 0.02
+"""Between two idle rounds while a checkpoint is being stored."""
+IDLE_SECONDS = 0.1
+"""The same while the job is paused, or the storage fails."""
+
+T = TypeVar("T")
+
+
+class Computation(Protocol):
+    """What the rounds of a run compute, as far as the protocol is concerned with it."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is trained."""
+
+    @property
+    def reproducibility(self) -> str:
+        """Whether the parameters are the same bits in every run of this kind; if not, why."""
+
+    def digest(self, round_: int) -> int:
+        """A check of the parameters with which round ``round_`` begins, to be compared with the other members'."""
+
+    def discard_round(self) -> None:
+        """Undo what the abandoned round has changed."""
+
+    def begin_membership(self) -> None:
+        """From now on this worker holds other shards of each batch."""
+
+    def begin_iteration(self, iteration: int) -> None:
+        """The state before ``iteration`` is in place: it was committed, received or loaded."""
+
+    def params_sha256(self) -> str:
+        """The digest of the final parameters."""
+
+
+class TrainingProtocol:
+    """One member's part in a run. ``result`` is its outcome once `run` has ended."""
+
+    def __init__(
+        self,
+        session: Session,
+        computation: Computation,
+        state: RunState,
+        *,
+        plan: BatchPlan,
+        ledger: Ledger,
+        rounds: Rounds,
+        checkpoints: Checkpointer,
+        validator: Validator | None = None,
+    ) -> None:
+        self.rounds = rounds
+        self.reports = Reports(session, plan, state, ledger)
+        self.result: Result | None = None
+        self._session = session
+        self._computation = computation
+        self._state = state
+        self._plan = plan
+        self._ledger = ledger
+        self._checkpoints = checkpoints
+        self._validator = validator
+
+    def run(self, ready: Ready, iterate: Callable[[], Iterator[T]]) -> Iterator[T]:
+        """Become a member and take part in all rounds to the end of the run; yields what ``iterate()`` yields.
+
+        ``iterate`` computes one iteration and passes its outcome to `commit`. It raises Abandoned when a member was
+        lost meanwhile, and is called again once the others have recovered.
+        """
+        self._start(ready)
+        while self.result is None:
+            try:
+                if self._state.progress.pausing:
+                    self._pause()
+                elif self._validator and self._validator.in_progress:
+                    self._validate(self._validator)
+                elif self._state.progress.iteration < self._state.progress.iterations_total:
+                    yield from iterate()
+                else:
+                    self._finish()
+            except Abandoned as lost:
+                self._recover(lost)
+
+    def header(self, *, next_iteration: int | None = None, facts: Facts | None = None) -> RoundHeader:
+        """Build the header of the next round; ``next_iteration`` is the number of iterations after it, if it trains."""
+        return RoundHeader(
+            digest=self._computation.digest(self.rounds.number),
+            checkpoint=self._checkpoints.header_fields(next_iteration),
+            pause=next_iteration is not None and self._session.pause_asked,
+            facts=facts or {},
+        )
+
+    def commit(self, batch: Batch, outcome: RoundResult, *, loss: float | None, metrics: Mapping[str, float]) -> None:
+        """Count the iteration over ``batch`` as done: the computation has applied the ``outcome`` of its round."""
+        self._ledger.commit(batch.epoch, outcome.totals.indices)
+        progress = self._state.progress
+        progress.iteration += 1
+        progress.loss, progress.metrics = loss, dict(metrics)
+        self._computation.begin_iteration(progress.iteration)
+        ends_epoch = progress.iteration % self._plan.per_epoch == 0 or progress.iteration == progress.iterations_total
+        if ends_epoch and self._validator:
+            self._validator.start()
+            ends_epoch = False
+        self.reports.on_commit(outcome, ends_epoch=ends_epoch)
+        self._after_round(outcome)
+
+    def _start(self, ready: Ready) -> None:
+        """Become a member: an initial one with the script's or a checkpoint's state, a joiner with a member's state."""
+        if not self._session.join(ready, self._state):
+            self._continue_from_state()
+            self.reports.on_switch(0.0)
+            return
+        if self._session.resume and self._checkpoints.resume(self._state):
+            self._continue_from_state()
+        first = self._state.progress.round
+        while self._state.progress.round == first:
+            try:
+                self._compare_facts()
+            except Abandoned as lost:
+                self._recover(lost)
+
+    def _compare_facts(self) -> None:
+        """In the first round, find out whether all initial members start with the same data, model and settings."""
+        outcome = self._finish_empty_round(self.header(facts=self._state.facts))
+        self.reports.on_switch(0.0)
+        self._after_round(outcome)
+
+    def _continue_from_state(self) -> None:
+        progress = self._state.progress
+        self.rounds.number = progress.round
+        self._computation.begin_iteration(progress.iteration)
+
+    def _finish_empty_round(self, header: RoundHeader) -> RoundResult:
+        return self.rounds.open(0).finish(header, next_iteration=self._state.progress.iteration)
+
+    def _validate(self, validator: Validator) -> None:
+        outcome = validator.run_batch(
+            self.rounds,
+            self._session.view,
+            self._session.phases,
+            header=self.header(),
+            next_iteration=self._state.progress.iteration,
+        )
+        if not validator.in_progress:
+            self._state.progress.validation = validator.scores
+            self.reports.progress(ends_epoch=True)
+        self._after_round(outcome)
+
+    def _after_round(self, outcome: RoundResult) -> None:
+        """Act on the headers of a committed round: checkpoints, a pause, and changes of membership."""
+        progress = self._state.progress
+        progress.round = self.rounds.number
+        self._checkpoints.on_headers([header.checkpoint for header in outcome.headers])
+        pauses = any(header.pause for header in outcome.headers)
+        if pauses or outcome.headers[0].checkpoint.is_due:
+            self._checkpoints.begin(progress.iteration, self._state, pauses=pauses)
+        if pauses:
+            self.reports.progress()
+            progress.pausing = True  # after the snapshot: a joiner pauses too, a resumed run does not
+        switch = self._session.agreed(outcome.named)
+        if switch:
+            self._switch(switch, outcome)
+
+    def _switch(self, switch: Switch, outcome: RoundResult) -> None:
+        started = time.perf_counter()
+        self._computation.begin_membership()
+        self.reports.progress()
+        self._session.switch(switch, outcome.tag, self._state)
+        self._checkpoints.divide_parts()
+        self.reports.on_switch(time.perf_counter() - started)
+
+    def _recover(self, lost: Abandoned) -> None:
+        """Continue without the lost member: the members of a newer generation repeat the abandoned round."""
+        started = time.perf_counter()
+        self._computation.begin_membership()
+        self._computation.discard_round()  # before the state is handed over
+        is_behind = self._session.recover(lost, next_round=self._state.progress.round, state=self._state)
+        self._continue_from_state()
+        self._checkpoints.recovered(is_behind=is_behind)
+        self.reports.on_switch(time.perf_counter() - started)
+
+    def _idle_round(self) -> bool:
+        """Exchange headers without training; return whether a member is still waiting for a checkpoint."""
+        outcome = self._finish_empty_round(self.header())
+        self._after_round(outcome)
+        return any(header.checkpoint.is_busy for header in outcome.headers)
+
+    def _pause(self) -> None:
+        """Store the checkpoint of a pause, and wait to be ended, which follows once it is known to be stored."""
+        time.sleep(BUSY_SECONDS if self._idle_round() else IDLE_SECONDS)
+
+    def _finish(self) -> None:
+        """Wait until unfinished checkpoints and the final model are stored, and report that training is complete."""
+        model = self._computation.model
+        self._checkpoints.store_model(model)
+        while self._idle_round():
+            time.sleep(IDLE_SECONDS if self._checkpoints.is_failing else BUSY_SECONDS)
+            self._checkpoints.store_model(model)
+        result = self.reports.complete(
+            self._computation.params_sha256(),
+            model_key=self._checkpoints.model_key,
+            bits=self._computation.reproducibility,
+        )
+        self._idle_round()  # the member that stored the model may be lost before it reports it: then another repeats it
+        self.result = result
+        self._session.complete()
