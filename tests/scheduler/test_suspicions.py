@@ -210,5 +210,23 @@ def test_the_largest_set_without_accusations_continues(divided: set[tuple[int, i
     kept = largest_connected_set(everyone, divided)
     subsets = [frozenset(n for n in everyone if bits >> n & 1) for bits in range(1 << 8)]
     whole = [subset for subset in subsets if not any(subset.issuperset(pair) for pair in divided)]
-    assert kept in whole
-    assert len(kept) == max(map(len, whole))
+    assert kept == min(whole, key=lambda subset: (-len(subset), sorted(subset)))
+
+
+def test_many_separate_accusations_are_judged_one_by_one() -> None:
+    everyone = frozenset(range(1000))
+    divided = {(number, number + 1) for number in range(0, 1000, 2)}
+    assert largest_connected_set(everyone, divided) == frozenset(range(0, 1000, 2))
+
+
+@given(data=st.data(), num=st.integers(30, 60))
+def test_among_many_connected_accusations_nobody_else_could_continue(data: st.DataObject, num: int) -> None:
+    everyone = frozenset(range(num))
+    chain = {(number, number + 1) for number in range(num - 1)}
+    divided = chain | data.draw(
+        st.sets(st.tuples(st.integers(0, num), st.integers(0, num)).filter(lambda p: p[0] != p[1]))
+    )
+    kept = largest_connected_set(everyone, divided)
+    opposed = {number for pair in divided for number in pair if not kept.isdisjoint(set(pair) - {number})}
+    assert kept.isdisjoint(opposed)
+    assert kept | opposed >= everyone

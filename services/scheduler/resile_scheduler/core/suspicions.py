@@ -9,12 +9,13 @@ A worker names a suspect, and does so again and again while it waits. That is an
 - A worker that another member told of a loss accuses too (hearsay). That is a reason to probe, and no more.
 """
 
-from collections import Counter
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from resile_shared.messages.reports import Evidence
 
+MAX_EXACT = 20
+"""Up to how many connected workers the largest connected set is found exactly."""
 Pair = tuple[int, int]
 """Two workers: accuser and suspect."""
 
@@ -94,15 +95,60 @@ class SuspicionTracker:
 
 
 def largest_connected_set(workers: frozenset[int], divided: Set[Pair]) -> frozenset[int]:
-    """Return the largest subset of ``workers`` without a pair of ``divided``; of equals the one with the lowest ids."""
-    within = {pair for pair in divided if workers.issuperset(pair)}
-    if not within:
-        return workers
-    count = Counter(number for pair in within for number in pair)
-    worst = min(count, key=lambda number: (-count[number], -number))
-    opposite = {number for pair in within if worst in pair for number in pair} - {worst}
-    return min(
-        largest_connected_set(workers - {worst}, within),
-        largest_connected_set(workers - opposite, within),
-        key=lambda kept: (-len(kept), sorted(kept)),
-    )
+    """Return the largest subset of ``workers`` without a pair of ``divided``; of equals the one with the lowest ids.
+
+    This is the maximum independent set of a graph, which no fast algorithm is known for: among more than ``MAX_EXACT``
+    workers that pairs connect, the result is one to which no worker can be added, and may not be the largest.
+    """
+    opponents: dict[int, set[int]] = {number: set() for number in workers}
+    for one, other in divided:
+        if one in workers and other in workers:
+            opponents[one].add(other)
+            opponents[other].add(one)
+    return _choose(workers, opponents)
+
+
+def _choose(workers: Set[int], opponents: Mapping[int, Set[int]]) -> frozenset[int]:
+    """Choose within each connected component on its own: they do not affect each other."""
+    chosen: set[int] = set()
+    for component in _components(workers, opponents):
+        choose = _choose_exactly if len(component) <= MAX_EXACT else _choose_greedily
+        chosen |= choose(component, opponents)
+    return frozenset(chosen)
+
+
+def _components(workers: Set[int], opponents: Mapping[int, Set[int]]) -> list[set[int]]:
+    components = []
+    left = set(workers)
+    while left:
+        component: set[int] = set()
+        found = {left.pop()}
+        while found:
+            component |= found
+            found = {other for number in found for other in opponents[number] if other in left}
+            left -= found
+        components.append(component)
+    return components
+
+
+def _choose_exactly(component: Set[int], opponents: Mapping[int, Set[int]]) -> frozenset[int]:
+    """Try it with and without the worker that has the most opponents."""
+    if len(component) == 1:
+        return frozenset(component)
+    most = max(component, key=lambda number: (len(opponents[number] & component), number))
+    without = _choose(component - {most}, opponents)
+    along = _choose(component - opponents[most] - {most}, opponents) | {most}
+    return min(without, along, key=lambda chosen: (-len(chosen), sorted(chosen)))
+
+
+def _choose_greedily(component: Set[int], opponents: Mapping[int, Set[int]]) -> frozenset[int]:
+    """Keep the worker that has the fewest opponents left, drop those, and so on."""
+    chosen = set()
+    left = {number: set(opponents[number] & component) for number in component}
+    while left:
+        fewest = min(left, key=lambda number: (len(left[number]), number))
+        chosen.add(fewest)
+        for dropped in (left[fewest] & left.keys()) | {fewest}:
+            for other in left.pop(dropped) & left.keys():
+                left[other].discard(dropped)
+    return frozenset(chosen)
