@@ -11,7 +11,7 @@ from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import Evidence, PeerSuspected
 
-from .test_core import Bench, gone, worker
+from .test_core import Bench, gone, result, worker
 from .test_recovery import member, named, switched
 
 
@@ -199,6 +199,30 @@ def test_accusations_end_with_the_generation_in_which_they_were_made() -> None:
     assert 2 in named(bench), "though its host does not answer: the accusations are over"
     late = PeerSuspected(suspect=2, evidence="broken link", reason="the connection broke")
     assert bench.report(late, worker=0, generation=1) == []
+
+
+def test_members_that_wait_for_a_recovery_of_a_complete_job_are_ended() -> None:
+    bench = two_hosts()
+    bench.report(result(), generation=1)
+    assert accuse(bench, 1, 0) == [], "it may be over with the next message"
+    bench.beat(gone(0, kind="killed"), member(1))
+    bench.now += 2.0
+    accuse(bench, 1, 0)
+    bench.now += 1.0
+    assert accuse(bench, 1, 0) == [StopWorkers("job-1", "host-1", 1, (1,))]
+    bench.beat(gone(0, kind="killed"), gone(1, kind="killed"))
+    assert bench.records["job-1"].state is JobState.RUNNING, "the others may still run their scripts"
+    bench.beat(gone(2, 0, kind="finished"), gone(3, 1, kind="finished"), host="host-2")
+    assert bench.records["job-1"].state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("kind", ["killed", "out of memory", "abandoned", "not started"])
+def test_a_complete_job_does_not_fail_by_the_loss_of_a_member(kind: str) -> None:
+    bench = two_hosts()
+    bench.report(result(), generation=1)
+    bench.beat(gone(0, kind=kind), gone(1, kind="finished"))
+    bench.beat(gone(2, 0, kind="finished"), gone(3, 1, kind=kind), host="host-2")
+    assert bench.records["job-1"].state is JobState.COMPLETED
 
 
 pairs = st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda pair: pair[0] != pair[1]), max_size=14)

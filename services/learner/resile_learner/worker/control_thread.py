@@ -89,6 +89,7 @@ class ControlThread:
         self._stalls = StallDetector(detection_seconds=config.detection_seconds, interval=self._heartbeat_seconds)
         self._is_stalled = False
         self._suspected: set[tuple[int, int]] = set()  # generation, worker
+        self._is_complete = False
         self._changed = threading.Condition()  # guards what follows
         self.view = self._membership.view
         """The membership after the last event."""
@@ -130,6 +131,10 @@ class ControlThread:
     def report_suspect(self, suspect: int, evidence: Evidence, reason: str) -> None:
         """Report ``suspect`` to the agent, and again and again until a newer generation is active."""
         self._call(self._report_suspect, suspect, evidence, reason)
+
+    def complete(self) -> None:
+        """Report no suspects from now on: training is complete here, and nobody is missed."""
+        self._is_complete = True
 
     def check_link(self, peer: int) -> None:
         """Count ``peer`` as disconnected, and connect again, if its data connection is known to be broken."""
@@ -242,7 +247,7 @@ class ControlThread:
 
     def _repeat(self, suspicion: PeerSuspected) -> None:
         current = self.view.current
-        if current is not None and current.generation == suspicion.generation:
+        if current is not None and current.generation == suspicion.generation and not self._is_complete:
             self._send_to_agent(suspicion)
             self._loop.call_later(self._config.detection_seconds / SUSPICIONS_PER_DETECTION, self._repeat, suspicion)
 

@@ -234,6 +234,7 @@ class WorkerSession:
     def complete(self) -> None:
         """Training has ended on this member, as requested."""
         self.completed = True
+        self._control.complete()
 
 
 def _is_initial_member(view: MembershipView) -> bool | None:

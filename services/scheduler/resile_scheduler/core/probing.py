@@ -4,6 +4,8 @@
 - If it does not answer, all workers of the job on that host are lost to the job; their slots stay held until the host
   is lost or its agent reports that they are gone.
 - If it answers, the accusations decide (`suspicions.py`). The job avoids the hosts of the workers that were cut off.
+- Once training is complete nobody is left behind. Members whose last round was abandoned wait for a recovery and say
+  so again and again: they are ended, since the result is stored.
 """
 
 from collections.abc import Iterable
@@ -40,7 +42,10 @@ class HostProber:
         accuser, suspect = job.workers.get(report.worker), job.workers.get(accusation.suspect)
         if accuser is None or not accuser.is_sound or accuser.number == accusation.suspect:
             return
-        if not job.generations.has_started or job.record.completed:
+        if not job.generations.has_started:
+            return
+        if job.record.completed:
+            self._end_waiting(job, accuser, accusation, now=now)
             return
         if suspect and (suspect.has_failed or suspect.is_fenced):
             return
@@ -50,6 +55,12 @@ class HostProber:
         elif suspect is not None and suspect.phase < Phase.GONE:
             is_silence = accusation.evidence == "silence"
             self._probe(suspect, seconds=self._hearing_seconds if is_silence else ANSWER_SECONDS, now=now)
+
+    def _end_waiting(self, job: Job, accuser: Worker, accusation: PeerSuspected, *, now: float) -> None:
+        """End a member that is waiting for a recovery though training is complete: those that are not accuse nobody."""
+        pair = (accuser.number, accusation.suspect)
+        if job.suspicions.add(pair, accusation.evidence, now=now, seconds=self._detection_seconds):
+            accuser.fence()
 
     def _probe(self, suspect: Worker, *, seconds: float, now: float) -> None:
         host = suspect.slot.host

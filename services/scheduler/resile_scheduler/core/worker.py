@@ -42,7 +42,7 @@ class Worker:
     is_lost: bool = False
     """It failed as a member."""
     is_fenced: bool = False
-    """A recovering generation goes on without it."""
+    """Its job goes on, or has completed, without it."""
     has_finished: bool = False
     stop_sent: bool = False
 

@@ -3,6 +3,7 @@
 - A joiner is withdrawn.
 - An initial member that ends before its job has started makes the job start again, unless its script is at fault.
 - A member is lost; `recovery.py` decides how its job goes on.
+- Once training is complete, only an error of the script can fail its job.
 - The end of a worker that no generation names means nothing.
 """
 
@@ -13,7 +14,7 @@ from .job import Job
 from .lifecycle import Step
 from .pool import Pool
 from .recovery import MAX_FAILURES, MAX_SCRIPT_ERRORS, Recovery
-from .worker import Phase, Worker
+from .worker import SCRIPT_ERRORS, Phase, Worker
 
 MAX_STARTS = 3
 
@@ -35,7 +36,7 @@ class WorkerEnds:
         self._pool.changed()
         if job.is_over:
             return
-        is_expected = how.kind in ("finished", "left") or (job.record.completed and how.kind in ("abandoned", "killed"))
+        is_expected = how.kind in ("finished", "left") or (job.record.completed and how.kind not in SCRIPT_ERRORS)
         if not is_expected:
             self.on_failed(job, worker, how, now=now, was_member=was_member)
         if not job.is_over:
