@@ -60,8 +60,21 @@ async def test_only_the_oldest_jobs_without_output_are_too_many(
     assert [path.name for path in folder.old_jobs()] == ["oldest", "older"]
 
 
-async def test_output_that_is_dropped_makes_room_at_once(folder: AgentFolder) -> None:
+async def test_files_that_are_dropped_make_room_at_once(folder: AgentFolder) -> None:
     (folder.output("job-1") / "notes.txt").write_text("noted")
-    gone = folder.drop_output("job-1")
+    folder.code("job-2").mkdir()
+    assert folder.jobs_with_files() == ["job-1", "job-2"]
+    (gone,) = folder.drop_files("job-1")
     assert (gone / "notes.txt").exists()
     assert list(folder.output("job-1").iterdir()) == []
+    assert len(folder.drop_files("job-2")) == 1
+    assert folder.jobs_with_files() == ["job-1"]
+
+
+async def test_no_agent_runs_the_code_that_an_earlier_one_left(tmp_path: Path) -> None:
+    first = await AgentFolder.open(tmp_path / "agent")
+    first.code("job-1").mkdir()
+    first.close()
+    later = await AgentFolder.open(tmp_path / "agent")
+    assert not later.code("job-1").exists()
+    later.close()

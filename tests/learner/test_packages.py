@@ -1,4 +1,4 @@
-"""Packages: fetched once, checked, unpacked whole or not at all, and never beyond their folder."""
+"""Packages: fetched once, checked, unpacked whole or not at all, and for each job anew."""
 
 import asyncio
 import gzip
@@ -19,14 +19,20 @@ from resile_shared.testing.waiting import until
 
 
 class Shop:
-    """A storage with packages, and a host's folder of unpacked ones."""
+    """A storage with packages, and a host's folders of kept and of unpacked ones."""
 
     def __init__(self, folder: Path) -> None:
         self.storage = folder / "storage"
-        self.unpacked = folder / "packages"
+        self.kept = folder / "packages"
+        self.code = folder / "code"
         (self.storage / "packages").mkdir(parents=True)
-        self.unpacked.mkdir()
-        self.packages = Packages(self.storage.as_uri(), self.unpacked)
+        self.kept.mkdir()
+        self.code.mkdir()
+        self.packages = Packages(self.storage.as_uri(), self.kept)
+
+    async def unpack(self, key: str, job: str = "job-1") -> Path:
+        await self.packages.unpack(key, self.code / job)
+        return self.code / job
 
     def store(self, *members: tuple[tarfile.TarInfo, bytes]) -> str:
         packed = io.BytesIO()
@@ -46,94 +52,94 @@ def file(name: str, content: bytes = b"") -> tuple[tarfile.TarInfo, bytes]:
     return tarfile.TarInfo(name), content
 
 
-def link(name: str, target: str) -> tuple[tarfile.TarInfo, bytes]:
-    member = tarfile.TarInfo(name)
-    member.type, member.linkname = tarfile.SYMTYPE, target
-    return member, b""
-
-
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-async def test_a_package_is_fetched_once_for_all_workers(shop: Shop) -> None:
+async def test_a_package_is_fetched_once_and_unpacked_for_each_job(shop: Shop) -> None:
     key = shop.store(file("train.py", b"print()"), file("inner/data.txt", b"1"))
-    one, two = await asyncio.gather(shop.packages.fetch(key), shop.packages.fetch(key))
+    one, two = await asyncio.gather(shop.unpack(key), shop.unpack(key))
     assert one == two
+    (one / "of-its-own.txt").touch()
     (shop.storage / key).unlink()
-    folder = await shop.packages.fetch(key)
-    assert (folder / "inner/data.txt").read_bytes() == b"1"
-    assert find_script(folder, "train.py") == folder / "train.py"
+    assert (await shop.unpack(key) / "of-its-own.txt").exists(), "a later worker of the job finds what it wrote"
+    other = await shop.unpack(key, "job-2")
+    assert sorted(path.name for path in other.rglob("*")) == ["data.txt", "inner", "train.py"]
+    assert find_script(other, "train.py") == other / "train.py"
 
 
-@pytest.mark.parametrize(
-    "member",
-    [
-        file("../outside.txt"),
-        file("/tmp/outside-of-packages.txt"),
-        link("inside", "../../outside"),
-        link("inside", "/etc/passwd"),
-    ],
-    ids=lambda member: f"{member[0].name} {member[0].linkname}",
-)
-async def test_what_reaches_out_of_the_folder_is_refused_or_kept_inside(
-    shop: Shop, member: tuple[tarfile.TarInfo, bytes]
+async def test_what_a_job_writes_into_its_code_is_not_run_by_the_next(shop: Shop) -> None:
+    key = shop.store(file("train.py", b"print()"))
+    (await shop.unpack(key) / "train.py").write_text("evil()")
+    assert (await shop.unpack(key, "job-2") / "train.py").read_bytes() == b"print()"
+
+
+async def test_what_a_job_writes_into_the_kept_packages_is_not_run_by_the_next(
+    shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    key = shop.store(file("train.py"), member)
-    try:
-        folder = await shop.packages.fetch(key)
-    except BrokenPackage:
-        assert list(shop.unpacked.iterdir()) == []
-    else:
-        assert all(path.resolve().is_relative_to(folder) for path in folder.rglob("*"))
-    assert not list(shop.unpacked.parent.glob("outside*"))
-    assert not Path("/tmp/outside-of-packages.txt").exists()
+    key = shop.store(file("train.py", b"print()"))
+    evil = shop.store(file("train.py", b"evil()"))
+    await shop.unpack(key)
+    (kept,) = shop.kept.iterdir()
+    kept.write_bytes((shop.storage / evil).read_bytes())
+    assert (await shop.unpack(key, "job-2") / "train.py").read_bytes() == b"print()"
+    assert "was changed on this host" in caplog.text
+    kept.unlink()
+    os.mkfifo(kept)
+    assert (await shop.unpack(key, "job-3") / "train.py").read_bytes() == b"print()"
 
 
-@pytest.mark.parametrize(
-    "content", [b"no archive", b"", gzip.compress(b"x" * 1000, mtime=0)[:-20], b"\x1f\x8b\x08\0" + b"\xff" * 99]
-)
-async def test_what_is_no_archive_is_refused(shop: Shop, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"no archive", gzip.compress(b"x" * 1000, mtime=0)[:-20]])
+async def test_what_cannot_be_unpacked_is_refused_and_leaves_nothing(shop: Shop, content: bytes) -> None:
     with pytest.raises(BrokenPackage) as error:
-        await shop.packages.fetch(shop.store_bytes(content))
+        await shop.unpack(shop.store_bytes(content))
     assert "\n" not in str(error.value)
-    assert list(shop.unpacked.iterdir()) == []
+    assert list(shop.kept.iterdir()) == list(shop.code.iterdir()) == []
+
+
+async def test_a_package_of_another_content_than_its_name_says_is_refused(shop: Shop) -> None:
+    key, other = shop.store(file("train.py", b"print()")), shop.store(file("train.py", b"evil()"))
+    (shop.storage / key).write_bytes((shop.storage / other).read_bytes())
+    with pytest.raises(BrokenPackage, match="does not match the checksum"):
+        await shop.unpack(key)
 
 
 async def test_a_package_that_unpacks_to_too_much_is_refused(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_UNPACKED_BYTES", 10)
+    monkeypatch.setattr(module, "MAX_UNPACKED_BYTES", 100)
     with pytest.raises(BrokenPackage, match="larger"):
-        await shop.packages.fetch(shop.store(file("train.py", b"x" * 11)))
+        await shop.unpack(shop.store(file("train.py", b"x" * 101)))
 
 
 @pytest.mark.parametrize("key", ["packages/1", "../packages/x.tar.gz", f"packages/{'g' * 64}.tar.gz"])
 async def test_a_key_of_another_form_is_refused(shop: Shop, key: str) -> None:
     with pytest.raises(BrokenPackage, match="sha256"):
-        await shop.packages.fetch(key)
+        await shop.unpack(key)
 
 
 async def test_a_script_outside_its_package_is_not_found(shop: Shop) -> None:
-    folder = await shop.packages.fetch(shop.store(file("train.py")))
-    (shop.unpacked / "other.py").touch()
-    for script in ("missing.py", "../other.py", str(shop.unpacked / "other.py")):
+    folder = await shop.unpack(shop.store(file("train.py")))
+    (shop.code / "other.py").touch()
+    for script in ("missing.py", "../other.py", str(shop.code / "other.py")):
         with pytest.raises(ResileError, match="has no script"):
             find_script(folder, script)
 
 
-async def test_only_packages_that_nobody_uses_go_the_oldest_first(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEEP_PACKAGES", 1)
-    folders = [await shop.packages.fetch(shop.store(file("train.py", bytes([n])))) for n in range(3)]
-    for age, folder in enumerate(folders):
-        os.utime(folder, (1e9 - age, 1e9 - age))
-    shop.packages.prune({folders[2]})
-    assert [folder.exists() for folder in folders] == [True, False, True]
+async def test_the_least_recently_used_packages_go(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [shop.store(file("train.py", bytes([n]))) for n in range(3)]
+    for age, key in enumerate(keys):
+        await shop.unpack(key, f"job-{age}")
+        (kept,) = [path for path in shop.kept.iterdir() if path.name in key]
+        os.utime(kept, (1e9 - age, 1e9 - age))
+    monkeypatch.setattr(module, "KEEP_PACKAGES", 2)
+    await shop.unpack(keys[2], "job-3")
+    assert sorted(path.name for path in shop.kept.iterdir()) == sorted(key[9:-7] for key in (keys[0], keys[2]))
 
 
 def test_what_a_killed_fetch_left_is_removed_by_the_next_agent(shop: Shop) -> None:
-    (shop.unpacked / ".half" / "unpacked").mkdir(parents=True)
-    Packages(shop.storage.as_uri(), shop.unpacked)
-    assert list(shop.unpacked.iterdir()) == []
+    (shop.kept / ".half" / "unpacked").mkdir(parents=True)
+    Packages(shop.storage.as_uri(), shop.kept)
+    assert list(shop.kept.iterdir()) == []
 
 
 async def test_a_job_waits_for_a_storage_that_cannot_be_reached(
@@ -143,8 +149,9 @@ async def test_a_job_waits_for_a_storage_that_cannot_be_reached(
     ObjectStorage(s3.url + "/pool").put(key, [(shop.storage / key).read_bytes()])
     s3.kill()
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
-    fetching = asyncio.create_task(Packages(s3.url + "/pool", shop.unpacked).fetch(key))
+    fetching = asyncio.create_task(Packages(s3.url + "/pool", shop.kept).unpack(key, shop.code / "job-1"))
     await until(lambda: "the storage cannot be reached" in caplog.text)
     assert not fetching.done()
     await asyncio.to_thread(s3.start)
-    assert (await fetching / "train.py").read_bytes() == b"print()"
+    await fetching
+    assert (shop.code / "job-1" / "train.py").read_bytes() == b"print()"

@@ -82,19 +82,19 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def test_messages_come_before_the_exit(stage: Stage) -> None:
     assert await stage.play("finishes") == WorkerExit(kind="finished")
     assert stage.recorder.seen == ["listening", "finished"]
-    assert (stage.runner.pids, stage.runner.directories) == ({}, set())
+    assert stage.runner.pids == {}
 
 
 async def test_a_worker_that_runs_can_be_found_and_killed(stage: Stage) -> None:
     found: list[Any] = []
 
     def kill(worker: int) -> None:
-        found.extend((set(stage.runner.pids), stage.runner.directories))
+        found.extend(stage.runner.pids)
         stage.runner.kill("j", worker)
 
     stage.recorder.on_hello = kill
     assert (await stage.play("waits")).kind == "killed"
-    assert found == [{("j", 0)}, {stage.folder}]
+    assert found == [("j", 0)]
 
 
 @pytest.mark.parametrize("act", ["mumbles", "signs_as_another"])

@@ -217,7 +217,8 @@ class Campaign:
     async def _train_undisturbed(self, spec: JobSpec) -> str:
         self._log("training the same package undisturbed on one worker")
         with tempfile.TemporaryDirectory(prefix="resile-chaos-") as folder:
-            package = await Packages(self.injector.storage, Path(folder)).fetch(spec.package)
+            package = Path(folder, "code")
+            await Packages(self.injector.storage, Path(folder)).unpack(spec.package, package)
             script = find_script(package, spec.script)
             result = await train_alone(script, spec.args, env=spec.env, home=Path(folder, "home"), name="undisturbed")
         assert result.completed is not None

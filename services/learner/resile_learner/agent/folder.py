@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import os
 import secrets
+import shutil
 import time
 from pathlib import Path
 
@@ -24,6 +25,9 @@ class AgentFolder:
         self.lock = lock
         self.packages = path / "packages"
         self.jobs = path / "jobs"
+        self._code = path / "code"
+        shutil.rmtree(self._code, ignore_errors=True)
+        self._code.mkdir(exist_ok=True)
         self.packages.mkdir(exist_ok=True)
         self.jobs.mkdir(exist_ok=True)
 
@@ -83,15 +87,19 @@ class AgentFolder:
         path.mkdir(exist_ok=True)
         return path
 
-    def jobs_with_output(self) -> list[str]:
-        """Return the jobs that have an output folder here."""
-        return sorted(path.parent.name for path in self.jobs.glob("*/output"))
+    def code(self, job: str) -> Path:
+        """Return the folder of a job's code, which its workers run in; it is there once it is unpacked."""
+        return self._code / job
 
-    def drop_output(self, job: str) -> Path:
-        """Move a job's output folder aside at once; return where it is now, to be removed."""
-        gone = self.jobs / job / f".output-{secrets.token_hex(4)}"
-        (self.jobs / job / "output").rename(gone)
-        return gone
+    def jobs_with_files(self) -> list[str]:
+        """Return the jobs that have code or output here."""
+        output = {path.parent.name for path in self.jobs.glob("*/output")}
+        return sorted(output | {path.name for path in self._code.glob("[!.]*")})
+
+    def drop_files(self, job: str) -> list[Path]:
+        """Move a job's code and output aside at once; return where they are now, to be removed."""
+        present = [path for path in (self.code(job), self.jobs / job / "output") if path.exists()]
+        return [path.rename(path.with_name(f".{path.name}-{secrets.token_hex(4)}")) for path in present]
 
     def old_jobs(self) -> list[Path]:
         """Return the oldest of the jobs' folders without output, beyond the number kept for their logs."""

@@ -96,7 +96,7 @@ class AgentIncarnation:
         await self._send_waiting_lines(MAX_WAITING_LINES)
         if self._bus.is_up:
             await self._reports.flush()
-        for job in self._context.folder.jobs_with_output():
+        for job in self._context.folder.jobs_with_files():
             await self._workers.upload_output(job)
 
     def _post(self, event: Event, context: Context | None = None) -> None:
@@ -198,15 +198,14 @@ class AgentIncarnation:
         folder = self._context.folder
         while True:
             await asyncio.sleep(OUTPUT_SECONDS)
-            for job in folder.jobs_with_output():
+            for job in folder.jobs_with_files():
                 is_done = self._has_read_allocations and not self._core.needs(job)
                 is_stored = await self._workers.upload_output(job)
                 if is_done and is_stored and not self._core.needs(job):
                     await self._remove_files(job)
 
     async def _remove_files(self, job: str) -> None:
-        gone = [self._context.folder.drop_output(job), *self._context.folder.old_jobs()]
-        gone += self._context.packages.prune(self._runner.directories)
+        gone = [*self._context.folder.drop_files(job), *self._context.folder.old_jobs()]
         self._context.outputs.forget(job)
         for path in gone:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)

@@ -1,16 +1,18 @@
-"""Packed folders of code: fetched from storage once, checked, and unpacked for all workers of this host."""
+"""Packages of code: fetched from storage once, and unpacked for each job of this host.
+
+Each job has a folder of its own, since its script may write there. What is kept for the next job is the archive alone,
+and its checksum is compared at each use: no job runs what another one wrote.
+"""
 
 import asyncio
 import hashlib
 import logging
-import os
 import re
 import shutil
-import tarfile
 import tempfile
-from collections.abc import Set
 from pathlib import Path
 
+from resile_shared.archives import InvalidArchive, unpack_archive
 from resile_shared.errors import ResileError
 
 logger = logging.getLogger(__name__)
@@ -30,88 +32,93 @@ class BrokenPackage(ResileError):
 
 
 class Packages:
-    """The packages unpacked in ``folder``, each in a folder named by its checksum. Not to be shared by two objects."""
+    """The archives kept in ``folder``, each named by its checksum. Not to be shared by two objects."""
 
     def __init__(self, storage: str, folder: Path) -> None:
-        for left in folder.glob(".*"):  # by a fetch that was killed
+        for left in folder.glob(".*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         self._storage = storage
         self._folder = folder
-        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._unpacking: dict[Path, asyncio.Task[None]] = {}
 
-    async def fetch(self, key: str) -> Path:
-        """Return the folder of a package, which is fetched if it is not here yet. Raises BrokenPackage, StorageError.
+    async def unpack(self, key: str, folder: Path) -> None:
+        """Unpack a package into ``folder``, on the same file system, unless that exists.
 
-        While the storage cannot be reached, this waits.
+        While the storage cannot be reached, this waits. Raises BrokenPackage, StorageError.
         """
         match = _KEY.fullmatch(key)
         if match is None:
             raise BrokenPackage(key, "its key is not packages/<sha256>.tar.gz")
-        sha256 = match[1]
-        path = self._folder / sha256
-        if path.is_dir():
-            os.utime(path)
-            return path
-        if sha256 not in self._fetching:
-            fetching = asyncio.create_task(self._fetch_with_retries(key, sha256, path))
-            fetching.add_done_callback(lambda _: self._fetching.pop(sha256))
-            self._fetching[sha256] = fetching
-        await asyncio.shield(self._fetching[sha256])  # the caller may be cancelled; others still need it
-        return path
+        if unpacking := self._start(key, match[1], folder):
+            await asyncio.shield(unpacking)  # the caller may be cancelled; others still need it
 
-    def prune(self, in_use: Set[Path]) -> list[Path]:
-        """Move the least recently used packages, beyond the number kept, aside; return where they are now."""
-        unpacked = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name) and path not in in_use]
-        unused = sorted(unpacked, key=lambda path: path.stat().st_mtime)[:-KEEP_PACKAGES]
-        return [path.rename(path.with_name(f".{path.name}")) for path in unused]
+    def _start(self, key: str, sha256: str, folder: Path) -> "asyncio.Task[None] | None":
+        """Return the task that unpacks ``folder``; None if that is complete."""
+        if folder.is_dir():
+            return None
+        if folder not in self._unpacking:
+            unpacking = asyncio.create_task(self._unpack(key, sha256, folder))
+            unpacking.add_done_callback(lambda _: self._unpacking.pop(folder))
+            self._unpacking[folder] = unpacking
+        return self._unpacking[folder]
 
-    async def _fetch_with_retries(self, key: str, sha256: str, path: Path) -> None:
-        from resile_shared.storage import StorageError  # loads the clients of all clouds
+    async def _unpack(self, key: str, sha256: str, folder: Path) -> None:
+        staging = Path(tempfile.mkdtemp(prefix=".", dir=self._folder))
+        try:
+            packed, unpacked = staging / "package.tar.gz", staging / "unpacked"
+            if not await asyncio.to_thread(self._copy_kept, sha256, packed):
+                await self._download_with_retries(key, packed)
+                if await asyncio.to_thread(_digest, packed) != sha256:
+                    raise BrokenPackage(key, "its content does not match the checksum in its name")
+            await unpack_archive(packed, unpacked, max_bytes=MAX_UNPACKED_BYTES)
+            unpacked.rename(folder)
+            self._keep(packed, sha256)
+        except InvalidArchive as error:
+            raise BrokenPackage(key, str(error)) from error
+        finally:
+            await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
+
+    def _copy_kept(self, sha256: str, packed: Path) -> bool:
+        """Copy the archive that is kept to ``packed``; return whether there is one, unchanged."""
+        kept = self._folder / sha256
+        if not kept.is_file():
+            return False
+        shutil.copyfile(kept, packed)
+        if _digest(packed) == sha256:
+            return True
+        logger.warning("package %s was changed on this host, fetching it again", sha256)
+        return False
+
+    def _keep(self, packed: Path, sha256: str) -> None:
+        """Keep an archive, instead of the least recently used beyond the number kept."""
+        packed.rename(self._folder / sha256)
+        kept = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
+        for path in sorted(kept, key=lambda path: path.stat().st_mtime)[:-KEEP_PACKAGES]:
+            path.unlink()
+
+    async def _download_with_retries(self, key: str, packed: Path) -> None:
+        from resile_shared.storage import MissingObjectError, StorageError  # loads the clients of all clouds
 
         while True:
             try:
-                return await asyncio.to_thread(self._fetch, key, sha256, path)
+                return await asyncio.to_thread(self._download, key, packed)
+            except MissingObjectError as error:
+                raise BrokenPackage(key, f"it is not in the storage {self._storage}") from error
             except StorageError as error:
                 if not error.transient:
                     raise
                 logger.warning("a job is waiting for its package: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
 
-    def _fetch(self, key: str, sha256: str, path: Path) -> None:
-        from resile_shared.storage import MissingObjectError, ObjectStorage  # loads the clients of all clouds
+    def _download(self, key: str, packed: Path) -> None:
+        from resile_shared.storage import ObjectStorage  # loads the clients of all clouds
 
-        with tempfile.TemporaryDirectory(prefix=".", dir=self._folder) as staging:
-            packed, unpacked = Path(staging, "package.tar.gz"), Path(staging, "unpacked")
-            try:
-                ObjectStorage(self._storage).download(key, packed)
-                _check(packed, sha256)
-                _unpack(packed, unpacked)
-                unpacked.rename(path)
-            except MissingObjectError as error:
-                raise BrokenPackage(key, f"it is not in the storage {self._storage}") from error
-            except ResileError:
-                raise
-            except Exception as error:  # tarfile and zlib raise all kinds of errors on a malformed archive
-                raise BrokenPackage(key, " ".join(str(error).split()) or type(error).__name__) from error
+        ObjectStorage(self._storage).download(key, packed)
 
 
-def _check(packed: Path, sha256: str) -> None:
-    with packed.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-    if digest.hexdigest() != sha256:
-        raise ValueError("its content does not match the checksum in its name")
-
-
-def _unpack(packed: Path, folder: Path) -> None:
-    """Unpack files, folders and inner links. Raises an error for anything that would reach outside ``folder``."""
-    with tarfile.open(packed, "r:gz") as archive:
-        total = 0
-        for member in archive:
-            total += member.size
-            if total > MAX_UNPACKED_BYTES:
-                raise ValueError(f"unpacked it is larger than {MAX_UNPACKED_BYTES >> 30} GiB")
-        archive.extractall(folder, filter="data")
-    folder.mkdir(exist_ok=True)
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def find_script(package: Path, script: str) -> Path:

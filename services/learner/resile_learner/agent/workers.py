@@ -70,7 +70,8 @@ class HostWorkers:
         if start.slot >= len(context.slots):
             raise ResileError(f"this host has no slot {start.slot}: its slots are 0 to {len(context.slots) - 1}")
         spec = entry.value.spec
-        package = await context.packages.fetch(spec.package)
+        package = context.folder.code(start.job)
+        await context.packages.unpack(spec.package, package)
         environment = {
             **spec.env,
             "RESILE_OUTPUT_DIR": str(context.folder.output(start.job)),

@@ -40,7 +40,6 @@ class _Run:
     worker: int
     preparing: "asyncio.Task[WorkerConfig]"
     log_folder: Path
-    config: WorkerConfig | None = None
     process: WorkerProcess | None = None
     is_killed: bool = False
 
@@ -60,11 +59,6 @@ class WorkerRunner:
     def pids(self) -> dict[Key, int]:
         """Process ids of the workers that run, by job and worker."""
         return {key: run.process.pid for key, run in self._runs.items() if run.process and run.process.pid is not None}
-
-    @property
-    def directories(self) -> set[Path]:
-        """The working directories that are in use."""
-        return {Path(run.config.directory) for run in self._runs.values() if run.config}
 
     def start(self, job: str, worker: int, prepare: Coroutine[Any, Any, WorkerConfig], *, log_folder: Path) -> None:
         """Start a worker with the configuration that ``prepare`` returns, keeping what it prints in ``log_folder``."""
@@ -112,9 +106,9 @@ class WorkerRunner:
         if run.preparing.cancelled():
             return WorkerExit(kind="not started", message="it was not needed any more")
         try:
-            run.config = run.preparing.result()
+            config = run.preparing.result()
             with worker_log(run.log_folder, run.worker) as log:
-                run.process = await self._fork_server.fork(run.config, partial(self._on_line, run, log))
+                run.process = await self._fork_server.fork(config, partial(self._on_line, run, log))
                 if run.is_killed:  # since it was prepared
                     run.process.kill()
                 return await self._follow(run.job, run.process)

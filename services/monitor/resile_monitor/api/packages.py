@@ -3,21 +3,22 @@
 import asyncio
 import hashlib
 import re
-import tarfile
-import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from aiohttp import web
 
 from resile_shared.api import PackageView
+from resile_shared.archives import InvalidArchive, check_archive
 from resile_shared.storage import MissingObjectError, ObjectStorage
 
 from .pool import Pool
-from .problems import ProblemError
+from .problems import Code, ProblemError
 from .requests import answer
 
 PIECE_BYTES = 1 << 20
+MAX_CHECKS = 2
+"""How many packages are read through at once."""
 _KEY = re.compile(r"packages/[0-9a-f]{64}\.tar\.gz")
 MAX_EXPANSION = 20
 """How many times larger than the largest package its content may be."""
@@ -29,6 +30,7 @@ class Packages:
     def __init__(self, pool: Pool) -> None:
         self._storage = pool.storage
         self._max_bytes = pool.max_package_bytes
+        self._checks = asyncio.Semaphore(MAX_CHECKS)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -40,7 +42,7 @@ class Packages:
         with TemporaryDirectory(prefix="resile-package-", ignore_cleanup_errors=True) as folder:
             file = Path(folder) / "package.tar.gz"
             digest = await self._receive(request, file)
-            await asyncio.to_thread(check, file, max_bytes=MAX_EXPANSION * self._max_bytes)
+            await self._check(file)
             key = f"packages/{digest}.tar.gz"
             await asyncio.to_thread(_store, self._storage, key, file)
         return answer(PackageView(package=key), status=201)
@@ -56,34 +58,20 @@ class Packages:
                 await asyncio.to_thread(stream.write, piece)
         return digest.hexdigest()
 
+    async def _check(self, file: Path) -> None:
+        try:
+            async with self._checks:
+                await check_archive(file, max_bytes=MAX_EXPANSION * self._max_bytes)
+        except InvalidArchive as error:
+            code: Code = "too large" if error.is_too_large else "invalid"
+            raise ProblemError(code, f"the package must be a folder packed as tar.gz: {error}") from error
+
     def _too_large(self) -> ProblemError:
         return ProblemError(
             "too large",
             f"the package is larger than {self._max_bytes} bytes: leave data and results out of the folder, "
             "or start the monitor with a larger --max-package-bytes",
         )
-
-
-def check(file: Path, *, max_bytes: int) -> None:
-    """Read a package through. Raises ProblemError unless it is a tar.gz that can be unpacked safely."""
-    num_files = num_bytes = 0
-    try:
-        with tarfile.open(file, mode="r:gz") as archive:
-            for member in archive:
-                tarfile.data_filter(member, "/package")
-                num_files += member.isfile()
-                num_bytes += member.size
-                if num_bytes > max_bytes:
-                    raise ProblemError(
-                        "too large",
-                        f"the unpacked package is larger than {max_bytes} bytes: leave data out of the folder",
-                    )
-    except tarfile.FilterError as error:
-        raise ProblemError("invalid", f"the package cannot be unpacked safely: {error}") from error
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise ProblemError("invalid", f"the package must be a folder packed as tar.gz: {error}") from error
-    if not num_files:
-        raise ProblemError("invalid", "the package contains no file: pack the folder of the script")
 
 
 def check_is_stored(storage: ObjectStorage, package: str) -> None:
