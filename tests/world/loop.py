@@ -117,6 +117,25 @@ class SimLoop(asyncio.AbstractEventLoop):
             future.set_exception(error)
         return future
 
+    async def sock_accept(self, sock: Any) -> Any:
+        return await sock.accept()
+
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        await sock.connect(address)
+
+    async def sock_recv(self, sock: Any, nbytes: int) -> bytes:
+        data: bytes = await sock.recv(nbytes)
+        return data
+
+    async def sock_sendall(self, sock: Any, data: bytes) -> None:
+        await sock.sendall(data)
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], *_: object, sock: Any
+    ) -> Any:
+        protocol = protocol_factory()
+        return sock.open_stream(protocol), protocol
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
         process = _process.get()

@@ -1,0 +1,144 @@
+"""Simulated workers, given orders by hand: the worker's own code keeps the promises in virtual time."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from resile_learner.messages import Completed, Member, Order, Switched, WorkerConfig, WorkerListening
+from resile_learner.processes.worker_process import WorkerProcess
+from resile_shared.messages.hosts import WorkerExit
+
+from .loop import Process, SimLoop
+from .training import Commit, SimScript
+from .worker import SimForkServer, SimWorkers
+
+JOB = "job-1"
+
+
+class Scene:
+    """One job. The test is its scheduler and its agents: it starts workers and sends them orders."""
+
+    def __init__(self, seed: int, script: SimScript) -> None:
+        self.loop = SimLoop()
+        self.workers = SimWorkers(self.loop, random.Random(seed), script_of=lambda _: script)
+        self.agent = Process(self.loop, "agent", host="host-1")
+        self.fork_server: SimForkServer = self.agent.run(SimForkServer, self.workers, "host-1")
+        self.processes: dict[int, WorkerProcess] = {}
+        self.messages: list[Any] = []
+        self.exits: dict[int, WorkerExit] = {}
+        self.orders: list[Order] = []
+
+    def run(self, done: Callable[[], bool], *, seconds: float = 60.0) -> None:
+        with self.workers.surroundings():
+            assert self.loop.run_until(done, limit=self.loop.now + seconds), self.messages[-5:]
+        assert not self.loop.errors
+
+    def start(self, *ids: int, resume: bool = False) -> None:
+        for worker in ids:
+            config = WorkerConfig(
+                job=JOB,
+                worker=worker,
+                script="/train.py",
+                directory="/",
+                host="host-1",
+                storage=f"sim://storage/{JOB}",
+                resume=resume,
+            )
+            self.agent.spawn(self._follow(config))
+        self.run(lambda: all(self.address(worker) for worker in ids))
+
+    async def _follow(self, config: WorkerConfig) -> None:
+        process = self.processes[config.worker] = await self.fork_server.fork(config, lambda *_: None)
+        async for message in process.messages():
+            self.messages.append(message)
+        self.exits[config.worker] = await process.wait()
+
+    def address(self, worker: int) -> WorkerListening | None:
+        found = (m for m in self.messages if isinstance(m, WorkerListening) and m.worker == worker)
+        return next(found, None)
+
+    def order(self, *ids: int, is_recovery: bool = False, cold_start: bool = False) -> None:
+        """Order the next generation, and send it to every worker that lives."""
+        members = []
+        for worker in ids:
+            address = self.address(worker)
+            assert address is not None
+            members.append(Member(worker=worker, host=address.host, port=address.port))
+        number = len(self.orders) + 1
+        order = Order(
+            job=JOB,
+            generation=number,
+            members=tuple(members),
+            secret=f"secret-{number}",
+            cold_start=cold_start or number == 1,
+            is_recovery=is_recovery,
+        )
+        self.orders.append(order)
+        for worker, process in self.processes.items():
+            if worker not in self.exits:
+                process.send(order)
+
+    def is_active(self, generation: int) -> Callable[[], bool]:
+        return lambda: any(isinstance(m, Switched) and m.generation == generation for m in self.messages)
+
+    def has_trained(self, iteration: int) -> Callable[[], bool]:
+        return lambda: any(commit.iteration >= iteration for commit in self.commits)
+
+    @property
+    def commits(self) -> list[Commit]:
+        return self.workers.commits
+
+    @property
+    def completions(self) -> list[Completed]:
+        return [message for message in self.messages if isinstance(message, Completed)]
+
+
+def grow_lose_and_shrink(seed: int, script: SimScript) -> Scene:
+    scene = Scene(seed, script)
+    scene.start(0, 1, 2)
+    scene.order(0, 1, 2)
+    scene.run(scene.has_trained(4))
+    scene.start(3, 4)
+    scene.order(0, 1, 2, 3, 4)
+    scene.run(scene.is_active(2))
+    scene.run(scene.has_trained(scene.commits[-1].iteration + 5))
+    scene.processes[1].kill()
+    scene.run(lambda: 1 in scene.exits)
+    scene.order(0, 2, 3, 4, is_recovery=True)
+    scene.run(scene.is_active(3))
+    scene.run(scene.has_trained(scene.commits[-1].iteration + 5))
+    scene.order(0, 3)
+    scene.run(lambda: len(scene.exits) == 5)
+    return scene
+
+
+SCRIPT = SimScript(num_samples=160, batch_size=8, num_shards=4, epochs=3, shard_seconds=0.05)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_job_grows_loses_a_worker_recovers_shrinks_and_completes(seed: int) -> None:
+    scene = grow_lose_and_shrink(seed, SCRIPT)
+    kinds = {worker: exit_.kind for worker, exit_ in scene.exits.items()}
+    assert kinds == {0: "finished", 1: "killed", 2: "left", 3: "finished", 4: "left"}
+    (completed,) = scene.completions
+    assert completed.params_sha256 == SCRIPT.params_sha256()
+    assert [(count.once, count.more, count.never) for count in completed.ledger] == [(160, 0, 0)] * 3
+    check_one_lineage(scene.commits)
+
+
+def check_one_lineage(commits: Sequence[Commit]) -> None:
+    """Each iteration has one result, in one generation, or in those that repeat what a lost member had committed."""
+    chains: dict[int, bytes] = {}
+    for commit in commits:
+        assert chains.setdefault(commit.iteration, commit.chain) == commit.chain
+
+
+def test_a_seed_reproduces_a_run_exactly() -> None:
+    def story(seed: int) -> list[Any]:
+        scene = grow_lose_and_shrink(seed, SCRIPT)
+        return [scene.loop.now, scene.loop.num_steps, scene.commits, scene.messages]
+
+    assert story(7) == story(7)
+    assert story(7) != story(8)

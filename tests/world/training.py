@@ -1,0 +1,259 @@
+"""A simulated training call: the real protocol around rounds whose arithmetic is a hash.
+
+The model is a chain of hashes over all iterations and shards, so a shard that is lost, doubled, or computed from
+another state changes it; its sha256 is that of every undisturbed run. Beside it the lineage records which generation
+trained which iterations.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from resile_learner.checkpoint.checkpointer import Checkpointer
+from resile_learner.collectives.tree import pieces
+from resile_learner.messages import Ready
+from resile_learner.session import Session
+from resile_learner.state.run import RunState
+from resile_learner.training.batches import Batch, BatchPlan
+from resile_learner.training.header import ComputedShards, PartialSums, fold_leaves
+from resile_learner.training.ledger import Ledger
+from resile_learner.training.protocol import TrainingProtocol
+from resile_learner.training.reports import Result
+from resile_learner.training.rounds import Rounds
+from resile_learner.training.stragglers import Pace
+
+VALUE_BITS = 40
+"""Of a shard's hash: sums of so many bits are exact in a double, in any order."""
+CHAIN_BYTES = 32
+
+
+@dataclass(frozen=True)
+class SimScript:
+    """What a simulated script does."""
+
+    num_samples: int = 48
+    batch_size: int = 8
+    num_shards: int = 4
+    epochs: int = 2
+    seed: int = 0
+    shard_seconds: float = 0.02
+    import_seconds: float = 0.5
+    checkpoint_every: int | str | None = None
+    raises_at: int | None = None
+    """The iteration at which it raises."""
+    hangs_at: int | None = None
+    exits_at: int | None = None
+    """The iteration at which it ends its process."""
+    differs: bool = False
+    """Whether its data is not the same in every worker."""
+    only_on: int | None = None
+    """The worker that the last four are about; None: every one."""
+
+    @property
+    def plan(self) -> BatchPlan:
+        return BatchPlan(self.num_samples, self.batch_size, self.num_shards, self.seed)
+
+    @property
+    def iterations(self) -> int:
+        return self.epochs * self.plan.per_epoch
+
+    def params_sha256(self) -> str:
+        """The digest of an undisturbed run."""
+        chain, plan = b"\0" * CHAIN_BYTES, self.plan
+        for number in range(self.iterations):
+            batch = plan.batch(number)
+            values = (shard_value(chain, number, leaf, batch) for leaf in range(batch.num_shards))
+            chain = next_chain(chain, number, sum(values))
+        return chain.hex()
+
+
+def shard_value(chain: bytes, number: int, leaf: int, batch: Batch) -> float:
+    """What one shard adds to the sum of an iteration: it depends on the state, the shard and its samples."""
+    text = b"%b %d %d %b" % (chain, number, leaf, batch.shard(leaf).tobytes())
+    return float(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> (64 - VALUE_BITS))
+
+
+def next_chain(chain: bytes, number: int, total: float) -> bytes:
+    """What an optimizer step makes of the sum over all shards."""
+    return hashlib.blake2b(b"%b %d %r" % (chain, number, total), digest_size=CHAIN_BYTES).digest()
+
+
+@dataclass
+class Lineage:
+    """Which generation committed which iterations: [generation, first iteration, one past the last]."""
+
+    spans: list[list[int]] = field(default_factory=list)
+
+    def commit(self, generation: int, iteration: int) -> None:
+        if self.spans and self.spans[-1][0] == generation and self.spans[-1][2] == iteration:
+            self.spans[-1][2] += 1
+        else:
+            self.spans.append([generation, iteration, iteration + 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"spans": [list(span) for span in self.spans]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.spans = [list(span) for span in state["spans"]]
+
+
+class ChainModel(torch.nn.Module):
+    """A model whose only content is the chain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain: torch.Tensor
+        self.register_buffer("chain", torch.zeros(CHAIN_BYTES, dtype=torch.uint8))
+
+    @property
+    def content(self) -> bytes:
+        return self.chain.numpy().tobytes()
+
+    def replace(self, content: bytes) -> None:
+        self.chain.numpy()[:] = np.frombuffer(content, dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One iteration that a member committed, as the world's checks see it."""
+
+    job: str
+    worker: int
+    generation: int
+    iteration: int
+    chain: bytes
+
+
+class SimTraining:
+    """One worker's training call."""
+
+    def __init__(
+        self,
+        script: SimScript,
+        session: Session,
+        worker: int,
+        *,
+        sleep: Callable[[float], None],
+        leave: Callable[[int], Any],
+        on_commit: Callable[[Commit], None],
+    ) -> None:
+        self.model = ChainModel()
+        self.lineage = Lineage()
+        self._script = script
+        self._session = session
+        self._worker = worker
+        self._is_special = script.only_on in (None, worker)
+        self._sleep = sleep
+        self._leave = leave
+        self._on_commit = on_commit
+        self._plan = script.plan
+        self._checkpoints = Checkpointer(session, every=script.checkpoint_every)
+        ledger = Ledger(script.num_samples)
+        parts = {"ledger": ledger, "lineage": self.lineage}
+        self._state = RunState(self.model, parts, {}, after_load=lambda: None)
+        self._state.progress.iterations_total = script.iterations
+        self._protocol = TrainingProtocol(
+            session,
+            self,
+            self._state,
+            plan=self._plan,
+            ledger=ledger,
+            rounds=Rounds(session, NoBuffers()),  # type: ignore[arg-type]
+            checkpoints=self._checkpoints,
+        )
+
+    def run(self) -> Result | None:
+        script = self._script
+        self._state.facts = {"samples": str(script.num_samples), "dataset": "1"}
+        if script.differs and self._is_special:
+            self._state.facts["dataset"] = str(self._worker)
+        ready = Ready(
+            worker=0,
+            iterations_total=script.iterations,
+            num_shards=script.num_shards,
+            batch_size=script.batch_size,
+            epochs=script.epochs,
+            samples=script.num_samples,
+            bits=self.reproducibility,
+        )
+        try:
+            for _ in self._protocol.run(ready, self._iterate):
+                pass
+        finally:
+            self._checkpoints.close()
+        return self._protocol.result
+
+    def _iterate(self) -> Iterator[None]:
+        number = self._state.progress.iteration
+        phases, view = self._session.phases, self._session.view
+        batch = self._plan.batch(number)
+        held = batch.held_by(view.rank, view.size)
+        round_ = self._protocol.rounds.open(batch.num_shards)
+        header = self._protocol.header(next_iteration=number + 1)
+        phases.enter("compute")
+        self._misbehave(number)
+        num_held = held.hi - held.lo
+        if num_held and self._script.shard_seconds:
+            self._sleep(num_held * self._script.shard_seconds)
+        phases.enter("waiting")
+        chain = self.model.content
+
+        def of_leaf(leaf: int) -> PartialSums:
+            return PartialSums({"loss": shard_value(chain, number, leaf, batch)})
+
+        partials = [fold_leaves(piece, of_leaf) for piece in pieces(batch.num_shards, held)]
+        indices = np.concatenate([batch.shard(leaf) for leaf in range(*held)]) if num_held else _NONE
+        seconds = num_held * self._script.shard_seconds
+        pace = Pace(num_held, 0.0, seconds, seconds, 0.0, *self._protocol.reports.last)
+        header = replace(header, computed=ComputedShards(partials, indices, b"", pace))
+        outcome = round_.finish(header, next_iteration=number + 1)
+        total = outcome.totals.scalars["loss"]
+        self.model.replace(next_chain(chain, number, total))
+        self.lineage.commit(view.generation, number)
+        self._on_commit(Commit(self._session.job, self._worker, view.generation, number, self.model.content))
+        self._protocol.commit(batch, outcome, loss=total, metrics={})
+        yield
+
+    def _misbehave(self, number: int) -> None:
+        script = self._script
+        if not self._is_special:
+            return
+        if number == script.raises_at:
+            raise ValueError("the script fails here")
+        if number == script.exits_at:
+            self._leave(3)
+        if number == script.hangs_at:
+            self._sleep(1e9)
+
+    # what the protocol asks of it
+
+    reproducibility = "same bits"
+
+    def digest(self, round_: int) -> int:
+        return int.from_bytes(self.model.content[:6])
+
+    def discard_round(self) -> None:
+        pass
+
+    def begin_membership(self) -> None:
+        pass
+
+    def begin_iteration(self, iteration: int) -> None:
+        pass
+
+    def params_sha256(self) -> str:
+        return self.model.content.hex()
+
+
+class NoBuffers:
+    """In place of the model's buffers: none of them changes in a round."""
+
+    def like(self, index: int) -> torch.Tensor:
+        raise AssertionError("a chain has no such buffer")
+
+
+_NONE = np.empty(0, dtype=np.int64)

@@ -1,0 +1,294 @@
+"""Simulated workers: the product's worker process, from bootstrap to exit, on simulated threads and connections.
+
+Real are the control thread, the session, membership, rounds, state transfer, leave acknowledgement, links and their
+handshakes, checkpoints with their uploads, and the agent's end of a worker (`WorkerProcess`). Simulated are the script
+(`training.py`), the threads (`threads.py`), sockets (`sockets.py`), the object store (`storage.py`), and the fork.
+"""
+
+import asyncio
+import random
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from greenlet import GreenletExit
+
+import resile_learner.checkpoint.store
+import resile_learner.checkpoint.uploads
+import resile_learner.collectives.poller
+import resile_learner.worker.bootstrap
+import resile_learner.worker.control_thread
+import resile_learner.worker.links
+import resile_learner.worker.peers
+import resile_learner.worker.session
+import resile_shared.storage
+from resile_learner.messages import WorkerConfig
+from resile_learner.processes.worker_process import MAX_MESSAGE_BYTES, OnOutput, WorkerProcess
+from resile_learner.session import current_session
+from resile_learner.worker import bootstrap, control_thread, links, peers
+from resile_shared.messages.hosts import WorkerExit
+
+from .loop import Process, SimLoop, current_process
+from .patches import replaced
+from .sockets import DataTransport, Replacing, SimNetwork, simulated_os, simulated_select, simulated_socket
+from .storage import SimObjects
+from .threads import BlockingTime, ProcessEnded, SimThreading, ThreadLoop
+from .training import Commit, SimScript, SimTraining
+
+EXIT_SECONDS = 0.002
+"""Between the end of a process and the moment at which its agent learns of it."""
+ABANDONED = WorkerExit(kind="abandoned")
+
+
+class SimWorkers:
+    """What all workers of a world share: threads, connections, storage, and what each of them committed.
+
+    ``script_of`` returns what the script of a configuration does.
+    """
+
+    def __init__(self, loop: SimLoop, rng: random.Random, *, script_of: Callable[[WorkerConfig], SimScript]) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.script_of = script_of
+        self.threads = SimThreading(loop, rng)
+        self.network = SimNetwork(loop, self._delay)
+        self.objects = SimObjects(self.threads, rng)
+        self.delay_seconds = 0.0005
+        """What bytes between two workers take in the mean."""
+        self.commits: list[Commit] = []
+        self.on_commit: Callable[[Commit], None] = self.commits.append
+        self.living: dict[int, SimWorker] = {}
+        """The processes that have not ended, by process id."""
+        self.next_pid = 1000
+
+    def _delay(self) -> float:
+        return self.rng.random() * 2 * self.delay_seconds
+
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        """Let the product's worker code use the simulated time, threads, connections and storage."""
+        time = BlockingTime(self.threads)
+        os_ = simulated_os(_exit_process)
+        learner = [
+            module
+            for name, module in sorted(sys.modules.items())
+            if name.startswith(("resile_learner.", "resile_shared.storage")) and module is not None
+        ]
+        uploads, store = resile_learner.checkpoint.uploads, resile_learner.checkpoint.store
+        timed = [(m, "time", time) for m in learner if isinstance(getattr(m, "time", None), types.ModuleType)]
+        asyncio_ = Replacing(asyncio, new_event_loop=lambda: ThreadLoop(self.threads))
+        streams = types.SimpleNamespace(flush=lambda: None)
+        with replaced(
+            *timed,
+            *((m, "threading", self.threads) for m in (control_thread, resile_learner.collectives.poller, uploads)),
+            (control_thread, "asyncio", asyncio_),
+            (control_thread, "os", os_),
+            (resile_learner.worker.session, "os", os_),
+            (resile_learner.worker.session, "sys", types.SimpleNamespace(stdout=streams, stderr=streams)),
+            (resile_learner.collectives.poller, "os", os_),
+            (resile_learner.collectives.poller, "select", simulated_select(self.threads)),
+            (links, "socket", simulated_socket(self.network)),
+            (peers, "TcpTransport", DataTransport),
+            (store, "ThreadPoolExecutor", InlineExecutor),
+            (uploads, "save_model", _save_model),
+            (resile_shared.storage, "_open", self.objects.open),
+            (bootstrap, "_keep_freed_memory", lambda: None),
+            (bootstrap, "seed", lambda: None),
+            (bootstrap, "atexit", types.SimpleNamespace(_run_exitfuncs=lambda: None)),
+            (bootstrap, "sys", types.SimpleNamespace(argv=[], path=[])),
+            (bootstrap, "runpy", types.SimpleNamespace(run_path=self._run_script)),
+        ):
+            yield
+
+    def _run_script(self, path: str, *, run_name: str) -> None:
+        """What ``runpy.run_path`` does in a worker: run the script of this process."""
+        worker = _worker_of(current_process())
+        script = worker.script
+        if script.import_seconds:
+            self.threads.sleep(script.import_seconds * (0.5 + self.rng.random()))
+        worker.training = SimTraining(
+            script,
+            current_session(),
+            worker.config.worker,
+            sleep=self.threads.sleep,
+            leave=worker.exit,
+            on_commit=lambda commit: self.on_commit(commit),
+        )
+        worker.result = worker.training.run()
+
+
+class SimWorker:
+    """One worker process."""
+
+    def __init__(self, workers: SimWorkers, config: WorkerConfig, process: Process) -> None:
+        self.config = config
+        self.process = process
+        self.script = workers.script_of(config)
+        self.pid = workers.next_pid
+        self.status: int | None = None
+        self.training: SimTraining | None = None
+        self.result: Any = None
+        self._workers = workers
+        workers.next_pid += 1
+        workers.living[self.pid] = self
+        process.worker = self  # type: ignore[attr-defined]
+        process.on_death.append(self._on_death)
+
+    def start(self, sock: Any) -> None:
+        """Run it from its bootstrap on; ``sock`` connects it with its agent."""
+        self._workers.threads.run(bootstrap.main, self.config, sock, name="main")
+
+    def kill(self) -> None:
+        """What SIGKILL does."""
+        if self.status is None:
+            self.status = -signal.SIGKILL
+        self.process.crash()
+
+    def exit(self, status: int) -> None:
+        """End it, as ``os._exit`` does; never returns."""
+        if self.process.is_dead:
+            raise GreenletExit
+        self.status = status
+        self.process.crash()
+        thread = self._workers.threads.current_thread()
+        if thread is not None and thread.is_running():
+            thread._greenlet.parent.switch()  # type: ignore[union-attr]
+            raise GreenletExit
+        raise ProcessEnded
+
+    def _on_death(self) -> None:
+        self._workers.living.pop(self.pid, None)
+
+
+class SimForkServer:
+    """In place of `ForkServerClient`, for the agent that is the current process; its workers die with it."""
+
+    def __init__(self, workers: SimWorkers, host: str) -> None:
+        self.pid = workers.next_pid
+        workers.next_pid += 1
+        self.running: dict[SimWorker, WorkerProcess] = {}
+        self._workers = workers
+        self._host = host
+        agent = current_process()
+        assert agent is not None
+        self._agent = agent
+        self.process = Process(workers.loop, f"{host}: fork server", host=host, clock=agent.clock)
+        self._ended = asyncio.Event()
+        self.process.on_death.append(self._on_death)
+        agent.on_death.append(self.process.crash)
+
+    async def loaded(self) -> None:
+        """Everything is imported at once."""
+
+    async def fork(self, config: WorkerConfig, on_output: OnOutput) -> WorkerProcess:
+        """Start a worker; its end is known a moment after it."""
+        process = Process(
+            self._workers.loop,
+            f"{config.job}/{config.worker} on {self._host}",
+            host=self._host,
+            clock=self._agent.clock,
+        )
+        ours, theirs = self._workers.network.pair(process)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_MESSAGE_BYTES)  # type: ignore[arg-type]
+        worker = SimWorker(self._workers, config, process)
+        handle = WorkerProcess(config.worker, reader, writer, [_closed_output()], worker.kill)
+        if self.process.is_dead:
+            worker.process.crash()
+            handle.ended(ABANDONED)
+            return handle
+        handle.pid = worker.pid
+        self.running[worker] = handle
+        process.on_death.append(lambda: self._on_worker_end(worker))
+        process.run(worker.start, theirs)
+        return handle
+
+    async def ended(self) -> None:
+        """Wait for its end."""
+        await self._ended.wait()
+
+    async def close(self) -> None:
+        """Kill every worker, and itself."""
+        self.process.crash()
+
+    def kill(self) -> None:
+        """What SIGKILL does to the fork server: its workers die with it."""
+        self.process.crash()
+
+    def _on_worker_end(self, worker: SimWorker) -> None:
+        self._workers.loop.call_later(EXIT_SECONDS, self._report, worker, context=self._agent.context())
+
+    def _report(self, worker: SimWorker) -> None:
+        handle = self.running.pop(worker)
+        if self.process.is_dead:
+            handle.ended(ABANDONED)
+        else:
+            handle.exited(-signal.SIGKILL if worker.status is None else worker.status, _NoKills())  # type: ignore[arg-type]
+
+    def _on_death(self) -> None:
+        for worker in list(self.running):
+            worker.process.crash()
+        self._workers.loop.call_soon(self._ended.set, context=self._agent.context())
+
+
+class _NoKills:
+    """The kernel kills nothing for want of memory."""
+
+    def claim(self) -> bool:
+        return False
+
+
+def _closed_output() -> Any:
+    closed = asyncio.get_running_loop().create_future()
+    closed.set_result(None)
+    return types.SimpleNamespace(close=lambda: None), types.SimpleNamespace(closed=closed)
+
+
+def _worker_of(process: Process | None) -> SimWorker:
+    assert process is not None
+    worker: SimWorker = process.worker  # type: ignore[attr-defined]
+    return worker
+
+
+def _exit_process(status: int) -> None:
+    _worker_of(current_process()).exit(status)
+
+
+def _save_model(state_dict: Mapping[str, Any], path: Path) -> None:
+    path.write_bytes(state_dict["chain"].numpy().tobytes())
+
+
+class InlineExecutor:
+    """In place of a pool of threads: runs each call at once."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> "InlineExecutor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> "_Done":
+        return _Done(function, args)
+
+    def shutdown(self, **_: object) -> None:
+        pass
+
+
+class _Done:
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._error: Exception | None = None
+        try:
+            self._result = function(*args)
+        except Exception as error:
+            self._error = error
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
