@@ -85,6 +85,8 @@ class Service:
             bus = await open_bus(self.name)
             await self._run(ServiceContext(self.name, self._settings, bus))
         except BaseException as error:
+            if process.is_dead:  # long since, and is collected as garbage now
+                raise
             if not _is_expected(error):
                 self.errors.append(f"{process.name} ended with {error!r}{_leaves(error)}")
         process.crash()

@@ -1,69 +1,133 @@
-"""One world: a bus, a registry, schedulers, hosts and users, all of it run from one seed."""
+"""One world: a bus, a registry, schedulers, hosts and users, all of it run from one plan."""
 
 import random
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .loop import Clock, SimLoop, current_process
+from .checks import Checks
+from .faults import Faults
+from .loop import Clock, Process, SimLoop, Stuck, current_process
 from .nats import Network, SimClient
 from .patches import surroundings
+from .plan import CALM_AT, Fault, Plan
 from .server import SimServer
 from .services import Host, Service, registry, scheduler
+from .users import Users
+
+PATIENCE_SECONDS = 3000.0
+"""Virtual time that a calm world gets to complete its jobs: longer than all deadlines, one after the other."""
+SYNC_SECONDS = 2.0
 
 
-class StartsForkServers(Protocol):
-    """Makes the fork server of a host, which has the interface of `ForkServerClient`."""
+class Workers(Protocol):
+    """The workers of all hosts, and what is between them: links and storage."""
 
-    def __call__(self, world: "World", host: Host) -> Any:
-        """Return the fork server for an agent that starts now."""
+    def fork_server(self, host: Host) -> Any:
+        """Return a fork server, with the interface of `ForkServerClient`, for an agent that starts now."""
+
+    def processes(self, host: str | None = None) -> list[Process]:
+        """The worker processes that are alive, on ``host`` or everywhere."""
+
+    def begin_fault(self, fault: Fault) -> bool:
+        """Let a fault of links or of the storage happen; return whether it has an effect."""
+
+    def heal(self) -> None:
+        """Take back all faults."""
+
+    def check_end(self) -> None:
+        """Check what is stored when all jobs have ended."""
 
 
 class World:
-    """A pool of ``slots`` (per host), with ``num_schedulers`` that contend for the lease."""
+    """The world of one plan. ``story`` is what happened, in words, with the time of each item."""
 
-    def __init__(
-        self,
-        seed: int,
-        *,
-        fork_server: StartsForkServers,
-        slots: tuple[int, ...] = (2, 2),
-        num_schedulers: int = 1,
-        detection_seconds: float = 3.0,
-    ) -> None:
-        self.seed = seed
+    def __init__(self, plan: Plan, workers: "Callable[[World], Workers]", *, detection_seconds: float = 3.0) -> None:
+        self.plan = plan
         self.loop = SimLoop()
-        self.rng = random.Random(f"{seed} delays")
-        self.names = random.Random(f"{seed} names")
+        self.rng = random.Random(f"{plan.seed} delays")
+        self.names = random.Random(f"{plan.seed} names")
+        self.story: list[tuple[float, str]] = []
+        self.checks = Checks()
         self.server = SimServer(self.loop)
+        self.server.on_store.append(self.checks.on_store)
         self.network = Network(self.loop, self.server, self.rng)
         self.detection_seconds = detection_seconds
         self.hosts: dict[str, Host] = {}
-        self.services: list[Service] = []
-        self.schedulers: list[Service] = []
-        self._fork_server = fork_server
+        self.workers = workers(self)
+        self.faults = Faults(self)
         with surroundings(self):
-            self.services.append(registry(self.loop, detection_seconds=detection_seconds))
-            self.schedulers = [scheduler(self.loop, number) for number in range(num_schedulers)]
-            self.services += self.schedulers
-            for number, num_slots in enumerate(slots, start=1):
-                self.add_host(f"host-{number}", num_slots)
-
-    def add_host(self, name: str, num_slots: int) -> Host:
-        """Add a host, whose clock is wrong by up to two seconds."""
-        host = Host(self.loop, name, num_slots=num_slots, clock=Clock(self.rng.uniform(-2, 2)))
-        self.hosts[name] = host
-        self.services.append(host)
-        return host
-
-    def run(self, done: Callable[[], bool], *, seconds: float) -> bool:
-        """Run until ``done()``, for ``seconds`` of virtual time at the most; return whether it is done."""
-        with surroundings(self):
-            return self.loop.run_until(done, limit=self.loop.now + seconds)
+            self.registry = registry(self.loop, detection_seconds=detection_seconds)
+            self.schedulers = [
+                scheduler(self.loop, number, policy=plan.policy) for number in range(plan.num_schedulers)
+            ]
+            for number, num_slots in enumerate(plan.slots, start=1):
+                name = f"host-{number}"
+                clock = Clock(self.rng.uniform(-2, 2))
+                self.hosts[name] = Host(self.loop, name, num_slots=num_slots, clock=clock)
+            self.users = Users(self.loop, plan)
 
     @property
-    def errors(self) -> list[str]:
-        """What went wrong in a way that no fault explains."""
-        return [*(error for service in self.services for error in service.errors), *self.loop.errors]
+    def services(self) -> list[Service]:
+        return [self.registry, *self.schedulers, *self.hosts.values()]
+
+    def live(self) -> list[str]:
+        """Run the plan, then the calm until all jobs have ended; return the promises that were broken."""
+        with surroundings(self):
+            self._schedule()
+            try:
+                self._run()
+            except Stuck:
+                self.checks.break_promise("nothing happens any more")
+        for error in [*(error for service in self.services for error in service.errors), *self.loop.errors]:
+            self.checks.break_promise(error)
+        return self.checks.broken
+
+    def tell(self, what: str) -> None:
+        """Add to the story."""
+        self.story.append((self.loop.now, what))
+
+    def _schedule(self) -> None:
+        for fault in self.plan.faults:
+            self.loop.call_at(fault.at, self.faults.begin, fault)
+        for action in self.plan.actions:
+            self.loop.call_at(action.at, self.users.act, action)
+        self.loop.call_at(CALM_AT, self._become_calm)
+        self._sync()
+
+    def _sync(self) -> None:
+        """The bus writes to its disk from time to time."""
+        if self.server.is_up:
+            self.server.sync()
+        self.loop.call_later(SYNC_SECONDS, self._sync)
+
+    def _become_calm(self) -> None:
+        self.tell("CALM")
+        self.faults.cease()
+        for name in self.users.drained:
+            self.hosts[name].crash()  # an agent that starts again offers its host again
+        self.users.begin_calm()
+
+    def _run(self) -> None:
+        if not self.loop.run_until(lambda: self.is_over, limit=CALM_AT + PATIENCE_SECONDS):
+            for number in range(len(self.plan.jobs)):
+                self.checks.break_promise(self._what_it_waits_for(number))
+        scripts = {number: submission.script for number, submission in enumerate(self.plan.jobs)}
+        self.loop.run_until(lambda: False, limit=self.loop.now + 5.0)  # the last events are published
+        self.checks.check_end(self.users.jobs, scripts, self.users.stopped)
+        self.workers.check_end()
+
+    @property
+    def is_over(self) -> bool:
+        return self.loop.now > CALM_AT and self.users.are_satisfied
+
+    def _what_it_waits_for(self, number: int) -> str:
+        job = self.users.jobs.get(number)
+        record = self.checks.records.get(job or "")
+        if record is None:
+            return f"submission {number} was never answered"
+        if record.state.is_final:
+            return f"{job} is {record.state}"
+        return f"{job} is still {record.state} at iteration {record.history[-1].iteration}: {record.reason}"
 
     # what takes the place of the product's own, for `surroundings`
 
@@ -75,14 +139,13 @@ class World:
         return _ForkServers(self)
 
     async def devices(self, *, slots: int | None, slots_per_gpu: int) -> Any:
-        process = current_process()
-        assert process is not None
-        return self.hosts[process.host].devices
+        return self.this_host().devices
 
-    def new_fork_server(self) -> Any:
+    def this_host(self) -> Host:
+        """The host on which the current process runs."""
         process = current_process()
         assert process is not None
-        return self._fork_server(self, self.hosts[process.host])
+        return self.hosts[process.host]
 
 
 class _ForkServers:
@@ -92,4 +155,4 @@ class _ForkServers:
         self._world = world
 
     async def start(self, *, log: object, settings: object = None) -> Any:
-        return self._world.new_fork_server()
+        return self._world.workers.fork_server(self._world.this_host())

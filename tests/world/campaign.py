@@ -1,0 +1,101 @@
+"""Runs many worlds, each from a seed of its own; prints figures, and the story of a world that broke a promise."""
+
+import gc
+import logging
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from .plan import Plan, draw
+from .world import Workers, World
+
+Make = Callable[[World], Workers]
+
+
+@dataclass
+class Totals:
+    """What was lived through."""
+
+    num_worlds: int = 0
+    num_jobs: int = 0
+    num_steps: int = 0
+    num_messages: int = 0
+    num_committed: int = 0
+    hours: float = 0.0
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    states: Counter[str] = field(default_factory=Counter)
+    failed: dict[int, list[str]] = field(default_factory=dict)
+
+    def add(self, world: World, broken: list[str]) -> None:
+        self.num_worlds += 1
+        self.num_jobs += len(world.users.jobs)
+        self.num_steps += world.loop.num_steps
+        self.num_messages += world.server.num_messages
+        self.num_committed += world.checks.num_committed
+        self.hours += world.loop.now / 3600
+        self.faults.update(world.faults.counts)
+        self.states.update(world.checks.states)
+        if broken:
+            self.failed[world.plan.seed] = broken
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.num_worlds} worlds, {self.num_jobs} job lives in {self.seconds:.0f} s "
+            f"({60 * self.num_jobs / max(self.seconds, 0.001):.0f} a minute)",
+            f"{self.hours:.1f} simulated hours, {self.num_steps:,} steps, {self.num_messages:,} messages, "
+            f"{self.num_committed:,} rounds committed by members",
+            "faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items())),
+            "states: " + ", ".join(f"{state} {count}" for state, count in sorted(self.states.items())),
+        ]
+        return "\n".join(lines)
+
+
+def live(plan: Plan, make: Make) -> tuple[World, list[str]]:
+    """Run the world of ``plan``; return it with the promises that were broken."""
+    sys.unraisablehook = lambda _: None  # crashed processes are left as they were, and Python complains of that
+    logging.disable()
+    warnings.simplefilter("ignore", RuntimeWarning)
+    world = World(plan, make)
+    return world, world.live()
+
+
+def run(seeds: Iterable[int], make: Make, *, seconds: float) -> Totals:
+    """Run one world after the other until ``seconds`` are over."""
+    totals = Totals()
+    begun = time.monotonic()
+    for seed in seeds:
+        world, broken = live(draw(seed), make)
+        totals.add(world, broken)
+        totals.seconds = time.monotonic() - begun
+        if broken:
+            print(f"seed {seed}: {broken[0]}", flush=True)
+        if totals.seconds >= seconds:
+            break
+        if totals.num_worlds % 20 == 0:
+            gc.collect()
+    return totals
+
+
+def shortest(plan: Plan, make: Make) -> Plan:
+    """Return the plan with the shortest prefix of faults that still breaks a promise, without those it does not need.
+
+    Deterministic, since every world is.
+    """
+    for num_faults in range(len(plan.faults) + 1):
+        if live(plan.first(num_faults), make)[1]:
+            plan = plan.first(num_faults)
+            break
+    return plan.reduced(lambda smaller: bool(live(smaller, make)[1]))
+
+
+def tell(plan: Plan, make: Make) -> str:
+    """Return the story of the world of ``plan``, for people."""
+    world, broken = live(plan, make)
+    lines = [f"seed {plan.seed}: hosts with {plan.slots} slots, {plan.num_schedulers} schedulers, {plan.policy}"]
+    lines += [f"  submits {submission}" for submission in plan.jobs]
+    lines += [f"{at:9.3f}  {what}" for at, what in world.story]
+    return "\n".join([*lines, "BROKEN:", *(f"  {what}" for what in broken)])

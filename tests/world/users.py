@@ -1,0 +1,125 @@
+"""People who submit jobs and change their minds, over the same requests that the API sends."""
+
+from pydantic import BaseModel
+
+from resile_shared import subjects
+from resile_shared.bus import Bus
+from resile_shared.messages.commands import (
+    Accepted,
+    HostDrain,
+    JobPause,
+    JobPriority,
+    JobResume,
+    JobStop,
+    JobSubmit,
+    Refused,
+)
+from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
+from resile_shared.subjects import JOBS
+
+from .loop import Process, SimLoop
+from .plan import Action, Plan, Submission
+from .services import open_bus
+
+PACKAGE = f"packages/{'0' * 64}.tar.gz"
+RESUME_SECONDS = 5.0
+
+
+class Users:
+    """The users of one world. ``jobs`` are those that were accepted, by their number in the plan."""
+
+    def __init__(self, loop: SimLoop, plan: Plan) -> None:
+        self.jobs: dict[int, str] = {}
+        self.stopped: set[str] = set()
+        """Jobs that somebody asked to be stopped."""
+        self.drained: set[str] = set()
+        self.refused: list[str] = []
+        self.records: dict[str, JobRecord] = {}
+        """What the users saw of the jobs last, after `begin_calm`."""
+        self._loop = loop
+        self._plan = plan
+        self._process = Process(loop, "users")
+        self._bus: Bus | None = None
+        self._num_requests = 0
+        self._process.spawn(self._begin())
+
+    def act(self, action: Action) -> None:
+        """Do what ``action`` says to some job or host."""
+        known = sorted(self.jobs.values())
+        if action.kind == "drain":
+            host = f"host-{action.target % len(self._plan.slots) + 1}"
+            self.drained.add(host)
+            self._ask("host.drain", HostDrain(host_id=host, deadline_seconds=float(action.value % 7)))
+        elif action.kind == "submit again":
+            number = action.target % len(self._plan.jobs)
+            if number in self.jobs:
+                self._process.spawn(self._submit(number, self._plan.jobs[number]))
+        elif known:
+            job = known[action.target % len(known)]
+            match action.kind:
+                case "pause":
+                    self._ask("job.pause", JobPause(job_id=job))
+                case "resume":
+                    self._ask("job.resume", JobResume(job_id=job))
+                case "stop":
+                    self.stopped.add(job)
+                    self._ask("job.stop", JobStop(job_id=job))
+                case "priority":
+                    self._ask("job.priority", JobPriority(job_id=job, priority=action.value))
+
+    def begin_calm(self) -> None:
+        """Watch the jobs from now on, and resume those that are paused."""
+        self._process.spawn(self._resume_all())
+
+    @property
+    def are_satisfied(self) -> bool:
+        """Whether every job of the plan was accepted, and has ended."""
+        ended = {job for job, record in self.records.items() if record.state.is_final}
+        return len(self.jobs) == len(self._plan.jobs) and ended.issuperset(self.jobs.values())
+
+    async def _begin(self) -> None:
+        self._bus = await open_bus("monitor")
+        for number, submission in enumerate(self._plan.jobs):
+            self._loop.call_at(submission.at, self._spawn_submit, number, submission)
+
+    def _spawn_submit(self, number: int, submission: Submission) -> None:
+        self._process.spawn(self._submit(number, submission))
+
+    async def _submit(self, number: int, submission: Submission) -> None:
+        spec = JobSpec(
+            name=f"job {number}",
+            package=PACKAGE,
+            script="train.py",
+            args=submission.script.to_args(),
+            min_workers=submission.min_workers,
+            max_workers=submission.max_workers,
+            priority=submission.priority,
+        )
+        assert self._bus is not None
+        request = JobSubmit(spec=spec)
+        answer = await self._bus.ask(subjects.command("job", "submit"), request, message_id=f"submit {number}")
+        match answer:
+            case Accepted(job_id=str(job)):
+                assert self.jobs.setdefault(number, job) == job, "a submission that is repeated is the same job"
+            case Refused(reason=reason):
+                self.refused.append(f"submission {number}: {reason}")
+
+    def _ask(self, what: str, request: BaseModel) -> None:
+        self._num_requests += 1
+        self._process.spawn(self._send(what, request, f"request {self._num_requests}"))
+
+    async def _send(self, what: str, request: BaseModel, message_id: str) -> None:
+        if self._bus is not None:
+            await self._bus.ask(subjects.command(*what.split(".")), request, message_id=message_id)
+
+    async def _resume_all(self) -> None:
+        assert self._bus is not None
+        due: dict[str, float] = {}
+        async for changes in self._bus.bucket(JOBS).watch():
+            for change in changes:
+                if change.value is None:
+                    continue
+                self.records[change.key] = change.value
+                if change.value.state is JobState.PAUSED and due.get(change.key, 0.0) <= self._loop.now:
+                    due[change.key] = self._loop.now + RESUME_SECONDS
+                    self._ask("job.resume", JobResume(job_id=change.key))
