@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=BaseModel)
 Handler = Callable[[Received[M]], Awaitable[None]]
 Answerer = Callable[[Received[M]], Awaitable[Accepted | Refused]]
-MAX_DELIVERIES = 5
-RETRY_SECONDS = 1.0
 
 
 class Bus:
@@ -179,28 +177,21 @@ class Bus:
         handler: Handler[M],
         *,
         subjects: tuple[str, ...] = (),
-        durable: str | None = None,
         start: str = "all",
         after: int = 0,
         caught_up: asyncio.Event | None = None,
     ) -> None:
         """Call ``handler`` for each stored message, one at a time; never returns.
 
-        With ``durable`` the server keeps the position, and a handler that raises is called again a few times.
-        Otherwise reading starts at ``start`` (``all``, ``new`` or ``last_per_subject``), or after the sequence
-        ``after``. ``model`` may be a function of the subject (`resile_shared.catalogue.model_of`). ``caught_up`` is
-        set when every message stored at the start has been handled.
+        Reading starts at ``start`` (``all``, ``new`` or ``last_per_subject``), or after the sequence ``after``.
+        ``model`` may be a function of the subject (`resile_shared.catalogue.model_of`). ``caught_up`` is set when every
+        message stored at the start has been handled.
         """
-        consumer = Consumer(self.connection, stream.name, subjects or stream.subjects, durable, start, after)
+        consumer = Consumer(self.connection, stream.name, subjects or stream.subjects, start, after)
         delivery = Delivery(model, self.connection, self.service)
         async with aclosing(consumer.read()) as items:
             async for item in items:
                 if not isinstance(item, ConsumerCreated):
-                    if durable is None:
-                        await delivery.deliver(item, handler)
-                    elif await delivery.deliver(item, handler, is_last=item.metadata.num_delivered >= MAX_DELIVERIES):
-                        await item.ack()
-                    else:
-                        await item.nak(delay=RETRY_SECONDS)
+                    await delivery.deliver(item, handler)
                 if caught_up and consumer.num_waiting <= 0:
                     caught_up.set()

@@ -1,8 +1,7 @@
 """A pull consumer of a JetStream stream that survives any outage.
 
-After a reconnect, or when the server sends no idle heartbeats, the consumer is created again: a durable one continues
-after its last acknowledgement, an ephemeral one after the last message it has yielded. The server sends messages that
-were not acknowledged again after `ACK_SECONDS`, after newer messages.
+After a reconnect, or when the server sends no idle heartbeats, the consumer is created again, and continues after the
+last message that it has yielded. Nothing is acknowledged: who must not miss a message stores how far it has come.
 """
 
 import asyncio
@@ -23,7 +22,6 @@ BATCH = 64
 EXPIRES_SECONDS = 60.0
 HEARTBEAT_SECONDS = 5.0
 INACTIVE_SECONDS = 60.0
-ACK_SECONDS = 10.0
 _NANOSECONDS = 1_000_000_000
 
 
@@ -41,8 +39,6 @@ class Consumer:
     connection: Connection
     stream: str
     filters: tuple[str, ...]
-    durable: str | None = None
-    """Name under which the server keeps the position; None: an ephemeral consumer."""
     start: str = "all"
     """Where a new consumer starts: ``all``, ``new`` or ``last_per_subject``."""
     after: int = 0
@@ -72,7 +68,7 @@ class Consumer:
     async def _read_one_consumer(
         self, inbox: "asyncio.Queue[Msg | None]", address: str
     ) -> AsyncGenerator[ConsumerCreated | Msg, None]:
-        name = self.durable or f"consumer-{secrets.token_hex(8)}"
+        name = f"consumer-{secrets.token_hex(8)}"
         created = await self.connection.request_store(
             f"$JS.API.CONSUMER.CREATE.{self.stream}.{name}",
             orjson.dumps({"stream_name": self.stream, "config": self._configuration(name)}),
@@ -97,7 +93,7 @@ class Consumer:
                 return
             status = _status(message)
             if status is None:
-                # The previous consumer may still deliver; if it is durable, it does not deliver that message again.
+                # The previous consumer may still deliver.
                 if message.metadata.consumer == name:
                     wanted -= 1
                     self.after = message.metadata.sequence.stream
@@ -123,25 +119,17 @@ class Consumer:
         await self.connection.send(subject, orjson.dumps(request), headers={}, reply=reply)
 
     def _configuration(self, name: str) -> dict[str, Any]:
-        configuration: dict[str, Any] = {"name": name, "filter_subjects": list(self.filters)}
-        if self.durable:
-            configuration |= {
-                "durable_name": name,
-                "ack_policy": "explicit",
-                "ack_wait": int(ACK_SECONDS * _NANOSECONDS),
-                "max_ack_pending": 2 * BATCH,
-                "deliver_policy": self.start,
-            }
+        configuration: dict[str, Any] = {
+            "name": name,
+            "filter_subjects": list(self.filters),
+            "ack_policy": "none",
+            "inactive_threshold": int(INACTIVE_SECONDS * _NANOSECONDS),
+            "mem_storage": True,
+        }
+        if self.after:
+            configuration |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self.after + 1}
         else:
-            configuration |= {
-                "ack_policy": "none",
-                "inactive_threshold": int(INACTIVE_SECONDS * _NANOSECONDS),
-                "mem_storage": True,
-            }
-            if self.after:
-                configuration |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self.after + 1}
-            else:
-                configuration["deliver_policy"] = self.start
+            configuration["deliver_policy"] = self.start
         return configuration
 
 

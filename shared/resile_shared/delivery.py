@@ -33,29 +33,24 @@ class Delivery(Generic[M]):
         self._service = service
         self._done: OrderedDict[str, Accepted | Refused] = OrderedDict()
 
-    async def deliver(
-        self, message: Msg, handler: Callable[[Received[M]], Awaitable[None]], *, is_last: bool = True
-    ) -> bool:
-        """Return whether the message is done; False: the handler failed, and this is not the last attempt."""
+    async def deliver(self, message: Msg, handler: Callable[[Received[M]], Awaitable[None]]) -> None:
+        """Have the message handled, unless it was already; a dead letter says why that was not possible."""
         try:
             received = self._decode(message)
         except Malformed as error:
             await self._send_dead_letter(message, str(error))
-            return True
+            return
         if received.id in self._done:
-            return True
+            return
         try:
             with continued(f"handle {message.subject}", message.headers, always=received.sequence is not None):
                 await handler(received)
         except Exception as error:
             logger.exception("handler failed subject=%s", message.subject)
-            if is_last:
-                await self._send_dead_letter(
-                    message, f"{self._service} failed to handle it: {type(error).__name__}: {error}"
-                )
-            return is_last
-        self._remember(received.id, _DONE)
-        return True
+            reason = f"{self._service} failed to handle it: {type(error).__name__}: {error}"
+            await self._send_dead_letter(message, reason)
+        else:
+            self._remember(received.id, _DONE)
 
     async def answer(
         self, message: Msg, handler: Callable[[Received[M]], Awaitable[Accepted | Refused]]
@@ -92,7 +87,7 @@ class Delivery(Generic[M]):
     async def _send_dead_letter(self, message: Msg, reason: str) -> None:
         """Publish a message that had no effect, with the reason; an unreadable dead letter is only logged.
 
-        The dead letter of a stored message is stored before the message is acknowledged.
+        The dead letter of a stored message is stored before the next one is handled.
         """
         logger.warning("message dropped subject=%s: %s", message.subject, reason)
         if message.subject == DEAD_LETTER:

@@ -1,6 +1,7 @@
 """The scheduler's lease, on a real bus."""
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
@@ -80,3 +81,22 @@ async def test_a_disconnected_bus_does_not_count_as_silence(pool: Pool) -> None:
     assert not done
     taking.cancel()
     holding.cancel()
+
+
+async def test_the_next_leader_knows_how_far_the_reports_were_read(pool: Pool) -> None:
+    bucket = await leases(pool)
+    first, second, third = (lease(bucket, name) for name in ("first", "second", "third"))
+    await first.acquire()
+    first.position = 7
+    holding = asyncio.create_task(first.keep())
+    async with aclosing(bucket.watch(LEASE_KEY)) as changes:
+        async for batch in changes:
+            if any(change.value and change.value.position == 7 for change in batch):
+                break
+    holding.cancel()
+    await second.acquire()
+    assert second.position == 7
+    second.position = 9
+    await second.release()
+    await third.acquire()
+    assert third.position == 9

@@ -254,19 +254,11 @@ class SimClient:
     def _receive(self, generation: int, number: int, message: Message) -> None:
         if generation != self._generation or not self.is_connected:
             return
-        if message.metadata is not None:
-            message.send = lambda text: self._acknowledge(message.reply, text)
         subscription = self._by_number.get(number)
         if subscription is not None:
             subscription.put(message)
         elif (future := self._replies.get(message.subject)) and not future.done():
             future.set_result(message)
-
-    def _acknowledge(self, subject: str, text: str) -> None:
-        if self.is_connected:
-            self._up.send(
-                self._arrive, self._generation, subject.replace("$JS.ACK", "$JS.API.ACK"), text.encode(), None, ""
-            )
 
     # outages
 

@@ -2,8 +2,7 @@
 
 Core messages reach those who are subscribed at the moment. A stream's messages are stored before they are acknowledged,
 and survive a restart; the ids of messages are remembered for a while, so that none is stored twice; a write that
-expects another revision is refused, before duplicates are looked for. A durable consumer redelivers what was not
-acknowledged; other consumers live in memory.
+expects another revision is refused, before duplicates are looked for. Consumers live in memory.
 """
 
 import re
@@ -51,15 +50,6 @@ class Message:
     headers: dict[str, str] | None = None
     reply: str = ""
     metadata: Any = None
-    send: Callable[[str], None] | None = None
-
-    async def ack(self) -> None:
-        assert self.send is not None
-        self.send("+ACK")
-
-    async def nak(self, delay: float = 0.0) -> None:
-        assert self.send is not None
-        self.send(f"-NAK {delay}")
 
 
 class Peer(Protocol):
@@ -96,15 +86,10 @@ class Consumer:
 
     name: str
     filters: tuple[str, ...]
-    is_durable: bool
     next: int
     only: deque[int] | None = None
     """The sequences with which it starts, for ``last_per_subject``."""
-    unacknowledged: dict[int, float] = field(default_factory=dict)
-    """Until when they are expected to be acknowledged."""
-    num_delivered: dict[int, int] = field(default_factory=dict)
     pulls: deque[Pull] = field(default_factory=deque)
-    ack_seconds: float = 10.0
 
     def matches(self, subject: str) -> bool:
         return any(matches(pattern, subject) for pattern in self.filters)
@@ -240,9 +225,9 @@ class SimServer:
         self._routes.clear()
         self._inboxes.clear()
         for stream in self.streams.values():
-            stream.consumers = {name: c for name, c in stream.consumers.items() if c.is_durable}
             for consumer in stream.consumers.values():
                 consumer.pulls.clear()
+            stream.consumers.clear()
             if loses_unsynced and not stream.is_synced:
                 stream.forget_after(self._synced.get(stream.name, 0))
         for call in tuple(self.on_stop):
@@ -332,8 +317,6 @@ class SimServer:
                 self._answer(reply, self._create_consumer(self.streams.get(name), consumer, orjson.loads(data)))
             case ["CONSUMER", "MSG", "NEXT", name, consumer]:
                 self._pull(self.streams.get(name), consumer, orjson.loads(data), reply)
-            case ["ACK", name, consumer, number]:
-                self._acknowledge(self.streams[name], consumer, int(number), data.decode())
             case _:
                 raise NotImplementedError(subject)
 
@@ -365,10 +348,7 @@ class SimServer:
 
     def _new_consumer(self, stream: Stream, name: str, configuration: dict[str, Any]) -> Consumer:
         policy = configuration["deliver_policy"]
-        consumer = Consumer(
-            name, tuple(configuration["filter_subjects"]), is_durable="durable_name" in configuration, next=1
-        )
-        consumer.ack_seconds = configuration.get("ack_wait", 10 * _NANOSECONDS) / _NANOSECONDS
+        consumer = Consumer(name, tuple(configuration["filter_subjects"]), next=1)
         match policy:
             case "by_start_sequence":
                 consumer.next = configuration["opt_start_seq"]
@@ -398,7 +378,7 @@ class SimServer:
         self._keep_alive(stream, consumer, pull)
 
     def _keep_alive(self, stream: Stream, consumer: Consumer, pull: Pull) -> None:
-        """Send idle heartbeats, the end of the request, and again what was not acknowledged in time."""
+        """Send idle heartbeats, and the end of the request."""
         if pull not in consumer.pulls or not self.is_up:
             return
         if not self._route(pull.reply):
@@ -432,11 +412,6 @@ class SimServer:
                 consumer.pulls.popleft()
 
     def _next(self, stream: Stream, consumer: Consumer) -> int | None:
-        late = [n for n, until in consumer.unacknowledged.items() if until <= self._loop.now]
-        for number in late:
-            if number in stream.messages:
-                return number
-            del consumer.unacknowledged[number]
         if consumer.only is not None and (number := next((n for n in consumer.only if n in stream.messages), None)):
             return number
         while consumer.next <= stream.last:
@@ -453,16 +428,11 @@ class SimServer:
             consumer.only.remove(number)
         elif number >= consumer.next:
             consumer.next = number + 1
-        if consumer.is_durable:
-            consumer.unacknowledged[number] = self._loop.now + consumer.ack_seconds
-        consumer.num_delivered[number] = consumer.num_delivered.get(number, 0) + 1
-        if not consumer.is_durable:
-            del consumer.num_delivered[number]
 
     def _deliver(self, stream: Stream, consumer: Consumer, pull: Pull, stored: Stored) -> None:
         metadata = Metadata(
             sequence=Place(stored.sequence),
-            num_delivered=consumer.num_delivered.get(stored.sequence, 1),
+            num_delivered=1,
             num_pending=max(0, stream.last - stored.sequence),
             stream=stream.name,
             consumer=consumer.name,
@@ -471,18 +441,3 @@ class SimServer:
             peer = self._subscriptions[number][0]
             reply = f"$JS.ACK.{stream.name}.{consumer.name}.{stored.sequence}"
             peer.deliver(number, Message(stored.subject, stored.data, stored.headers or None, reply, metadata))
-
-    def _acknowledge(self, stream: Stream, name: str, number: int, text: str) -> None:
-        consumer = stream.consumers.get(name)
-        if consumer is None or number not in consumer.unacknowledged:
-            return
-        if text.startswith("-NAK"):
-            consumer.unacknowledged[number] = self._loop.now + float(text.split()[1])
-            self._loop.call_at(consumer.unacknowledged[number], self._serve_if_up, stream, consumer)
-        else:
-            del consumer.unacknowledged[number]
-            consumer.num_delivered.pop(number, None)
-
-    def _serve_if_up(self, stream: Stream, consumer: Consumer) -> None:
-        if self.is_up:
-            self._serve_consumer(stream, consumer)

@@ -46,6 +46,8 @@ class Lease:
         self._revision = 0
         self._trusted_until = float("-inf")
         self._renewing = asyncio.Lock()
+        self.position = 0
+        """How far this leader has read the reports; the one before it, until then. Stored with each renewal."""
 
     @property
     def epoch(self) -> int:
@@ -78,20 +80,23 @@ class Lease:
 
     async def release(self) -> None:
         """Release the lease, if that is possible at once."""
-        released = self._record.model_copy(update={"is_released": True})
+        released = self._record.model_copy(update={"is_released": True, "position": self.position})
         with suppress(ConflictError, TimeoutError):
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._bucket.update(LEASE_KEY, released, revision=self._revision)
 
     async def _take(self, entry: Entry[Record] | None) -> None:
         epoch = entry.value.epoch + 1 if entry else 1
-        await self._write(Record(epoch=epoch, holder=self._holder, counter=0), entry.revision if entry else 0)
+        self.position = entry.value.position if entry else 0
+        record = Record(epoch=epoch, holder=self._holder, counter=0, position=self.position)
+        await self._write(record, entry.revision if entry else 0)
 
     async def _renew(self) -> None:
         async with self._renewing:
             counter = self._record.counter + 1
             try:
-                await self._write(self._record.model_copy(update={"counter": counter}), self._revision)
+                renewed = self._record.model_copy(update={"counter": counter, "position": self.position})
+                await self._write(renewed, self._revision)
             except ConflictError:
                 raise LeadershipLost(self.epoch) from None
 

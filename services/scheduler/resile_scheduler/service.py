@@ -2,7 +2,8 @@
 
 - It receives and answers nothing before it has the lease, and has read what is stored and written it again with the new
   epoch.
-- A report is acknowledged when its effects are stored, and delivered again otherwise.
+- The lease says how far the reports are read: up to the newest one whose effects are stored. The next leader reads on
+  from there at once, whatever a frozen one has received.
 - Deadlines are checked only after NATS has been connected for a while: what happened during an outage comes first.
 - A scheduler that loses the lease, or finds that another one wrote, exits. When it is started again it stands by.
 """
@@ -58,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 SETTLE_TICKS = 12
-"""Longer than the bus takes to deliver a report again that an earlier scheduler had received and not handled."""
+"""Longer than the agents take to connect again, and to publish what they kept meanwhile."""
 
 
 async def run(context: ServiceContext[SchedulerSettings]) -> None:
@@ -92,6 +93,7 @@ class _Service:
             policy=POLICIES[context.settings.policy],
             detection_seconds=pool.detection_seconds,
         )
+        self._lease = lease
         self._executor = Executor(context.bus, lease)
 
     async def start(self) -> None:
@@ -104,7 +106,7 @@ class _Service:
         if restored is not None:
             await restored.done.wait()
         self._group.create_task(self._watch(changes))
-        self._group.create_task(self._bus.follow(REPORTS, Report, self._on_report, durable="scheduler"))
+        self._group.create_task(self._follow_reports())
         self._group.create_task(self._tick())
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
         await self._bus.serve(subjects.EXPLAIN_JOBS, ExplainJobs, self._explain)
@@ -125,10 +127,16 @@ class _Service:
     async def _on_heartbeat(self, received: Received[Heartbeat]) -> None:
         self._handle(received.message)
 
+    async def _follow_reports(self) -> None:
+        newest = await self._bus.read_stream(REPORTS, Report).last()  # the bus may have lost some
+        await self._bus.follow(REPORTS, Report, self._on_report, after=min(self._lease.position, newest))
+
     async def _on_report(self, received: Received[Report]) -> None:
         batch = self._handle(received.message)
         if batch is not None:
             await batch.done.wait()
+        assert received.sequence is not None
+        self._lease.position = received.sequence
 
     async def _on_command(self, received: Received[BaseModel]) -> Accepted | Refused:
         match received.message:
