@@ -12,6 +12,7 @@ from resile_shared.errors import UsageError
 
 from ..collectives.round import OpenRound
 from ..collectives.tree import Interval, merges_after, pieces
+from ..state.memory import in_memory_order
 
 BUCKET_BYTES = 4 << 20
 ALIGNMENT_BYTES = 64
@@ -232,11 +233,21 @@ class _Slot:
 
     def __init__(self, buckets: Sequence[Bucket], parameters: Sequence[Tensor]) -> None:
         self.flats = [torch.zeros(bucket.length, dtype=bucket.dtype, device=bucket.device) for bucket in buckets]
-        self.views: list[Tensor] = [torch.empty(0)] * len(parameters)
+        views: dict[int, Tensor] = {}
         for bucket, flat in zip(buckets, self.flats, strict=True):
             for index, offset in zip(bucket.parameters, bucket.offsets, strict=True):
-                parameter = parameters[index]
-                self.views[index] = flat[offset : offset + parameter.numel()].view(parameter.shape)
+                views[index] = _view_like(parameters[index], flat[offset : offset + parameters[index].numel()])
+        self.views = [views[index] for index in range(len(parameters))]
+
+
+def _view_like(parameter: Tensor, flat: Tensor) -> Tensor:
+    """View ``flat`` as a gradient that autograd makes: with the strides of a dense parameter, else in row-major order.
+
+    Fused optimizers walk through the memory of a parameter and of its gradient alike, whatever their strides say.
+    """
+    if in_memory_order(parameter)[1].data_ptr() == parameter.data_ptr():
+        return flat.as_strided(parameter.shape, parameter.stride())
+    return flat.view(parameter.shape)
 
 
 def cut_into_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[Bucket]:
