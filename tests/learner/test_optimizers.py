@@ -9,6 +9,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from resile.training import ElasticLoop, seed
+from resile_learner.checkpoint.snapshot import Snapshot
+from resile_learner.state.flat import allocate
+from resile_learner.state.memory import tensor_bytes
+from resile_learner.state.optimizer import OptimizerState
+from resile_learner.state.run import RunState
 from resile_learner.training.batches import BatchPlan
 
 SAMPLES, EPOCHS = 16, 4
@@ -109,3 +114,56 @@ def test_one_shard_gives_the_parameters_of_a_plain_loop(name: str) -> None:
     trained = copy_context().run(elastically, OPTIMIZERS[name], gaps=gaps)
     for (path, parameter), plain in zip(trained.named_parameters(), expected.parameters(), strict=True):
         assert torch.equal(parameter, plain), path
+
+
+def one_step(model: EveryLayout, optimizer: torch.optim.Optimizer, number: int) -> None:
+    x, y = data().tensors
+    optimizer.zero_grad()
+    model.calls = number
+    nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def run_state(model: EveryLayout, optimizer: torch.optim.Optimizer) -> RunState:
+    return RunState(model, {"optimizer": OptimizerState(optimizer)}, {}, after_load=lambda: None)
+
+
+def kinds_of_state(optimizer: torch.optim.Optimizer) -> list[object]:
+    parts = [optimizer.state[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    return [[(key, part.dtype, part.stride()) for key, part in each.items() if torch.is_tensor(part)] for each in parts]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_worker_that_takes_the_state_over_makes_the_same_updates(name: str) -> None:
+    seed(0)
+    model, other = EveryLayout(gaps=False), EveryLayout(gaps=False)
+    optimizer, others = OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](other.parameters())
+    for number in range(3):
+        one_step(model, optimizer, number)
+    flat = run_state(model, optimizer).flatten()
+    received = run_state(other, others)
+    for target, source in zip(received.allocate_buffers(flat.skeleton), flat.tensors, strict=True):
+        tensor_bytes(target)[:] = tensor_bytes(source)
+    received.load_received()
+    assert kinds_of_state(others) == kinds_of_state(optimizer)
+    for number in range(3, 6):
+        one_step(model, optimizer, number)
+        one_step(other, others, number)
+    for (path, parameter), same in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(parameter, same), path
+
+
+def test_a_state_is_received_and_stored_in_main_memory_whatever_the_default_device() -> None:
+    seed(0)
+    model = EveryLayout(gaps=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    one_step(model, optimizer, 0)
+    torch.set_default_device("meta")
+    try:
+        flat = run_state(model, optimizer).flatten()
+        received = allocate(flat.skeleton)
+        stored = Snapshot(flat)
+    finally:
+        torch.set_default_device(None)
+    assert {tensor.device.type for tensor in received} == {"cpu"}
+    assert b"".join(stored.part(0))[: len(flat.skeleton)] == flat.skeleton

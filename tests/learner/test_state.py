@@ -157,6 +157,12 @@ def test_tied_parameters_are_stored_once_and_stay_tied() -> None:
     assert tree["0.weight"] is tree["1.weight"]
 
 
+def test_a_dimension_of_one_element_keeps_its_stride() -> None:
+    pointwise = torch.randn(8, 6, 1, 1).to(memory_format=torch.channels_last)
+    tree = [pointwise, torch.randn(3, 1).t(), torch.empty(0, 1).as_strided((0, 1), (7, 7)), torch.randn(2, 1, 3)]
+    assert same(through_bytes(tree), tree)
+
+
 def test_views_that_differ_are_stored_each() -> None:
     base = torch.arange(6.0)
     tree = [base, base[:3], base.view(2, 3), base.view(2, 3).t(), base[::2], base.expand(2, 6), torch.tensor(1j).conj()]
@@ -297,6 +303,10 @@ GOOD = orjson.loads(flatten({"a": torch.zeros(2, 3), "b": [1]}).skeleton)
         orjson.dumps({**GOOD, "tensors": [{**GOOD["tensors"][0], "shape": [-2, -3]}]}),
         orjson.dumps({**GOOD, "tensors": [{**GOOD["tensors"][0], "num_bytes": 23}]}),
         orjson.dumps({**GOOD, "tensors": [{**GOOD["tensors"][0], "dims": [0, 0]}]}),
+        *(
+            orjson.dumps({**GOOD, "tensors": [{**GOOD["tensors"][0], "strides": strides}]})
+            for strides in ([9, 1], [3, 2], [3], [-3, 1], ["3", 1], [3.0, 1], 3)
+        ),
         orjson.dumps({**GOOD, "tree": {"pickle": "x"}}),
         orjson.dumps({**GOOD, "tree": {"dict": [], "list": []}}),
         orjson.dumps({**GOOD, "tree": {"tensor": 7}}),

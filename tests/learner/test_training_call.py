@@ -150,6 +150,42 @@ def test_a_grad_scaler_and_bf16_train() -> None:
     assert math.isfinite(result.loss)
 
 
+def test_a_member_that_has_computed_no_shard_can_unscale_gradients() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    alone(lambda: ElasticLoop(model, optimizer, data(), state={"scaler": scaler}))
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 8.0)
+    scaler.unscale_(optimizer)
+    assert model.bias.grad is not None
+    assert model.bias.grad.tolist() == [4.0, 4.0]
+
+
+def test_a_scaler_that_joiners_would_not_receive_is_refused() -> None:
+    def run() -> None:
+        model = nn.Linear(4, 2)
+        scaler = torch.amp.GradScaler("cpu")
+        for iteration in ElasticLoop(model, torch.optim.SGD(model.parameters(), lr=0.1), data(), batch_size=16):
+            for inputs, targets in iteration.shards():
+                iteration.backward(nn.functional.cross_entropy(model(inputs), targets), scaler=scaler)
+
+    with pytest.raises(UsageError, match="GradScaler is not part of the run's state"):
+        alone(run)
+
+
+def test_a_default_device_of_the_script_is_for_the_script_alone() -> None:
+    samples = data()
+    model = parts(datasets=lambda: (samples, samples))
+    expected = train()
+    torch.set_default_device("meta")
+    try:
+        result = alone(lambda: model.train(epochs=2, batch_size=16))
+    finally:
+        torch.set_default_device(None)
+    assert result.params_sha256 == expected.params_sha256
+
+
 def test_clipping_sees_the_gradient_of_the_whole_batch() -> None:
     assert (
         alone(lambda: parts().train(epochs=1, batch_size=16, clip_grad_norm=1e-9)).params_sha256

@@ -63,3 +63,15 @@ def test_fast_mode_uses_every_sample_once_too(tmp_path: Path) -> None:
     assert outcome.status == 0, outcome.errors
     assert outcome.result["bits"] == "fast"
     outcome.assert_every_sample_once(epochs=6)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "NAdam"])
+def test_unusual_layouts_dtypes_and_default_devices_give_the_bits_of_the_plain_script(
+    optimizer: str, tmp_path: Path
+) -> None:
+    args = ("--optimizer", optimizer)
+    # The last batch of an epoch has a single sample: worker 3 joins at it, and computes no shard of it.
+    outcome = run("unusual.py", "--plan", "0:3,10:4,15:2,21:5", home=tmp_path, args=args)
+    assert outcome.sha == plain("unusual.py", *args)
+    assert outcome.result["bits"] == "same bits"
+    outcome.assert_every_sample_once(epochs=3)

@@ -66,7 +66,7 @@ def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.Size]:
 
 def _allocate_like(source: Tensor) -> Tensor:
     # Pinned, so that a copy from an accelerator runs at the full speed of the link.
-    return torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+    return torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
 
 
 def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:

@@ -56,7 +56,7 @@ class Scratch:
     """Memory in which the pieces of others wait to be folded; kept from round to round."""
 
     def __init__(self) -> None:
-        self._tensor = torch.empty(0, dtype=torch.uint8)
+        self._tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._bytes = tensor_bytes(self._tensor)
         self._arrays: dict[torch.dtype, Array] = {}
 
@@ -68,7 +68,7 @@ class Scratch:
     def reserve(self, num_bytes: int) -> None:
         """Have at least this much."""
         if num_bytes > self.num_bytes:
-            self._tensor = torch.empty(num_bytes, dtype=torch.uint8)
+            self._tensor = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
             self._bytes = tensor_bytes(self._tensor)
             self._arrays.clear()
 

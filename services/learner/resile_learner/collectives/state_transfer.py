@@ -189,7 +189,7 @@ class _IncomingState:
         tensor = next(self._tensors)
         if is_flat_memory(tensor):
             return tensor_bytes(tensor)
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         self._copies.append((tensor, copy))
         return tensor_bytes(copy)
 

@@ -49,6 +49,8 @@ class TensorSpec:
     num_bytes: int
     dims: tuple[int, ...] = ()
     """Which dimension of the tree's tensor each of ``shape`` is. () when in order; (0, 2, 3, 1) for channels_last."""
+    strides: tuple[int, ...] = ()
+    """Those of the tree's tensor where ``dims`` do not say them: a dimension of one element has any stride."""
 
 
 Allocate = Callable[[bytes], Sequence[Tensor]]
@@ -94,7 +96,7 @@ def allocate(skeleton: bytes, targets: Mapping[str, Tensor] | None = None) -> li
         target = (targets or {}).get(spec.path)
         buffer = None if target is None else _memory_of(target, spec)
         if buffer is None or buffer.data_ptr() in used:
-            buffer = torch.empty(spec.shape, dtype=spec.dtype)
+            buffer = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
         used.add(buffer.data_ptr())
         buffers.append(buffer)
     return buffers
@@ -114,7 +116,7 @@ def unflatten(skeleton: bytes, tensors: Sequence[Tensor]) -> Any:
                 f"the stored tensor {spec.path} is {spec.dtype} {list(spec.shape)}, "
                 f"but {tensor.dtype} {list(tensor.shape)} was given"
             )
-    in_order = [_undo(tensor, spec.dims) for spec, tensor in zip(expected, tensors, strict=True)]
+    in_order = [_in_tree(tensor, spec) for spec, tensor in zip(expected, tensors, strict=True)]
     try:
         return _Decoder(in_order).decode(node)
     except RecursionError:
@@ -194,13 +196,17 @@ class _Encoder:
 
     def _add(self, plain: Tensor, path: tuple[Any, ...]) -> int:
         dims, stored = in_memory_order(plain)
-        spec = {
+        spec: dict[str, Any] = {
             "path": "/".join(map(str, path)),
             "dtype": dtype_name(stored.dtype),
             "shape": list(stored.shape),
             "num_bytes": stored.numel() * stored.dtype.itemsize,
         }
-        self.specs.append({**spec, "dims": list(dims)} if dims else spec)
+        if dims:
+            spec["dims"] = list(dims)
+        if stored.data_ptr() == plain.data_ptr() and _implied_strides(stored.shape, dims) != plain.stride():
+            spec["strides"] = list(plain.stride())
+        self.specs.append(spec)
         self.tensors.append(stored)
         return len(self.tensors) - 1
 
@@ -273,7 +279,24 @@ def _spec(entry: Mapping[str, Any]) -> TensorSpec:
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes != entry["num_bytes"]:
         raise ValueError(f"{entry['path']} has {entry['num_bytes']} bytes instead of {num_bytes}")
-    return TensorSpec(str(entry["path"]), dtype, shape, num_bytes, dims)
+    strides = tuple(entry.get("strides", ()))
+    if strides and not _differs_in_single_elements(strides, shape, dims):
+        raise ValueError(f"strides {list(strides)}")
+    return TensorSpec(str(entry["path"]), dtype, shape, num_bytes, dims, strides)
+
+
+def _differs_in_single_elements(strides: Sequence[Any], shape: Sequence[int], dims: tuple[int, ...]) -> bool:
+    """Whether ``strides`` reach no further than those that ``shape`` and ``dims`` imply."""
+    sizes = _undo(torch.empty(shape, device="meta"), dims).shape
+    return len(strides) == len(sizes) and all(
+        type(stride) is int and 0 <= stride < 2**63 and (size <= 1 or stride == implied)
+        for stride, size, implied in zip(strides, sizes, _implied_strides(shape, dims), strict=True)
+    )
+
+
+def _implied_strides(shape: Sequence[int], dims: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a tree's tensor that lies in memory as a contiguous tensor of ``shape``."""
+    return _undo(torch.empty(shape, device="meta"), dims).stride()
 
 
 def _memory_of(target: Tensor, spec: TensorSpec) -> Tensor | None:
@@ -282,6 +305,11 @@ def _memory_of(target: Tensor, spec: TensorSpec) -> Tensor | None:
         return None
     memory = target.detach().permute(spec.dims) if spec.dims else target.detach()
     return memory if memory.is_contiguous() and tuple(memory.shape) == spec.shape else None
+
+
+def _in_tree(tensor: Tensor, spec: TensorSpec) -> Tensor:
+    view = _undo(tensor, spec.dims)
+    return view.as_strided(view.shape, spec.strides) if spec.strides else view
 
 
 def _undo(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.amp import GradScaler
 
 from resile_shared.errors import ResileError, UsageError
 
@@ -52,6 +53,7 @@ class Iteration:
         buffers: Buffers,
         rounds: Rounds,
         phases: Phases,
+        scalers: Sequence[GradScaler],
         header: RoundHeader,
         last: tuple[int, float],
     ) -> None:
@@ -73,6 +75,7 @@ class Iteration:
         self._indices: list[Indices] = []
         self._allows_nan = False
         self._phases = phases
+        self._scalers = scalers
         self._header = header
         self._last = last
         self._processor = 0.0
@@ -101,13 +104,18 @@ class Iteration:
     def backward(self, loss: Tensor, *, scaler: Any = None, **metrics: Tensor | float) -> None:
         """Compute the gradients of the current shard from its mean ``loss``, a scalar.
 
-        ``scaler`` is a GradScaler when the loss is to be scaled. ``metrics`` are means over the shard, to be averaged
-        over the global batch.
+        ``scaler`` is the GradScaler that scales the loss, one of the loop's ``state``. ``metrics`` are means over the
+        shard, to be averaged over the global batch.
         """
         leaf = self._held.lo + len(self._leaves)
         if loss.numel() != 1:
             raise UsageError(
                 f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
+            )
+        if scaler is not None and not any(scaler is known for known in self._scalers):
+            raise UsageError(
+                "the GradScaler is not part of the run's state, so that a joining worker would scale otherwise: pass "
+                'it to the training call, as in ElasticLoop(..., state={"scaler": scaler})'
             )
         weight = self._batch.weight(leaf)
         weighted = loss if weight == 1.0 else loss * weight

@@ -24,6 +24,7 @@ from ..checkpoint.checkpointer import Checkpointer
 from ..collectives.tree import ranges
 from ..messages import Ready
 from ..session import Session, current_session
+from ..state.optimizer import OptimizerState
 from ..state.run import RunState, Stateful
 from .batches import Batch, BatchPlan, default_num_shards
 from .buffers import Buffers
@@ -36,6 +37,7 @@ from .ledger import Ledger
 from .protocol import TrainingProtocol
 from .reports import Result
 from .rounds import Rounds
+from .scalers import prepared_scalers
 from .seeds import mix, seed_all
 from .settings import Mode, TrainingSettings, facts_of
 from .validation import Validation, Validator
@@ -94,8 +96,9 @@ class ElasticLoop:
         self._validator = (
             Validator(validation, model, batch_size=batch_size, num_shards=shards, seed=seed) if validation else None
         )
+        self._scalers = prepared_scalers(state or {}, self._parameters)
         ledger = Ledger(num_samples)
-        parts: dict[str, Stateful] = {"optimizer": optimizer, "ledger": ledger}
+        parts: dict[str, Stateful] = {"optimizer": OptimizerState(optimizer), "ledger": ledger}
         if self._validator:
             parts["validation"] = self._validator
         self._state = RunState(model, parts, state or {}, after_load=self._buffers.adopt)
@@ -209,6 +212,7 @@ class ElasticLoop:
             buffers=self._buffers,
             rounds=self._protocol.rounds,
             phases=self._phases,
+            scalers=self._scalers,
             header=self._protocol.header(next_iteration=self.iteration + 1),
             last=self._protocol.reports.last,
         )

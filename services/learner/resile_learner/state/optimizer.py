@@ -1,0 +1,55 @@
+"""The state of an optimizer, restored as it was.
+
+`Optimizer.load_state_dict` casts every tensor to the dtype and device of its parameter: scalars such as NAdam's
+``mu_product`` or ASGD's ``eta`` lose bits beside bfloat16 parameters, and a joiner would compute another update.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class OptimizerState:
+    """The state of an optimizer as plain values and tensors, for `RunState`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state, and which of its tensors are in main memory while their parameters are not."""
+        state = self._optimizer.state_dict()
+        on_host = [
+            [index, key]
+            for index, parameter in self._parameters()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor) and value.device.type == "cpu" != parameter.device.type
+        ]
+        return {"optimizer": state, "on_host": on_host}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned: dtypes, strides, and devices as far as they are a parameter's or not."""
+        stored = state_dict["optimizer"]
+        self._optimizer.load_state_dict(stored)
+        for index, parameter in self._parameters():
+            current = self._optimizer.state.get(parameter, {})
+            for key, value in stored["state"].get(index, {}).items():
+                if key in current:
+                    stays = [index, key] in state_dict["on_host"]
+                    current[key] = value if stays else _uncast(current[key], value)
+
+    def _parameters(self) -> Iterator[tuple[int, Tensor]]:
+        """Number the parameters as `Optimizer.state_dict` does."""
+        return enumerate(parameter for group in self._optimizer.param_groups for parameter in group["params"])
+
+
+def _uncast(loaded: Any, stored: Any) -> Any:
+    """Return ``stored`` on the devices of ``loaded``, which PyTorch has cast."""
+    if isinstance(stored, Tensor):
+        return stored.to(loaded.device)
+    if isinstance(stored, Mapping):
+        return {key: _uncast(loaded[key], value) for key, value in stored.items()}
+    if isinstance(stored, list | tuple):
+        return type(stored)(_uncast(*pair) for pair in zip(loaded, stored, strict=True))
+    return loaded
