@@ -315,6 +315,7 @@ GOOD = orjson.loads(flatten({"a": torch.zeros(2, 3), "b": [1]}).skeleton)
         orjson.dumps({**GOOD, "tree": {"dict": [[[], 1]]}}),
         orjson.dumps({**GOOD, "tree": {"dict": 3}}),
         orjson.dumps({**GOOD, "tree": {"array": [0, "O", [1]]}}),
+        orjson.dumps({**GOOD, "tree": {"array": [0, ",i8", [1]]}}),
         orjson.dumps({**GOOD, "tree": {"array": [0, "<f4", [7]]}}),
         orjson.dumps({**GOOD, "tree": {"float": "00"}}),
         orjson.dumps({**GOOD, "tree": {"int": "x"}}),

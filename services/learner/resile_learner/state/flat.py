@@ -31,7 +31,8 @@ from .memory import StateError, describe, dtype_name, dtype_named, in_memory_ord
 FORMAT = 1
 _MAX_DEPTH = 64  # a level takes up to three of the 254 that orjson nests
 _ARRAY_KINDS = "biufcmMSU"  # kinds of numpy dtype whose bytes are the whole value
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, struct.error)  # what bad input makes
+# What bad input makes; numpy parses some dtypes as Python.
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, SyntaxError, struct.error)
 _STORABLE = (
     "None, booleans, numbers, strings, bytes, lists, tuples, dicts, dense tensors, numpy arrays of numbers or text, "
     "torch.Size, torch.dtype and torch.device"
