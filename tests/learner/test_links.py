@@ -2,22 +2,22 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from resile_learner.messages import Member
 from resile_learner.worker import links
+from resile_learner.worker.generations import Credentials
 
 Accepted = asyncio.Task[tuple[int, str]]
 
 
-async def known(generation: int) -> str:
-    return f"secret of {generation}"
+async def known(generation: int) -> Credentials:
+    return Credentials(f"secret of {generation}", frozenset({0, 7}))
 
 
 async def meet(
-    *, secret: str, job: str = "j", secret_of: Callable[[int], Awaitable[str]] = known
+    *, secret: str, job: str = "j", credentials_of: links.CredentialsOf = known
 ) -> tuple[socket.socket, socket.socket, Accepted]:
     """Dial a listener of worker 0 as worker 7 of generation 3."""
     listener = links.listen("127.0.0.1")
@@ -25,7 +25,7 @@ async def meet(
     dialing = asyncio.create_task(links.dial(member, job=job, worker=7, generation=3, secret=secret, kind="data"))
     sock, _ = await asyncio.get_running_loop().sock_accept(listener)
     sock.setblocking(False)
-    accepted: Accepted = asyncio.create_task(links.accept(sock, job="j", worker=0, secret_of=secret_of))  # type: ignore[arg-type]
+    accepted: Accepted = asyncio.create_task(links.accept(sock, job="j", worker=0, credentials_of=credentials_of))  # type: ignore[arg-type]
     listener.close()
     try:
         return await dialing, sock, accepted
@@ -59,11 +59,11 @@ async def test_a_handshake_of_another_job_is_refused() -> None:
 async def test_an_acceptor_waits_for_the_order_that_brings_the_secret() -> None:
     arrived = asyncio.Event()
 
-    async def later(generation: int) -> str:
+    async def later(generation: int) -> Credentials:
         await arrived.wait()
         return await known(generation)
 
-    meeting = asyncio.create_task(meet(secret="secret of 3", secret_of=later))
+    meeting = asyncio.create_task(meet(secret="secret of 3", credentials_of=later))
     await asyncio.sleep(0)
     assert not meeting.done()
     arrived.set()
@@ -80,5 +80,5 @@ async def test_garbage_is_refused(garbage: bytes) -> None:
     right.sendall(garbage)
     right.shutdown(socket.SHUT_WR)
     with pytest.raises(links.LinkRefused):
-        await links.accept(left, job="j", worker=0, secret_of=known)
+        await links.accept(left, job="j", worker=0, credentials_of=known)
     right.close()

@@ -9,16 +9,22 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from resile_shared.messages import reports
+from resile_shared.messages.jobs import MAX_WORKERS
 from resile_shared.messages.message import Message
 
 __all__ = ["Message"]
+
+MAX_NUMBER = (1 << 53) - 1
+"""The largest worker id, generation or round: all JSON parsers read it exactly, and it fits into a frame's header."""
+WorkerId = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Generation = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
 
 class Member(Message):
     """One worker of a generation and where its peers reach it."""
 
-    worker: int = Field(ge=0, description="id of the worker, never used again within its job; joiners have higher ids")
-    host: str
+    worker: WorkerId = Field(description="id of the worker, never used again within its job; joiners have higher ids")
+    host: str = Field(max_length=255)
     port: int = Field(gt=0, lt=65536)
 
 
@@ -29,10 +35,10 @@ class Order(Message):
     """
 
     kind: Literal["order"] = "order"
-    job: str
-    generation: int = Field(ge=1)
-    members: tuple[Member, ...] = Field(min_length=1, description="in rank order")
-    secret: str = Field(repr=False, description="proves membership of this generation on worker links")
+    job: str = Field(max_length=64)
+    generation: Generation
+    members: tuple[Member, ...] = Field(min_length=1, max_length=MAX_WORKERS, description="in rank order")
+    secret: str = Field(max_length=256, repr=False, description="proves membership of this generation on worker links")
     cold_start: bool = Field(
         default=False, description="the first generation of a run: its members start without a hand-over"
     )
@@ -40,8 +46,10 @@ class Order(Message):
         default=False,
         description="its members abandon the open round, synchronize their state, and continue without the others",
     )
-    not_before: int = Field(default=0, ge=0, description="the first iteration this generation may train")
-    until: int | None = Field(default=None, description="the iteration at which members wait for the next generation")
+    not_before: int = Field(default=0, ge=0, le=MAX_NUMBER, description="the first iteration this generation may train")
+    until: int | None = Field(
+        default=None, ge=0, le=MAX_NUMBER, description="the iteration at which members wait for the next generation"
+    )
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -178,22 +186,24 @@ class JoinerReady(Message):
     """Worker to worker: a joiner is ready and linked to all members of ``generation``."""
 
     kind: Literal["joiner_ready"] = "joiner_ready"
-    generation: int
+    generation: Generation
 
 
 class ActiveGeneration(Message):
     """Worker to worker: the receiver's order was superseded; ``generation`` is the current one."""
 
     kind: Literal["active_generation"] = "active_generation"
-    generation: int
+    generation: Generation
 
 
 class CommittedRound(Message):
     """Worker to worker: how far the sender's state has come, as a recovery begins ``generation``."""
 
     kind: Literal["committed_round"] = "committed_round"
-    generation: int
-    round: int = Field(ge=-1, description="all rounds before it are committed; -1: the sender has no whole state")
+    generation: Generation
+    round: int = Field(
+        ge=-1, le=MAX_NUMBER, description="all rounds before it are committed; -1: the sender has no whole state"
+    )
 
 
 PeerMessage = Order | JoinerReady | ActiveGeneration | CommittedRound

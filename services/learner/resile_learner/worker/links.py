@@ -2,7 +2,8 @@
 
 A handshake is three small messages, each a length and a JSON object. The dialer names itself and its generation; the
 acceptor proves that it knows that generation's secret, then the dialer does. The acceptor may receive the order later
-than the dialer, so it waits for the secret as long as a handshake may last.
+than the dialer, so it waits for the secret as long as a handshake may last. Until then the dialer may be anybody: all
+that it sends is bounded, and of what it names nothing is kept.
 """
 
 import asyncio
@@ -12,22 +13,27 @@ import secrets
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import orjson
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from resile_shared.errors import ResileError
 
-from ..messages import Member, Message
+from ..messages import Generation, Member, Message, WorkerId
+from .generations import Credentials
 
+OPENING_SECONDS = 5.0
 HANDSHAKE_SECONDS = 30.0
 MAX_MESSAGE_BYTES = 4096
+_BACKLOG = 1024
 _LENGTH = struct.Struct(">I")
 
 Kind = Literal["control", "data"]
 KINDS: tuple[Kind, ...] = ("control", "data")
-SecretOf = Callable[[int], Awaitable[str]]
+CredentialsOf = Callable[[int], Awaitable[Credentials]]
+Nonce = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\z")]
+Proof = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 
 
 class LinkRefused(ResileError):
@@ -37,25 +43,25 @@ class LinkRefused(ResileError):
 class HandshakeOpening(Message):
     """The dialer's first message."""
 
-    job: str
-    dialer: int
-    acceptor: int
-    generation: int
+    job: str = Field(max_length=64)
+    dialer: WorkerId
+    acceptor: WorkerId
+    generation: Generation
     kind: Kind
-    nonce: str
+    nonce: Nonce
 
 
 class HandshakeAnswer(Message):
     """The acceptor's only message."""
 
-    nonce: str
-    proof: str
+    nonce: Nonce
+    proof: Proof
 
 
 class HandshakeProof(Message):
     """The dialer's second message."""
 
-    proof: str
+    proof: Proof
 
 
 def _prove(secret: str, side: str, opening: HandshakeOpening, answer_nonce: str) -> str:
@@ -65,7 +71,7 @@ def _prove(secret: str, side: str, opening: HandshakeOpening, answer_nonce: str)
 
 def listen(host: str) -> socket.socket:
     """A listening socket on a free port of ``host``."""
-    listener = socket.create_server((host, 0), backlog=256)
+    listener = socket.create_server((host, 0), backlog=_BACKLOG)
     listener.setblocking(False)
     return listener
 
@@ -76,9 +82,9 @@ async def dial(member: Member, *, job: str, worker: int, generation: int, secret
     Raises OSError when it cannot be reached, LinkRefused when it does not prove its membership.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             await asyncio.get_running_loop().sock_connect(sock, (member.host, member.port))
             opening = HandshakeOpening(
@@ -94,7 +100,7 @@ async def dial(member: Member, *, job: str, worker: int, generation: int, secret
             if not hmac.compare_digest(answer.proof, _prove(secret, "acceptor", opening, answer.nonce)):
                 raise LinkRefused(f"worker {member.worker} did not prove membership of generation {generation}")
             await _send(sock, HandshakeProof(proof=_prove(secret, "dialer", opening, answer.nonce)))
-    except (TimeoutError, ValidationError) as error:
+    except (TimeoutError, ValueError) as error:  # ValueError: an answer or a host name that cannot be one
         sock.close()
         raise LinkRefused(f"worker {member.worker} did not complete the handshake: {error}") from error
     except BaseException:
@@ -103,23 +109,29 @@ async def dial(member: Member, *, job: str, worker: int, generation: int, secret
     return sock
 
 
-async def accept(sock: socket.socket, *, job: str, worker: int, secret_of: SecretOf) -> tuple[int, Kind]:
+async def accept(sock: socket.socket, *, job: str, worker: int, credentials_of: CredentialsOf) -> tuple[int, Kind]:
     """Answer the handshake on an accepted ``sock``; return the dialer and the kind of the link.
 
     Raises LinkRefused, after closing ``sock``, when the dialer does not prove its membership.
     """
     try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         async with asyncio.timeout(HANDSHAKE_SECONDS):
-            opening = HandshakeOpening.model_validate_json(await _receive(sock))
+            async with asyncio.timeout(OPENING_SECONDS):
+                opening = HandshakeOpening.model_validate_json(await _receive(sock))
             if opening.job != job or opening.acceptor != worker:
                 raise LinkRefused(
                     f"a handshake for worker {opening.acceptor} of job {opening.job} reached worker {worker} of {job}"
                 )
-            secret = await secret_of(opening.generation)
+            credentials = await credentials_of(opening.generation)
+            if opening.dialer == worker or opening.dialer not in credentials.workers:
+                raise LinkRefused(f"generation {opening.generation} has no other worker {opening.dialer}")
             nonce = secrets.token_hex(16)
-            await _send(sock, HandshakeAnswer(nonce=nonce, proof=_prove(secret, "acceptor", opening, nonce)))
-            proof = HandshakeProof.model_validate_json(await _receive(sock)).proof
-            if not hmac.compare_digest(proof, _prove(secret, "dialer", opening, nonce)):
+            proof = _prove(credentials.secret, "acceptor", opening, nonce)
+            await _send(sock, HandshakeAnswer(nonce=nonce, proof=proof))
+            answer = HandshakeProof.model_validate_json(await _receive(sock))
+            if not hmac.compare_digest(answer.proof, _prove(credentials.secret, "dialer", opening, nonce)):
                 raise LinkRefused(
                     f"worker {opening.dialer} did not prove membership of generation {opening.generation}"
                 )

@@ -8,8 +8,7 @@ import asyncio
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import pydantic
 
@@ -19,9 +18,11 @@ from ..membership.events import Event, LinkDown, LinkUp, MessageReceived, OrderR
 from ..membership.view import MembershipView
 from ..messages import Member, Order, PeerMessage, WorkerConfig, encode, from_peer
 from . import links
+from .generations import Generations
+from .handshakes import Handshakes, Spawn
 from .liveness import HEARTBEAT, PeerLiveness
 
-MAX_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = 4 << 20  # an order of `MAX_WORKERS` members
 RECONNECT_SECONDS = 0.2
 
 
@@ -35,24 +36,29 @@ class PeerConnections:
         view: Callable[[], MembershipView],
         *,
         handle: Callable[[Event], object],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Spawn,
     ) -> None:
+        self.generations = Generations()
         self._config = config
         self._poller = poller
         self._view = view
         self._handle = handle
         self._spawn = spawn
-        self._secrets: defaultdict[int, asyncio.Future[str]] = defaultdict(asyncio.Future)
+        self._handshakes = Handshakes(
+            job=config.job,
+            worker=config.worker,
+            credentials_of=self.generations.wait_for,
+            adopt=self._adopt,
+            spawn=spawn,
+        )
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._established: defaultdict[int, set[str]] = defaultdict(set)
         self._connecting: set[int] = set()
         self._liveness = PeerLiveness(detection_seconds=config.detection_seconds)
 
     def on_order(self, order: Order) -> None:
-        """Remember the secret of ``order``, which peers prove to each other, before the membership handles it."""
-        secret = self._secrets[order.generation]
-        if not secret.done():
-            secret.set_result(order.secret)
+        """Let its workers prove that they belong to ``order``, then have the membership handle it."""
+        self.generations.add(order)
         self._handle(OrderReceived(order))
 
     def connect(self, member: Member, generation: int) -> None:
@@ -102,27 +108,11 @@ class PeerConnections:
             writer.close()
 
     async def accept_all(self, listener: socket.socket) -> None:
-        """Accept the connections of peers for ever."""
-        loop = asyncio.get_running_loop()
-        while True:
-            sock, _ = await loop.sock_accept(listener)
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._spawn(self._accept(sock))
-
-    async def _accept(self, sock: socket.socket) -> None:
-        config = self._config
-        try:
-            peer, kind = await links.accept(sock, job=config.job, worker=config.worker, secret_of=self._secret_of)
-        except links.LinkRefused:
-            return  # a stranger, or a peer that disconnected: neither is this worker's failure
-        await self._adopt(peer, kind, sock)
-
-    async def _secret_of(self, generation: int) -> str:
-        return await asyncio.shield(self._secrets[generation])
+        """Accept the connections of peers until ``listener`` is closed."""
+        await self._handshakes.accept_all(listener)
 
     async def _dial(self, member: Member, generation: int) -> None:
-        secret = await self._secret_of(generation)
+        secret = (await self.generations.wait_for(generation)).secret
         for kind in links.KINDS:
             try:
                 sock = await links.dial(
