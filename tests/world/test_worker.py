@@ -12,7 +12,7 @@ from resile_shared.messages.hosts import WorkerExit
 
 from .loop import Process, SimLoop
 from .training import Commit, SimScript
-from .worker import SimForkServer, SimWorkers
+from .worker import SimCluster, SimForkServer
 
 JOB = "job-1"
 
@@ -22,16 +22,16 @@ class Scene:
 
     def __init__(self, seed: int, script: SimScript) -> None:
         self.loop = SimLoop()
-        self.workers = SimWorkers(self.loop, random.Random(seed), script_of=lambda _: script)
+        self.cluster = SimCluster(self.loop, random.Random(seed), script_of=lambda _: script)
         self.agent = Process(self.loop, "agent", host="host-1")
-        self.fork_server: SimForkServer = self.agent.run(SimForkServer, self.workers, "host-1")
+        self.fork_server: SimForkServer = self.agent.run(SimForkServer, self.cluster, "host-1")
         self.processes: dict[int, WorkerProcess] = {}
         self.messages: list[Any] = []
         self.exits: dict[int, WorkerExit] = {}
         self.orders: list[Order] = []
 
     def run(self, done: Callable[[], bool], *, seconds: float = 60.0) -> None:
-        with self.workers.surroundings():
+        with self.cluster.surroundings():
             assert self.loop.run_until(done, limit=self.loop.now + seconds), self.messages[-5:]
         assert not self.loop.errors
 
@@ -88,7 +88,7 @@ class Scene:
 
     @property
     def commits(self) -> list[Commit]:
-        return self.workers.commits
+        return self.cluster.commits
 
     @property
     def completions(self) -> list[Completed]:

@@ -6,6 +6,7 @@ handshakes, checkpoints with their uploads, and the agent's end of a worker (`Wo
 """
 
 import asyncio
+import functools
 import random
 import signal
 import sys
@@ -44,7 +45,7 @@ EXIT_SECONDS = 0.002
 ABANDONED = WorkerExit(kind="abandoned")
 
 
-class SimWorkers:
+class SimCluster:
     """What all workers of a world share: threads, connections, storage, and what each of them committed.
 
     ``script_of`` returns what the script of a configuration does.
@@ -71,21 +72,19 @@ class SimWorkers:
     @contextmanager
     def surroundings(self) -> Iterator[None]:
         """Let the product's worker code use the simulated time, threads, connections and storage."""
-        time = BlockingTime(self.threads)
-        os_ = simulated_os(_exit_process)
-        learner = [
-            module
-            for name, module in sorted(sys.modules.items())
-            if name.startswith(("resile_learner.", "resile_shared.storage")) and module is not None
-        ]
-        uploads, store = resile_learner.checkpoint.uploads, resile_learner.checkpoint.store
-        timed = [(m, "time", time) for m in learner if isinstance(getattr(m, "time", None), types.ModuleType)]
-        asyncio_ = Replacing(asyncio, new_event_loop=lambda: ThreadLoop(self.threads))
+        with replaced(*self.replacements()):
+            yield
+
+    def replacements(self) -> list[tuple[Any, str, Any]]:
+        """What `surroundings` replaces, as `replaced` takes it."""
+        time, os_ = BlockingTime(self.threads), simulated_os(_exit_process)
+        store = resile_learner.checkpoint.store
+        threaded = (control_thread, resile_learner.collectives.poller, resile_learner.checkpoint.uploads)
         streams = types.SimpleNamespace(flush=lambda: None)
-        with replaced(
-            *timed,
-            *((m, "threading", self.threads) for m in (control_thread, resile_learner.collectives.poller, uploads)),
-            (control_thread, "asyncio", asyncio_),
+        return [
+            *((module, "time", time) for module in _timed_modules()),
+            *((module, "threading", self.threads) for module in threaded),
+            (control_thread, "asyncio", Replacing(asyncio, new_event_loop=lambda: ThreadLoop(self.threads))),
             (control_thread, "os", os_),
             (resile_learner.worker.session, "os", os_),
             (resile_learner.worker.session, "sys", types.SimpleNamespace(stdout=streams, stderr=streams)),
@@ -94,15 +93,14 @@ class SimWorkers:
             (links, "socket", simulated_socket(self.network)),
             (peers, "TcpTransport", DataTransport),
             (store, "ThreadPoolExecutor", InlineExecutor),
-            (uploads, "save_model", _save_model),
+            (resile_learner.checkpoint.uploads, "save_model", _save_model),
             (resile_shared.storage, "_open", self.objects.open),
             (bootstrap, "_keep_freed_memory", lambda: None),
             (bootstrap, "seed", lambda: None),
             (bootstrap, "atexit", types.SimpleNamespace(_run_exitfuncs=lambda: None)),
             (bootstrap, "sys", types.SimpleNamespace(argv=[], path=[])),
             (bootstrap, "runpy", types.SimpleNamespace(run_path=self._run_script)),
-        ):
-            yield
+        ]
 
     def _run_script(self, path: str, *, run_name: str) -> None:
         """What ``runpy.run_path`` does in a worker: run the script of this process."""
@@ -124,23 +122,23 @@ class SimWorkers:
 class SimWorker:
     """One worker process."""
 
-    def __init__(self, workers: SimWorkers, config: WorkerConfig, process: Process) -> None:
+    def __init__(self, cluster: SimCluster, config: WorkerConfig, process: Process) -> None:
         self.config = config
         self.process = process
-        self.script = workers.script_of(config)
-        self.pid = workers.next_pid
+        self.script = cluster.script_of(config)
+        self.pid = cluster.next_pid
         self.status: int | None = None
         self.training: SimTraining | None = None
         self.result: Any = None
-        self._workers = workers
-        workers.next_pid += 1
-        workers.living[self.pid] = self
+        self._cluster = cluster
+        cluster.next_pid += 1
+        cluster.living[self.pid] = self
         process.worker = self  # type: ignore[attr-defined]
         process.on_death.append(self._on_death)
 
     def start(self, sock: Any) -> None:
         """Run it from its bootstrap on; ``sock`` connects it with its agent."""
-        self._workers.threads.run(bootstrap.main, self.config, sock, name="main")
+        self._cluster.threads.run(bootstrap.main, self.config, sock, name="main")
 
     def kill(self) -> None:
         """What SIGKILL does."""
@@ -154,29 +152,29 @@ class SimWorker:
             raise GreenletExit
         self.status = status
         self.process.crash()
-        thread = self._workers.threads.current_thread()
+        thread = self._cluster.threads.current_thread()
         if thread is not None and thread.is_running():
             thread._greenlet.parent.switch()  # type: ignore[union-attr]
             raise GreenletExit
         raise ProcessEnded
 
     def _on_death(self) -> None:
-        self._workers.living.pop(self.pid, None)
+        self._cluster.living.pop(self.pid, None)
 
 
 class SimForkServer:
     """In place of `ForkServerClient`, for the agent that is the current process; its workers die with it."""
 
-    def __init__(self, workers: SimWorkers, host: str) -> None:
-        self.pid = workers.next_pid
-        workers.next_pid += 1
+    def __init__(self, cluster: SimCluster, host: str) -> None:
+        self.pid = cluster.next_pid
+        cluster.next_pid += 1
         self.running: dict[SimWorker, WorkerProcess] = {}
-        self._workers = workers
+        self._cluster = cluster
         self._host = host
         agent = current_process()
         assert agent is not None
         self._agent = agent
-        self.process = Process(workers.loop, f"{host}: fork server", host=host, clock=agent.clock)
+        self.process = Process(cluster.loop, f"{host}: fork server", host=host, clock=agent.clock)
         self._ended = asyncio.Event()
         self.process.on_death.append(self._on_death)
         agent.on_death.append(self.process.crash)
@@ -187,14 +185,14 @@ class SimForkServer:
     async def fork(self, config: WorkerConfig, on_output: OnOutput) -> WorkerProcess:
         """Start a worker; its end is known a moment after it."""
         process = Process(
-            self._workers.loop,
+            self._cluster.loop,
             f"{config.job}/{config.worker} on {self._host}",
             host=self._host,
             clock=self._agent.clock,
         )
-        ours, theirs = self._workers.network.pair(process)
+        ours, theirs = self._cluster.network.pair(process)
         reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_MESSAGE_BYTES)  # type: ignore[arg-type]
-        worker = SimWorker(self._workers, config, process)
+        worker = SimWorker(self._cluster, config, process)
         handle = WorkerProcess(config.worker, reader, writer, [_closed_output()], worker.kill)
         if self.process.is_dead:
             worker.process.crash()
@@ -219,7 +217,7 @@ class SimForkServer:
         self.process.crash()
 
     def _on_worker_end(self, worker: SimWorker) -> None:
-        self._workers.loop.call_later(EXIT_SECONDS, self._report, worker, context=self._agent.context())
+        self._cluster.loop.call_later(EXIT_SECONDS, self._report, worker, context=self._agent.context())
 
     def _report(self, worker: SimWorker) -> None:
         handle = self.running.pop(worker)
@@ -231,7 +229,7 @@ class SimForkServer:
     def _on_death(self) -> None:
         for worker in list(self.running):
             worker.process.crash()
-        self._workers.loop.call_soon(self._ended.set, context=self._agent.context())
+        self._cluster.loop.call_soon(self._ended.set, context=self._agent.context())
 
 
 class _NoKills:
@@ -245,6 +243,15 @@ def _closed_output() -> Any:
     closed = asyncio.get_running_loop().create_future()
     closed.set_result(None)
     return types.SimpleNamespace(close=lambda: None), types.SimpleNamespace(closed=closed)
+
+
+@functools.cache
+def _timed_modules() -> tuple[types.ModuleType, ...]:
+    """The modules of workers that read a clock or sleep."""
+    names = sorted(name for name in sys.modules if name.startswith(("resile_learner.", "resile_shared.storage")))
+    return tuple(
+        sys.modules[name] for name in names if isinstance(getattr(sys.modules[name], "time", None), types.ModuleType)
+    )
 
 
 def _worker_of(process: Process | None) -> SimWorker:
