@@ -71,6 +71,17 @@ class SimNetwork:
         self._dialing.append(future)
         await future
 
+    def lose_host(self, host: str) -> None:
+        """Its power fails: nothing is heard from it any more."""
+        self.lost_hosts.add(host)
+
+    def return_host(self, host: str) -> None:
+        """It has started again, and knows nothing of its old connections."""
+        if host in self.lost_hosts:
+            self.lost_hosts.discard(host)
+            for pipe in sorted(self._pipes, key=lambda pipe: pipe.number):
+                pipe.forget(host)
+
     def reset_between(self, one: str, other: str, kinds: Sequence[str] = KINDS) -> None:
         """Reset the connections between two hosts."""
         for sock in list(self.sockets):
@@ -120,7 +131,13 @@ class _Pipe:
         self._network.loop.call_at(self._last, self._on_due, context=_NO_CONTEXT)
 
     def _on_due(self) -> None:
-        self._due += 1
+        self._due = min(self._due + 1, len(self._items))
+        self.pump()
+
+    def forget(self, host: str) -> None:
+        if self._source.host == host and self._source.process.is_dead:
+            self._items.clear()
+            self._due = 0
         self.pump()
 
     def pump(self) -> None:
@@ -168,8 +185,7 @@ class SimSocket:
 
     def receive(self, item: bytes | OSError | None) -> None:
         if self.process.is_dead or self.is_closed:
-            if isinstance(item, bytes) and self.peer is not None and not self.process.is_dead:
-                assert self._out is not None
+            if isinstance(item, bytes) and self._out is not None:
                 self._out.send(ConnectionResetError("connection reset by peer"))
             return
         if isinstance(item, OSError):

@@ -7,7 +7,7 @@ trained which iterations.
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,11 +82,15 @@ def next_chain(chain: bytes, number: int, total: float) -> bytes:
     return hashlib.blake2b(b"%b %d %r" % (chain, number, total), digest_size=CHAIN_BYTES).digest()
 
 
-@dataclass
 class Lineage:
-    """Which generation committed which iterations: [generation, first iteration, one past the last]."""
+    """By which generations the state was trained. It is part of the state: a joiner and a checkpoint carry it.
 
-    spans: list[list[int]] = field(default_factory=list)
+    ``start`` is the generation of the last cold start, ``spans`` are [generation, first iteration, one past the last].
+    """
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.spans: list[list[int]] = []
 
     def commit(self, generation: int, iteration: int) -> None:
         if self.spans and self.spans[-1][0] == generation and self.spans[-1][2] == iteration:
@@ -95,10 +99,10 @@ class Lineage:
             self.spans.append([generation, iteration, iteration + 1])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"spans": [list(span) for span in self.spans]}
+        return {"start": self.start, "spans": [list(span) for span in self.spans]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.spans = [list(span) for span in state["spans"]]
+        self.start, self.spans = state["start"], [list(span) for span in state["spans"]]
 
 
 class ChainModel(torch.nn.Module):
@@ -123,9 +127,14 @@ class Commit:
 
     job: str
     worker: int
+    start: int
+    """The generation of the cold start that its state goes back to."""
     generation: int
+    round: int
     iteration: int
     chain: bytes
+    spans: tuple[tuple[int, ...], ...]
+    """See `Lineage`."""
 
 
 class SimTraining:
@@ -214,9 +223,21 @@ class SimTraining:
         total = outcome.totals.scalars["loss"]
         self.model.replace(next_chain(chain, number, total))
         self.lineage.commit(view.generation, number)
-        self._on_commit(Commit(self._session.job, self._worker, view.generation, number, self.model.content))
+        self._on_commit(self._committed(outcome.tag.round))
         self._protocol.commit(batch, outcome, loss=total, metrics={})
         yield
+
+    def _committed(self, round_: int) -> Commit:
+        return Commit(
+            job=self._session.job,
+            worker=self._worker,
+            start=self.lineage.start,
+            generation=self._session.view.generation,
+            round=round_,
+            iteration=self._state.progress.iteration,
+            chain=self.model.content,
+            spans=tuple(map(tuple, self.lineage.spans)),
+        )
 
     def _misbehave(self, number: int) -> None:
         script = self._script
@@ -234,6 +255,9 @@ class SimTraining:
     reproducibility = "same bits"
 
     def digest(self, round_: int) -> int:
+        order = self._session._order  # type: ignore[attr-defined]
+        if order.cold_start:
+            self.lineage.start = order.generation
         return int.from_bytes(self.model.content[:6])
 
     def discard_round(self) -> None:

@@ -62,6 +62,8 @@ class SimCluster:
         """What bytes between two workers take in the mean."""
         self.commits: list[Commit] = []
         self.on_commit: Callable[[Commit], None] = self.commits.append
+        self.on_start: Callable[[SimWorker], None] = lambda worker: None
+        self.on_end: Callable[[SimWorker], None] = lambda worker: None
         self.living: dict[int, SimWorker] = {}
         """The processes that have not ended, by process id."""
         self.next_pid = 1000
@@ -132,12 +134,13 @@ class SimWorker:
         self.result: Any = None
         self._cluster = cluster
         cluster.next_pid += 1
-        cluster.living[self.pid] = self
         process.worker = self  # type: ignore[attr-defined]
         process.on_death.append(self._on_death)
 
     def start(self, sock: Any) -> None:
         """Run it from its bootstrap on; ``sock`` connects it with its agent."""
+        self._cluster.living[self.pid] = self
+        self._cluster.on_start(self)
         self._cluster.threads.run(bootstrap.main, self.config, sock, name="main")
 
     def kill(self) -> None:
@@ -159,13 +162,17 @@ class SimWorker:
         raise ProcessEnded
 
     def _on_death(self) -> None:
-        self._cluster.living.pop(self.pid, None)
+        if self._cluster.living.pop(self.pid, None):
+            self._cluster.on_end(self)
 
 
 class SimForkServer:
-    """In place of `ForkServerClient`, for the agent that is the current process; its workers die with it."""
+    """In place of `ForkServerClient`, for the agent that is the current process; its workers die with it.
 
-    def __init__(self, cluster: SimCluster, host: str) -> None:
+    ``is_host_lost`` says, when they die, whether that is because the power of the host has failed.
+    """
+
+    def __init__(self, cluster: SimCluster, host: str, *, is_host_lost: Callable[[], bool] = lambda: False) -> None:
         self.pid = cluster.next_pid
         cluster.next_pid += 1
         self.running: dict[SimWorker, WorkerProcess] = {}
@@ -177,7 +184,9 @@ class SimForkServer:
         self.process = Process(cluster.loop, f"{host}: fork server", host=host, clock=agent.clock)
         self._ended = asyncio.Event()
         self.process.on_death.append(self._on_death)
-        agent.on_death.append(self.process.crash)
+        agent.on_death.append(self._on_agent_death)
+        self._is_host_lost = is_host_lost
+        cluster.network.return_host(host)
 
     async def loaded(self) -> None:
         """Everything is imported at once."""
@@ -214,6 +223,11 @@ class SimForkServer:
 
     def kill(self) -> None:
         """What SIGKILL does to the fork server: its workers die with it."""
+        self.process.crash()
+
+    def _on_agent_death(self) -> None:
+        if self._is_host_lost():
+            self._cluster.network.lose_host(self._host)
         self.process.crash()
 
     def _on_worker_end(self, worker: SimWorker) -> None:
