@@ -234,6 +234,18 @@ async def test_an_agent_comes_back_when_its_host_was_given_up_and_when_its_fork_
     await until(lambda: stage.beats[-1].incarnation == 3)
 
 
+async def test_the_last_heartbeat_before_a_restart_lists_the_workers_that_lost_their_fork_server(stage: Stage) -> None:
+    agent = await stage.start_agent()
+    await stage.submit("job-1", TRAIN, env=stage.variables())
+    await stage.allocate("job-1", 1, (0, 1), cold_start=True)
+    await until(lambda: len(stage.pids()) == 2)
+    (fork_server,) = psutil.Process(agent.pid).children()
+    fork_server.kill()
+    await until(lambda: stage.beats[-1].incarnation == 2)
+    last = [beat for beat in stage.beats if beat.incarnation == 1][-1]
+    assert [worker.exit and worker.exit.kind for worker in last.workers] == ["orphaned"] * 2
+
+
 async def test_an_agent_that_does_not_share_the_pools_storage_is_refused(stage: Stage) -> None:
     elsewhere = (stage.folder / "elsewhere").as_uri()
     agent = await stage.start_agent("--storage", elsewhere, stderr=subprocess.PIPE)

@@ -203,11 +203,11 @@ async def test_a_fork_server_that_dies_takes_its_workers_along(stage: Stage) -> 
     async for _ in process.messages():
         os.kill(stage.fork_server.pid, signal.SIGKILL)
     exit_ = await process.wait()
-    assert exit_.kind == "abandoned"
+    assert exit_.kind == "orphaned"
     assert process.pid is not None
     await until(lambda: not psutil.pid_exists(process.pid))
     later = await stage.start("waits")
-    assert (await later.wait()).kind == "abandoned"
+    assert (await later.wait()).kind == "orphaned"
 
 
 async def test_many_workers_at_once(stage: Stage) -> None:

@@ -234,8 +234,8 @@ class LocalRun:
                 ended.cancel()
             if self._runner.fault.done():
                 self._runner.fault.result()
+            await self._close_host()  # first: the exits of its workers say that they were orphaned
             self._post(HostFailed(HOST, "the process that starts workers was killed"))
-            await self._close_host()
             await self._start_host()
             self._post(self._hello())
 

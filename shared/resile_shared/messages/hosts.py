@@ -51,10 +51,13 @@ class WorkerExit(Message):
 
     ``finished``: its training call and its script are complete; ``left``: released from its generation as ordered;
     ``failed``: it reported an error; ``exited``: without any report; ``killed``: by a signal; ``out of memory``: by the
-    kernel; ``abandoned``: lost with its host or its fork server; ``not started``: it never ran.
+    kernel; ``abandoned``: lost with its host; ``orphaned``: lost with its fork server, while its agent lived;
+    ``not started``: it never ran.
     """
 
-    kind: Literal["finished", "left", "failed", "exited", "killed", "out of memory", "abandoned", "not started"]
+    kind: Literal[
+        "finished", "left", "failed", "exited", "killed", "out of memory", "abandoned", "orphaned", "not started"
+    ]
     status: int = Field(default=0, description="exit status, or minus the signal")
     message: str = Field(default="", description="one line for the user; of an abandoned worker, the whole sentence")
     details: str = Field(default="", description="the traceback, where there is one")
@@ -72,7 +75,7 @@ class WorkerExit(Message):
                 return f"{who} was killed by {_signal_name(-self.status)}"
             case "out of memory":
                 return f"{who} was killed because memory ran out; fewer workers or a smaller batch need less"
-            case "abandoned":
+            case "abandoned" | "orphaned":
                 return self.message or f"{who} was lost because the process that starts workers was killed"
             case "not started":
                 return f"{who} could not be started: {self.message}"

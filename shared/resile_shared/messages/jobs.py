@@ -83,6 +83,8 @@ class FailureCounts(Message):
     workers: tuple[int, ...] = Field(default=(), description="workers whose failures are counted here")
     failed_starts: int = Field(default=0, ge=0, description="starts given up since it trained last")
     failed_joins: int = Field(default=0, ge=0, description="workers that failed to join since it grew last")
+    fork_server_deaths: int = Field(default=0, ge=0, description="fork servers that died while its workers ran there")
+    fork_server_died: Time | None = Field(default=None, description="when the last of them died")
 
 
 class JobRecord(Message):

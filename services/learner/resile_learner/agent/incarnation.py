@@ -5,6 +5,7 @@ import logging
 import shutil
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 from opentelemetry.context import Context, get_current
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 LOG_SECONDS = 0.1
 MAX_BATCHES = 5
 OUTPUT_SECONDS = 5.0
+EXITS_SECONDS = 5.0
 
 
 class AgentIncarnation:
@@ -127,6 +129,10 @@ class AgentIncarnation:
 
     async def _watch_fork_server(self) -> None:
         await self._fork_server.ended()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EXITS_SECONDS):
+                await self._runner.wait_closed()
+                await self._events.join()  # the last heartbeat lists the exits
         self._finish(EndIncarnation("the process that starts workers ended"))
 
     async def _watch_runner(self) -> None:
@@ -139,6 +145,7 @@ class AgentIncarnation:
             with self._traces.following(event, commands, context):
                 for command in commands:
                     await self._carry_out(command)
+            self._events.task_done()
 
     async def _carry_out(self, command: Command) -> None:
         match command:

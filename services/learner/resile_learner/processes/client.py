@@ -158,6 +158,8 @@ class ForkServerClient:
             loop.remove_reader(descriptor)
             os.close(descriptor)
         self._process.wait()
+        if self._open:
+            self._lost()
 
     async def _send(self, message: ForkRequest, descriptors: Sequence[int]) -> None:
         packet = message.model_dump_json().encode()
@@ -214,7 +216,7 @@ class ForkServerClient:
         self._disconnect()
         tail = self._log.read_text(errors="replace")[-MAX_DETAILS:]
         if self._loaded.done():
-            self._fault = WorkerExit(kind="abandoned", details=tail)
+            self._fault = WorkerExit(kind="orphaned", details=tail)
         else:
             if self._fault.kind == "abandoned":
                 message = "the fork server ended during its imports"

@@ -27,6 +27,7 @@ from .events import (
     StateRestored,
     Tick,
 )
+from .fork_server_deaths import ForkServerDeaths
 from .host_events import HostEvents
 from .job import Job
 from .job_commands import JobCommands
@@ -57,7 +58,7 @@ class Scheduler:
         ends = WorkerEnds(pool, allocator, recovery)
         self._job_commands = JobCommands(pool, allocator)
         self._prober = HostProber(pool, detection_seconds=detection_seconds)
-        self._host_events = HostEvents(pool, allocator, ends)
+        self._host_events = HostEvents(pool, allocator, ends, ForkServerDeaths(pool, recovery))
         self._worker_reports = WorkerReports(pool, allocator, self._job_commands, self._prober, ends)
         self._deadlines = Deadlines(pool, recovery, ends, detection_seconds=detection_seconds)
         self._restore = Restore(pool, allocator, self._host_events, epoch=epoch)

@@ -11,6 +11,7 @@ Agents repeat all they know with every heartbeat, so the order and number of mes
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
 
 from .allocator import Allocator
+from .fork_server_deaths import ForkServerDeaths
 from .job import Job
 from .placement import SlotId
 from .pool import Host, Pool
@@ -29,8 +30,9 @@ _PHASES = {
 class HostEvents:
     """Handles what the registry stores of hosts, and what their agents report."""
 
-    def __init__(self, pool: Pool, allocator: Allocator, ends: WorkerEnds) -> None:
+    def __init__(self, pool: Pool, allocator: Allocator, ends: WorkerEnds, deaths: ForkServerDeaths) -> None:
         self._pool = pool
+        self._deaths = deaths
         self._allocator = allocator
         self._ends = ends
 
@@ -76,6 +78,7 @@ class HostEvents:
         if not host.is_heard:
             host.is_heard = True
             self._pool.changed()
+        self._deaths.on_heartbeat(host, beat, now=now)
         for report in beat.workers:
             self._on_listed(host, report, now)
         listed = {(report.job, report.worker) for report in beat.workers}

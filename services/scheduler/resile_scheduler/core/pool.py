@@ -21,6 +21,7 @@ class Host:
     record: HostRecord
     is_heard: bool
     beat: int = -1
+    has_lost_fork_server: bool = False
 
     @property
     def is_usable(self) -> bool:

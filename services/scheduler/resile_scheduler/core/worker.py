@@ -9,6 +9,7 @@ from resile_shared.messages.hosts import Address, WorkerExit
 from .placement import SlotId
 
 SCRIPT_ERRORS = ("failed", "exited")
+LOST = ("abandoned", "orphaned")
 
 
 class Phase(IntEnum):
@@ -55,7 +56,7 @@ class Worker:
     def may_be_at_fault(self) -> bool:
         """Whether its script may have caused its end: a lost host and a kill from outside did not."""
         is_from_outside = self.failure == "killed" and self.status == -signal.SIGKILL
-        return self.has_failed and self.failure != "abandoned" and not is_from_outside
+        return self.has_failed and self.failure not in LOST and not is_from_outside
 
     @property
     def has_own_fault(self) -> bool:
