@@ -1,12 +1,15 @@
-"""Key-value buckets of JetStream with compare-and-set, typed by the model of their values.
+"""Key-value buckets of JetStream, typed by the model of their values: with compare-and-set, or fenced.
 
-Revisions rise with every change of a bucket. A write is sent until it is answered, and takes effect once.
+Revisions rise with every change of a bucket. A write is sent until it is answered, and takes effect once. Where several
+writers share a bucket, each write names the revision that it replaces. Where one leader at a time writes, each write
+names the leader's fence instead: the revision of the key that a new leader writes first, so that every write of an
+earlier leader is refused from then on, that of a new key too.
 """
 
 import logging
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -24,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 _WRONG_LAST_SEQUENCE = 10071
+_PURGE = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
 
 
 class ConflictError(ResileError):
@@ -32,6 +36,14 @@ class ConflictError(ResileError):
     def __init__(self, bucket: str, key: str, revision: int) -> None:
         super().__init__(f"{bucket}/{key} is no longer at revision {revision}")
         self.bucket, self.key, self.revision = bucket, key, revision
+
+
+class FencedError(ResileError):
+    """A writer with a later epoch has taken the bucket over."""
+
+    def __init__(self, bucket: str, epoch: int) -> None:
+        super().__init__(f"a writer with an epoch later than {epoch} has taken over {bucket}")
+        self.bucket, self.epoch = bucket, epoch
 
 
 class UnreadableError(ResileError):
@@ -48,6 +60,14 @@ class Entry(Generic[M]):
 
     key: str
     value: M
+    revision: int
+
+
+@dataclass(frozen=True)
+class Fence:
+    """The right to write a bucket, as long as no later epoch has taken it over."""
+
+    epoch: int
     revision: int
 
 
@@ -98,7 +118,25 @@ class Bucket(Generic[M]):
 
     async def delete(self, key: str, *, revision: int) -> None:
         """Remove the value that has ``revision``. Raises ConflictError."""
-        await self._send(key, b"", revision=revision, headers={"KV-Operation": "PURGE", "Nats-Rollup": "sub"})
+        await self._send(self._spec.subject(key), b"", revision=revision, headers=_PURGE.copy())
+
+    async def take_over(self, epoch: int) -> Fence:
+        """Fence off all earlier epochs; what is read from now on is all that they wrote. Raises FencedError."""
+        while True:
+            found = await self._newest(self._spec.fence)
+            known, revision = (int(found[0].data), found[1]) if found else (0, 0)
+            if known > epoch:
+                raise FencedError(self._spec.name, epoch)
+            with suppress(ConflictError):
+                return Fence(epoch, await self._send(self._spec.fence, b"%d" % epoch, revision=revision, headers={}))
+
+    async def put(self, key: str, value: M, *, fence: Fence) -> None:
+        """Store a value as the only writer. Raises FencedError."""
+        await self._send_fenced(key, encode(value), fence, {})
+
+    async def remove(self, key: str, *, fence: Fence) -> None:
+        """Remove a value as the only writer. Raises FencedError."""
+        await self._send_fenced(key, b"", fence, _PURGE.copy())
 
     async def entries(self) -> dict[str, Entry[M]]:
         """Return all valid values, by key."""
@@ -156,9 +194,10 @@ class Bucket(Generic[M]):
 
     async def _last(self, key: str) -> tuple[Msg, int] | None:
         """Return the newest message of a key, a value or a delete marker, and its revision."""
-        message = await self._connection.request(
-            f"$JS.API.DIRECT.GET.{self._spec.stream}.{self._spec.subject(key)}", b""
-        )
+        return await self._newest(self._spec.subject(key))
+
+    async def _newest(self, subject: str) -> tuple[Msg, int] | None:
+        message = await self._connection.request(f"$JS.API.DIRECT.GET.{self._spec.stream}.{subject}", b"")
         headers = message.headers or {}
         if headers.get("Status") == "404":
             return None
@@ -167,24 +206,39 @@ class Bucket(Generic[M]):
         return message, int(headers["Nats-Sequence"])
 
     async def _write(self, key: str, value: M, *, revision: int) -> int:
-        return await self._send(key, encode(value), revision=revision, headers={})
+        return await self._send(self._spec.subject(key), encode(value), revision=revision, headers={})
 
-    async def _send(self, key: str, body: bytes, *, revision: int, headers: dict[str, str]) -> int:
+    async def _send(self, subject: str, body: bytes, *, revision: int, headers: dict[str, str]) -> int:
         inject(headers)
         message_id = secrets.token_hex(16)
         headers |= {"Nats-Expected-Last-Subject-Sequence": str(revision), "Nats-Msg-Id": message_id}
         try:
-            answer = await self._connection.request_store(self._spec.subject(key), body, headers=headers)
+            answer = await self._connection.request_store(subject, body, headers=headers)
         except StoreFailed as error:
             if error.code != _WRONG_LAST_SEQUENCE:
                 raise
             # The server checks the revision before it checks for duplicates: if the first answer was late or lost, the
             # second attempt fails like this although the first one succeeded.
-            found = await self._last(key)
+            found = await self._newest(subject)
             if found is None or (found[0].headers or {}).get("Nats-Msg-Id") != message_id:
+                key = subject.removeprefix(self._spec.prefix)
                 raise ConflictError(self._spec.name, key, revision) from None
             return found[1]
         return int(answer["seq"])
+
+    async def _send_fenced(self, key: str, body: bytes, fence: Fence, headers: dict[str, str]) -> None:
+        inject(headers)
+        headers |= {
+            "Nats-Expected-Last-Subject-Sequence": str(fence.revision),
+            "Nats-Expected-Last-Subject-Sequence-Subject": self._spec.fence,
+            "Nats-Msg-Id": secrets.token_hex(16),
+        }
+        try:
+            await self._connection.request_store(self._spec.subject(key), body, headers=headers)
+        except StoreFailed as error:
+            if error.code != _WRONG_LAST_SEQUENCE:
+                raise
+            raise FencedError(self._spec.name, fence.epoch) from None
 
 
 def _is_deleted(message: Msg) -> bool:

@@ -108,7 +108,7 @@ def permissions(role: Role) -> dict[str, Any]:
         publish += _reading(stream.name)
     for bucket in (*role.reads, *role.writes):
         publish += _reading(bucket.stream)
-    publish += [f"{bucket.prefix}*" for bucket in role.writes]
+    publish += [subject for bucket in role.writes for subject in (f"{bucket.prefix}*", bucket.fence)]
     for name in stream_names() if role.creates_streams else ():
         publish += [f"{_API}.STREAM.CREATE.{name}", f"{_API}.STREAM.UPDATE.{name}", f"{_API}.STREAM.INFO.{name}"]
     return {

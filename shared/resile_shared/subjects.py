@@ -173,6 +173,11 @@ class BucketSpec(Generic[M]):
         """Prefix of the subjects of its keys."""
         return f"$KV.{self.name}."
 
+    @property
+    def fence(self) -> str:
+        """Subject of the epoch of the only writer; of two tokens, so that no watch of all keys shows it."""
+        return f"{self.prefix}writer.epoch"
+
     def subject(self, key: str) -> str:
         """Return the subject of one key. Raises InvalidSubject."""
         if not _TOKEN.fullmatch(key):

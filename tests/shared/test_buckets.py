@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from resile_shared.buckets import Change, ConflictError, Entry, UnreadableError
+from resile_shared.buckets import Change, ConflictError, Entry, FencedError, UnreadableError
 from resile_shared.messages.lease import Lease
 from resile_shared.subjects import JOBS, LEASE, InvalidSubject
 from resile_shared.testing.fixtures import Pool
@@ -47,6 +47,27 @@ async def test_a_write_that_arrives_twice_is_no_conflict_with_itself(
         await leases.update("scheduler", lease(2), revision=first)
     await leases.delete("scheduler", revision=second)
     assert await leases.get("scheduler") is None
+
+
+async def test_a_new_writer_fences_off_the_earlier_ones_and_readers_do_not_see_it(pool: Pool) -> None:
+    bucket = (await pool.bus("scheduler")).bucket(LEASE)
+    old = await bucket.take_over(1)
+    await bucket.put("a", lease(0), fence=old)
+    new = await bucket.take_over(3)
+    for late in (
+        bucket.put("a", lease(1), fence=old),
+        bucket.put("b", lease(1), fence=old),
+        bucket.remove("a", fence=old),
+    ):
+        with pytest.raises(FencedError, match="later than 1 has taken over lease"):
+            await late
+    with pytest.raises(FencedError):
+        await bucket.take_over(2)
+    entries = await bucket.entries()
+    assert {key: entry.value for key, entry in entries.items()} == {"a": lease(0)}
+    await bucket.put("b", lease(2), fence=new)
+    await bucket.remove("a", fence=new)
+    assert await bucket.keys() == ["b"]
 
 
 async def test_a_deleted_key_can_be_created_again(pool: Pool) -> None:

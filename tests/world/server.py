@@ -114,7 +114,7 @@ class Stream:
     def store(self, subject: str, data: bytes, headers: dict[str, str]) -> dict[str, Any]:
         """Store a message; return the answer to its publisher."""
         expected = headers.get("Nats-Expected-Last-Subject-Sequence")
-        newest = self.newest(subject)
+        newest = self.newest(headers.get("Nats-Expected-Last-Subject-Sequence-Subject", subject))
         if expected is not None and int(expected) != (newest.sequence if newest else 0):
             error = {"code": 400, "err_code": WRONG_LAST_SEQUENCE, "description": "wrong last sequence"}
             return {"error": error}

@@ -5,8 +5,8 @@
 3. Allocations are stored, and agents follow them.
 4. Instructions are sent; the core repeats those that are lost.
 
-Before each batch the lease is confirmed, and each write is a compare-and-set against what this scheduler read or wrote
-last, so an old leader cannot overwrite what a newer one stored.
+Before each batch the lease is confirmed. A leader takes both buckets over before it reads them, and each of its writes
+is fenced, so that an earlier leader, which may have stood still for any time, can store nothing from then on.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from opentelemetry.context import Context, get_current
 from pydantic import BaseModel
 
 from resile_shared import subjects
-from resile_shared.buckets import Bucket
+from resile_shared.buckets import Bucket, Fence
 from resile_shared.bus import Bus
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted, Refused
@@ -64,8 +64,12 @@ class Executor:
         self._answers: dict[str, asyncio.Future[Accepted | Refused]] = {}
 
     async def read(self) -> tuple[tuple[JobRecord, ...], tuple[Allocation, ...]]:
-        """Return all jobs and all allocations, as they are stored."""
-        return await self._jobs.read(), await self._allocations.read()
+        """Take over from earlier leaders; return all jobs and all allocations, as they are stored.
+
+        Raises FencedError if a later leader has done so.
+        """
+        epoch = self._lease.epoch
+        return await self._jobs.take_over(epoch), await self._allocations.take_over(epoch)
 
     def put(self, batch: Batch) -> None:
         """Add ``batch`` to the queue."""
@@ -77,7 +81,7 @@ class Executor:
         return answer
 
     async def run(self) -> None:
-        """Execute batches forever. Raises LeadershipLost, and ConflictError if another scheduler wrote."""
+        """Execute batches forever. Raises LeadershipLost, and FencedError if a later leader took over."""
         while True:
             batch = await self._batches.get()
             await self._lease.confirm()
@@ -104,16 +108,15 @@ class Executor:
 
 
 class _Owned(Generic[M]):
-    """A bucket that only the leader writes, and the revisions of its values."""
+    """A bucket that only the leader writes."""
 
     def __init__(self, bucket: Bucket[M]) -> None:
         self._bucket = bucket
-        self._revisions: dict[str, int] = {}
+        self._fence: Fence
 
-    async def read(self) -> tuple[M, ...]:
-        entries = await self._bucket.entries()
-        self._revisions = {key: entry.revision for key, entry in entries.items()}
-        return tuple(entry.value for entry in entries.values())
+    async def take_over(self, epoch: int) -> tuple[M, ...]:
+        self._fence = await self._bucket.take_over(epoch)
+        return tuple(entry.value for entry in (await self._bucket.entries()).values())
 
     async def write(self, values: Mapping[str, M]) -> None:
         room = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -123,7 +126,4 @@ class _Owned(Generic[M]):
 
     async def _write(self, key: str, value: M, room: asyncio.Semaphore) -> None:
         async with room:
-            if key in self._revisions:
-                self._revisions[key] = await self._bucket.update(key, value, revision=self._revisions[key])
-            else:
-                self._revisions[key] = await self._bucket.create(key, value)
+            await self._bucket.put(key, value, fence=self._fence)

@@ -63,7 +63,7 @@ SETTLE_TICKS = 12
 
 
 async def run(context: ServiceContext[SchedulerSettings]) -> None:
-    """Wait for the lease, then decide until cancelled. Raises LeadershipLost, ConflictError and UsageError."""
+    """Wait for the lease, then decide until cancelled. Raises LeadershipLost, FencedError and UsageError."""
     pool = await load_pool_settings(context.bus, detection_seconds=context.settings.detection_seconds)
     holder = f"scheduler-{os.getpid()}-{secrets.token_hex(4)}"
     lease = Lease(

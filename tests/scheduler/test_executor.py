@@ -1,0 +1,80 @@
+"""A leader that stood still and was replaced stores nothing any more, though it is certain to lead; on a real bus."""
+
+import asyncio
+
+import pytest
+
+from resile_scheduler.executor import Batch, Executor
+from resile_scheduler.lease import Lease
+from resile_shared.buckets import FencedError
+from resile_shared.bus import Bus
+from resile_shared.messages.allocations import Allocation
+from resile_shared.messages.jobs import JobRecord, JobState
+from resile_shared.messages.message import at
+from resile_shared.subjects import ALLOCATIONS, JOBS, LEASE
+from resile_shared.testing.fixtures import Pool
+
+from .test_core import spec
+
+LONG = 60.0
+"""A leader trusts its lease for so long without a look."""
+
+
+def record(job: str) -> JobRecord:
+    return JobRecord(job=job, spec=spec(), state=JobState.ACCEPTED, priority=5000, submitted=at(1000.0))
+
+
+def allocation(job: str, epoch: int) -> Allocation:
+    return Allocation(job=job, epoch=epoch, generation=1, placements=(), secret="s")
+
+
+async def leader(bus: Bus, name: str) -> tuple[Lease, Executor]:
+    lease = Lease(bus.bucket(LEASE), holder=name, seconds=LONG)
+    await lease.acquire()
+    return lease, Executor(bus, lease)
+
+
+async def carry_out(executor: Executor, batch: Batch) -> None:
+    executor.put(batch)
+    task = asyncio.create_task(executor.run())
+    done = asyncio.create_task(batch.done.wait())
+    await asyncio.wait({task, done}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        done.cancel()
+        task.result()
+    task.cancel()
+
+
+@pytest.mark.parametrize("stored_before", [False, True])
+async def test_a_leader_that_was_replaced_creates_and_changes_nothing(pool: Pool, stored_before: bool) -> None:
+    bus = await pool.bus("scheduler")
+    old_lease, old = await leader(bus, "old")
+    await old.read()
+    late = [Batch(records=(record("job-1"),)), Batch(allocations=(allocation("job-1", 1),))]
+    if stored_before:
+        for batch in late:
+            await carry_out(old, batch)
+    await old_lease.release()  # it does not notice that another one may lead
+    _, new = await leader(bus, "new")
+    jobs, allocations = await new.read()
+    assert [(one.job, other.job) for one, other in zip(jobs, allocations, strict=True)] == [
+        ("job-1", "job-1") for _ in range(stored_before)
+    ]
+    for batch in late:
+        with pytest.raises(ExceptionGroup) as raised:
+            await carry_out(old, Batch(records=batch.records, allocations=batch.allocations))
+        assert raised.group_contains(FencedError, match="a writer with an epoch later than 1 has taken over")
+    assert len(await bus.bucket(JOBS).keys()) == len(await bus.bucket(ALLOCATIONS).keys()) == stored_before
+    await carry_out(new, Batch(records=(record("job-2"),), allocations=(allocation("job-2", 2),)))
+    assert "job-2" in await bus.bucket(JOBS).keys()
+
+
+async def test_a_leader_that_was_replaced_before_it_read_does_not_begin(pool: Pool) -> None:
+    bus = await pool.bus("scheduler")
+    old_lease, old = await leader(bus, "old")
+    await old_lease.release()
+    _, new = await leader(bus, "new")
+    await new.read()
+    with pytest.raises(FencedError):
+        await old.read()
+    await carry_out(new, Batch(records=(record("job-1"),)))
