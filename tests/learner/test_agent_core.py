@@ -279,7 +279,7 @@ def test_a_member_is_listed_as_one_also_where_the_lowest_rank_is_elsewhere(agent
 
 
 def test_workers_are_stopped_once_and_unknown_ones_are_reported_gone(training: Agent) -> None:
-    stop = StopWorkers(job=JOB, incarnation=INCARNATION, workers=(1, 9))
+    stop = StopWorkers(epoch=1, job=JOB, incarnation=INCARNATION, workers=(1, 9))
     commands = training.handle(stop)
     assert of_type(KillWorker, commands) == [KillWorker(JOB, 1)]
     assert of_type(Heartbeat, commands)[0].workers[-1].exit.kind == "not started"
@@ -287,16 +287,16 @@ def test_workers_are_stopped_once_and_unknown_ones_are_reported_gone(training: A
 
 
 def test_a_stop_for_another_incarnation_has_no_effect(training: Agent) -> None:
-    assert training.handle(StopWorkers(job=JOB, incarnation=INCARNATION - 1, workers=(0, 1))) == []
+    assert training.handle(StopWorkers(epoch=1, job=JOB, incarnation=INCARNATION - 1, workers=(0, 1))) == []
 
 
 def test_a_worker_that_was_stopped_before_it_started_is_never_started(agent: Agent) -> None:
-    agent.handle(StopWorkers(job=JOB, incarnation=INCARNATION, workers=(0,)))
+    agent.handle(StopWorkers(epoch=1, job=JOB, incarnation=INCARNATION, workers=(0,)))
     assert of_type(StartWorker, agent.handle(allocation(1, 0, 1))) == [StartWorker(JOB, 1, 1, resume=False)]
 
 
 def test_a_pause_is_sent_to_all_workers_of_the_job(training: Agent) -> None:
-    commands = training.handle(PauseWorkers(job=JOB, generation=1))
+    commands = training.handle(PauseWorkers(epoch=1, job=JOB, generation=1))
     assert commands == [SendToWorker(JOB, worker, Pause(generation=1)) for worker in (0, 1)]
 
 
@@ -408,3 +408,34 @@ def test_a_higher_incarnation_is_another_agent(agent: Agent) -> None:
     (end,) = agent.handle(record(INCARNATION + 1))
     assert isinstance(end, EndIncarnation)
     assert end.is_superseded
+
+
+def test_no_worker_is_started_on_a_slot_that_is_held(agent: Agent) -> None:
+    agent.handle(allocation(1, 0, cold_start=True))
+    other = allocation(1, 0, cold_start=True).model_copy(update={"job": "job-2"})
+    assert of_type(StartWorker, agent.handle(other)) == []
+    [beat] = of_type(Heartbeat, agent.handle(Tick(is_bus_up=True), after=1.0))
+    [first, second] = beat.workers
+    assert (first.job, first.state) == (JOB, "starting")
+    assert (second.job, second.state, second.slot) == ("job-2", "gone", 0)
+    assert second.exit.message == "worker 0 was not started: host-1/0 is held by worker 0 of job-1"
+    agent.exits(0)
+    later = allocation(2, 0, 1, cold_start=True).model_copy(update={"job": "job-2"})
+    later = later.model_copy(update={"placements": (later.placements[1].model_copy(update={"slot": 0}),)})
+    assert of_type(StartWorker, agent.handle(later)) == [StartWorker("job-2", 1, 0, resume=False)]
+
+
+def test_nothing_of_a_scheduler_that_was_replaced_has_an_effect(agent: Agent) -> None:
+    agent.handle(allocation(1, 0, cold_start=True))
+    agent.connects(0)
+    agent.handle(allocation(1, 3, epoch=2).model_copy(update={"job": "job-2"}))
+    late: tuple[Event, ...] = (
+        allocation(2, 0, 1),
+        allocation(2),
+        allocation(1, 2, cold_start=True).model_copy(update={"job": "job-3"}),
+        StopWorkers(epoch=1, job=JOB, incarnation=INCARNATION, workers=(0,)),
+        PauseWorkers(epoch=1, job=JOB, generation=1),
+    )
+    for event in late:
+        assert agent.handle(event) == []
+    assert agent.handle(PauseWorkers(epoch=2, job=JOB, generation=1)) == [SendToWorker(JOB, 0, Pause(generation=1))]

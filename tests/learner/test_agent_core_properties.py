@@ -1,4 +1,4 @@
-"""Whatever happens in any order: no worker starts twice, every fact is reported once, every worker is listed."""
+"""Whatever happens in any order: no worker starts twice, or on a held slot; each fact is reported once."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -39,6 +39,8 @@ class AgentMachine(RuleBasedStateMachine):
         self.alive: dict[Key, bool] = {}  # whether it listens
         self.newest: dict[str, Allocation] = {}
         self.dropped: set[Key] = set()
+        self.slots: dict[Key, int] = {}
+        self.epoch = 0
         self.facts_sent: list[tuple[str, int]] = []
         self.facts_reported: list[tuple[str, int]] = []
         self.progress_sent: dict[str, int] = {}
@@ -48,8 +50,10 @@ class AgentMachine(RuleBasedStateMachine):
     def handle(self, event: Event) -> None:
         for command in self.core.handle(event, now=self.now):
             match command:
-                case StartWorker(job, worker):
+                case StartWorker(job, worker, slot):
                     assert (job, worker) not in self.started
+                    assert slot not in {self.slots[key] for key in self.alive}, "no two workers are on one slot"
+                    self.slots[job, worker] = slot
                     assert any(p.worker == worker and p.host == HOST for p in self.newest[job].placements)
                     self.started.add((job, worker))
                     self.alive[job, worker] = False
@@ -77,7 +81,8 @@ class AgentMachine(RuleBasedStateMachine):
     def allocate(self, job: str, epoch: int, generation: int, here: set[int], named: bool) -> None:
         address = Address(host=HOST, port=1) if named else None
         known = self.newest.get(job)
-        is_newest = known is None or (known.epoch, known.generation) <= (epoch, generation)
+        is_newest = epoch >= self.epoch and (known is None or known.generation <= generation or known.epoch < epoch)
+        self.epoch = max(self.epoch, epoch)
         if is_newest:
             here -= {worker for other, worker in self.dropped if other == job}
             self.drop(job, keep=here)
@@ -106,13 +111,15 @@ class AgentMachine(RuleBasedStateMachine):
         self.newest.pop(job, None)
         self.handle(AllocationGone(job))
 
-    @rule(job=JOBS, workers=st.sets(NUMBERS, min_size=1))
-    def stop(self, job: str, workers: set[int]) -> None:
-        self.handle(StopWorkers(job=job, incarnation=INCARNATION, workers=tuple(workers)))
+    @rule(job=JOBS, workers=st.sets(NUMBERS, min_size=1), epoch=st.integers(1, 2))
+    def stop(self, job: str, workers: set[int], epoch: int) -> None:
+        self.epoch = max(self.epoch, epoch)
+        self.handle(StopWorkers(epoch=epoch, job=job, incarnation=INCARNATION, workers=tuple(workers)))
 
-    @rule(job=JOBS)
-    def pause(self, job: str) -> None:
-        self.handle(PauseWorkers(job=job, generation=1))
+    @rule(job=JOBS, epoch=st.integers(1, 2))
+    def pause(self, job: str, epoch: int) -> None:
+        self.epoch = max(self.epoch, epoch)
+        self.handle(PauseWorkers(epoch=epoch, job=job, generation=1))
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())

@@ -214,7 +214,7 @@ async def test_workers_of_two_jobs_with_the_same_number_are_told_apart(stage: St
     await until(lambda: stage.worker("job-1", 0).state == "gone")
     await until(lambda: all(worker.job != "job-1" or worker.state == "gone" for worker in stage.beats[-1].workers))
     assert stage.worker("job-2", 0).state == "starting"
-    stop = StopWorkers(job="job-2", incarnation=1, workers=(0,))
+    stop = StopWorkers(epoch=1, job="job-2", incarnation=1, workers=(0,))
     await stage.bus.send(subjects.instruction(HOST), Instruction(stop))
     await until(lambda: stage.worker("job-2", 0).state == "gone")
     assert stage.exit("job-2", 0).kind == "killed"

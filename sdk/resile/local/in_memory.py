@@ -141,10 +141,12 @@ class InMemoryPool:
                     self._notify(host, allocation)
                 return [command]
             case scheduler.StopWorkers(job, host, incarnation, workers):
-                stop = instructions.StopWorkers(job=job, incarnation=incarnation, workers=workers)
+                stop = instructions.StopWorkers(
+                    epoch=self._scheduler.epoch, job=job, incarnation=incarnation, workers=workers
+                )
                 self._notify(host, stop)
             case scheduler.PauseWorkers(job, generation, hosts):
-                pause = instructions.PauseWorkers(job=job, generation=generation)
+                pause = instructions.PauseWorkers(epoch=self._scheduler.epoch, job=job, generation=generation)
                 for host in hosts:
                     self._notify(host, pause)
             case scheduler.ProbeHost(host, incarnation, beat, seconds):

@@ -202,10 +202,12 @@ class _Service:
         """Return the instructions to agents, with their hosts."""
         match command:
             case StopWorkers(job, host, incarnation, workers):
-                stop = instructions.StopWorkers(job=job, incarnation=incarnation, workers=workers)
+                stop = instructions.StopWorkers(
+                    epoch=self._core.epoch, job=job, incarnation=incarnation, workers=workers
+                )
                 return [(host, Instruction(stop))]
             case PauseWorkers(job, generation, hosts):
-                pause = instructions.PauseWorkers(job=job, generation=generation)
+                pause = instructions.PauseWorkers(epoch=self._core.epoch, job=job, generation=generation)
                 return [(host, Instruction(pause)) for host in hosts]
             case _:
                 return []

@@ -11,6 +11,7 @@ class StopWorkers(Message):
     """End these workers at once. Those that the agent does not have it reports as ``gone``, ``not started``."""
 
     kind: Literal["stop"] = "stop"
+    epoch: int = Field(ge=1, description="of the scheduler; an agent that has heard of a later one ignores it")
     job: Id
     incarnation: int = Field(ge=1, description="an agent of another incarnation ignores it")
     workers: tuple[int, ...]
@@ -20,6 +21,7 @@ class PauseWorkers(Message):
     """Tell the members of ``generation`` to save a checkpoint at the next boundary, and to go no further."""
 
     kind: Literal["pause"] = "pause"
+    epoch: int = Field(ge=1, description="of the scheduler; an agent that has heard of a later one ignores it")
     job: Id
     generation: int = Field(ge=1)
 

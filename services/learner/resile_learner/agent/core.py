@@ -2,8 +2,10 @@
 
 `AgentCore.handle` takes events and returns commands, which the shell carries out. The rules:
 
-- The newest allocation of a job is the truth; an older one has no effect. A worker that it places on this host and
-  incarnation is started unless it has ever been here. With all addresses known, the allocation is sent as an order to
+- The newest allocation of a job is the truth; an older one has no effect. Nor has anything from a scheduler of an
+  earlier epoch than the latest that was heard of, whichever job it is about.
+- A worker that an allocation places on this host and incarnation is started unless it has ever been here, or its slot
+  is held: no two workers are ever on one slot. With all addresses known, the allocation is sent as an order to
   every worker of the job here: members, joiners and leavers alike. Without placements, all workers of the job here are
   killed.
 - A heartbeat lists every worker. One is sent at each tick and at each change, and none while NATS is disconnected. A
@@ -91,6 +93,8 @@ class AgentCore:
         """Whether the registry has stored this incarnation."""
         self.workers: dict[tuple[str, int], Worker] = {}
         self._allocations: dict[str, Allocation] = {}
+        self._epoch = 0
+        """The latest epoch of a scheduler that was heard of."""
         self._is_bus_up = False
         self._num_beats = 0
         self._announce_due = 0.0
@@ -110,7 +114,14 @@ class AgentCore:
         Raises InternalError, with the last events, when a rule of the core is broken.
         """
         with self._recent.handling(event):
-            return self._handle(event, now)
+            return [] if self._is_from_earlier_leader(event) else self._handle(event, now)
+
+    def _is_from_earlier_leader(self, event: Event) -> bool:
+        if not isinstance(event, Allocation | StopWorkers | PauseWorkers):
+            return False
+        is_earlier = event.epoch < self._epoch
+        self._epoch = max(self._epoch, event.epoch)
+        return is_earlier
 
     def _handle(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -143,16 +154,31 @@ class AgentCore:
         if not allocation.placements:
             return self._kill_all(job)
         starts: list[Command] = []
+        is_new = False
         for placement in self._placed_here(allocation):
             if (job, placement.worker) not in self.workers:
-                self.workers[job, placement.worker] = Worker(placement.slot)
-                starts.append(StartWorker(job, placement.worker, placement.slot, resume=allocation.resume))
+                is_new = True
+                starts += self._start(job, placement, allocation.resume, now)
         order = _order(allocation)
         return [
             *starts,
-            *(self._heartbeat(now) if starts else []),
+            *(self._heartbeat(now) if is_new else []),
             *(self._send(job, order) if order else []),
         ]
+
+    def _start(self, job: str, placement: Placement, resume: bool, now: float) -> list[Command]:
+        """Start a worker, unless another one is on its slot: it is then reported as gone, and tried again later."""
+        held = (key for key, worker in self.workers.items() if worker.slot == placement.slot and worker.state != "gone")
+        if holder := next(held, None):
+            message = (
+                f"worker {placement.worker} was not started: {placement.slot_name} is held by worker {holder[1]} of "
+                f"{holder[0]}"
+            )
+            exit_ = WorkerExit(kind="abandoned", message=message)
+            self.workers[job, placement.worker] = Worker(placement.slot, "gone", exit=exit_, ended=now)
+            return []
+        self.workers[job, placement.worker] = Worker(placement.slot)
+        return [StartWorker(job, placement.worker, placement.slot, resume=resume)]
 
     def _on_host_record(self, record: HostRecord) -> list[Command]:
         if record.host != self.host or record.incarnation < self.incarnation:

@@ -51,6 +51,7 @@ class Scheduler:
     def __init__(
         self, *, epoch: int = 1, secret: str = "", policy: Policy = fairshare, detection_seconds: float = 3.0
     ) -> None:
+        self.epoch = epoch
         self._recent = RecentEvents("scheduler")
         pool = self._pool = Pool()
         allocator = Allocator(pool, epoch=epoch, secret=secret)
