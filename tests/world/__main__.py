@@ -10,23 +10,22 @@ import sys
 
 from .campaign import live, run, shortest, tell
 from .plan import draw
-from .workers import SimWorkers
 
 
 def main() -> int:
     if seed := os.environ.get("SEED"):
         plan = draw(int(seed))
-        if live(plan, SimWorkers)[1]:
-            plan = shortest(plan, SimWorkers)
-        print(tell(plan, SimWorkers))
+        if live(plan)[1]:
+            plan = shortest(plan)
+        print(tell(plan))
         return 0
     first = random.SystemRandom().randrange(1_000_000) * 1000
     seconds = float(os.environ.get("WORLD_SECONDS", "60"))
     print(f"worlds from seed {first} on, for {seconds:g} seconds", flush=True)
-    totals = run(iter(range(first, first + 1_000_000)), SimWorkers, seconds=seconds)
+    totals = run(iter(range(first, first + 1_000_000)), seconds=seconds)
     print(totals)
     for number in list(totals.failed)[:3]:
-        print(tell(shortest(draw(number), SimWorkers), SimWorkers))
+        print(tell(shortest(draw(number))))
     print(f"{len(totals.failed)} worlds broke a promise: {sorted(totals.failed)}")
     return 1 if totals.failed else 0
 

@@ -6,13 +6,11 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .plan import Plan, draw
-from .world import Workers, World
-
-Make = Callable[[World], Workers]
+from .world import World
 
 
 @dataclass
@@ -54,21 +52,21 @@ class Totals:
         return "\n".join(lines)
 
 
-def live(plan: Plan, make: Make) -> tuple[World, list[str]]:
+def live(plan: Plan) -> tuple[World, list[str]]:
     """Run the world of ``plan``; return it with the promises that were broken."""
     sys.unraisablehook = lambda _: None  # crashed processes are left as they were, and Python complains of that
     logging.disable()
     warnings.simplefilter("ignore", RuntimeWarning)
-    world = World(plan, make)
+    world = World(plan)
     return world, world.live()
 
 
-def run(seeds: Iterable[int], make: Make, *, seconds: float) -> Totals:
+def run(seeds: Iterable[int], *, seconds: float) -> Totals:
     """Run one world after the other until ``seconds`` are over."""
     totals = Totals()
     begun = time.monotonic()
     for seed in seeds:
-        world, broken = live(draw(seed), make)
+        world, broken = live(draw(seed))
         totals.add(world, broken)
         totals.seconds = time.monotonic() - begun
         if broken:
@@ -80,21 +78,21 @@ def run(seeds: Iterable[int], make: Make, *, seconds: float) -> Totals:
     return totals
 
 
-def shortest(plan: Plan, make: Make) -> Plan:
+def shortest(plan: Plan) -> Plan:
     """Return the plan with the shortest prefix of faults that still breaks a promise, without those it does not need.
 
     Deterministic, since every world is.
     """
     for num_faults in range(len(plan.faults) + 1):
-        if live(plan.first(num_faults), make)[1]:
+        if live(plan.first(num_faults))[1]:
             plan = plan.first(num_faults)
             break
-    return plan.reduced(lambda smaller: bool(live(smaller, make)[1]))
+    return plan.reduced(lambda smaller: bool(live(smaller)[1]))
 
 
-def tell(plan: Plan, make: Make) -> str:
+def tell(plan: Plan) -> str:
     """Return the story of the world of ``plan``, for people."""
-    world, broken = live(plan, make)
+    world, broken = live(plan)
     lines = [f"seed {plan.seed}: hosts with {plan.slots} slots, {plan.num_schedulers} schedulers, {plan.policy}"]
     lines += [f"  submits {submission}" for submission in plan.jobs]
     lines += [f"{at:9.3f}  {what}" for at, what in world.story]

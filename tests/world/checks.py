@@ -4,14 +4,13 @@ What is wrong is collected in ``broken``, in words; a world with any is a failur
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.jobs import JobEvent, JobRecord, JobState
 from resile_shared.subjects import ALLOCATIONS, JOBS
 
-from .plan import Script
 from .server import Stored
+from .training import Commit, SimScript
 
 
 class Checks:
@@ -30,7 +29,10 @@ class Checks:
         self._epoch = 0
         self._generations: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
-        self._rounds: dict[tuple[str, int, int], Any] = {}
+        self._starts: dict[str, dict[int, bool]] = {}
+        """The generations of each job that are cold starts, and whether it had a checkpoint then."""
+        self._iterations: dict[tuple[str, int, int], Commit] = {}
+        """The first commit of each iteration of each cold start of each job."""
 
     def break_promise(self, what: str) -> None:
         """Record that a promise was broken."""
@@ -39,19 +41,23 @@ class Checks:
 
     # what is stored
 
-    def on_store(self, stored: Stored) -> None:
-        """Look at a message that the bus has stored."""
+    def on_store(self, stored: Stored, objects: Mapping[str, bytes]) -> None:
+        """Look at a message that the bus has stored; ``objects`` are those of the object store by then."""
         if stored.headers.get("KV-Operation"):
             return
         if stored.subject.startswith(ALLOCATIONS.prefix):
-            self._on_allocation(Allocation.model_validate_json(stored.data))
+            self._on_allocation(Allocation.model_validate_json(stored.data), objects)
         elif stored.subject.startswith(JOBS.prefix):
             self._on_record(JobRecord.model_validate_json(stored.data))
         elif stored.subject.startswith("resile.job."):
             self._on_event(JobEvent.model_validate_json(stored.data))
 
-    def _on_allocation(self, allocation: Allocation) -> None:
+    def _on_allocation(self, allocation: Allocation, objects: Mapping[str, bytes]) -> None:
         job = allocation.job
+        if allocation.cold_start and allocation.generation not in self._starts.setdefault(job, {}):
+            begun = f"storage/jobs/{job}/checkpoints/"
+            has_checkpoint = any(key.startswith(begun) and key.endswith("manifest.json") for key in objects)
+            self._starts[job][allocation.generation] = has_checkpoint
         if allocation.generation < self._generations.get(job, 0):
             self.break_promise(f"{job}: an allocation of an older generation was stored: {allocation.generation}")
         self._generations[job] = allocation.generation
@@ -93,20 +99,33 @@ class Checks:
         """A worker's process is gone."""
         self.alive.pop((job, worker), None)
 
-    def committed(self, job: str, lineage: int, round_: int, worker: int, chain: Any) -> None:
-        """A member has committed a round, by whose end its state is ``chain``, generations included."""
+    def committed(self, commit: Commit) -> None:
+        """A member has committed an iteration."""
         self.num_committed += 1
-        known = self._rounds.setdefault((job, lineage, round_), (worker, chain))
-        if known[1] != chain:
+        job = commit.job
+        starts = self._starts.get(job, {})
+        start = max((generation for generation in starts if generation <= commit.generation), default=0)
+        known = self._iterations.setdefault((job, start, commit.iteration), commit)
+        if known.generation != commit.generation:
             self.break_promise(
-                f"{job}: round {round_} of lineage {lineage} was committed in two ways, "
-                f"by workers {known[0]} and {worker}: {known[1]} and {chain}"
+                f"{job}: iteration {commit.iteration} was committed by worker {known.worker} in generation "
+                f"{known.generation}, and by worker {commit.worker} in generation {commit.generation}"
             )
+        if known.chain != commit.chain:
+            self.break_promise(f"{job}: workers {known.worker} and {commit.worker} differ after {commit.iteration}")
+        if commit.iteration == 0 and starts.get(start):
+            self.break_promise(f"{job}: generation {start} starts from 0 beside a complete checkpoint")
 
     # at the end
 
-    def check_end(self, jobs: Mapping[int, str], scripts: Mapping[int, Script], stopped: set[str]) -> None:
-        """Check how the jobs ended."""
+    def check_end(
+        self,
+        jobs: Mapping[int, str],
+        scripts: Mapping[int, SimScript],
+        stopped: set[str],
+        objects: Mapping[str, bytes],
+    ) -> None:
+        """Check how the jobs ended, and what is stored of them."""
         for number, job in jobs.items():
             record, script = self.records.get(job), scripts[number]
             if record is None:
@@ -118,21 +137,24 @@ class Checks:
             if record.state is JobState.FAILED and script.can_complete:
                 self.break_promise(f"{job} failed, and nothing was wrong with it: {record.reason}")
             if record.state is JobState.COMPLETED:
-                self._check_completed(record, script)
+                self._check_completed(record, script, objects)
 
     def _check_history(self, record: JobRecord) -> None:
         published = self._numbers.get(record.job, 0)
         if published != len(record.history):
             self.break_promise(f"{record.job}: {published} of {len(record.history)} items of its history are published")
 
-    def _check_completed(self, record: JobRecord, script: Script) -> None:
+    def _check_completed(self, record: JobRecord, script: SimScript, objects: Mapping[str, bytes]) -> None:
         completed = record.completed
-        if not script.can_complete:
-            self.break_promise(f"{record.job} is completed, though its script cannot complete")
         if completed is None:
             self.break_promise(f"{record.job} is completed without a result")
             return
         if completed.iteration != script.iterations:
             self.break_promise(f"{record.job} is completed at iteration {completed.iteration} of {script.iterations}")
+        if completed.params_sha256 != script.params_sha256():
+            self.break_promise(f"{record.job} is completed with other parameters than an undisturbed run")
+        stored = objects.get(f"storage/jobs/{record.job}/{completed.model}", b"")
+        if stored.hex() != completed.params_sha256:
+            self.break_promise(f"{record.job}: the stored model {completed.model} is not the one of its completion")
         if any(epoch.more or epoch.never for epoch in completed.ledger):
             self.break_promise(f"{record.job}: its ledger is not exact: {completed.ledger}")

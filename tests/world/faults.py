@@ -3,11 +3,16 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from . import storage
 from .loop import Process
 from .plan import Fault
+from .sockets import KINDS
 
 if TYPE_CHECKING:
     from .world import World
+
+
+LINK_SECONDS = 0.0005
 
 
 class Faults:
@@ -27,15 +32,27 @@ class Faults:
             "freeze registry": lambda f: self._freeze([world.registry.process], f),
             "freeze agent": lambda f: self._freeze([self._host(f).process], f),
             "freeze worker": self._freeze_worker,
-            "freeze host": lambda f: self._freeze(
-                [self._host(f).process, *world.workers.processes(self._host(f).host)], f
-            ),
+            "freeze host": lambda f: self._freeze([self._host(f).process, *self._workers(self._host(f).host)], f),
             "restart bus": lambda f: self._restart_bus(f, loses=False),
             "lose unsynced": lambda f: self._restart_bus(f, loses=True),
             "cut bus": lambda f: self._cut_bus(f, "up", "down"),
             "cut bus upwards": lambda f: self._cut_bus(f, "up"),
             "cut bus downwards": lambda f: self._cut_bus(f, "down"),
             "slow bus": self._slow_bus,
+            "cut host": self._cut_host,
+            "cut pair": lambda f: self._cut_pair(f, both=True),
+            "cut pair one way": lambda f: self._cut_pair(f, both=False),
+            "cut data links": lambda f: self._cut_pair(f, both=True, kinds=("data",)),
+            "cut control links": lambda f: self._cut_pair(f, both=True, kinds=("control",)),
+            "reset links": self._reset_links,
+            "slow links": self._slow_links,
+            "cut storage": self._cut_storage,
+            "storage fails": lambda f: self._spoil_storage(f, failing=0.5),
+            "slow storage": lambda f: self._spoil_storage(f, seconds=1.0),
+            "ambiguous storage": lambda f: self._spoil_storage(f, ambiguous=0.5),
+            "stale storage": lambda f: self._spoil_storage(f, stale=0.5),
+            "full storage": lambda f: self._spoil_storage(f, is_full=True),
+            "damaged storage": self._damage_storage,
             "step clock": self._step_clock,
         }
 
@@ -43,9 +60,7 @@ class Faults:
         """Let ``fault`` happen now."""
         if self._is_calm:
             return
-        action = self._actions.get(fault.kind)
-        has_effect = action(fault) if action else self._world.workers.begin_fault(fault)
-        if has_effect:
+        if self._actions[fault.kind](fault):
             self.counts[fault.kind] = self.counts.get(fault.kind, 0) + 1
             self._world.tell(f"FAULT {fault}")
 
@@ -58,11 +73,17 @@ class Faults:
         for host in list({name for name, _ in world.network.cut}):
             world.network.heal_host(host)
         world.network.slow.clear()
-        for process in [*(service.process for service in world.services), *world.workers.processes()]:
+        for process in [*(service.process for service in world.services), *self._workers()]:
             process.thaw()
         for service in world.services:
             service.restart()
-        world.workers.heal()
+        network, objects = world.workers.network, world.workers.objects
+        network.lost_hosts.clear()
+        network.heal()
+        world.workers.delay_seconds = LINK_SECONDS
+        objects.cut_hosts.clear()
+        objects.failing = objects.ambiguous = objects.stale = 0.0
+        objects.seconds, objects.is_full = storage.SECONDS, False
 
     def _scheduler(self, fault: Fault) -> Process:
         return self._world.schedulers[fault.target % len(self._world.schedulers)].process
@@ -95,7 +116,7 @@ class Faults:
         return worker is not None and self._freeze([worker], fault)
 
     def _worker(self, fault: Fault) -> Process | None:
-        workers = self._world.workers.processes()
+        workers = self._workers()
         return workers[fault.target % len(workers)] if workers else None
 
     def _freeze(self, processes: list[Process], fault: Fault) -> bool:
@@ -113,7 +134,9 @@ class Faults:
         return True
 
     def _cut_bus(self, fault: Fault, *directions: str) -> bool:
-        host = self._place(fault)
+        return self._cut_bus_of(self._place(fault), fault, *directions)
+
+    def _cut_bus_of(self, host: str, fault: Fault, *directions: str) -> bool:
         self._world.network.cut_host(host, *directions)
         self._later(fault.seconds, self._world.network.heal_host, host)
         return True
@@ -122,6 +145,78 @@ class Faults:
         """Any machine that is connected to the bus."""
         places = sorted({service.host for service in self._world.services})
         return places[fault.target % len(places)]
+
+    def _cut_host(self, fault: Fault) -> bool:
+        """Nothing reaches a host any more, nor leaves it."""
+        host = self._host(fault).host
+        lost = self._world.workers.network.lost_hosts
+        lost.add(host)
+        self._world.workers.objects.cut_hosts.add(host)
+        self._later(fault.seconds, self._end_cut_host, host)
+        return self._cut_bus_of(host, fault, "up", "down")
+
+    def _end_cut_host(self, host: str) -> None:
+        workers = self._world.workers
+        workers.network.lost_hosts.discard(host)
+        workers.objects.cut_hosts.discard(host)
+        workers.network.heal()
+
+    def _cut_pair(self, fault: Fault, *, both: bool, kinds: tuple[str, ...] = KINDS) -> bool:
+        """Two hosts do not reach each other. Cuts of pairs end together, with the first of them."""
+        hosts = list(self._world.hosts)
+        one, other = hosts[fault.target % len(hosts)], hosts[(fault.target + 1 + fault.number) % len(hosts)]
+        if one == other:
+            return False
+        network = self._world.workers.network
+        network.cut(one, other, kinds)
+        if both:
+            network.cut(other, one, kinds)
+        self._later(fault.seconds, network.heal)
+        return True
+
+    def _reset_links(self, fault: Fault) -> bool:
+        hosts = list(self._world.hosts)
+        one, other = hosts[fault.target % len(hosts)], hosts[(fault.target + fault.number) % len(hosts)]
+        self._world.workers.network.reset_between(one, other)
+        return True
+
+    def _slow_links(self, fault: Fault) -> bool:
+        workers = self._world.workers
+        workers.delay_seconds = 0.05
+        self._later(fault.seconds, setattr, workers, "delay_seconds", LINK_SECONDS)
+        return True
+
+    def _cut_storage(self, fault: Fault) -> bool:
+        host = self._host(fault).host
+        objects = self._world.workers.objects
+        objects.cut_hosts.add(host)
+        self._later(fault.seconds, objects.cut_hosts.discard, host)
+        return True
+
+    def _spoil_storage(self, fault: Fault, **values: object) -> bool:
+        objects = self._world.workers.objects
+        for name, value in values.items():
+            self._later(fault.seconds, setattr, objects, name, getattr(objects, name))
+            setattr(objects, name, value)
+        return True
+
+    def _damage_storage(self, fault: Fault) -> bool:
+        """Damage a part of a checkpoint that is not the only one of its job."""
+        objects = self._world.workers.objects
+        parts = sorted(key for key in objects.objects if "/part-" in key)
+        if not parts:
+            return False
+        key = parts[fault.target % len(parts)]
+        job = key.partition("/checkpoints/")[0]
+        others = {k.rpartition("/")[0] for k in objects.objects if k.startswith(job) and k.endswith("manifest.json")}
+        if not others - {key.rpartition("/")[0]}:
+            return False
+        objects.damage(key)
+        return True
+
+    def _workers(self, host: str | None = None) -> list[Process]:
+        living = self._world.workers.living.values()
+        return [worker.process for worker in living if host in (None, worker.process.host)]
 
     def _slow_bus(self, fault: Fault) -> bool:
         host = self._place(fault)

@@ -4,10 +4,10 @@ A plan is data, so that a failing one can be cut shorter.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import orjson
+from .training import SimScript
 
 CALM_AT = 60.0
 """Seconds of virtual time at which the faults cease."""
@@ -29,50 +29,23 @@ FAULTS = (
     "cut bus upwards",
     "cut bus downwards",
     "slow bus",
+    "cut host",
     "cut pair",
     "cut pair one way",
-    "cut data",
-    "cut control",
+    "cut data links",
+    "cut control links",
+    "reset links",
+    "slow links",
     "cut storage",
     "storage fails",
-    "storage is slow",
-    "storage is ambiguous",
-    "storage is stale",
-    "storage is full",
+    "slow storage",
+    "ambiguous storage",
+    "stale storage",
+    "full storage",
+    "damaged storage",
     "step clock",
 )
 ACTIONS = ("pause", "resume", "stop", "priority", "drain", "submit again")
-
-
-@dataclass(frozen=True)
-class Script:
-    """What the script of a job does, in place of a training script."""
-
-    iterations: int = 20
-    num_shards: int = 8
-    shard_seconds: float = 0.02
-    """Time of one shard on one worker."""
-    checkpoint_every: int = 0
-    """Iterations; 0: none but those of pauses."""
-    ready_seconds: float = 0.5
-    """From the start of the process to the training call."""
-    fails_at: int | None = None
-    """The iteration at which it raises, on every worker."""
-    hangs_at: int | None = None
-    """The iteration at which it hangs for ever, on every worker."""
-    differs: bool = False
-    """Every worker loads other data."""
-
-    @property
-    def can_complete(self) -> bool:
-        return self.fails_at is None and self.hangs_at is None and not self.differs
-
-    def to_args(self) -> tuple[str, ...]:
-        return (orjson.dumps(self).decode(),)
-
-    @classmethod
-    def of_args(cls, args: Sequence[str]) -> "Script":
-        return cls(**orjson.loads(args[0]))
 
 
 @dataclass(frozen=True)
@@ -80,7 +53,7 @@ class Submission:
     """A job that a user submits."""
 
     at: float
-    script: Script
+    script: SimScript
     min_workers: int
     max_workers: int
     priority: int
@@ -159,24 +132,32 @@ def draw(seed: int) -> Plan:
 
 def _submission(rng: random.Random) -> Submission:
     num_shards = rng.choice((1, 2, 4, 8))
-    script = Script(
-        iterations=rng.choice((3, 10, 30, 100)),
+    batch_size = 2 * num_shards
+    script = SimScript(
+        num_samples=batch_size * rng.choice((2, 5, 12, 40)) - rng.choice((0, 1)),
+        batch_size=batch_size,
         num_shards=num_shards,
+        epochs=rng.choice((1, 1, 2, 3)),
         shard_seconds=rng.choice((0.005, 0.05, 0.2)),
-        checkpoint_every=rng.choice((0, 1, 5, 20)),
-        ready_seconds=rng.choice((0.1, 1.0, 5.0)),
+        import_seconds=rng.choice((0.1, 1.0, 5.0)),
+        checkpoint_every=rng.choice((None, 1, 5, 20)),
     )
     if rng.random() < 0.08:
-        how = rng.choice(("fails_at", "hangs_at", "differs"))
-        script = replace(script, **{how: True if how == "differs" else rng.randrange(script.iterations)})
+        script = replace(script, **_defect(rng, script))
     least = rng.choice((1, 1, 1, 2))
     return Submission(
         at=rng.uniform(0.0, 20.0),
         script=script,
         min_workers=least,
-        max_workers=rng.choice((least, 2, 4, 6)) if least == 1 else rng.choice((2, 4, 6)),
+        max_workers=max(least, rng.choice((1, 2, 2, 4, 6))),
         priority=rng.choice((1000, 5000, 5000, 10_000)),
     )
+
+
+def _defect(rng: random.Random, script: SimScript) -> dict[str, object]:
+    kind = rng.choice(("raises_at", "hangs_at", "exits_at", "differs"))
+    value = True if kind == "differs" else rng.randrange(script.iterations)
+    return {kind: value, "only_on": rng.choice((None, 0, 1))}
 
 
 def _fault(rng: random.Random, kind: str) -> Fault:

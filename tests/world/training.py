@@ -54,6 +54,11 @@ class SimScript:
     """The worker that the last four are about; None: every one."""
 
     @property
+    def can_complete(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return self.raises_at is self.hangs_at is self.exits_at is None and not self.differs
+
+    @property
     def plan(self) -> BatchPlan:
         return BatchPlan(self.num_samples, self.batch_size, self.num_shards, self.seed)
 

@@ -1,5 +1,6 @@
 """People who submit jobs and change their minds, over the same requests that the API sends."""
 
+import orjson
 from pydantic import BaseModel
 
 from resile_shared import subjects
@@ -90,7 +91,7 @@ class Users:
             name=f"job {number}",
             package=PACKAGE,
             script="train.py",
-            args=submission.script.to_args(),
+            args=(orjson.dumps(submission.script).decode(),),
             min_workers=submission.min_workers,
             max_workers=submission.max_workers,
             priority=submission.priority,

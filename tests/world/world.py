@@ -1,47 +1,35 @@
 """One world: a bus, a registry, schedulers, hosts and users, all of it run from one plan."""
 
 import random
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+from resile_learner.messages import WorkerConfig
 
 from .checks import Checks
 from .faults import Faults
-from .loop import Clock, Process, SimLoop, Stuck, current_process
+from .loop import Clock, SimLoop, Stuck, current_process
 from .nats import Network, SimClient
 from .patches import surroundings
-from .plan import CALM_AT, Fault, Plan
-from .server import SimServer
+from .plan import CALM_AT, Plan
+from .server import SimServer, Stored
 from .services import Host, Service, registry, scheduler
+from .training import Commit, SimScript
 from .users import Users
+from .worker import SimForkServer, SimWorker, SimWorkers
 
 PATIENCE_SECONDS = 3000.0
 """Virtual time that a calm world gets to complete its jobs: longer than all deadlines, one after the other."""
 SYNC_SECONDS = 2.0
 
 
-class Workers(Protocol):
-    """The workers of all hosts, and what is between them: links and storage."""
-
-    def fork_server(self, host: Host) -> Any:
-        """Return a fork server, with the interface of `ForkServerClient`, for an agent that starts now."""
-
-    def processes(self, host: str | None = None) -> list[Process]:
-        """The worker processes that are alive, on ``host`` or everywhere."""
-
-    def begin_fault(self, fault: Fault) -> bool:
-        """Let a fault of links or of the storage happen; return whether it has an effect."""
-
-    def heal(self) -> None:
-        """Take back all faults."""
-
-    def check_end(self) -> None:
-        """Check what is stored when all jobs have ended."""
-
-
 class World:
     """The world of one plan. ``story`` is what happened, in words, with the time of each item."""
 
-    def __init__(self, plan: Plan, workers: "Callable[[World], Workers]", *, detection_seconds: float = 3.0) -> None:
+    def __init__(self, plan: Plan, *, detection_seconds: float = 3.0) -> None:
         self.plan = plan
         self.loop = SimLoop()
         self.rng = random.Random(f"{plan.seed} delays")
@@ -49,13 +37,16 @@ class World:
         self.story: list[tuple[float, str]] = []
         self.checks = Checks()
         self.server = SimServer(self.loop)
-        self.server.on_store.append(self.checks.on_store)
+        self.server.on_store.append(self._on_store)
         self.network = Network(self.loop, self.server, self.rng)
         self.detection_seconds = detection_seconds
         self.hosts: dict[str, Host] = {}
-        self.workers = workers(self)
+        self.workers = SimWorkers(self.loop, random.Random(f"{plan.seed} workers"), script_of=_script_of)
+        self.workers.on_commit = self._on_commit
+        self.workers.on_start = self._on_worker_started
+        self.workers.on_end = lambda worker: self.checks.worker_ended(worker.config.job, worker.config.worker)
         self.faults = Faults(self)
-        with surroundings(self):
+        with self._surroundings():
             self.registry = registry(self.loop, detection_seconds=detection_seconds)
             self.schedulers = [
                 scheduler(self.loop, number, policy=plan.policy) for number in range(plan.num_schedulers)
@@ -72,7 +63,7 @@ class World:
 
     def live(self) -> list[str]:
         """Run the plan, then the calm until all jobs have ended; return the promises that were broken."""
-        with surroundings(self):
+        with self._surroundings():
             self._schedule()
             try:
                 self._run()
@@ -81,6 +72,11 @@ class World:
         for error in [*(error for service in self.services for error in service.errors), *self.loop.errors]:
             self.checks.break_promise(error)
         return self.checks.broken
+
+    @contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        with surroundings(self), self.workers.surroundings():
+            yield
 
     def tell(self, what: str) -> None:
         """Add to the story."""
@@ -93,6 +89,15 @@ class World:
             self.loop.call_at(action.at, self.users.act, action)
         self.loop.call_at(CALM_AT, self._become_calm)
         self._sync()
+
+    def _on_store(self, stored: Stored) -> None:
+        self.checks.on_store(stored, self.workers.objects.objects)
+
+    def _on_commit(self, commit: Commit) -> None:
+        self.checks.committed(commit)
+
+    def _on_worker_started(self, worker: SimWorker) -> None:
+        self.checks.worker_started(worker.config.job, worker.config.worker, worker.process.host)
 
     def _sync(self) -> None:
         """The bus writes to its disk from time to time."""
@@ -113,8 +118,7 @@ class World:
                 self.checks.break_promise(self._what_it_waits_for(number))
         scripts = {number: submission.script for number, submission in enumerate(self.plan.jobs)}
         self.loop.run_until(lambda: False, limit=self.loop.now + 5.0)  # the last events are published
-        self.checks.check_end(self.users.jobs, scripts, self.users.stopped)
-        self.workers.check_end()
+        self.checks.check_end(self.users.jobs, scripts, self.users.stopped, self.workers.objects.objects)
 
     @property
     def is_over(self) -> bool:
@@ -155,4 +159,8 @@ class _ForkServers:
         self._world = world
 
     async def start(self, *, log: object, settings: object = None) -> Any:
-        return self._world.workers.fork_server(self._world.this_host())
+        return SimForkServer(self._world.workers, self._world.this_host().host)
+
+
+def _script_of(config: WorkerConfig) -> SimScript:
+    return SimScript(**orjson.loads(config.args[0]))
