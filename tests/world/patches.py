@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import PurePosixPath
 from types import ModuleType
 from typing import Any
 
@@ -74,11 +73,8 @@ class Packages:
     def __init__(self, storage: str, folder: object) -> None:
         pass
 
-    async def fetch(self, key: str) -> PurePosixPath:
-        return PurePosixPath("/package")
-
-    def prune(self, used: object) -> list[object]:
-        return []
+    async def unpack(self, key: str, folder: object) -> None:
+        pass
 
 
 class Outputs:
@@ -161,7 +157,13 @@ class SimFolder:
     def output(self, job: str) -> SimPath:
         return self.job(job) / "output"
 
-    def jobs_with_output(self) -> list[str]:
+    def code(self, job: str) -> SimPath:
+        return self.job(job) / "code"
+
+    def jobs_with_files(self) -> list[str]:
+        return []
+
+    def drop_files(self, job: str) -> list[SimPath]:
         return []
 
     def old_jobs(self) -> list[SimPath]:

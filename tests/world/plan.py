@@ -119,18 +119,19 @@ def draw(seed: int) -> Plan:
     faults = sorted((_fault(rng, rng.choice(kinds)) for _ in range(num_faults)), key=lambda fault: fault.at)
     num_actions = rng.choice((0, 0, 1, 3, 6))
     actions = sorted((_action(rng) for _ in range(num_actions)), key=lambda action: action.at)
+    slots = tuple(rng.choice((1, 2, 2, 3, 4)) for _ in range(rng.choice((1, 2, 2, 3))))
     return Plan(
         seed=seed,
-        slots=tuple(rng.choice((1, 2, 2, 3, 4)) for _ in range(rng.choice((1, 2, 2, 3)))),
+        slots=slots,
         num_schedulers=rng.choice((1, 1, 2)),
         policy=rng.choice(("fairshare", "fairshare", "priority")),
-        jobs=tuple(_submission(rng) for _ in range(num_jobs)),
+        jobs=tuple(_submission(rng, sum(slots)) for _ in range(num_jobs)),
         actions=tuple(actions),
         faults=tuple(faults),
     )
 
 
-def _submission(rng: random.Random) -> Submission:
+def _submission(rng: random.Random, num_slots: int) -> Submission:
     num_shards = rng.choice((1, 2, 4, 8))
     batch_size = 2 * num_shards
     script = SimScript(
@@ -144,7 +145,7 @@ def _submission(rng: random.Random) -> Submission:
     )
     if rng.random() < 0.08:
         script = replace(script, **_defect(rng, script))
-    least = rng.choice((1, 1, 1, 2))
+    least = min(rng.choice((1, 1, 1, 2)), num_slots)
     return Submission(
         at=rng.uniform(0.0, 20.0),
         script=script,

@@ -19,7 +19,7 @@ from .server import SimServer, Stored
 from .services import Host, Service, registry, scheduler
 from .training import Commit, SimScript
 from .users import Users
-from .worker import SimForkServer, SimWorker, SimWorkers
+from .worker import SimCluster, SimForkServer, SimWorker
 
 PATIENCE_SECONDS = 3000.0
 """Virtual time that a calm world gets to complete its jobs: longer than all deadlines, one after the other."""
@@ -41,7 +41,7 @@ class World:
         self.network = Network(self.loop, self.server, self.rng)
         self.detection_seconds = detection_seconds
         self.hosts: dict[str, Host] = {}
-        self.workers = SimWorkers(self.loop, random.Random(f"{plan.seed} workers"), script_of=_script_of)
+        self.workers = SimCluster(self.loop, random.Random(f"{plan.seed} workers"), script_of=_script_of)
         self.workers.on_commit = self._on_commit
         self.workers.on_start = self._on_worker_started
         self.workers.on_end = lambda worker: self.checks.worker_ended(worker.config.job, worker.config.worker)
@@ -159,7 +159,8 @@ class _ForkServers:
         self._world = world
 
     async def start(self, *, log: object, settings: object = None) -> Any:
-        return SimForkServer(self._world.workers, self._world.this_host().host)
+        host = self._world.this_host()
+        return SimForkServer(self._world.workers, host.host, is_host_lost=lambda: not host.is_wanted)
 
 
 def _script_of(config: WorkerConfig) -> SimScript:
