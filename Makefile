@@ -5,6 +5,7 @@
 #   PYTEST_ARGS=... more arguments for pytest; `-n 0` runs the tests in one process, for a debugger
 #   BENCH_ARGS=...  arguments for the benchmarks, instead of --quick
 #   CHAOS_ARGS=...  arguments for the campaign, instead of --minutes 10
+#   WORLD_SECONDS=... how long `make world` runs, instead of 60; SEED=... the world of one seed alone, with its story
 
 BIN := .venv/bin
 STAMP := .venv/installed
@@ -23,7 +24,7 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
 PYTHON ?= $(shell for python in $(CANDIDATES); do \
 	if $$python -c '$(NEW_ENOUGH)' 2>/dev/null; then command -v $$python; break; fi; done)
 
-.PHONY: install demo test test-long test-quick test-gpu lint bench chaos chaos-nightly clean
+.PHONY: install demo test test-long test-quick test-gpu lint bench chaos chaos-nightly world clean
 
 # In .venv/installed is what TORCH_ARGS was: pip keeps a torch that is there, whatever build of it is asked for.
 define CHECK_TORCH
@@ -69,6 +70,9 @@ chaos: $(STAMP)
 
 chaos-nightly: CHAOS_ARGS = --minutes 120 --seed $(shell date +%Y%m%d)
 chaos-nightly: chaos
+
+world: $(STAMP)
+	$(BIN)/python -m tests.world
 
 clean:
 	rm -rf .venv demo-out build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

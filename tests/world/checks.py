@@ -41,16 +41,22 @@ class Checks:
 
     # what is stored
 
-    def on_store(self, stored: Stored, objects: Mapping[str, bytes]) -> None:
-        """Look at a message that the bus has stored; ``objects`` are those of the object store by then."""
-        if stored.headers.get("KV-Operation"):
-            return
+    def on_store(self, stored: Stored, objects: Mapping[str, bytes]) -> JobEvent | None:
+        """Look at a message that the bus has stored; return it if it is an item of a history.
+
+        ``objects`` are those of the object store by then.
+        """
+        if stored.headers.get("KV-Operation") or stored.subject in (JOBS.fence, ALLOCATIONS.fence):
+            return None
         if stored.subject.startswith(ALLOCATIONS.prefix):
             self._on_allocation(Allocation.model_validate_json(stored.data), objects)
         elif stored.subject.startswith(JOBS.prefix):
             self._on_record(JobRecord.model_validate_json(stored.data))
         elif stored.subject.startswith("resile.job."):
-            self._on_event(JobEvent.model_validate_json(stored.data))
+            event = JobEvent.model_validate_json(stored.data)
+            self._on_event(event)
+            return event
+        return None
 
     def _on_allocation(self, allocation: Allocation, objects: Mapping[str, bytes]) -> None:
         job = allocation.job

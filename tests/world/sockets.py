@@ -85,7 +85,9 @@ class SimNetwork:
     def reset_between(self, one: str, other: str, kinds: Sequence[str] = KINDS) -> None:
         """Reset the connections between two hosts."""
         for sock in list(self.sockets):
-            if sock.peer is not None and {sock.host, sock.peer.host} == {one, other} and sock.kind in kinds:
+            if sock.is_local or sock.peer is None or sock.kind not in kinds:
+                continue
+            if {sock.host, sock.peer.host} == {one, other}:
                 sock.reset()
 
     def is_cut(self, source: str, target: str, kind: str) -> bool:

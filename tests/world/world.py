@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from resile_learner.messages import WorkerConfig
+from resile_shared.messages.jobs import JobEvent
 
 from .checks import Checks
 from .faults import Faults
@@ -44,7 +45,7 @@ class World:
         self.workers = SimCluster(self.loop, random.Random(f"{plan.seed} workers"), script_of=_script_of)
         self.workers.on_commit = self._on_commit
         self.workers.on_start = self._on_worker_started
-        self.workers.on_end = lambda worker: self.checks.worker_ended(worker.config.job, worker.config.worker)
+        self.workers.on_end = self._on_worker_ended
         self.faults = Faults(self)
         with self._surroundings():
             self.registry = registry(self.loop, detection_seconds=detection_seconds)
@@ -91,13 +92,25 @@ class World:
         self._sync()
 
     def _on_store(self, stored: Stored) -> None:
-        self.checks.on_store(stored, self.workers.objects.objects)
+        event = self.checks.on_store(stored, self.workers.objects.objects)
+        if event is not None:
+            self._tell_of(event)
+
+    def _tell_of(self, event: JobEvent) -> None:
+        item = event.item
+        slots = f" on {', '.join(item.slots)}" if item.slots else ""
+        self.tell(f"{event.job} {item.kind}: generation {item.generation}{slots}, at {item.iteration}. {item.reason}")
 
     def _on_commit(self, commit: Commit) -> None:
         self.checks.committed(commit)
 
     def _on_worker_started(self, worker: SimWorker) -> None:
         self.checks.worker_started(worker.config.job, worker.config.worker, worker.process.host)
+        self.tell(f"{worker.process.name} starts")
+
+    def _on_worker_ended(self, worker: SimWorker) -> None:
+        self.checks.worker_ended(worker.config.job, worker.config.worker)
+        self.tell(f"{worker.process.name} ends with status {worker.status}")
 
     def _sync(self) -> None:
         """The bus writes to its disk from time to time."""
