@@ -82,6 +82,9 @@ class FailureCounts(Message):
     script_errors: int = Field(default=0, ge=0, description="errors that the script itself raised")
     workers: tuple[int, ...] = Field(default=(), description="workers whose failures are counted here")
     failed_starts: int = Field(default=0, ge=0, description="starts given up since it trained last")
+    unlinked_starts: int = Field(
+        default=0, ge=0, description="starts given up since it trained last because workers did not reach each other"
+    )
     failed_joins: int = Field(default=0, ge=0, description="workers that failed to join since it grew last")
     fork_server_deaths: int = Field(default=0, ge=0, description="fork servers that died while its workers ran there")
     fork_server_died: Time | None = Field(default=None, description="when the last of them died")

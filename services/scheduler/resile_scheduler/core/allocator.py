@@ -180,6 +180,7 @@ class Allocator:
         job.generations.activate(order, iteration=iteration)
         if order.cold_start:
             job.go_back(iteration)
+            job.start_backoff.begin(iteration)
         else:
             job.advance(iteration)
         job.suspicions.drop_accusations()
@@ -188,6 +189,7 @@ class Allocator:
         job.count_failures(
             iteration=max(failures.iteration, iteration) if order.is_recovery else failures.iteration,
             failed_starts=0,
+            unlinked_starts=0,
             failed_joins=0 if has_grown else failures.failed_joins,
         )
         for number in job.generations.members & job.workers.keys():

@@ -1,11 +1,16 @@
-"""Hosts on which workers of a job failed: the job avoids them for a while, longer each time."""
+"""What a job waits for after failures, longer each time: hosts that it avoids, and the next start.
+
+Nothing of this is stored: a new scheduler tries again at once, which costs one start.
+"""
 
 BACKOFF_SECONDS = 5.0
 MAX_BACKOFF_SECONDS = 300.0
+RESTART_SECONDS = 1.0
+"""The first pause; each start that makes no progress doubles it."""
 
 
 class HostBackoff:
-    """The hosts that one job avoids. A new scheduler tries them again at once, which costs one start."""
+    """The hosts that one job avoids."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
@@ -31,3 +36,38 @@ class HostBackoff:
         for host in expired:
             del self._until[host]
         return expired
+
+
+class StartBackoff:
+    """When one job may start again. The first start after one that made progress need not wait."""
+
+    def __init__(self) -> None:
+        self._num_fruitless = 0
+        self._begun = float("inf")
+        self._until = float("-inf")
+
+    def begin(self, iteration: int) -> None:
+        """The job trains, from ``iteration`` on."""
+        self._begun = iteration
+
+    def end(self, iteration: int, *, now: float) -> None:
+        """It has no workers any more, after it had come to ``iteration``."""
+        self._num_fruitless = 0 if iteration > self._begun else self._num_fruitless + 1
+        self._begun = float("inf")
+        if self._num_fruitless > 1:
+            self._until = now + min(RESTART_SECONDS * 2 ** (self._num_fruitless - 2), MAX_BACKOFF_SECONDS)
+
+    def forget(self) -> None:
+        """Start at once, as if no start had been fruitless."""
+        self._num_fruitless, self._until = 0, float("-inf")
+
+    def is_waiting(self, *, now: float) -> bool:
+        """Whether the job must not start yet."""
+        return now < self._until
+
+    def expire(self, *, now: float) -> bool:
+        """Return, once, whether the pause is over."""
+        is_over = float("-inf") < self._until <= now
+        if is_over:
+            self._until = float("-inf")
+        return is_over

@@ -55,7 +55,7 @@ class Scheduler:
         self._recent = RecentEvents("scheduler")
         pool = self._pool = Pool()
         allocator = Allocator(pool, epoch=epoch, secret=secret)
-        recovery = Recovery(pool, allocator)
+        recovery = Recovery(pool, allocator, detection_seconds=detection_seconds)
         ends = WorkerEnds(pool, allocator, recovery)
         self._job_commands = JobCommands(pool, allocator)
         self._prober = HostProber(pool, detection_seconds=detection_seconds)

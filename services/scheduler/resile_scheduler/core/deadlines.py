@@ -1,5 +1,12 @@
-"""What happens because time has passed: backoffs end, joiners that do not join are withdrawn, drains end."""
+"""What happens because time has passed.
 
+- Backoffs and pauses before another start end.
+- Joiners that do not join are withdrawn. A cold start whose members are not ready, or do not form their generation, is
+  given up; what is bounded is the time to the training call, and the time from there to the first round.
+- The workers of hosts that drain are ended at the deadline.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resile_shared.messages.hosts import HostRecord, HostState, WorkerExit
@@ -15,11 +22,13 @@ JOIN_SECONDS = 600.0
 LINK_DETECTIONS = 10
 """How many times ``detection_seconds`` joiners that are ready may take to connect to all members."""
 LINK_ITERATIONS = 2
+LOAD_BYTES_PER_SECOND = 10_000_000
+"""A checkpoint that is loaded more slowly makes a cold start time out."""
 
 
 @dataclass(frozen=True)
 class LinkWait:
-    """Since when all joiners of ``generation`` are ready, and which iteration it was then."""
+    """Since when all who are to join ``generation`` are ready, and which iteration it was then."""
 
     generation: int
     since: float
@@ -45,10 +54,14 @@ class Deadlines:
             for host in job.backoff.expire(now=now):
                 job.explain_change(f"{host} is tried again")
                 self._pool.changed()
+            if job.start_backoff.expire(now=now):
+                self._pool.changed()
             self._recovery.tick(job, now=now)
             if job.generations.has_started:
                 self._withdraw_late(job, now)
                 self._withdraw_unlinked(job, now)
+            elif job.generations.placements:
+                self._give_up_start(job, now)
         for known in self._pool.hosts.values():
             self._evict(known.record, now)
 
@@ -78,17 +91,43 @@ class Deadlines:
 
         Which of them lacks links is not known, so the host that was tried first goes first: it comes back as the last.
         """
-        generations, newest = job.generations, job.generations.newest
         joiners = [job.workers[number] for number in sorted(job.joiners)]
-        is_due = joiners and generations.is_settling and not generations.is_recovering
-        if not newest or not newest.has_addresses or not is_due or any(j.phase < Phase.READY for j in joiners):
-            self._link_waits.pop(job.id, None)
-            return
-        wait = self._link_waits.get(job.id)
-        if wait is None or wait.generation != newest.generation:
-            wait = self._link_waits[job.id] = LinkWait(newest.generation, since=now, iteration=job.iteration)
+        is_due = job.generations.is_settling and not job.generations.is_recovering
+        wait = self._link_wait(job, joiners if is_due else [], now)
         if now - wait.since < self._link_seconds or job.iteration - wait.iteration < LINK_ITERATIONS:
             return
         for worker in [joiner for joiner in joiners if joiner.slot.host == joiners[0].slot.host]:
             why = f"ready, but had no links to all members after {self._link_seconds:g} seconds"
             self._withdraw(job, worker, why, now)
+
+    def _give_up_start(self, job: Job, now: float) -> None:
+        """Give up a cold start that takes too long, because of the first member of which that is known."""
+        members = [job.workers[number] for number in sorted(job.held)]
+        late = [w for w in members if w.phase < Phase.READY and now - w.named_at >= JOIN_SECONDS]
+        if late:
+            self._ends.on_start_late(job, late[0], f"not ready after {JOIN_SECONDS:g} seconds", now=now)
+            return
+        seconds = self._link_seconds + self._load_seconds(job)
+        if now - self._link_wait(job, members, now).since >= seconds:
+            why = f"ready, but the workers had no links to each other after {seconds:g} seconds"
+            self._ends.on_start_unlinked(job, members[0], why, now=now)
+
+    def _load_seconds(self, job: Job) -> float:
+        """Return how long the members may take to load a checkpoint, which they do before their first round."""
+        newest, checkpoint = job.generations.newest, job.record.checkpoint
+        if newest is None or not newest.resume:
+            return 0.0
+        return JOIN_SECONDS + (checkpoint.num_bytes / LOAD_BYTES_PER_SECOND if checkpoint else 0.0)
+
+    def _link_wait(self, job: Job, workers: Sequence[Worker], now: float) -> LinkWait:
+        """Return since when ``workers`` have all been ready to form the newest generation; now if they are not."""
+        newest = job.generations.newest
+        generation = newest.generation if newest else 0
+        wait = self._link_waits.get(job.id)
+        is_ordered = newest is not None and newest.has_addresses
+        if not is_ordered or not workers or any(worker.phase < Phase.READY for worker in workers):
+            self._link_waits.pop(job.id, None)
+            return LinkWait(generation, since=now, iteration=job.iteration)
+        if wait is None or wait.generation != generation:
+            wait = self._link_waits[job.id] = LinkWait(generation, since=now, iteration=job.iteration)
+        return wait

@@ -109,12 +109,18 @@ class Decisions:
             for slot in host.slots
         }
         eligible = {job.id: self._eligible(job, device_class, now=now) for job in jobs}
-        training = [job for job in jobs if job.is_training]
+        training = [job for job in jobs if job.is_training and not self._must_wait(job, now)]
         targets = self._policy([self._demand(job, usable, eligible[job.id]) for job in training], len(usable))
         wants = [self._want(job, targets.get(job.id), eligible[job.id]) for job in jobs]
         placed = place(wants, usable=usable, free=[slot for slot in usable if self._pool.is_free(slot)])
         for job in training:
             self._approach(job, targets[job.id], placed[job.id], causes.get(job.id, ""), now)
+
+    def _must_wait(self, job: Job, now: float) -> bool:
+        is_waiting = not job.generations.placements and job.start_backoff.is_waiting(now=now)
+        if is_waiting:
+            self.explanations[job.id] = "waiting a while: its last starts made no progress"
+        return is_waiting
 
     def _demand(self, job: Job, usable: Iterable[SlotId], eligible: frozenset[SlotId]) -> Demand:
         ready = job.record.ready

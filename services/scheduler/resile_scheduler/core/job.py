@@ -4,7 +4,7 @@
 - `generations`: who trains, and who shall (`generations.py`).
 - `workers`: each worker that holds a slot (`worker.py`).
 - `suspicions`: which members suspect which (`suspicions.py`).
-- `backoff`: the hosts that the job avoids for a while (`backoff.py`).
+- `backoff`, `start_backoff`: the hosts that the job avoids, and the next start (`backoff.py`).
 
 Worker ids rise within a job and are never used again; a worker that an allocation drops is never named again.
 """
@@ -17,7 +17,7 @@ from resile_shared.messages.jobs import FailureCounts, HistoryItem, JobRecord, J
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Ready
 
-from .backoff import HostBackoff
+from .backoff import HostBackoff, StartBackoff
 from .generations import JobGenerations
 from .lifecycle import Step, advance
 from .placement import SlotId
@@ -44,6 +44,7 @@ class Job:
         self.workers: dict[int, Worker] = {}
         self.suspicions = SuspicionTracker()
         self.backoff = HostBackoff()
+        self.start_backoff = StartBackoff()
         self.iteration = max((item.iteration for item in record.history), default=0)
         self.intent = Intent.TRAIN
         self.target = Target(0, "")

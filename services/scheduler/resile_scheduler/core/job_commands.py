@@ -107,6 +107,7 @@ class JobCommands:
     def _resume(self, job: Job, now: float) -> None:
         if job.record.state is JobState.PAUSED:
             job.enter(Step.RESUME)
+            job.start_backoff.forget()
             self._pool.changed(f"{job.id} resumed", by=job.id)
         elif job.intent is Intent.PAUSE:
             # its workers may have stopped already, so the pause has to be completed

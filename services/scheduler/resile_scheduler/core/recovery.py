@@ -4,7 +4,7 @@
   One generation answers all losses that are known by then. A newer one follows if a worker that it names is lost or
   has left before it is active.
 - Without survivors, the job goes back to the queue and starts again from its newest checkpoint. If the newest
-  generation moves the whole job, it may train already: its report gets some time to arrive.
+  generation moves the whole job, it may train already: the next heartbeats of its workers would say so.
 - One error of the script at one iteration is tolerated, if there are survivors; three failures of workers at one
   iteration fail the job. Lost hosts count for neither, nor do workers that were killed by SIGKILL.
 """
@@ -25,9 +25,10 @@ RESULT_SECONDS = 10.0
 class Recovery:
     """Decides how jobs continue after losses."""
 
-    def __init__(self, pool: Pool, allocator: Allocator) -> None:
+    def __init__(self, pool: Pool, allocator: Allocator, *, detection_seconds: float) -> None:
         self._pool = pool
         self._allocator = allocator
+        self._detection_seconds = detection_seconds
 
     def answer(self, job: Job, *, now: float) -> None:
         """Recover, restart or fail ``job`` if it has losses that are not answered yet."""
@@ -51,9 +52,13 @@ class Recovery:
     def tick(self, job: Job, *, now: float) -> None:
         """Stop waiting for a report of a job without known members."""
         gone_since = job.generations.gone_since
-        if gone_since is None or job.record.completed is not None or now - gone_since < RESULT_SECONDS:
+        if gone_since is None or job.record.completed is not None:
             return
-        if lost := _lost(job):
+        has_result = any(worker.has_finished for worker in job.workers.values())
+        lost = _lost(job)
+        if now - gone_since < (self._detection_seconds if lost and not has_result else RESULT_SECONDS):
+            return
+        if lost:
             self._restart(job, lost[0].reason, now=now)
         else:
             self.fail(job, "every worker ended, but none reported a result", now=now)
@@ -88,6 +93,7 @@ class Recovery:
     def _restart(self, job: Job, reason: str, *, now: float) -> None:
         """No worker has the job's state: it starts again from what is stored."""
         checkpoint = job.record.checkpoint
+        job.start_backoff.end(job.iteration, now=now)
         self._allocator.abandon(job, reason)
         job.go_back(checkpoint.iteration if checkpoint else 0)
         job.release_slots()

@@ -17,6 +17,8 @@ from .recovery import MAX_FAILURES, MAX_SCRIPT_ERRORS, Recovery
 from .worker import SCRIPT_ERRORS, Phase, Worker
 
 MAX_STARTS = 3
+MAX_UNLINKED_STARTS = 10
+"""More, as an outage of the network may end: with the pauses between them they take some twenty minutes."""
 
 
 class WorkerEnds:
@@ -72,15 +74,31 @@ class WorkerEnds:
         job.note("completed", "", now=now)
         self._pool.changed(f"{job.id} completed")
 
+    def on_start_late(self, job: Job, worker: Worker, why: str, *, now: float) -> None:
+        """Give up a cold start in which ``worker`` does not reach its training call."""
+        counts = job.count_failures(failed_starts=job.record.failures.failed_starts + 1)
+        self._end_start(job, worker, _describe(worker, why), is_final=counts.failed_starts >= MAX_STARTS, now=now)
+
+    def on_start_unlinked(self, job: Job, worker: Worker, why: str, *, now: float) -> None:
+        """Give up a cold start whose members do not reach each other; the job avoids the host of ``worker`` first."""
+        counts = job.count_failures(unlinked_starts=job.record.failures.unlinked_starts + 1)
+        self._end_start(
+            job, worker, _describe(worker, why), is_final=counts.unlinked_starts >= MAX_UNLINKED_STARTS, now=now
+        )
+
     def _give_up_start(self, job: Job, worker: Worker, now: float) -> None:
-        failed_starts = job.record.failures.failed_starts + worker.may_be_at_fault
-        job.count_failures(failed_starts=failed_starts)
-        if worker.has_own_fault or failed_starts >= MAX_STARTS:
-            self._recovery.fail(job, worker.reason, now=now)
-        else:
-            job.backoff.add(worker.slot.host, now=now)
-            self._allocator.cancel_start(job)
-            job.note("queued", f"its start was given up: {worker.reason}", now=now)
+        counts = job.count_failures(failed_starts=job.record.failures.failed_starts + worker.may_be_at_fault)
+        is_final = worker.has_own_fault or counts.failed_starts >= MAX_STARTS
+        self._end_start(job, worker, worker.reason, is_final=is_final, now=now)
+
+    def _end_start(self, job: Job, worker: Worker, reason: str, *, is_final: bool, now: float) -> None:
+        if is_final:
+            self._recovery.fail(job, reason, now=now)
+            return
+        job.backoff.add(worker.slot.host, now=now)
+        job.start_backoff.end(job.iteration, now=now)
+        self._allocator.cancel_start(job)
+        job.note("queued", f"its start was given up: {reason}", now=now)
 
     def _lose_member(self, job: Job, worker: Worker, now: float) -> None:
         """Record the loss of a member: all members that are lost by the next decision are answered together."""
@@ -105,3 +123,7 @@ class WorkerEnds:
         job.backoff.add(worker.slot.host, now=now)
         job.explain_change(f"withdrawn: {worker.reason}")
         self._pool.changed()
+
+
+def _describe(worker: Worker, why: str) -> str:
+    return f"worker {worker.number} on {worker.slot.name} is {why}"

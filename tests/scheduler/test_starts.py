@@ -1,0 +1,145 @@
+"""Cold starts: they end in a generation that trains, or are given up in time, and are not repeated without a pause."""
+
+from resile_scheduler.core.deadlines import JOIN_SECONDS
+from resile_scheduler.core.events import JobChangeRequested, Tick
+from resile_scheduler.core.worker_ends import MAX_STARTS, MAX_UNLINKED_STARTS
+from resile_shared.messages.commands import JobPause, JobResume
+from resile_shared.messages.jobs import JobState
+from resile_shared.messages.reports import CheckpointSaved
+
+from .test_core import Bench, gone, ready, worker
+
+LINK_SECONDS = 30.0
+
+
+def ends(bench: Bench, *, kind: str = "exited") -> None:
+    """The workers of the newest start are gone."""
+    last = [allocation for allocation in bench.allocations if allocation.placements][-1]
+    for host in {placement.host for placement in last.placements}:
+        here = [placement for placement in last.placements if placement.host == host]
+        bench.beat(*(gone(p.worker, p.slot, kind=kind) for p in here), host=host)
+
+
+def becomes_ready(bench: Bench) -> None:
+    """All workers of the newest allocation reach their training call."""
+    for host in {placement.host for placement in bench.newest().placements}:
+        here = [placement for placement in bench.newest().placements if placement.host == host]
+        bench.beat(*(worker(p.worker, p.slot) for p in here), host=host)
+    for placement in bench.newest().placements:
+        bench.report(ready(), worker=placement.worker)
+    bench.tell(Tick())
+
+
+def passes(bench: Bench, seconds: float) -> None:
+    bench.now += seconds
+    bench.tell(Tick())
+
+
+def reason(bench: Bench) -> str:
+    return bench.records["job-1"].history[-1].reason
+
+
+def test_a_start_whose_members_do_not_reach_each_other_is_given_up_and_avoids_a_host() -> None:
+    bench = Bench(1, 1)
+    bench.submit()
+    becomes_ready(bench)
+    passes(bench, LINK_SECONDS - 0.1)
+    assert bench.records["job-1"].state is JobState.STARTING
+    passes(bench, 0.1)
+    assert bench.records["job-1"].state is JobState.QUEUED
+    assert reason(bench) == (
+        "its start was given up: worker 0 on host-1/0 is ready, but the workers had no links to each other after 30 "
+        "seconds"
+    )
+    ends(bench)
+    assert [placement.host for placement in bench.newest().placements] == ["host-2"]
+    assert bench.newest().cold_start
+
+
+def test_a_job_whose_members_never_reach_each_other_fails_with_the_reason() -> None:
+    bench = Bench(1, 1)
+    bench.submit(min_workers=2)
+    for _ in range(MAX_UNLINKED_STARTS):
+        assert bench.records["job-1"].state is JobState.STARTING
+        becomes_ready(bench)
+        passes(bench, LINK_SECONDS)
+        ends(bench)
+        for _ in range(2):  # the host is used again, then the pause is over
+            passes(bench, 400.0)
+    assert bench.records["job-1"].state is JobState.FAILED
+    assert "had no links to each other" in reason(bench)
+
+
+def test_starts_that_were_unlinked_are_forgotten_once_the_job_trains() -> None:
+    bench = Bench(1, 1)
+    bench.submit()
+    becomes_ready(bench)
+    passes(bench, LINK_SECONDS)
+    ends(bench)
+    assert bench.records["job-1"].failures.unlinked_starts == 1
+    becomes_ready(bench)
+    bench.switch()
+    assert bench.records["job-1"].failures.unlinked_starts == 0
+
+
+def test_a_member_that_never_reaches_its_training_call_is_not_waited_for_for_ever() -> None:
+    bench = Bench(2)
+    bench.submit()
+    for _ in range(MAX_STARTS):
+        bench.listen()
+        bench.report(ready(), worker=bench.newest().placements[0].worker)
+        passes(bench, JOIN_SECONDS - 1.0)
+        assert bench.records["job-1"].state is JobState.STARTING, "an import may take minutes"
+        passes(bench, 1.0)
+        ends(bench)
+        while bench.records["job-1"].state is JobState.QUEUED:
+            passes(bench, 0.5)
+    assert bench.records["job-1"].state is JobState.FAILED
+    assert reason(bench) == "worker 5 on host-1/1 is not ready after 600 seconds"
+
+
+def test_members_that_load_a_checkpoint_have_more_time_by_its_size() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.activate()
+    bench.report(CheckpointSaved(iteration=30, num_bytes=1_000_000_000), generation=1)
+    ends(bench, kind="killed")
+    becomes_ready(bench)
+    passes(bench, LINK_SECONDS + JOIN_SECONDS + 99.0)
+    assert bench.records["job-1"].state is JobState.STARTING
+    passes(bench, 1.0)
+    assert bench.records["job-1"].state is JobState.QUEUED
+
+
+def test_starts_without_progress_are_repeated_with_growing_pauses() -> None:
+    bench = Bench(1)
+    bench.submit()
+    pauses = []
+    for _ in range(5):
+        bench.activate()
+        bench.beat(worker(bench.newest().placements[0].worker, 0, state="member"))
+        ends(bench, kind="abandoned")
+        began = bench.now
+        while not bench.newest().placements:
+            passes(bench, 0.5)
+        pauses.append(bench.now - began)
+    assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0]
+
+
+def test_progress_ends_the_pauses_and_so_does_a_user() -> None:
+    bench = Bench(1)
+    bench.submit()
+    for _ in range(2):
+        bench.activate()
+        ends(bench, kind="abandoned")
+    assert bench.newest().placements == ()
+    bench.tell(JobChangeRequested("pause", JobPause(job_id="job-1")))
+    bench.tell(JobChangeRequested("resume", JobResume(job_id="job-1")))
+    assert bench.newest().placements
+    for _ in range(3):
+        bench.activate()
+        number = bench.newest().placements[0].worker
+        member = worker(number, 0, state="member").model_copy(update={"generation": bench.newest().generation})
+        bench.beat(member.model_copy(update={"iteration": 1}))
+        ends(bench, kind="abandoned")
+        assert bench.newest().placements, "it came further, so it starts again at once"
