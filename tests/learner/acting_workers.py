@@ -1,5 +1,6 @@
 """What stands in for training in tests of the processes around it: small entry functions for a real fork server."""
 
+import ctypes
 import os
 import signal
 import socket
@@ -135,6 +136,25 @@ def starts_processes(config: WorkerConfig, agent: socket.socket) -> None:
         time.sleep(1)  # until the process that removes the memory is itself, not the fork of this one that it begins as
         os._exit(0)
     time.sleep(600)
+
+
+def leaves_a_daemon(config: WorkerConfig, agent: socket.socket) -> None:
+    """Leave a process of a session of its own that has lost its parents, ignores signals and has a child."""
+    if "lets-go" in config.args:
+        ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    name = "torch_shm_manager" if "disguised" in config.args else "daemon"
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    shell = f"trap '' TERM INT HUP; echo $$ >&{writer}; exec >/dev/null 2>&1; while :; do sleep 1; done"
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            os.execvp("sh", ["sh", "-c", shell, name])
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(os.read(reader, 100).decode().strip())
 
 
 def starts_stubborn_process(config: WorkerConfig, agent: socket.socket) -> None:

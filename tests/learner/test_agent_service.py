@@ -234,16 +234,26 @@ async def test_an_agent_comes_back_when_its_host_was_given_up_and_when_its_fork_
     await until(lambda: stage.beats[-1].incarnation == 3)
 
 
-async def test_the_last_heartbeat_before_a_restart_lists_the_workers_that_lost_their_fork_server(stage: Stage) -> None:
-    agent = await stage.start_agent()
-    await stage.submit("job-1", TRAIN, env=stage.variables())
-    await stage.allocate("job-1", 1, (0, 1), cold_start=True)
-    await until(lambda: len(stage.pids()) == 2)
-    (fork_server,) = psutil.Process(agent.pid).children()
-    fork_server.kill()
-    await until(lambda: stage.beats[-1].incarnation == 2)
+KILLS_ITS_FORK_SERVER = """
+import os, signal, subprocess
+daemon = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print("pid", daemon.pid, flush=True)
+with open(os.environ["HURRY"], "w") as file:
+    file.write(str(daemon.pid))
+os.kill(os.getppid(), signal.SIGKILL)
+"""
+
+
+async def test_a_script_that_kills_its_fork_server_is_named_in_a_last_heartbeat_and_leaves_nothing(
+    stage: Stage,
+) -> None:
+    await stage.start_agent()
+    await stage.submit("job-1", KILLS_ITS_FORK_SERVER, env=stage.variables())
+    await stage.place("job-1", 1, (0,), cold_start=True)
+    await until(lambda: stage.beats and stage.beats[-1].incarnation == 2)
     last = [beat for beat in stage.beats if beat.incarnation == 1][-1]
-    assert [worker.exit and worker.exit.kind for worker in last.workers] == ["orphaned"] * 2
+    assert [(worker.job, worker.exit and worker.exit.kind) for worker in last.workers] == [("job-1", "orphaned")]
+    assert not psutil.pid_exists(int(stage.hurry.read_text()))
 
 
 async def test_an_agent_that_does_not_share_the_pools_storage_is_refused(stage: Stage) -> None:

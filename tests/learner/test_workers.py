@@ -181,6 +181,32 @@ async def test_what_a_worker_started_ends_with_it(stage: Stage) -> None:
     await until(lambda: memory_name not in os.listdir("/dev/shm"))
 
 
+@pytest.mark.parametrize("how", ["plainly", "lets-go"])
+async def test_a_daemon_ends_with_its_worker_and_with_no_other(stage: Stage, how: str) -> None:
+    other = await stage.start("starts_processes")
+    await stage.until_printed()
+    others = [int(pid) for pid in stage.lines()[0].split()[:-1]]
+    _, exit_ = await stage.play("leaves_a_daemon", how)
+    assert exit_.kind == "exited"
+    assert not is_alive(int(stage.lines()[1]))
+    assert all(map(is_alive, others))
+    other.kill()
+    await other.wait()
+    assert not any(map(is_alive, others))
+
+
+async def test_a_daemon_that_calls_itself_a_janitor_ends_too(stage: Stage) -> None:
+    await stage.play("leaves_a_daemon", "disguised")
+    await until(lambda: not is_alive(int(stage.lines()[0])))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 async def test_closing_ends_everything_that_workers_started(stage: Stage) -> None:
     process = await stage.start("starts_processes")
     await stage.until_printed()

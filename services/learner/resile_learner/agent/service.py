@@ -15,6 +15,7 @@ from resile_shared.service import ServiceContext
 from resile_shared.subjects import HOSTS, JOBS
 
 from ..processes.client import ForkServerClient, ForkServerSettings
+from ..processes.descendants import adopt_orphans, children_in_session, kill_strays
 from .devices import HostDevices, detect_devices, inheritable
 from .events import EndIncarnation
 from .folder import AgentFolder
@@ -32,6 +33,7 @@ GOODBYE_SECONDS = 2.0
 
 async def run(context: ServiceContext[LearnerSettings]) -> None:
     """Run the agent of this host until it is cancelled. Raises ResileError."""
+    adopt_orphans()
     folder = await AgentFolder.open(context.settings.folder)
     try:
         await asyncio.to_thread(_check_storage, context.settings.storage)
@@ -116,6 +118,7 @@ class Agent:
             yield fork_server
         finally:
             await fork_server.close()
+            await asyncio.to_thread(kill_strays, children_in_session())
 
     def _worker_context(self, devices: HostDevices) -> WorkerContext:
         return WorkerContext(

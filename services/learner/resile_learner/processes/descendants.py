@@ -1,15 +1,17 @@
 """Finds and kills every process below this one, so that none outlives it. Linux only.
 
-A worker runs the user's code, which may start anything: loaders, shells, daemons. Process groups alone miss what leaves
-its group, so the fork server is a *subreaper*: whatever loses its parent below it becomes its child, and `kill_all`
-continues until no child is left.
+A worker runs the user's code, which may start anything: loaders, shells, daemons. Groups and sessions miss what leaves
+them, so each worker, the fork server and the agent are *subreapers*: what loses its parent becomes a child of the
+nearest one above. While a worker lives its daemons are below it; when it has ended they are children of the fork
+server, which knows that they are no workers: `kill_strays`.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +106,33 @@ def kill_session(session: int) -> None:
         for process in found:
             kill(process.pid)
         time.sleep(0.001)
+
+
+def kill_strays(keep: Collection[int], *, spare_janitors: bool = True) -> bool:
+    """Kill and reap all children but ``keep``, with all below them; return whether janitors are left."""
+    deadline = time.monotonic() + MAX_KILL_SECONDS
+    while True:
+        strays = [child for child in _children() if child.pid not in keep]
+        below = [child for stray in strays for child in descendants(stray.pid)]
+        alive = [process for process in (*strays, *below) if not process.is_zombie]
+        found = [process for process in alive if not (spare_janitors and process.is_janitor)]
+        for process in found:
+            kill(process.pid)
+        for stray in strays:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(stray.pid, os.WNOHANG)
+        if not found or time.monotonic() > deadline:  # a process can fork between being found and being killed
+            return bool(alive)
+        time.sleep(0.001)
+
+
+def _children() -> list[Process]:
+    return [process for process in processes() if process.parent == os.getpid()]
+
+
+def children_in_session() -> list[int]:
+    """The children that share this process's session: none that left it can have come back."""
+    return [process.pid for process in _children() if process.session == os.getsid(0)]
 
 
 def kill_all() -> None:

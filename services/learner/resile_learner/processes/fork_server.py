@@ -4,7 +4,7 @@ It imports torch once, so that a worker starts in milliseconds; it computes noth
 copies only the thread that calls it. It also holds on to everything below it:
 
 - A worker dies with the fork server (`PR_SET_PDEATHSIG`, armed again after the fork).
-- When a worker ends, by itself or not, the rest of its session is killed before its end is reported.
+- When a worker ends, by itself or not, all that it started is killed before its end is reported, daemons too.
 - When the parent (the agent, or `resile run`) ends, its side of the socket closes (and SIGTERM comes as the
   parent-death signal, should a copy of the socket survive somewhere). The fork server then kills all its descendants,
   being their subreaper, removes its scratch folder and exits. It does not die at once with the parent, since nothing
@@ -23,13 +23,22 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
 from ..messages import Message, WorkerConfig
-from .descendants import adopt_orphans, die_with_parent, kill, kill_all, kill_session, signal_on_parent_death
+from .descendants import (
+    JANITOR_SECONDS,
+    adopt_orphans,
+    die_with_parent,
+    kill,
+    kill_all,
+    kill_strays,
+    signal_on_parent_death,
+)
 from .protocol import (
     FORK_DESCRIPTORS,
     MAX_PACKET_BYTES,
@@ -63,6 +72,8 @@ class ForkServer:
         self._workers: dict[int, int] = {}
         """Process ids of the workers, and the numbers that the client gave them."""
         self._wakeup, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._janitor_deadline: float | None = None
+        """When the janitors of workers that have ended are killed."""
         self._ended = False
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # handled, so that it wakes the loop
@@ -75,12 +86,23 @@ class ForkServer:
         poller.register(self._control, select.POLLIN)
         poller.register(self._wakeup, select.POLLIN)
         while not self._ended:
-            ready = {descriptor for descriptor, _ in poller.poll()}
+            ready = {descriptor for descriptor, _ in poller.poll(self._poll_milliseconds())}
             if self._wakeup in ready:
                 os.read(self._wakeup, 4096)
                 self._reap()
             if self._control.fileno() in ready:
                 self._read_request()
+
+    def _poll_milliseconds(self) -> float | None:
+        """Return how long to wait for the next event; end the janitors whose time is over."""
+        if self._janitor_deadline is None:
+            return None
+        left = self._janitor_deadline - time.monotonic()
+        if left > 0:
+            return 1000 * left
+        self._janitor_deadline = None
+        kill_strays(self._workers, spare_janitors=False)
+        return None
 
     def _end(self, signum: int, frame: FrameType | None) -> None:
         self._ended = True
@@ -119,6 +141,7 @@ class ForkServer:
         status = 1
         try:
             die_with_parent(self._pid)
+            adopt_orphans()
             os.setsid()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -145,9 +168,9 @@ class ForkServer:
                 return
             if ended is None:
                 return
+            if ended.si_pid in self._workers and kill_strays(self._workers):
+                self._janitor_deadline = self._janitor_deadline or time.monotonic() + JANITOR_SECONDS
             process = self._workers.pop(ended.si_pid, None)
-            if process is not None:
-                kill_session(ended.si_pid)  # before the process is reaped: until then its id cannot be reused
             _, status = os.waitpid(ended.si_pid, 0)
             if process is not None:
                 self._send(ProcessExited(process=process, status=os.waitstatus_to_exitcode(status)))
