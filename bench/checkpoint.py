@@ -83,7 +83,7 @@ def compared(url: str, flat: FlatState, turns: int) -> tuple[list[float], list[f
     own, bare = [], []
     for turn in range(turns + 1):
         sides: list[tuple[list[float], Callable[[], float]]] = [
-            (own, lambda turn=turn: upload(uploads, Snapshot(flat), CheckpointId(turn, 1))),
+            (own, lambda turn=turn: upload(uploads, Snapshot(flat), CheckpointId(1, turn, 1))),
             (bare, lambda: timed(lambda: bare_store.put("bare", memoryview(content)))),
         ]
         for seconds, measure in sides[:: 1 if turn % 2 else -1]:

@@ -141,9 +141,18 @@ def training(agent: Agent) -> Agent:
 # allocations
 
 
+def test_an_order_says_of_which_lineage_it_is_and_whether_to_look_for_a_checkpoint(agent: Agent) -> None:
+    agent.handle(allocation(2, 0, cold_start=True, lineage=2, resume=True))
+    agent.connects(0)
+    commands = agent.handle(allocation(3, 0, cold_start=True, addresses=True, lineage=2, resume=True))
+    (sent,) = of_type(SendToWorker, commands)
+    assert isinstance(sent.message, Order)
+    assert (sent.message.lineage, sent.message.cold_start, sent.message.resume) == (2, True, True)
+
+
 def test_a_worker_that_is_placed_here_is_started_once(agent: Agent) -> None:
-    commands = agent.handle(allocation(1, 0, 1, resume=True))
-    assert of_type(StartWorker, commands) == [StartWorker(JOB, 0, 0, resume=True), StartWorker(JOB, 1, 1, resume=True)]
+    commands = agent.handle(allocation(1, 0, 1))
+    assert of_type(StartWorker, commands) == [StartWorker(JOB, 0, 0), StartWorker(JOB, 1, 1)]
     assert agent.handle(allocation(1, 0, 1)) == []
     agent.exits(0, "failed")
     assert agent.handle(allocation(1, 0, 1)) == []
@@ -159,7 +168,7 @@ def test_an_older_allocation_has_no_effect(agent: Agent) -> None:
     agent.handle(allocation(2, 0, epoch=2))
     assert agent.handle(allocation(2, 1, epoch=1)) == []
     assert agent.handle(allocation(1, 1, epoch=2)) == []
-    assert of_type(StartWorker, agent.handle(allocation(1, 1, epoch=3))) == [StartWorker(JOB, 1, 1, resume=False)]
+    assert of_type(StartWorker, agent.handle(allocation(1, 1, epoch=3))) == [StartWorker(JOB, 1, 1)]
 
 
 def test_the_address_of_a_worker_is_reported_at_once(agent: Agent) -> None:
@@ -292,7 +301,7 @@ def test_a_stop_for_another_incarnation_has_no_effect(training: Agent) -> None:
 
 def test_a_worker_that_was_stopped_before_it_started_is_never_started(agent: Agent) -> None:
     agent.handle(StopWorkers(epoch=1, job=JOB, incarnation=INCARNATION, workers=(0,)))
-    assert of_type(StartWorker, agent.handle(allocation(1, 0, 1))) == [StartWorker(JOB, 1, 1, resume=False)]
+    assert of_type(StartWorker, agent.handle(allocation(1, 0, 1))) == [StartWorker(JOB, 1, 1)]
 
 
 def test_a_pause_is_sent_to_all_workers_of_the_job(training: Agent) -> None:
@@ -304,7 +313,9 @@ def test_a_pause_is_sent_to_all_workers_of_the_job(training: Agent) -> None:
 
 
 def test_what_a_worker_reports_is_passed_on_with_its_identity(training: Agent) -> None:
-    (report,) = of_type(Report, training.message(CheckpointSaved(worker=1, generation=1, iteration=8, num_bytes=9)))
+    (report,) = of_type(
+        Report, training.message(CheckpointSaved(lineage=1, worker=1, generation=1, iteration=8, num_bytes=9))
+    )
     assert (report.job, report.host, report.incarnation) == (JOB, HOST, INCARNATION)
     assert (report.worker, report.slot, report.generation) == (1, 1, 1)
     assert (report.content.kind, report.content.iteration) == ("checkpoint", 8)
@@ -422,7 +433,7 @@ def test_no_worker_is_started_on_a_slot_that_is_held(agent: Agent) -> None:
     agent.exits(0)
     later = allocation(2, 0, 1, cold_start=True).model_copy(update={"job": "job-2"})
     later = later.model_copy(update={"placements": (later.placements[1].model_copy(update={"slot": 0}),)})
-    assert of_type(StartWorker, agent.handle(later)) == [StartWorker("job-2", 1, 0, resume=False)]
+    assert of_type(StartWorker, agent.handle(later)) == [StartWorker("job-2", 1, 0)]
 
 
 def test_nothing_of_a_scheduler_that_was_replaced_has_an_effect(agent: Agent) -> None:

@@ -140,7 +140,10 @@ class AgentMachine(RuleBasedStateMachine):
     def state_a_fact(self, data: st.DataObject) -> None:
         job, worker = data.draw(st.sampled_from(sorted(self.alive)))
         self.facts_sent.append((job, len(self.facts_sent)))
-        self.receive(job, CheckpointSaved(worker=worker, generation=1, iteration=len(self.facts_sent) - 1, num_bytes=1))
+        self.receive(
+            job,
+            CheckpointSaved(lineage=1, worker=worker, generation=1, iteration=len(self.facts_sent) - 1, num_bytes=1),
+        )
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())

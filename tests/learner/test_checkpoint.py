@@ -26,8 +26,8 @@ from resile_learner.checkpoint.manifest import (
 )
 from resile_learner.checkpoint.model import UnsupportedModelError, save_model
 from resile_learner.checkpoint.snapshot import Snapshot
-from resile_learner.checkpoint.store import CheckpointStore, DamagedError, Loaded, NoneWholeError, TakenError
-from resile_learner.state.flat import allocate, flatten, unflatten
+from resile_learner.checkpoint.store import CheckpointStore, DamagedError, Loaded, TakenError
+from resile_learner.state.flat import Allocate, allocate, flatten, unflatten
 from resile_shared.storage import MissingObjectError, ObjectStorage, StorageError, _translated
 
 PART_BYTES = 500
@@ -46,14 +46,19 @@ def store_parts(store: CheckpointStore, tree: Any, checkpoint: CheckpointId) -> 
     return Manifest.of(checkpoint, job="job-1", skeleton=snapshot.skeleton, parts=parts, created=NOW)
 
 
-def save(store: CheckpointStore, seed: int, generation: int = 1) -> Manifest:
-    manifest = store_parts(store, state(seed), CheckpointId(seed, generation))
+def save(store: CheckpointStore, seed: int, generation: int = 1, lineage: int = 1) -> Manifest:
+    manifest = store_parts(store, state(seed), CheckpointId(lineage, seed, generation))
     assert store.commit(manifest)
     return manifest
 
 
-def tree_of(loaded: Loaded | None) -> Any:
+def load_newest(store: CheckpointStore, allocate: Allocate = allocate) -> Loaded:
+    loaded, _ = store.load_newest(allocate)
     assert loaded is not None
+    return loaded
+
+
+def tree_of(loaded: Loaded) -> Any:
     return unflatten(loaded.skeleton, loaded.tensors)
 
 
@@ -78,43 +83,43 @@ def part_file(folder: Path, checkpoint: CheckpointId, number: int) -> Path:
 def test_a_checkpoint_is_read_back_as_it_was(store: CheckpointStore, folder: Path) -> None:
     manifest = save(store, 1200, generation=3)
     assert len(manifest.parts) > 3
-    assert sorted(path.name for path in (folder / "checkpoints" / "000000001200-g3").iterdir())[:2] == [
+    assert sorted(path.name for path in (folder / "checkpoints" / "lineage-1" / "000000001200-g3").iterdir())[:2] == [
         "manifest.json",
         "part-00000",
     ]
-    loaded = store.load_newest(allocate)
+    loaded, skipped = store.load_newest(allocate)
     assert loaded is not None
     assert loaded.manifest == manifest
-    assert loaded.skipped == ()
+    assert skipped == ()
     assert same_state(tree_of(loaded), state(1200))
 
 
 def test_tensors_are_read_straight_into_their_targets(store: CheckpointStore) -> None:
     save(store, 5)
     target = torch.zeros(30, 20)
-    loaded = store.load_newest(lambda skeleton: allocate(skeleton, {"model/layer0": target}))
+    loaded = load_newest(store, lambda skeleton: allocate(skeleton, {"model/layer0": target}))
     assert torch.equal(target, state(5)["model"]["layer0"])
     assert tree_of(loaded)["model"]["layer0"].data_ptr() == target.data_ptr()
 
 
 def test_a_state_without_tensors_can_be_saved(store: CheckpointStore) -> None:
-    store.commit(store_parts(store, {"a": 1}, CheckpointId(0, 1)))
-    assert tree_of(store.load_newest(allocate)) == {"a": 1}
+    store.commit(store_parts(store, {"a": 1}, CheckpointId(1, 0, 1)))
+    assert tree_of(load_newest(store)) == {"a": 1}
 
 
 def test_no_checkpoint_at_all_is_not_an_error(store: CheckpointStore) -> None:
-    assert store.load_newest(allocate) is None
+    assert store.load_newest(allocate) == (None, ())
     assert store.complete() == []
-    assert store.prune(1) == []
+    assert store.prune(1, lineage=1) == []
 
 
 def test_without_a_manifest_a_checkpoint_does_not_exist(store: CheckpointStore) -> None:
     save(store, 1)
-    store_parts(store, state(2), CheckpointId(2, 1))
-    assert store.complete() == [(1, 1)]
-    assert tree_of(store.load_newest(allocate))["iteration"] == 1
+    store_parts(store, state(2), CheckpointId(1, 2, 1))
+    assert store.complete() == [(1, 1, 1)]
+    assert tree_of(load_newest(store))["iteration"] == 1
     with pytest.raises(DamagedError, match="its manifest is missing"):
-        store.load(CheckpointId(2, 1).name, allocate)
+        store.load(CheckpointId(1, 2, 1).name, allocate)
 
 
 def truncate(path: Path) -> None:
@@ -142,25 +147,25 @@ def test_a_damaged_part_makes_an_older_checkpoint_be_used(
 ) -> None:
     for seed in (1, 2, 3):
         save(store, seed)
-    last = len(store.load(CheckpointId(3, 1).name, allocate).manifest.parts) - 1
+    last = len(store.load(CheckpointId(1, 3, 1).name, allocate).manifest.parts) - 1
     number = last if number < 0 else number
     for seed in (2, 3):
-        damage(part_file(folder, CheckpointId(seed, 1), number))
-    loaded = store.load_newest(allocate)
+        damage(part_file(folder, CheckpointId(1, seed, 1), number))
+    loaded, skipped = store.load_newest(allocate)
     assert loaded is not None
     assert same_state(tree_of(loaded), state(1))
-    assert [name for name, _ in loaded.skipped] == ["000000000003-g1", "000000000002-g1"]
-    assert all(reason for _, reason in loaded.skipped)
+    assert [damaged.name for damaged in skipped] == ["lineage-1/000000000003-g1", "lineage-1/000000000002-g1"]
+    assert all(damaged.reason for damaged in skipped)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda manifest: manifest.update(format=2), "format"),
+        (lambda manifest: manifest.update(format=3), "format"),
         (lambda manifest: manifest["parts"].pop(), "sizes do not add up"),
         (lambda manifest: manifest["parts"].reverse(), "numbered"),
         (lambda manifest: manifest.update(digest="0" * 64), "digest"),
-        (lambda manifest: manifest.update(iteration=7), "that of 000000000007"),
+        (lambda manifest: manifest.update(iteration=7), "that of lineage-1/000000000007"),
         (lambda manifest: manifest["skeleton"].update(sha256="0" * 64), "checksum of its skeleton"),
         (lambda manifest: manifest["skeleton"].update(num_bytes=10), "checksum of its skeleton"),
         (lambda manifest: manifest.clear(), "job"),
@@ -171,43 +176,44 @@ def test_a_damaged_manifest_makes_an_older_checkpoint_be_used(
 ) -> None:
     save(store, 1)
     save(store, 2)
-    path = folder / "checkpoints" / "000000000002-g1" / "manifest.json"
+    path = folder / "checkpoints" / "lineage-1" / "000000000002-g1" / "manifest.json"
     manifest = json.loads(path.read_bytes())
     change(manifest)
     path.write_text(json.dumps(manifest))
-    loaded = store.load_newest(allocate)
+    loaded, skipped = store.load_newest(allocate)
     assert loaded is not None
     assert loaded.manifest.iteration == 1
-    assert reason in loaded.skipped[0].reason
+    assert reason in skipped[0].reason
 
 
 def test_a_manifest_of_garbage_does_not_count_as_complete(store: CheckpointStore, folder: Path) -> None:
     save(store, 1)
-    path = folder / "checkpoints" / "000000000002-g1"
+    path = folder / "checkpoints" / "lineage-1" / "000000000002-g1"
     path.mkdir()
     (path / "manifest.json").write_bytes(b"\x80garbage")
-    assert store.complete() == [(1, 1)]
-    assert store.prune(1) == []
+    assert store.complete() == [(1, 1, 1)]
+    assert store.prune(1, lineage=1) == []
 
 
 def test_when_every_checkpoint_is_damaged_nothing_starts_over_silently(store: CheckpointStore, folder: Path) -> None:
     save(store, 1)
-    part_file(folder, CheckpointId(1, 1), 0).unlink()
-    with pytest.raises(NoneWholeError, match=r"every checkpoint in file://.* is damaged .*part-00000 is missing"):
-        store.load_newest(allocate)
+    part_file(folder, CheckpointId(1, 1, 1), 0).unlink()
+    loaded, (skipped,) = store.load_newest(allocate)
+    assert loaded is None
+    assert "part-00000 is missing" in skipped.reason
 
 
 def test_a_second_commit_of_the_same_bits_is_success(store: CheckpointStore) -> None:
     save(store, 1)
-    manifest = store_parts(store, state(1), CheckpointId(1, 1))
+    manifest = store_parts(store, state(1), CheckpointId(1, 1, 1))
     later = manifest.model_copy(update={"created": datetime(2027, 1, 1, tzinfo=UTC)})
     assert store.commit(later) is False
-    assert store.load(CheckpointId(1, 1).name, allocate).manifest.created == NOW
+    assert store.load(CheckpointId(1, 1, 1).name, allocate).manifest.created == NOW
 
 
 def test_a_second_commit_of_other_bits_is_refused(store: CheckpointStore) -> None:
     save(store, 1)
-    other = store_parts(CheckpointStore("memory:///"), state(2), CheckpointId(1, 1))
+    other = store_parts(CheckpointStore("memory:///"), state(2), CheckpointId(1, 1, 1))
     with pytest.raises(TakenError, match=r"already exists with other bits. Use a storage folder of its own"):
         store.commit(other)
 
@@ -222,29 +228,31 @@ def test_the_digest_of_a_manifest_is_that_of_its_parts(store: CheckpointStore) -
 def test_pruning_keeps_the_newest_and_what_is_on_its_way(store: CheckpointStore, folder: Path) -> None:
     for seed in (10, 20, 30):
         save(store, seed)
-    store_parts(store, state(), CheckpointId(15, 1))
-    store_parts(store, state(), CheckpointId(40, 1))
-    (folder / "checkpoints" / "000000000010-g1" / "part-00000#1").write_bytes(b"left by a process that was killed")
-    (folder / "checkpoints" / "notes.txt").write_text("not ours")
-    assert store.prune(2) == [(10, 1), (15, 1)]
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+    store_parts(store, state(), CheckpointId(1, 15, 1))
+    store_parts(store, state(), CheckpointId(1, 40, 1))
+    (folder / "checkpoints" / "lineage-1" / "000000000010-g1" / "part-00000#1").write_bytes(
+        b"left by a process that was killed"
+    )
+    (folder / "checkpoints" / "lineage-1" / "notes.txt").write_text("not ours")
+    assert store.prune(2, lineage=1) == [(1, 10, 1), (1, 15, 1)]
+    assert sorted(path.name for path in (folder / "checkpoints" / "lineage-1").iterdir()) == [
         "000000000020-g1",
         "000000000030-g1",
         "000000000040-g1",
         "notes.txt",
     ]
-    assert store.prune(0) == [(20, 1)]
-    assert store.complete() == [(30, 1)]
+    assert store.prune(0, lineage=1) == [(1, 20, 1)]
+    assert store.complete() == [(1, 30, 1)]
 
 
 def test_a_damaged_checkpoint_does_not_count_among_those_that_are_kept(store: CheckpointStore, folder: Path) -> None:
     for seed in (10, 20, 30, 40):
         save(store, seed)
-    truncate(part_file(folder, CheckpointId(20, 1), 1))
-    part_file(folder, CheckpointId(40, 1), 0).unlink()
-    assert store.complete() == [(30, 1), (10, 1)]
-    assert store.prune(2) == [(20, 1)]
-    assert store.prune(1) == [(10, 1)]
+    truncate(part_file(folder, CheckpointId(1, 20, 1), 1))
+    part_file(folder, CheckpointId(1, 40, 1), 0).unlink()
+    assert store.complete() == [(1, 30, 1), (1, 10, 1)]
+    assert store.prune(2, lineage=1) == [(1, 20, 1)]
+    assert store.prune(1, lineage=1) == [(1, 10, 1)]
 
 
 def test_a_checkpoint_that_was_found_damaged_does_not_keep_a_whole_one_from_being_kept(
@@ -252,17 +260,15 @@ def test_a_checkpoint_that_was_found_damaged_does_not_keep_a_whole_one_from_bein
 ) -> None:
     for seed in (10, 20, 30):
         save(store, seed)
-    flip(part_file(folder, CheckpointId(30, 1), 1))
-    loaded = store.load_newest(allocate)
-    assert loaded is not None
-    assert loaded.manifest.iteration == 20
-    assert store.prune(2) == []
+    flip(part_file(folder, CheckpointId(1, 30, 1), 1))
+    assert load_newest(store).manifest.iteration == 20
+    assert store.prune(2, lineage=1) == []
     save(store, 40, generation=2)
-    assert store.prune(2) == [(10, 1), (30, 1)]
-    assert store.complete() == [(40, 2), (20, 1)]
+    assert store.prune(2, lineage=1) == [(1, 10, 1), (1, 30, 1)]
+    assert store.complete() == [(1, 40, 2), (1, 20, 1)]
 
 
-ids = st.sets(st.builds(CheckpointId, st.integers(0, 20), st.integers(1, 3)), max_size=10)
+ids = st.sets(st.builds(CheckpointId, st.integers(1, 3), st.integers(0, 20), st.integers(1, 3)), max_size=10)
 
 
 @given(ids, ids, st.integers(0, 5))
@@ -273,7 +279,7 @@ def test_what_is_outdated(complete: set[CheckpointId], partial: set[CheckpointId
     assert len(left) == min(len(complete), max(keep, 1))
     if complete:
         assert max(complete) in left
-        assert min(left) > max(complete - left, default=CheckpointId(-1, 0))
+        assert min(left) > max(complete - left, default=CheckpointId(0, -1, 0))
         assert all((checkpoint in old) == (checkpoint < max(complete)) for checkpoint in partial - complete)
     else:
         assert old == []
@@ -281,9 +287,9 @@ def test_what_is_outdated(complete: set[CheckpointId], partial: set[CheckpointId
 
 @given(st.integers(0, 10**13), st.integers(0, 10**6))
 def test_names_are_read_back_and_sort_by_iteration(iteration: int, generation: int) -> None:
-    checkpoint = CheckpointId(iteration, generation)
+    checkpoint = CheckpointId(2, iteration, generation)
     assert CheckpointId.parse(checkpoint.name) == checkpoint
-    assert CheckpointId(120, 3).name == "000000000120-g3"
+    assert CheckpointId(2, 120, 3).name == "lineage-2/000000000120-g3"
     assert CheckpointId.parse("part-00000") is None
 
 
@@ -354,12 +360,12 @@ def test_a_snapshot_takes_over_the_memory_of_a_released_one_only() -> None:
 def test_loading_needs_little_memory_beside_the_tensors(store: CheckpointStore) -> None:
     tree = {"weights": torch.zeros(40_000_000, dtype=torch.uint8)}
     snapshot = Snapshot(flatten(tree), part_bytes=20_000_000)
-    checkpoint = CheckpointId(1, 1)
+    checkpoint = CheckpointId(1, 1, 1)
     parts = [store.put_part(checkpoint.name, k, snapshot.part(k)) for k in range(snapshot.num_parts)]
     store.commit(Manifest.of(checkpoint, job="j", skeleton=snapshot.skeleton, parts=parts, created=NOW))
     room = torch.ones(40_000_000, dtype=torch.uint8)
     tracemalloc.start()
-    store.load_newest(lambda skeleton: allocate(skeleton, {"weights": room}))
+    load_newest(store, lambda skeleton: allocate(skeleton, {"weights": room}))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert not room.any()

@@ -9,22 +9,29 @@ from torch import nn
 
 from resile_learner.checkpoint import checkpointer as module
 from resile_learner.checkpoint.checkpointer import Checkpointer, StorageGone
-from resile_learner.messages import Message, Warned
-from resile_learner.session import SoloSession
+from resile_learner.messages import CheckpointSaved, Message, Warned
+from resile_learner.session import SoloSession, View
 from resile_learner.state.run import RunState
 
 
 class StoredSession(SoloSession):
     """A plain run that has storage, and what it reports."""
 
-    def __init__(self, storage: str) -> None:
+    def __init__(self, storage: str, *, lineage: int = 1) -> None:
         super().__init__()
+        self.view = View(generation=lineage, workers=(0,), me=0, lineage=lineage)  # type: ignore[misc]
         self.storage = storage  # type: ignore[assignment]
         self.warnings: list[str] = []
+        self.saved: list[CheckpointSaved] = []
 
     def report(self, message: Message) -> None:
-        assert isinstance(message, Warned)
-        self.warnings.append(message.message)
+        match message:
+            case Warned(message=text):
+                self.warnings.append(text)
+            case CheckpointSaved():
+                self.saved.append(message)
+            case _:
+                raise AssertionError(message)
 
 
 @pytest.fixture
@@ -60,10 +67,76 @@ def remove(obstacle: Path) -> None:
     obstacle.rmdir()
 
 
+def state_of(weight: float) -> RunState:
+    model = nn.Linear(3, 1)
+    nn.init.constant_(model.weight, weight)
+    return RunState(model, {}, {}, after_load=lambda: None)
+
+
+def weight_of(state: RunState) -> float:
+    return float(state._model.weight[0, 0].detach())  # type: ignore[union-attr, index]
+
+
+def store_checkpoint(folder: Path, iteration: int, weight: float) -> Path:
+    """Store a checkpoint of lineage 1; return the file of its only part."""
+    checkpointer = Checkpointer(StoredSession(folder.as_uri()), every=None)
+    state = state_of(weight)
+    state.progress.iteration = iteration
+    checkpointer.begin(iteration, state)
+    for _ in range(3000):
+        checkpointer.on_headers([checkpointer.header_fields()])
+        if not checkpointer.is_busy:
+            break
+        threading.Event().wait(0.01)
+    checkpointer.close()
+    return folder / "checkpoints" / "lineage-1" / f"{iteration:012d}-g1" / "part-00000"
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_start_that_finds_no_checkpoint_keeps_the_state_of_the_script_and_says_so(tmp_path: Path) -> None:
+    session = StoredSession(tmp_path.as_uri(), lineage=2)
+    state = state_of(5.0)
+    assert not Checkpointer(session, every=None).resume(state)
+    assert weight_of(state) == 5.0
+    assert session.warnings == [
+        f"there is no complete checkpoint in {tmp_path.as_uri()}: training starts over from the beginning"
+    ]
+
+
+def test_a_start_that_finds_only_damaged_checkpoints_keeps_the_state_of_the_script_and_says_so(tmp_path: Path) -> None:
+    for iteration in (3, 6):
+        flip(store_checkpoint(tmp_path, iteration, 1.0))
+    session = StoredSession(tmp_path.as_uri(), lineage=2)
+    state = state_of(5.0)
+    assert not Checkpointer(session, every=None).resume(state)
+    assert weight_of(state) == 5.0
+    (warning,) = session.warnings
+    assert "is damaged (lineage-1/000000000006-g1: the checksum of part 0 is wrong; lineage-1/" in warning
+
+
+def test_a_member_waits_for_the_checkpoint_that_another_decided_on(tmp_path: Path) -> None:
+    store_checkpoint(tmp_path, 3, 1.0)
+    part = store_checkpoint(tmp_path, 6, 2.0)
+    first, second = (StoredSession(tmp_path.as_uri(), lineage=2) for _ in range(2))
+    state = state_of(5.0)
+    assert Checkpointer(first, every=None).resume(state)
+    assert (state.progress.iteration, weight_of(state)) == (6, 2.0)
+    flip(part)
+    assert Checkpointer(second, every=None, sleep=lambda _: flip(part)).resume(state)
+    assert (state.progress.iteration, weight_of(state)) == (6, 2.0)
+    (warning,) = second.warnings
+    assert warning.startswith("the job is waiting for its checkpoint: checkpoint lineage-1/000000000006-g1 is damaged")
+
+
 def test_the_final_model_is_waited_for_and_the_user_warned_once(
     tmp_path: Path, session: StoredSession, checkpointer: Checkpointer
 ) -> None:
-    obstacle = in_the_way(tmp_path, "model.safetensors")
+    obstacle = in_the_way(tmp_path, "models/lineage-1.safetensors")
     model = nn.Linear(2, 2)
     checkpointer.store_model(model)
     until(lambda: checkpointer.is_failing)
@@ -76,13 +149,13 @@ def test_the_final_model_is_waited_for_and_the_user_warned_once(
     assert "the job is waiting for it" in warning
     remove(obstacle)
     until(lambda: not checkpointer.is_busy)
-    assert (tmp_path / "model.safetensors").is_file()
+    assert (tmp_path / "models/lineage-1.safetensors").is_file()
 
 
 def test_the_wait_for_the_final_model_has_an_end(
     tmp_path: Path, checkpointer: Checkpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_the_way(tmp_path, "model.safetensors")
+    in_the_way(tmp_path, "models/lineage-1.safetensors")
     model = nn.Linear(2, 2)
     checkpointer.store_model(model)
     until(lambda: checkpointer.is_failing)
@@ -96,12 +169,12 @@ def test_the_wait_for_the_final_model_has_an_end(
 def test_training_continues_with_a_warning_while_a_checkpoint_cannot_be_stored(
     tmp_path: Path, session: StoredSession, checkpointer: Checkpointer
 ) -> None:
-    obstacle = in_the_way(tmp_path, "checkpoints/000000000003-g1/part-00000")
+    obstacle = in_the_way(tmp_path, "checkpoints/lineage-1/000000000003-g1/part-00000")
     checkpointer.begin(3, RunState(nn.Linear(3, 1), {}, {}, after_load=lambda: None))
     until(lambda: checkpointer.is_failing)
     checkpointer.on_headers([])
     (warning,) = session.warnings
-    assert "checkpoint 000000000003-g1 is not stored yet" in warning
+    assert "checkpoint lineage-1/000000000003-g1 is not stored yet" in warning
     assert "(training continues)" in warning
     remove(obstacle)
     until(lambda: checkpointer.header_fields().stored)

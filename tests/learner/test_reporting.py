@@ -20,7 +20,7 @@ def report(content: CheckpointSaved | Progress) -> Report:
 
 
 def checkpoint(iteration: int) -> Report:
-    return report(CheckpointSaved(iteration=iteration, num_bytes=1))
+    return report(CheckpointSaved(lineage=1, iteration=iteration, num_bytes=1))
 
 
 class Reader:

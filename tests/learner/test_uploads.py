@@ -16,7 +16,7 @@ from resile_learner.state.flat import allocate, flatten, unflatten
 from resile_shared.storage import StorageError
 
 T = TypeVar("T")
-FIRST, SECOND, THIRD = CheckpointId(1, 1), CheckpointId(2, 1), CheckpointId(3, 1)
+FIRST, SECOND, THIRD = CheckpointId(1, 1, 1), CheckpointId(1, 2, 1), CheckpointId(1, 3, 1)
 
 
 class GatedStore(CheckpointStore):
@@ -89,7 +89,7 @@ def test_members_store_their_parts_and_one_commits(store: GatedStore, workers: l
             assert upload.current is None
             assert upload.error is None
             until(lambda rank=rank, taken=taken: taken[rank].free)
-    loaded = store.load_newest(allocate)
+    loaded, _ = store.load_newest(allocate)
     assert loaded is not None
     assert unflatten(loaded.skeleton, loaded.tensors)["w"].tolist() == [3.0] * 100
     workers[0].close(wait=True)
@@ -168,7 +168,7 @@ def test_the_final_model_is_stored_once_the_storage_takes_it(
     upload = workers[0]
     put_file = store.put_file
     monkeypatch.setattr(store, "put_file", failing)
-    upload.store_model({"w": torch.ones(2)})
+    upload.store_model({"w": torch.ones(2)}, "models/lineage-1.safetensors")
     assert "no space" in str(until(lambda: upload.failure))
     assert not upload.has_stored_model
     monkeypatch.setattr(store, "put_file", put_file)

@@ -18,7 +18,7 @@ COMPLETED = Completed(
     metrics={},
     validation={"accuracy": 0.97},
     params_sha256="ab" * 32,
-    model="model.safetensors",
+    model="models/lineage-1.safetensors",
     ledger=(EpochCount(epoch=0, samples=1797, once=1797, more=0, never=0),),
     bits="same bits",
 )

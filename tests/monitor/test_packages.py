@@ -68,7 +68,7 @@ async def test_a_package_that_reaches_out_of_its_folder_is_refused(monitors: Mon
 
 async def test_the_final_model_is_downloaded_as_it_is_stored(monitors: Monitors, scene: Scene) -> None:
     model = bytes(range(256)) * 40_000  # more than one piece
-    monitors.storage.put("jobs/job-1/model.safetensors", [model])
+    monitors.storage.put("jobs/job-1/models/lineage-1.safetensors", [model])
     await scene.store_job(job(state=JobState.COMPLETED, completed=COMPLETED))
     await scene.store_job(job("job-2", state=JobState.COMPLETED, completed=COMPLETED))
     await scene.store_job(job("job-3", completed=COMPLETED.model_copy(update={"model": None})))
@@ -86,7 +86,7 @@ async def test_output_is_downloaded_as_one_archive(monitors: Monitors, scene: Sc
     files = {"curve.csv": b"1,2\n", "empty": b"", "deep/er/large.bin": large, f"{'long' * 60}.txt": b"x"}
     for name, content in files.items():
         monitors.storage.put(f"jobs/job-1/output/{name}", [content])
-    monitors.storage.put("jobs/job-1/model.safetensors", [b"not output"])
+    monitors.storage.put("jobs/job-1/models/lineage-1.safetensors", [b"not output"])
     await scene.store_job(job())
     monitor = await monitors.start()
     async with monitor.http.get("/v1/jobs/job-1/output") as answer:

@@ -92,7 +92,7 @@ def test_the_traceback_of_a_worker_that_could_not_report_comes_from_its_agent() 
 
 def test_warnings_and_the_checkpoint_are_shown_once() -> None:
     warning = report(Warned(message="careful"))
-    view = shown(job(checkpoint=CheckpointSaved(iteration=50, num_bytes=9)), warning, warning)
+    view = shown(job(checkpoint=CheckpointSaved(lineage=1, iteration=50, num_bytes=9)), warning, warning)
     assert (view.warnings, view.checkpoint) == (("careful",), 50)
 
 

@@ -159,7 +159,7 @@ def test_a_joiner_that_was_a_member_by_then_is_lost_like_one() -> None:
 
 def test_a_job_without_survivors_starts_again_from_its_checkpoint() -> None:
     bench = running(1)
-    bench.report(CheckpointSaved(iteration=30, num_bytes=1), generation=1)
+    bench.report(CheckpointSaved(lineage=1, iteration=30, num_bytes=1), generation=1)
     bench.beat(gone(0, kind="killed"))
     history = bench.records["job-1"].history
     assert history[-1].kind == "queued"
@@ -180,6 +180,46 @@ def test_a_job_without_survivors_looks_for_a_checkpoint_without_a_report() -> No
     bench.host("host-1", 1, incarnation=2)
     assert bench.newest().cold_start
     assert bench.newest().resume
+
+
+def test_a_start_looks_for_a_checkpoint_though_not_even_the_switch_of_the_last_one_was_reported() -> None:
+    bench = Bench(1)
+    bench.submit(max_workers=1)
+    assert not bench.newest().resume, "the first start of a job looks for nothing"
+    bench.listen()
+    bench.host("host-1", 1, state=HostState.LOST)
+    bench.host("host-1", 1, incarnation=2)
+    assert bench.newest().cold_start
+    assert bench.newest().resume
+
+
+def test_each_cold_start_that_is_ordered_begins_a_lineage() -> None:
+    bench = running(2)
+    assert bench.records["job-1"].lineage == bench.newest().lineage == 1
+    bench.beat(member(0), gone(1, kind="killed"))
+    assert bench.newest().is_recovery
+    assert bench.newest().lineage == 1
+    bench.switch(iteration=3)
+    bench.beat(gone(0, kind="killed"), gone(2, 1, kind="not started"))
+    assert bench.newest().cold_start
+    assert (bench.newest().lineage, bench.records["job-1"].lineage) == (2, 1), "it is not ordered yet"
+    bench.restart()
+    bench.listen()
+    assert (bench.newest().lineage, bench.records["job-1"].lineage) == (2, 2)
+    assert bench.newest().has_addresses
+
+
+def test_a_checkpoint_of_an_earlier_lineage_is_not_the_jobs() -> None:
+    bench = running(1)
+    bench.beat(gone(0, kind="killed"))
+    bench.activate()
+    generation = bench.records["job-1"].generation
+    bench.report(CheckpointSaved(lineage=1, iteration=80, num_bytes=1), generation=generation)
+    assert bench.records["job-1"].checkpoint is None
+    bench.report(CheckpointSaved(lineage=2, iteration=9, num_bytes=1), generation=generation)
+    saved = bench.records["job-1"].checkpoint
+    assert saved is not None
+    assert saved.iteration == 9
 
 
 def test_a_restart_waits_until_every_worker_of_the_last_start_is_gone() -> None:

@@ -166,7 +166,7 @@ def events() -> Iterator[RunEvent]:
     yield Printed(1, "stderr", "careful", is_lowest_rank=False)
     yield Rescaled(2, 1, 4, 50, 0.0123, "plan 50:4")
     yield Progressed(PROGRESS, workers=4)
-    yield Saved(CheckpointSaved(iteration=50, num_bytes=2_500_000))
+    yield Saved(CheckpointSaved(lineage=1, iteration=50, num_bytes=2_500_000))
     yield Noted("something")
 
 
@@ -223,7 +223,7 @@ def completed(*ledger: EpochCount) -> Completed:
         metrics={"accuracy": 0.9},
         validation={"loss": 0.3},
         params_sha256="ab" * 32,
-        model="model.safetensors",
+        model="models/lineage-1.safetensors",
         ledger=ledger,
         bits="same bits",
     )

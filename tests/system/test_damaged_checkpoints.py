@@ -24,7 +24,11 @@ def truncate(file: Path) -> None:
 
 def checkpoints(run: Path) -> list[Path]:
     """The folders of complete checkpoints, oldest first."""
-    return sorted(path.parent for path in run.glob("checkpoints/*/manifest.json"))
+    return sorted(path.parent for path in run.glob("checkpoints/lineage-*/*/manifest.json"))
+
+
+def name(checkpoint: Path) -> str:
+    return f"{checkpoint.parent.name}/{checkpoint.name}"
 
 
 def killed_run(resile: Resile, script: Path) -> Path:
@@ -60,8 +64,8 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(
     ended = resile.run("run", script, "--resume", "--workers", 2, "--json")
     assert ended.status == 0, ended.err
     (told,) = warnings(ended)
-    assert f"checkpoint {newest.name} is damaged ({reason}" in told
-    assert f"the older {older.name} is used" in told
+    assert f"checkpoint {name(newest)} is damaged ({reason}" in told
+    assert f"the older {name(older)} is used" in told
     assert told in ended.err
     assert ended.json["params_sha256"] == undisturbed
 
@@ -96,8 +100,8 @@ def test_a_job_of_a_pool_passes_over_damaged_checkpoints_by_itself(tmp_path: Pat
         assert pool.run("resume", job).status == 0
         view = pool.completed(job)
         (told,) = [item["reason"] for item in view["history"] if item["kind"] == "warning"]
-        assert f"checkpoint {newest.name} is damaged" in told
-        assert f"the older {older.name} is used" in told
+        assert f"checkpoint {name(newest)} is damaged" in told
+        assert f"the older {name(older)} is used" in told
         assert view["params_sha256"] == undisturbed
         epochs = pool.ask("ledger", job)["epochs"]
         assert [(epoch["once"], epoch["more"], epoch["never"]) for epoch in epochs] == [(480, 0, 0)] * 3

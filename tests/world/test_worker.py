@@ -35,7 +35,7 @@ class Scene:
             assert self.loop.run_until(done, limit=self.loop.now + seconds), self.messages[-5:]
         assert not self.loop.errors
 
-    def start(self, *ids: int, resume: bool = False) -> None:
+    def start(self, *ids: int) -> None:
         for worker in ids:
             config = WorkerConfig(
                 job=JOB,
@@ -44,7 +44,6 @@ class Scene:
                 directory="/",
                 host="host-1",
                 storage=f"sim://storage/{JOB}",
-                resume=resume,
             )
             self.agent.spawn(self._follow(config))
         self.run(lambda: all(self.address(worker) for worker in ids))

@@ -8,7 +8,8 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
-from resile_learner.checkpoint.manifest import FOLDER, CheckpointId, Manifest, PartInfo, manifest_key, part_key
+from resile_learner.checkpoint.manifest import Manifest, PartInfo, manifest_key, part_key
+from resile_learner.checkpoint.store import CheckpointStore
 from resile_shared.errors import UsageError
 from resile_shared.storage import MissingObjectError, ObjectStorage
 
@@ -65,9 +66,8 @@ class Checkpoints:
 
     def _intact(self) -> list[Manifest]:
         """Return the checkpoints that could be loaded, newest first."""
-        names = {key.removeprefix(FOLDER).partition("/")[0] for key in self._objects.sizes(FOLDER)}
-        known = sorted((found for name in names if (found := CheckpointId.parse(name))), reverse=True)
-        return [manifest for one in known if (manifest := self._manifest(one.name)) and self._is_intact(manifest)]
+        complete = CheckpointStore(self._objects.url).complete()
+        return [manifest for one in complete if (manifest := self._manifest(one.name)) and self._is_intact(manifest)]
 
     def _manifest(self, name: str) -> Manifest | None:
         try:

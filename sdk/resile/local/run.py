@@ -156,6 +156,7 @@ class LocalRun:
             priority=stored.priority,
             submitted=stored.submitted,
             generation=stored.generation,
+            lineage=max(1, stored.lineage),  # a run that is resumed always looks for a checkpoint
             next_worker=stored.next_worker,
             history=stored.history,
             checkpoint=stored.checkpoint,
@@ -301,7 +302,6 @@ class LocalRun:
             env=dict(self._settings.env),
             directory=str(Path.cwd()),
             storage=self._storage,
-            resume=start.resume,
             detection_seconds=self._settings.detection_seconds,
         )
 

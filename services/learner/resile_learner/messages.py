@@ -39,9 +39,9 @@ class Order(Message):
     generation: Generation
     members: tuple[Member, ...] = Field(min_length=1, max_length=MAX_WORKERS, description="in rank order")
     secret: str = Field(max_length=256, repr=False, description="proves membership of this generation on worker links")
-    cold_start: bool = Field(
-        default=False, description="the first generation of a run: its members start without a hand-over"
-    )
+    lineage: int = Field(default=1, ge=1, lt=10**9, description="the number of the cold start that it descends from")
+    cold_start: bool = Field(default=False, description="its members start without a hand-over")
+    resume: bool = Field(default=False, description="the members of a cold start look for a checkpoint in storage")
     is_recovery: bool = Field(
         default=False,
         description="its members abandon the open round, synchronize their state, and continue without the others",
@@ -171,7 +171,6 @@ class WorkerConfig(Message):
     directory: str = Field(description="working directory of the script")
     host: str = Field(default="127.0.0.1", description="address on which peers reach this worker")
     storage: str = Field(description="URL of the run's folder in object storage, e.g. file:///...")
-    resume: bool = Field(default=False, description="a cold start loads the newest complete checkpoint")
     detection_seconds: float = Field(
         default=3.0, gt=0, description="a peer that is silent for this long is suspected to be lost"
     )

@@ -33,6 +33,8 @@ class View:
     generation: int
     workers: tuple[int, ...]
     me: int
+    lineage: int = 1
+    """The number of the cold start that it descends from."""
 
     @property
     def rank(self) -> int:
@@ -66,7 +68,7 @@ class Session(Protocol):
 
     @property
     def resume(self) -> bool:
-        """Whether initial members start from the newest complete checkpoint."""
+        """After `join`, for an initial member: whether to look for a checkpoint in storage."""
 
     @property
     def expected(self) -> View | None:

@@ -35,8 +35,15 @@ class Allocation(Message):
     generation: int = Field(ge=1)
     placements: tuple[Placement, ...] = Field(description="in rank order")
     secret: str = Field(repr=False, description="proves membership of this generation on worker links")
+    lineage: int = Field(
+        default=1,
+        ge=1,
+        description="the number of the cold start that it descends from; later ones are higher",
+    )
     cold_start: bool = Field(default=False, description="its members start without a hand-over")
-    resume: bool = Field(default=False, description="a cold start loads the newest complete checkpoint")
+    resume: bool = Field(
+        default=False, description="a cold start that is not the job's first: it looks for a checkpoint in storage"
+    )
     is_recovery: bool = Field(
         default=False,
         description="its members abandoned a round: those that are behind take the state of one that is furthest "

@@ -99,6 +99,7 @@ class JobRecord(Message):
     priority: int = Field(ge=1, le=MAX_PRIORITY)
     submitted: Time
     generation: int = Field(default=0, ge=0, description="the newest generation that took effect")
+    lineage: int = Field(default=0, ge=0, description="the newest cold start that was ordered; 0: none was")
     next_worker: int = Field(default=0, ge=0, description="worker ids below this were used")
     history: tuple[HistoryItem, ...] = ()
     applied_commands: tuple[str, ...] = Field(
@@ -106,7 +107,7 @@ class JobRecord(Message):
     )
     failures: FailureCounts = FailureCounts()
     ready: Ready | None = None
-    checkpoint: CheckpointSaved | None = Field(default=None, description="the newest complete one")
+    checkpoint: CheckpointSaved | None = Field(default=None, description="the newest one that was reported")
     completed: Completed | None = None
 
     @property

@@ -58,6 +58,7 @@ class CheckpointSaved(Message):
     """A checkpoint's manifest is stored: from now on the job can resume from it."""
 
     kind: Literal["checkpoint"] = "checkpoint"
+    lineage: int = Field(ge=1, description="the cold start that its members descend from")
     iteration: int = Field(ge=0)
     num_bytes: int
     pausing: bool = Field(default=False, description="training stands still at it, as asked, until all workers end")
@@ -91,7 +92,9 @@ class Completed(Message):
     metrics: Numbers
     validation: Numbers
     params_sha256: str
-    model: str | None = Field(description="key of the final safetensors file in the job's storage")
+    model: str | None = Field(
+        pattern=r"^models/lineage-[0-9]{1,9}\.safetensors$", description="key of the final model in the job's storage"
+    )
     ledger: tuple[EpochCount, ...]
     bits: str
 

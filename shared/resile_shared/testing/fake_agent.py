@@ -189,7 +189,9 @@ class FakeAgent:
             case PauseWorkers(job=job, generation=generation):
                 first = self._lowest_rank(job)
                 if first is not None and self.workers[job, first].generation == generation:
-                    await self.report(job, first, CheckpointSaved(iteration=self.iteration, num_bytes=1, pausing=True))
+                    lineage = self.allocations[job].lineage
+                    saved = CheckpointSaved(lineage=lineage, iteration=self.iteration, num_bytes=1, pausing=True)
+                    await self.report(job, first, saved)
             case _:
                 pass
 

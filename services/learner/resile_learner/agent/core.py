@@ -158,7 +158,7 @@ class AgentCore:
         for placement in self._placed_here(allocation):
             if (job, placement.worker) not in self.workers:
                 is_new = True
-                starts += self._start(job, placement, allocation.resume, now)
+                starts += self._start(job, placement, now)
         order = _order(allocation)
         return [
             *starts,
@@ -166,7 +166,7 @@ class AgentCore:
             *(self._send(job, order) if order else []),
         ]
 
-    def _start(self, job: str, placement: Placement, resume: bool, now: float) -> list[Command]:
+    def _start(self, job: str, placement: Placement, now: float) -> list[Command]:
         """Start a worker, unless another one is on its slot: it is then reported as gone, and tried again later."""
         held = (key for key, worker in self.workers.items() if worker.slot == placement.slot and worker.state != "gone")
         if holder := next(held, None):
@@ -178,7 +178,7 @@ class AgentCore:
             self.workers[job, placement.worker] = Worker(placement.slot, "gone", exit=exit_, ended=now)
             return []
         self.workers[job, placement.worker] = Worker(placement.slot)
-        return [StartWorker(job, placement.worker, placement.slot, resume=resume)]
+        return [StartWorker(job, placement.worker, placement.slot)]
 
     def _on_host_record(self, record: HostRecord) -> list[Command]:
         if record.host != self.host or record.incarnation < self.incarnation:
@@ -350,7 +350,9 @@ def _order(allocation: Allocation | None) -> Order | None:
             if placement.address
         ),
         secret=allocation.secret,
+        lineage=allocation.lineage,
         cold_start=allocation.cold_start,
+        resume=allocation.resume,
         is_recovery=allocation.is_recovery,
         not_before=allocation.not_before,
         until=allocation.until,

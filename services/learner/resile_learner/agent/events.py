@@ -69,7 +69,6 @@ class StartWorker:
     job: str
     worker: int
     slot: int
-    resume: bool
 
 
 @dataclass(frozen=True)

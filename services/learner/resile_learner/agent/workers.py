@@ -86,7 +86,6 @@ class HostWorkers:
             directory=str(package),
             host=context.address,
             storage=f"{context.storage.rstrip('/')}/jobs/{start.job}",
-            resume=start.resume,
             detection_seconds=context.pool.detection_seconds,
         )
 

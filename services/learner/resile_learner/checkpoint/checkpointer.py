@@ -7,23 +7,26 @@ only the end of a job waits for them.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from resile_shared.errors import ResileError
 from resile_shared.storage import StorageError
 
 from ..messages import CheckpointSaved, Warned
 from ..session import Session
+from ..state.flat import Allocate
 from ..state.run import RunState
+from .cold_start import load_agreed
 from .header import NOTHING, CheckpointHeader, StoredPart
 from .interval import CheckpointInterval
+from .lineage import Start, model_key
 from .manifest import CheckpointId, PartTracker
 from .snapshot import Snapshot
-from .store import CheckpointStore, Loaded, NoneWholeError
-from .uploads import MODEL_KEY, Uploads
+from .store import CheckpointStore, DamagedError, Loaded
+from .uploads import Uploads
 
 NUM_KEPT = 2
 PATIENCE_SECONDS = 600.0
@@ -60,12 +63,19 @@ class _Unfinished:
 class Checkpointer:
     """One member's part in the checkpoints of a run. Without storage it does nothing."""
 
-    def __init__(self, session: Session, *, every: int | str | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        *,
+        every: int | str | None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._session = session
-        self._interval = CheckpointInterval(every)
+        self._clock = clock
+        self._sleep = sleep
+        self._interval = CheckpointInterval(every, clock)
         self._store = CheckpointStore(session.storage) if session.storage is not None else None
-        self.model_key = MODEL_KEY if self._store is not None else None
-        """Key of the final model in the run's storage."""
         self._uploads: Uploads | None = None
         self._snapshot: Snapshot | None = None
         self._unfinished: dict[str, _Unfinished] = {}
@@ -78,10 +88,15 @@ class Checkpointer:
         self._held: list[str] | None = None
         """After a recovery, until it is reported: the unfinished checkpoints of which there is a snapshot here."""
         self._last_warning = ""
-        self._safe_since = time.monotonic()
+        self._safe_since = clock()
         """When the state of the newest complete checkpoint was the newest, as far as this member knows."""
         self._ended_at: float | None = None
         self._stores_model = False
+
+    @property
+    def model_key(self) -> str | None:
+        """Key of the final model in the run's storage; None without storage."""
+        return model_key(self._session.view.lineage) if self._store is not None else None
 
     @property
     def is_busy(self) -> bool:
@@ -96,38 +111,50 @@ class Checkpointer:
         return self._uploads is not None and self._uploads.failure is not None
 
     def resume(self, state: RunState) -> bool:
-        """Load the newest complete checkpoint into ``state``, waiting for a storage that cannot be reached.
+        """Load the checkpoint that the members of this cold start agree on, waiting for a storage that fails.
 
-        Damaged checkpoints are skipped with a warning. Returns False, with ``state`` unchanged, if there is none.
+        Returns False, with ``state`` unchanged, if they begin without one, because there is none that is whole. Raises
+        FencedError if a newer start of the job has begun.
         """
         if self._store is None:
             return False
-        flat = state.flatten()
-        before = [tensor.clone() for tensor in flat.tensors]
-        try:
-            loaded = self._read_newest(self._store, state)
-        except NoneWholeError as error:
-            for tensor, content in zip(flat.tensors, before, strict=True):
-                tensor.copy_(content)
-            self._warn(f"{error}: training starts over from the beginning")
-            return False
+        before: list[tuple[Tensor, Tensor]] = []
+
+        def allocate(skeleton: bytes) -> Sequence[Tensor]:
+            if not before:
+                before.extend((tensor, tensor.clone()) for tensor in state.model_memory())
+            return state.allocate_buffers(skeleton)
+
+        start, loaded = self._load_agreed(self._store, allocate)
+        self._report_start(start)
         if loaded is None:
+            for tensor, content in before:
+                tensor.copy_(content)
             return False
-        for skipped in loaded.skipped:
-            used = loaded.manifest.checkpoint.name
-            self._warn(f"checkpoint {skipped.name} is damaged ({skipped.reason}); the older {used} is used")
         state.load(loaded.skeleton, loaded.tensors)
         return True
 
-    def _read_newest(self, store: CheckpointStore, state: RunState) -> Loaded | None:
+    def _load_agreed(self, store: CheckpointStore, allocate: Allocate) -> tuple[Start, Loaded | None]:
+        """Try until it succeeds: if one member never can, the scheduler starts the job again."""
+        view = self._session.view
         while True:
             try:
-                return store.load_newest(state.allocate_buffers)
-            except StorageError as error:
-                if not error.transient:
-                    raise
+                return load_agreed(store, job=self._session.job, lineage=view.lineage, allocate=allocate)
+            except (StorageError, DamagedError) as error:
                 self._warn(f"the job is waiting for its checkpoint: {error}")
-                time.sleep(RETRY_SECONDS)
+                self._sleep(RETRY_SECONDS)
+
+    def _report_start(self, start: Start) -> None:
+        """Warn of damage, and of work that is lost."""
+        for skipped in start.skipped if start.checkpoint else ():
+            self._warn(f"checkpoint {skipped.name} is damaged ({skipped.reason}); the older {start.checkpoint} is used")
+        if start.checkpoint is None:
+            storage = self._session.storage
+            what = f"there is no complete checkpoint in {storage}"
+            if start.skipped:
+                reasons = "; ".join(f"{skipped.name}: {skipped.reason}" for skipped in start.skipped)
+                what = f"every checkpoint in {storage} is damaged ({reasons})"
+            self._warn(f"{what}: training starts over from the beginning")
 
     def _warn(self, message: str) -> None:
         self._session.report(Warned(worker=self._session.view.me, message=message))
@@ -138,7 +165,7 @@ class Checkpointer:
         if self._store is None:
             return
         view = self._session.view
-        checkpoint = CheckpointId(iteration, view.generation)
+        checkpoint = CheckpointId(view.lineage, iteration, view.generation)
         if pauses:
             self._pause = checkpoint.name
         if checkpoint.name in self._unfinished:
@@ -149,7 +176,7 @@ class Checkpointer:
             PartTracker(checkpoint.name, self._snapshot.num_parts),
             holders=view.workers,
             num_bytes=self._snapshot.num_bytes,
-            started=time.monotonic(),
+            started=self._clock(),
         )
         replaced = self._started(self._store).start(self._snapshot, checkpoint)
         if replaced is not None:
@@ -238,11 +265,11 @@ class Checkpointer:
         """
         if self._store is None:
             return
-        now = time.monotonic()
+        now = self._clock()
         self._ended_at = now if self._ended_at is None else self._ended_at
         if self._session.view.rank == 0 and not self._stores_model:
             self._stores_model = True
-            self._started(self._store).store_model(model.state_dict())
+            self._started(self._store).store_model(model.state_dict(), model_key(self._session.view.lineage))
         failure = self._uploads.failure if self._uploads else None
         patience = max(PATIENCE_SECONDS, self._ended_at - self._safe_since)
         if failure is not None and now - self._ended_at > patience:
@@ -285,8 +312,9 @@ class Checkpointer:
         if remaining[:1] == [self._session.view.me]:
             saved = CheckpointSaved(
                 worker=self._session.view.me,
+                generation=self._session.view.generation,
+                lineage=known.checkpoint.lineage,
                 iteration=known.checkpoint.iteration,
-                generation=known.checkpoint.generation,
                 num_bytes=known.num_bytes,
                 pausing=name == self._pause,
             )

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 
 from resile_shared.errors import UsageError
 
@@ -9,12 +10,13 @@ _UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 
 
 
 class CheckpointInterval:
-    """A number of iterations, or of seconds on the clock of the lowest rank; None: a checkpoint is never due.
+    """A number of iterations, or of seconds on the ``clock`` of the lowest rank; None: a checkpoint is never due.
 
     Raises UsageError for anything else.
     """
 
-    def __init__(self, every: int | str | None) -> None:
+    def __init__(self, every: int | str | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._iterations: int | None = None
         self._seconds: float | None = None
         if isinstance(every, str):
@@ -25,17 +27,17 @@ class CheckpointInterval:
                     f'checkpoint_every is {every}: use a number of iterations from 1 up, or a time such as "5 min"'
                 )
             self._iterations = every
-        self._started = time.monotonic()
+        self._started = clock()
 
     def is_due(self, iteration: int) -> bool:
         """Whether a checkpoint is due once ``iteration`` iterations are committed."""
         if self._iterations is not None:
             return iteration % self._iterations == 0
-        return self._seconds is not None and time.monotonic() - self._started >= self._seconds
+        return self._seconds is not None and self._clock() - self._started >= self._seconds
 
     def restart(self) -> None:
         """Measure the time from now: a checkpoint is being taken."""
-        self._started = time.monotonic()
+        self._started = self._clock()
 
 
 def _seconds(text: str) -> float:

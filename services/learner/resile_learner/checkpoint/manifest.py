@@ -3,9 +3,9 @@
 The stream is the skeleton of the state (see ``state.flat``) and its tensors, back to back; part k begins at byte
 k * part_bytes. In the run's storage::
 
-    checkpoints/000000001200-g3/part-00000
-    checkpoints/000000001200-g3/part-00001
-    checkpoints/000000001200-g3/manifest.json     written last, and only if there is none
+    checkpoints/lineage-1/000000001200-g3/part-00000
+    checkpoints/lineage-1/000000001200-g3/part-00001
+    checkpoints/lineage-1/000000001200-g3/manifest.json     written last, and only if there is none
 
 A checkpoint without a manifest does not exist. Everything here is pure.
 """
@@ -22,27 +22,31 @@ from resile_shared.errors import ResileError
 
 FOLDER = "checkpoints/"
 
-_NAME = re.compile(r"(\d{12,})-g(\d+)")
+_NAME = re.compile(r"lineage-([1-9][0-9]{0,8})/([0-9]{12,18})-g([0-9]{1,9})")
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class CheckpointId(NamedTuple):
-    """Which boundary a checkpoint was taken at, and by which generation. The newest is the greatest."""
+    """Which boundary a checkpoint was taken at, and by which generation of which lineage. The newest is the greatest.
 
+    The lineage decides first: what a cold start was followed by is newer than all that the members before it stored.
+    """
+
+    lineage: int
     iteration: int
     generation: int
 
     @property
     def name(self) -> str:
-        """Its name in storage: ``000000001200-g3``."""
-        return f"{self.iteration:012d}-g{self.generation}"
+        """Its name in storage: ``lineage-1/000000001200-g3``."""
+        return f"lineage-{self.lineage}/{self.iteration:012d}-g{self.generation}"
 
     @classmethod
     def parse(cls, name: str) -> "CheckpointId | None":
         """Read a name; None if it is not one."""
         match = _NAME.fullmatch(name)
-        return cls(int(match[1]), int(match[2])) if match else None
+        return cls(int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def part_key(name: str, number: int) -> str:
@@ -55,11 +59,13 @@ def manifest_key(name: str) -> str:
     return f"{FOLDER}{name}/manifest.json"
 
 
-class _Stored(BaseModel):
+class Stored(BaseModel):
+    """A document in storage."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class PartInfo(_Stored):
+class PartInfo(Stored):
     """One part as it is stored."""
 
     number: int = Field(ge=0)
@@ -67,18 +73,19 @@ class PartInfo(_Stored):
     sha256: Sha256
 
 
-class SkeletonInfo(_Stored):
+class SkeletonInfo(Stored):
     """The first bytes of the stream."""
 
     num_bytes: int = Field(ge=1)
     sha256: Sha256
 
 
-class Manifest(_Stored):
+class Manifest(Stored):
     """Makes a checkpoint complete, and describes how to verify it."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     job: str
+    lineage: int = Field(ge=1)
     generation: int = Field(ge=0)
     iteration: int = Field(ge=0)
     digest: Sha256 = Field(description="sha256 over the parts' sha256 (as hex text) in order: which bits this is")
@@ -95,6 +102,7 @@ class Manifest(_Stored):
         in_order = tuple(sorted(parts, key=lambda part: part.number))
         return cls(
             job=job,
+            lineage=checkpoint.lineage,
             generation=checkpoint.generation,
             iteration=checkpoint.iteration,
             digest=digest(in_order),
@@ -107,7 +115,7 @@ class Manifest(_Stored):
     @property
     def checkpoint(self) -> CheckpointId:
         """Which checkpoint this is the manifest of."""
-        return CheckpointId(self.iteration, self.generation)
+        return CheckpointId(self.lineage, self.iteration, self.generation)
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

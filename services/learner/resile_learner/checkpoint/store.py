@@ -1,7 +1,7 @@
 """The checkpoints of one run in object storage: written part by part, completed by a manifest, verified when read."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -12,14 +12,17 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from resile_shared.errors import ResileError
-from resile_shared.storage import MissingObjectError, ObjectStorage
+from resile_shared.storage import MissingObjectError, ObjectStorage, StorageError
 
 from ..state.flat import Allocate
 from ..state.memory import ByteStream, tensor_bytes
+from .lineage import DamagedCheckpoint, Start, ancestry, fence_key, lineage_of, start_key
 from .manifest import FOLDER, CheckpointId, Manifest, PartInfo, manifest_key, outdated, part_key
 from .snapshot import sha256
 
 _READ_BYTES = 8 * 2**20
+_ATTEMPTS = 2
+_LISTINGS = 5
 _READERS = 4  # with _READ_BYTES, what loading needs beside the tensors: 32 MiB
 
 
@@ -32,19 +35,14 @@ class DamagedError(ResileError):
         self.reason = reason
 
 
-class Skipped(NamedTuple):
-    """A checkpoint that could not be used, and why."""
+class FencedError(ResileError):
+    """A newer cold start of the job uses the storage: what the members of this one store does not count any more."""
 
-    name: str
-    reason: str
-
-
-class NoneWholeError(ResileError):
-    """There are checkpoints, and all of them are damaged."""
-
-    def __init__(self, url: str, skipped: Sequence[Skipped]) -> None:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
-        super().__init__(f"every checkpoint in {url} is damaged ({reasons})")
+    def __init__(self, url: str, lineage: int, newer: int) -> None:
+        super().__init__(
+            f"this is start {lineage} of the job, but {url} is used by start {newer} already: nothing more is stored "
+            "here. Use a storage folder of its own for every run"
+        )
 
 
 class TakenError(ResileError):
@@ -64,8 +62,26 @@ class Loaded:
     manifest: Manifest
     skeleton: bytes
     tensors: Sequence[Tensor]
-    skipped: tuple[Skipped, ...] = ()
-    """Newer checkpoints that were damaged."""
+
+
+class Found(NamedTuple):
+    """What a search for a checkpoint found."""
+
+    loaded: Loaded | None
+    """The newest that is whole."""
+    skipped: tuple[DamagedCheckpoint, ...] = ()
+    """Newer ones, which are damaged."""
+
+
+class _Listing:
+    """What there is below the folder of checkpoints."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+        self.found = {checkpoint for key in sizes if (checkpoint := _checkpoint_of(key))}
+        self.with_manifest = [checkpoint for checkpoint in self.found if manifest_key(checkpoint.name) in sizes]
+        self.lineages = {lineage for key in sizes if (lineage := lineage_of(key))}
+        self.starts = [lineage for lineage in self.lineages if start_key(lineage) in sizes]
 
 
 class CheckpointStore:
@@ -87,22 +103,50 @@ class CheckpointStore:
     def commit(self, manifest: Manifest) -> bool:
         """Write the manifest, once all parts are stored. Returns False if it exists already, with the same bits.
 
-        Raises TakenError if there is one with other bits, DamagedError if the object there is not a manifest.
+        Raises TakenError if there is one with other bits, DamagedError if the object there is not a manifest,
+        FencedError if there is a newer lineage.
         """
         name = manifest.checkpoint.name
+        self._list_unfenced(manifest.lineage)
         if self._objects.create(manifest_key(name), manifest.model_dump_json(indent=1).encode()):
             return True
         if self._read_manifest(name).digest != manifest.digest:
             raise TakenError(name)
         return False
 
+    def fence(self, lineage: int) -> None:
+        """End all lineages before ``lineage``. Raises FencedError if there is a newer one."""
+        self._objects.create(fence_key(lineage), b"")
+        self._list_unfenced(lineage)
+
+    def read_start(self, lineage: int) -> Start | None:
+        """Read with which checkpoint ``lineage`` begins; None if that is not decided yet.
+
+        Raises DamagedError if the object there is not readable.
+        """
+        name = f"lineage-{lineage}"
+        try:
+            start = Start.model_validate_json(self._objects.read(start_key(lineage)))
+        except MissingObjectError:
+            return None
+        except ValidationError as error:
+            raise DamagedError(name, f"its start is not readable ({_first_fault(error)})") from error
+        if start.lineage != lineage:
+            raise DamagedError(name, f"its start is that of lineage {start.lineage}")
+        return start
+
+    def decide_start(self, start: Start) -> Start:
+        """Decide with which checkpoint a lineage begins; return what was decided, which another may have done first."""
+        if self._objects.create(start_key(start.lineage), start.model_dump_json(indent=1).encode()):
+            return start
+        return self.read_start(start.lineage) or start
+
     def complete(self) -> list[CheckpointId]:
-        """List the checkpoints that have a well-formed manifest and all parts in their sizes, newest first.
+        """List the job's checkpoints that have a well-formed manifest and all parts in their sizes, newest first.
 
         Those that this store has read before and found damaged are left out.
         """
-        sizes = self._objects.sizes(FOLDER)
-        return [checkpoint for checkpoint in _with_manifest(sizes) if self._is_complete(checkpoint.name, sizes)]
+        return self._complete(self._list())
 
     def load(self, name: str, allocate: Allocate) -> Loaded:
         """Read a checkpoint into the tensors that ``allocate(skeleton)`` makes (see ``state.flat.allocate``).
@@ -122,41 +166,81 @@ class CheckpointStore:
             raise DamagedError(name, error.key + " is missing") from error
         return Loaded(manifest, skeleton, tensors)
 
-    def load_newest(self, allocate: Allocate) -> Loaded | None:
-        """Read the newest checkpoint that is whole; None, and nothing touched, if there is none at all.
+    def load_newest(self, allocate: Allocate, *, lineage: int | None = None) -> Found:
+        """Read the newest of the job's checkpoints that is whole; damaged ones are skipped.
 
-        Damaged ones are skipped and listed in the result. Raises NoneWholeError if there are only damaged ones; the
-        tensors that ``allocate`` made then hold no valid state.
+        ``lineage``: that of a cold start; none that is older than its fence is missed. If nothing is found, nothing was
+        touched, or there are only damaged ones and the tensors that ``allocate`` made hold no valid state.
         """
-        skipped: list[Skipped] = []
-        for checkpoint in _with_manifest(self._objects.sizes(FOLDER)):
-            try:
-                loaded = self.load(checkpoint.name, allocate)
-            except DamagedError as error:
-                skipped.append(Skipped(error.name, error.reason))
-                self._found_damaged.add(error.name)
-            else:
-                return Loaded(loaded.manifest, loaded.skeleton, loaded.tensors, tuple(skipped))
-        if skipped:
-            raise NoneWholeError(self._objects.url, skipped)
-        return None
+        tried: list[CheckpointId] = []
+        skipped: list[DamagedCheckpoint] = []
+        fence = fence_key(lineage) if lineage else None
+        while (checkpoints := self._ancestry(self._list(showing=fence))) != tried:
+            tried, skipped = checkpoints, []
+            for checkpoint in checkpoints:
+                try:
+                    return Found(self.load(checkpoint.name, allocate), tuple(skipped))
+                except DamagedError as error:
+                    skipped.append(DamagedCheckpoint(name=error.name, reason=error.reason))
+                    self._found_damaged.add(error.name)
+            # Meanwhile a member that was cut off may have stored newer ones and deleted these.
+        return Found(None, tuple(skipped))
 
-    def prune(self, keep: int) -> list[CheckpointId]:
+    def prune(self, keep: int, *, lineage: int) -> list[CheckpointId]:
         """Delete all but the newest ``keep`` complete checkpoints, and older incomplete ones; return what was deleted.
 
-        The newest complete one is always kept, and so is anything newer.
+        The newest complete one is always kept, and so is anything newer. ``lineage`` is that of the caller: raises
+        FencedError, and deletes nothing, if there is a newer one, whose members may be loading any of these.
         """
-        found = {checkpoint for key in self._objects.sizes(FOLDER) if (checkpoint := _checkpoint_of(key))}
-        old = outdated(self.complete(), found, keep)
+        listing = self._list_unfenced(lineage)
+        complete = self._complete(listing)
+        old = outdated(complete, listing.found, keep)
         for checkpoint in old:
             # Without its manifest it no longer exists, even if the rest is not deleted.
             self._objects.delete([manifest_key(checkpoint.name)])
             self._objects.delete_folder(f"{FOLDER}{checkpoint.name}/")
+        oldest = min(complete[: max(keep, 1)], default=None)
+        ended = [number for number in listing.lineages if oldest and number < oldest.lineage]
+        self._objects.delete([key for n in ended for key in (fence_key(n), start_key(n)) if key in listing.sizes])
         return old
 
     def put_file(self, key: str, path: Path) -> None:
         """Store a file, such as the final model, over what is there."""
         self._objects.upload(key, path)
+
+    def _list(self, *, showing: str | None = None) -> _Listing:
+        """List what there is; with all that was written before the object ``showing``, even if listings lag behind."""
+        for _ in range(_LISTINGS):
+            sizes = self._objects.sizes(FOLDER)
+            if showing is None or showing in sizes:
+                return _Listing(sizes)
+        raise StorageError(
+            f"list {FOLDER} in {self._objects.url}",
+            "it does not list an object that was just written",
+            "check that the storage is healthy",
+            transient=True,
+        )
+
+    def _list_unfenced(self, lineage: int) -> _Listing:
+        listing = self._list()
+        newest = max(listing.lineages, default=lineage)
+        if newest > lineage:
+            raise FencedError(self._objects.url, lineage, newest)
+        return listing
+
+    def _ancestry(self, listing: _Listing) -> list[CheckpointId]:
+        bases = {lineage: self._base(lineage, listing) for lineage in listing.starts}
+        return list(ancestry(listing.with_manifest, bases))
+
+    def _base(self, lineage: int, listing: _Listing) -> CheckpointId | None:
+        try:
+            start = self.read_start(lineage)
+            return start.base if start else None
+        except DamagedError:  # anything older may be what it began with
+            return max((older for older in listing.with_manifest if older.lineage < lineage), default=None)
+
+    def _complete(self, listing: _Listing) -> list[CheckpointId]:
+        return [one for one in self._ancestry(listing) if self._is_complete(one.name, listing.sizes)]
 
     def _is_complete(self, name: str, sizes: Mapping[str, int]) -> bool:
         if name in self._found_damaged:
@@ -173,9 +257,7 @@ class CheckpointStore:
         except MissingObjectError:
             raise DamagedError(name, "its manifest is missing") from None
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise DamagedError(name, f"its manifest is not readable ({place}: {first['msg']})") from error
+            raise DamagedError(name, f"its manifest is not readable ({_first_fault(error)})") from error
         if manifest.checkpoint.name != name:
             raise DamagedError(name, f"its manifest is that of {manifest.checkpoint.name}")
         return manifest
@@ -207,17 +289,19 @@ class CheckpointStore:
                 pool.shutdown(cancel_futures=True)
 
     def _read_part(self, name: str, part: PartInfo, stream: ByteStream[memoryview], start: int) -> None:
-        """Read one part to its place in ``stream``, at ``start``."""
+        """Read one part to its place in ``stream``, at ``start``; again if it arrives damaged."""
         self._check_size(name, part)
-        sha = hashlib.sha256()
-        for offset in range(0, part.num_bytes, _READ_BYTES):
-            stop = min(offset + _READ_BYTES, part.num_bytes)
-            content = self._objects.read_range(part_key(name, part.number), offset, stop)
-            sha.update(content)
-            for view in stream.cut(start + offset, start + stop):
-                view[:], content = content[: len(view)], content[len(view) :]
-        if sha.hexdigest() != part.sha256:
-            raise DamagedError(name, f"the checksum of part {part.number} is wrong")
+        for _ in range(_ATTEMPTS):
+            sha = hashlib.sha256()
+            for offset in range(0, part.num_bytes, _READ_BYTES):
+                stop = min(offset + _READ_BYTES, part.num_bytes)
+                content = self._objects.read_range(part_key(name, part.number), offset, stop)
+                sha.update(content)
+                for view in stream.cut(start + offset, start + stop):
+                    view[:], content = content[: len(view)], content[len(view) :]
+            if sha.hexdigest() == part.sha256:
+                return
+        raise DamagedError(name, f"the checksum of part {part.number} is wrong")
 
     def _check_size(self, name: str, part: PartInfo) -> None:
         size = self._objects.size(part_key(name, part.number))
@@ -225,11 +309,10 @@ class CheckpointStore:
             raise DamagedError(name, f"part {part.number} has {size} bytes instead of {part.num_bytes}")
 
 
-def _with_manifest(keys: Iterable[str]) -> list[CheckpointId]:
-    """Pick the checkpoints whose manifest is among ``keys``, newest first."""
-    found = {_checkpoint_of(key) for key in keys if key.endswith("/manifest.json")}
-    return sorted((checkpoint for checkpoint in found if checkpoint), reverse=True)
-
-
 def _checkpoint_of(key: str) -> CheckpointId | None:
-    return CheckpointId.parse(key.removeprefix(FOLDER).partition("/")[0])
+    return CheckpointId.parse("/".join(key.removeprefix(FOLDER).split("/")[:2]))
+
+
+def _first_fault(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

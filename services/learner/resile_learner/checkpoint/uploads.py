@@ -23,7 +23,6 @@ from .store import CheckpointStore
 
 NUM_THREADS = 4
 """Threads: one connection does not use the bandwidth to a cloud, and checksums take as long as writing to a disk."""
-MODEL_KEY = "model.safetensors"
 MIN_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 15.0
 """Backoff before a retry: doubled after each failure, from the first to the second."""
@@ -69,8 +68,9 @@ class Uploads:
         self._running: set[tuple[object, ...]] = set()
         self._stored: list[tuple[str, PartInfo]] = []
         self._committed: list[Manifest] = []
-        self._must_prune = False
-        self._model: Mapping[str, Any] | None = None
+        self._pruned_lineage: int | None = None
+        """The lineage of the newest commit after which old checkpoints are not deleted yet."""
+        self._model: tuple[str, Mapping[str, Any]] | None = None
         self.has_stored_model = False
         """Whether the final model is stored."""
         self.error: ResileError | None = None
@@ -154,10 +154,10 @@ class Uploads:
             self.failure = None
             self._changed.notify_all()
 
-    def store_model(self, state_dict: Mapping[str, Any]) -> None:
-        """Store the final model as a safetensors file under ``MODEL_KEY``; its tensors must not change from now on."""
+    def store_model(self, state_dict: Mapping[str, Any], key: str) -> None:
+        """Store the final model as a safetensors file under ``key``; its tensors must not change from now on."""
         with self._changed:
-            self._model = state_dict
+            self._model = key, state_dict
             self._changed.notify_all()
 
     def close(self, *, wait: bool) -> None:
@@ -233,10 +233,10 @@ class Uploads:
                 yield _Task((upload.checkpoint, number), partial(self._put, upload, number), upload)
             if upload.to_commit is not None:
                 yield _Task((upload.checkpoint,), partial(self._commit, upload, upload.to_commit), upload)
-        if self._must_prune:
-            yield _Task(("prune",), self._prune)
+        if self._pruned_lineage is not None:
+            yield _Task(("prune",), partial(self._prune, self._pruned_lineage))
         if self._model is not None:
-            yield _Task(("model",), partial(self._put_model, self._model))
+            yield _Task(("model",), partial(self._put_model, *self._model))
 
     def _put(self, upload: _Upload, number: int) -> None:
         part = self._store.put_part(upload.checkpoint.name, number, upload.snapshot.part(number))
@@ -246,11 +246,11 @@ class Uploads:
             if not upload.finished:
                 self._stored.append((upload.checkpoint.name, part))
 
-    def _put_model(self, state_dict: Mapping[str, Any]) -> None:
+    def _put_model(self, key: str, state_dict: Mapping[str, Any]) -> None:
         with tempfile.TemporaryDirectory(prefix="resile-") as folder:
-            path = Path(folder) / MODEL_KEY
+            path = Path(folder) / "model.safetensors"
             save_model(state_dict, path)
-            self._store.put_file(MODEL_KEY, path)
+            self._store.put_file(key, path)
         with self._changed:
             self._model, self.has_stored_model = None, True
 
@@ -269,14 +269,14 @@ class Uploads:
         with self._changed:
             upload.to_commit = None
             self._committed.append(manifest)
-            self._must_prune = True
+            self._pruned_lineage = manifest.lineage
 
-    def _prune(self) -> None:
+    def _prune(self, lineage: int) -> None:
         with self._changed:
-            self._must_prune = False  # first: a commit meanwhile sets it again
+            self._pruned_lineage = None  # first: a commit meanwhile sets it again
         try:
-            self._store.prune(self._keep)
+            self._store.prune(self._keep, lineage=lineage)
         except StorageError:
             with self._changed:
-                self._must_prune = True
+                self._pruned_lineage = lineage
             raise

@@ -81,6 +81,10 @@ class RunState:
         self._received = skeleton, tensors
         return tensors
 
+    def model_memory(self) -> list[Tensor]:
+        """Return what `allocate_buffers` may use itself: parameters and buffers in the memory of the host."""
+        return [tensor for tensor in self._model_tensors().values() if tensor.device.type == "cpu"]
+
     def load_received(self) -> None:
         """Load the state received into the buffers allocated last. Raises StateDiffers."""
         self.load(*self._received)

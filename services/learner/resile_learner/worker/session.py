@@ -49,7 +49,6 @@ class WorkerSession:
         self.phases = control.phases
         self.storage = config.storage
         self.job = config.job
-        self.resume = config.resume
         self.training_called = False
         self.completed = False
 
@@ -66,12 +65,18 @@ class WorkerSession:
         return self._view_of(order) if order and not order.cold_start else None
 
     @property
+    def resume(self) -> bool:
+        """Whether the cold start that this worker is an initial member of looks for a checkpoint."""
+        assert self._order is not None
+        return self._order.resume
+
+    @property
     def pause_asked(self) -> bool:
         """Whether the agent has requested a pause."""
         return self._control.view.is_pause_requested
 
     def _view_of(self, order: Order) -> View:
-        return View(order.generation, order.workers, self._config.worker)
+        return View(order.generation, order.workers, self._config.worker, order.lineage)
 
     def join(self, ready: Ready, state: RunState) -> bool:
         """Become a member: one of the initial members, or one that receives the state of another."""

@@ -213,6 +213,8 @@ class Allocator:
         addresses = [w.address if (w := job.workers.get(p.worker)) else None for p in allocation.placements]
         if not all(addresses):
             return
+        if allocation.cold_start:
+            job.update(lineage=allocation.lineage)
         job.generations.order(
             [
                 placement.model_copy(update={"address": address})
@@ -240,8 +242,9 @@ class Allocator:
                 generation=generation,
                 placements=tuple(placements),
                 secret=self._secret_of(job.id, generation),
+                lineage=job.record.lineage + 1 if cold_start else max(1, job.record.lineage),
                 cold_start=cold_start,
-                resume=cold_start and (job.record.checkpoint is not None or job.record.generation > 0),
+                resume=cold_start and job.record.lineage > 0,
                 is_recovery=is_recovery,
                 not_before=not_before,
                 until=until,

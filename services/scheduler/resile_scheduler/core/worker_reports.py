@@ -47,7 +47,7 @@ class WorkerReports:
         match report.content:
             case Switched(iteration=iteration):
                 self._allocator.activate(job, report.generation, iteration=iteration, now=now)
-            case CheckpointSaved() as checkpoint if is_current:
+            case CheckpointSaved() as checkpoint if checkpoint.lineage == job.record.lineage:
                 self._on_checkpoint(job, checkpoint, now)
             case Completed() as completed if is_current:
                 self._on_completed(job, report, completed, now)
@@ -92,7 +92,8 @@ class WorkerReports:
             self._ends.on_failed(job, worker, WorkerExit(kind="failed", message=text), now=now)
 
     def _on_checkpoint(self, job: Job, checkpoint: CheckpointSaved, now: float) -> None:
-        if job.record.checkpoint is None or checkpoint.iteration > job.record.checkpoint.iteration:
+        known = job.record.checkpoint
+        if known is None or (checkpoint.lineage, checkpoint.iteration) > (known.lineage, known.iteration):
             job.update(checkpoint=checkpoint)
         if checkpoint.pausing and job.intent is not Intent.TRAIN and job.generations.has_started:
             job.go_back(checkpoint.iteration)

@@ -27,6 +27,7 @@ class SimulatedJob:
     workers: dict[int, SimulatedWorker] = field(default_factory=dict)
     members: tuple[int, ...] = ()
     generation: int = 0
+    lineage: int = 0
     allocation: Allocation | None = None
     orders: list[Allocation] = field(default_factory=list)
     gone: dict[int, tuple[str, WorkerReport, float]] = field(default_factory=dict)

@@ -199,6 +199,7 @@ class SimulatedPool:
             job.members, job.orders, job.is_pausing = (), [], False
             job.life += 1
             job.iteration = job.checkpoint if allocation.resume else 0
+            job.lineage = allocation.lineage
             job.is_complete = False
         job.allocation = allocation
         for placement in allocation.placements:
@@ -295,15 +296,18 @@ class SimulatedPool:
             self._complete(job)
         elif job.is_pausing:
             job.checkpoint = job.iteration
-            self._report(job, job.members[0], CheckpointSaved(iteration=job.iteration, num_bytes=1, pausing=True))
+            self._report_checkpoint(job, pausing=True)
         else:
             if every and job.iteration % every == 0:
                 job.checkpoint = job.iteration
-                saved = CheckpointSaved(iteration=job.iteration, num_bytes=1)
-                self._report(job, job.members[0], saved)
+                self._report_checkpoint(job)
             if order := job.newest_formed():
                 self._switch(job, order)
             self._train(job)
+
+    def _report_checkpoint(self, job: SimulatedJob, *, pausing: bool = False) -> None:
+        saved = CheckpointSaved(lineage=job.lineage, iteration=job.iteration, num_bytes=1, pausing=pausing)
+        self._report(job, job.members[0], saved)
 
     def _complete(self, job: SimulatedJob) -> None:
         members, job.is_complete = job.members, True

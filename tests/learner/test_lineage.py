@@ -1,0 +1,223 @@
+"""One lineage in storage: members that were cut off change nothing, and a cold start begins with one checkpoint."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+from resile_learner.checkpoint.cold_start import load_agreed
+from resile_learner.checkpoint.lineage import Start, ancestry, lineage_of
+from resile_learner.checkpoint.manifest import CheckpointId, Manifest, manifest_key, part_key
+from resile_learner.checkpoint.snapshot import Snapshot
+from resile_learner.checkpoint.store import CheckpointStore, DamagedError, FencedError
+from resile_learner.state.flat import allocate, flatten, unflatten
+from resile_shared.storage import ObjectStorage
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+class Storage:
+    """A job's storage, and what its members do with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.objects = ObjectStorage(folder.as_uri())
+
+    def save(self, lineage: int, iteration: int) -> CheckpointId:
+        """Store a checkpoint as a member of ``lineage`` does."""
+        manifest = self.store_parts(lineage, iteration)
+        CheckpointStore(self.folder.as_uri()).commit(manifest)
+        return manifest.checkpoint
+
+    def save_late(self, lineage: int, iteration: int) -> CheckpointId:
+        """The same by a member that looked for a newer lineage before there was one, and then took its time."""
+        manifest = self.store_parts(lineage, iteration)
+        self.objects.put(manifest_key(manifest.checkpoint.name), [manifest.model_dump_json().encode()])
+        return manifest.checkpoint
+
+    def store_parts(self, lineage: int, iteration: int) -> Manifest:
+        checkpoint = CheckpointId(lineage, iteration, lineage)
+        tree = {"lineage": lineage, "iteration": iteration, "w": torch.full((100,), float(iteration))}
+        snapshot = Snapshot(flatten(tree), part_bytes=200)
+        store = CheckpointStore(self.folder.as_uri())
+        parts = [store.put_part(checkpoint.name, k, snapshot.part(k)) for k in range(snapshot.num_parts)]
+        return Manifest.of(checkpoint, job="job-1", skeleton=snapshot.skeleton, parts=parts, created=NOW)
+
+    def start(self, lineage: int, during: Callable[[], object] = lambda: None) -> tuple[int, int] | None:
+        """Begin as an initial member of ``lineage``; what happens ``during`` the first read. Returns what it loads."""
+        has_begun = False
+
+        def allocate_then(skeleton: bytes) -> Sequence[Tensor]:
+            nonlocal has_begun
+            if not has_begun:
+                has_begun = True
+                during()
+            return allocate(skeleton)
+
+        store = CheckpointStore(self.folder.as_uri())
+        _, loaded = load_agreed(store, job="job-1", lineage=lineage, allocate=allocate_then)
+        if loaded is None:
+            return None
+        tree = unflatten(loaded.skeleton, loaded.tensors)
+        return tree["lineage"], tree["iteration"]
+
+    def damage(self, checkpoint: CheckpointId) -> Callable[[], None]:
+        """Damage a part; returns what repairs it."""
+        key = part_key(checkpoint.name, 0)
+        content = self.objects.read(key)
+        self.objects.put(key, [content[:-1] + b"\x00"])
+        return lambda: self.objects.put(key, [content])
+
+    def prune(self, lineage: int) -> list[CheckpointId]:
+        return CheckpointStore(self.folder.as_uri()).prune(1, lineage=lineage)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(tmp_path)
+
+
+def test_a_cold_start_begins_with_the_newest_checkpoint_of_the_lineage_before(storage: Storage) -> None:
+    storage.save(1, 10)
+    storage.save(1, 20)
+    assert storage.start(2) == (1, 20)
+    storage.save(2, 15)
+    assert storage.start(3) == (2, 15), "what follows a cold start is newer, at whatever iteration"
+
+
+def test_members_that_were_cut_off_store_and_delete_nothing_once_there_is_a_newer_lineage(storage: Storage) -> None:
+    for iteration in (10, 20):
+        storage.save(1, iteration)
+    assert storage.start(2) == (1, 20)
+    with pytest.raises(FencedError, match=r"this is start 1 of the job, but file://.* is used by start 2 already"):
+        storage.save(1, 30)
+    with pytest.raises(FencedError):
+        storage.prune(1)
+    assert storage.start(3) == (1, 20)
+
+
+def test_what_members_that_were_cut_off_stored_nevertheless_is_no_ancestor_of_anything(storage: Storage) -> None:
+    storage.save(1, 20)
+    assert storage.start(2) == (1, 20)
+    late = storage.save_late(1, 30)
+    assert storage.start(3) == (1, 20)
+    storage.save(3, 25)
+    assert storage.start(4) == (3, 25)
+    storage.save(4, 26)
+    assert late in storage.prune(4)
+
+
+def test_a_checkpoint_that_is_being_loaded_is_not_deleted_by_members_that_were_cut_off(storage: Storage) -> None:
+    storage.save(1, 10)
+    storage.save(1, 20)
+
+    def cut_off() -> None:
+        for iteration in (30, 40):
+            storage.save_late(1, iteration)
+        with pytest.raises(FencedError):
+            storage.prune(1)
+
+    assert storage.start(2, during=cut_off) == (1, 20)
+
+
+def test_checkpoints_that_are_deleted_while_they_are_read_are_replaced_by_newer_ones(storage: Storage) -> None:
+    for iteration in (10, 20):
+        storage.save(1, iteration)
+
+    def cut_off() -> None:  # its listing is from before the fence
+        storage.save_late(1, 30)
+        for iteration in (10, 20):
+            storage.objects.delete_folder(f"checkpoints/{CheckpointId(1, iteration, 1).name}/")
+
+    assert storage.start(2, during=cut_off) == (1, 30)
+
+
+def test_all_initial_members_begin_with_the_checkpoint_that_the_first_of_them_decided_on(storage: Storage) -> None:
+    storage.save(1, 20)
+    first: list[object] = []
+
+    def another_member() -> None:
+        storage.save_late(1, 30)
+        first.append(storage.start(2))
+
+    assert storage.start(2, during=another_member) == (1, 30)
+    assert first == [(1, 30)]
+    storage.save_late(1, 40)
+    assert storage.start(2) == (1, 30), "a member that comes later finds a newer one, and does not use it"
+
+
+def test_a_member_that_cannot_read_what_was_decided_on_never_uses_another(storage: Storage) -> None:
+    storage.save(1, 10)
+    newest = storage.save(1, 20)
+    assert storage.start(2) == (1, 20)
+    repair = storage.damage(newest)
+    with pytest.raises(DamagedError, match="the checksum of part 0 is wrong"):
+        storage.start(2)
+    repair()
+    assert storage.start(2) == (1, 20)
+    storage.damage(newest)
+    assert storage.start(3) == (1, 10), "the next cold start decides again"
+
+
+def test_a_cold_start_that_came_too_late_ends(storage: Storage) -> None:
+    storage.save(1, 20)
+    assert storage.start(3) == (1, 20)
+    with pytest.raises(FencedError):
+        storage.start(2)
+    assert storage.start(4) == (1, 20)
+
+
+def test_a_lineage_that_began_with_nothing_has_no_older_checkpoints(storage: Storage) -> None:
+    assert storage.start(2) is None
+    storage.save_late(1, 30)
+    assert storage.start(3) is None
+
+
+def test_a_start_that_cannot_be_read_does_not_hide_older_checkpoints(storage: Storage) -> None:
+    storage.save(1, 20)
+    assert storage.start(2) == (1, 20)
+    storage.objects.put("checkpoints/lineage-2/start.json", [b"garbage"])
+    with pytest.raises(DamagedError, match="its start is not readable"):
+        storage.start(2)
+    assert storage.start(3) == (1, 20)
+
+
+def test_pruning_removes_the_fences_and_starts_that_nothing_needs_any_more(storage: Storage) -> None:
+    storage.save(1, 10)
+    for lineage in (2, 3, 4):
+        storage.start(lineage)
+        storage.save(lineage, 10 * lineage)
+        storage.prune(lineage)
+    left = {lineage_of(key) for key in storage.objects.sizes("checkpoints/")}
+    assert left == {4}
+    assert storage.start(5) == (4, 40)
+
+
+def test_a_lineage_begins_with_an_older_one() -> None:
+    with pytest.raises(ValueError, match="a start of lineage 2 cannot begin with lineage-2/000000000001-g1"):
+        Start(job="job-1", lineage=2, checkpoint="lineage-2/000000000001-g1")
+
+
+checkpoints = st.builds(CheckpointId, st.integers(1, 5), st.integers(0, 9), st.integers(1, 3))
+
+
+@given(st.sets(checkpoints, max_size=20), st.data())
+def test_the_ancestry_is_one_path(found: set[CheckpointId], data: st.DataObject) -> None:
+    bases = {}
+    for lineage in data.draw(st.sets(st.integers(2, 6))):
+        older = sorted(checkpoint for checkpoint in found if checkpoint.lineage < lineage)
+        bases[lineage] = data.draw(st.sampled_from(older)) if older else None
+    path = list(ancestry(found, bases))
+    assert path == sorted(set(path), reverse=True)
+    assert set(path) <= found
+    for newer, older in pairwise(path):
+        if newer.lineage != older.lineage:
+            assert older <= (bases[newer.lineage] or older)
+    if path and max(bases, default=0) <= path[0].lineage:
+        assert path[0] == max(found)
