@@ -105,8 +105,19 @@ class Client:
         return (await self._get(api.JobList, "jobs")).jobs
 
     async def job(self, job: str) -> api.JobView:
-        """Return one job with its history."""
+        """Return one job with the newest 1000 items of its history."""
         return await self._get(api.JobView, f"jobs/{job}")
+
+    async def whole_job(self, job: str) -> api.JobView:
+        """Return one job with its whole history."""
+        view = await self.job(job)
+        history = view.history
+        while history and history[0].number > 1:
+            page = await self._get(api.HistoryPage, f"jobs/{job}/history", before=history[0].number)
+            if not page.items:
+                break
+            history = (*page.items, *history)
+        return view.model_copy(update={"history": history})
 
     async def spec(self, job: str) -> JobSpec:
         """Return the submitted spec, which `submit` accepts again."""

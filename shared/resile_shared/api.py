@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .messages.commands import MAX_SECONDS
 from .messages.hosts import HostState
 from .messages.jobs import MAX_PRIORITY, HistoryItem, JobState
 from .messages.message import Message, SlotName, Time
@@ -59,8 +60,15 @@ class JobView(JobSummary):
     checkpoint: int | None = Field(description="iteration of the newest complete checkpoint")
     warnings: tuple[str, ...] = ()
     details: str = Field(default="", description="the traceback of a failed job, where there is one")
-    history: tuple[HistoryItem, ...]
+    history: tuple[HistoryItem, ...] = Field(description="the newest 1000 items; GET /v1/jobs/{job}/history has all")
+    history_length: int = Field(default=0, description="items of the whole history: the number of the newest")
     ledger: tuple[EpochCount, ...] = Field(default=(), description="known at the end")
+
+
+class HistoryPage(View):
+    """Some items of a job's history, in order. Older ones are before the number of the first."""
+
+    items: tuple[HistoryItem, ...]
 
 
 class JobList(View):
@@ -160,7 +168,10 @@ class DrainHost(Message):
     """The body of ``POST /v1/hosts/{host}/drain``; it may be missing."""
 
     deadline_seconds: float | None = Field(
-        default=None, ge=0, description="after it the workers left are ended and their jobs recover; None: never"
+        default=None,
+        ge=0,
+        le=MAX_SECONDS,
+        description="after it the workers left are ended and their jobs recover; None: never",
     )
 
 

@@ -26,7 +26,7 @@ from .subjects import BucketSpec
 logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
-_WRONG_LAST_SEQUENCE = 10071
+WRONG_LAST_SEQUENCE = 10071
 _PURGE = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
 
 
@@ -215,7 +215,7 @@ class Bucket(Generic[M]):
         try:
             answer = await self._connection.request_store(subject, body, headers=headers)
         except StoreFailed as error:
-            if error.code != _WRONG_LAST_SEQUENCE:
+            if error.code != WRONG_LAST_SEQUENCE:
                 raise
             # The server checks the revision before it checks for duplicates: if the first answer was late or lost, the
             # second attempt fails like this although the first one succeeded.
@@ -236,7 +236,7 @@ class Bucket(Generic[M]):
         try:
             await self._connection.request_store(self._spec.subject(key), body, headers=headers)
         except StoreFailed as error:
-            if error.code != _WRONG_LAST_SEQUENCE:
+            if error.code != WRONG_LAST_SEQUENCE:
                 raise
             raise FencedError(self._spec.name, fence.epoch) from None
 

@@ -23,15 +23,16 @@ from nats.aio.subscription import Subscription
 from pydantic import BaseModel
 
 from . import subjects
-from .buckets import Bucket
-from .connection import BusRefused, Connection
+from .buckets import WRONG_LAST_SEQUENCE, Bucket, ConflictError
+from .connection import BusRefused, Connection, StoreFailed
 from .consumer import Consumer, ConsumerCreated
 from .credentials import Credentials
 from .delivery import Delivery
 from .envelope import Received, decode, encode, headers_for
+from .errors import MessageTooLarge
 from .messages.commands import Accepted, CommandResponse, Refused
 from .roles import ROLES, Role
-from .stream_reader import StreamReader
+from .stream_reader import StreamReader, newest_message, sequence_of
 from .streams import provision
 from .subjects import BucketSpec, Stream
 from .telemetry import traced
@@ -88,9 +89,16 @@ class Bus:
         return StreamReader(self.connection, stream.name, model, subject)
 
     async def send(self, subject: str, message: BaseModel) -> bool:
-        """Send at most once; returns False, and drops the message, while NATS is disconnected."""
+        """Send at most once; returns False, and drops the message, while NATS is disconnected.
+
+        A message that is too large is dropped, too.
+        """
         headers = headers_for(message, source=self.service)
-        sent = await self.connection.send(subject, encode(message), headers=headers)
+        try:
+            sent = await self.connection.send(subject, encode(message), headers=headers)
+        except MessageTooLarge as error:
+            logger.error("message dropped: %s", error)
+            sent = True
         self.num_not_sent += not sent
         return sent
 
@@ -105,6 +113,35 @@ class Bus:
             headers = headers_for(message, source=self.service, message_id=message_id)
             headers["Nats-Msg-Id"] = headers["ce-id"]
             await self.connection.request_store(subject, encode(message), headers=headers)
+
+    async def append(self, stream: Stream, subject: str, message: BaseModel, *, log: str, after: int) -> int:
+        """Publish an event to ``stream``, next after the message with the sequence ``after``; return its sequence.
+
+        ``log`` is a subject with a wildcard: ``after`` must be the newest message of all that match it, 0 for none.
+        Raises ConflictError otherwise.
+        """
+        with traced(f"publish {subject}"):
+            headers = headers_for(message, source=self.service)
+            headers |= {
+                "Nats-Msg-Id": headers["ce-id"],
+                "Nats-Expected-Last-Subject-Sequence": str(after),
+                "Nats-Expected-Last-Subject-Sequence-Subject": log,
+            }
+            try:
+                answer = await self.connection.request_store(subject, encode(message), headers=headers)
+            except StoreFailed as error:
+                if error.code != WRONG_LAST_SEQUENCE:
+                    raise
+                # As in `Bucket`: the message may be there although this attempt, the second one, was refused.
+                newest = await newest_message(self.connection, stream.name, log)
+                if newest is None or (newest.headers or {}).get("Nats-Msg-Id") != headers["ce-id"]:
+                    raise ConflictError(stream.name, log, after) from None
+                return sequence_of(newest)
+            return int(answer["seq"])
+
+    async def last(self, stream: Stream, model: type[M], *, subject: str) -> Received[M] | None:
+        """Return the newest message of ``stream`` that matches ``subject``, None without one. Raises Malformed."""
+        return await StreamReader(self.connection, stream.name, model, subject).newest()
 
     async def ask(self, subject: str, request: BaseModel, *, message_id: str | None = None) -> Accepted | Refused:
         """Send a command; return the answer. Waits until a service answers."""

@@ -23,7 +23,7 @@ from nats.errors import (
 )
 
 from .credentials import Credentials
-from .errors import ResileError
+from .errors import MessageTooLarge, ResileError
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +130,8 @@ class Connection:
             await self._client.publish(subject, body, reply=reply, headers=headers)
         except _NOT_SENT:
             return False
+        except MaxPayloadError:
+            raise MessageTooLarge(subject, len(body)) from None
         return True
 
     async def request(self, subject: str, body: bytes, *, headers: dict[str, str] | None = None) -> Msg:
@@ -143,9 +145,7 @@ class Connection:
             except (ConnectionClosedError, ConnectionDrainingError):
                 raise BusClosed from None
             except MaxPayloadError:
-                raise ResileError(
-                    f"a message of {len(body)} bytes on {subject} exceeds the maximum message size"
-                ) from None
+                raise MessageTooLarge(subject, len(body)) from None
             except TimeoutError:
                 if subject.lower() in self.denied:
                     raise BusRefused(f"{self._credentials.user!r} is not allowed to publish {subject}") from None

@@ -10,6 +10,14 @@ class ResileError(Exception):
     exit_status = 1
 
 
+class MessageTooLarge(ResileError):
+    """A message is larger than the bus takes. Nothing was sent."""
+
+    def __init__(self, subject: str, num_bytes: int) -> None:
+        super().__init__(f"a message of {num_bytes} bytes on {subject} exceeds the maximum message size")
+        self.num_bytes = num_bytes
+
+
 class UsageError(ResileError):
     """What was asked for cannot be done as asked: a bad option, plan, path or argument."""
 

@@ -1,70 +1,89 @@
-"""Events from a job's history: each item is published once as its reader sees it, whatever crashes in between.
+"""The history of jobs on the event stream: each item is there once, in order, whatever crashes in between.
 
-The record is stored first; the outbox then publishes every item beyond its cursor and moves the cursor. A crash before
-the cursor is stored publishes items again under the same message id ``<job>/<number>``: the bus drops them as
-duplicates, and readers drop ids and numbers that they have seen.
+An item is stored in the record of its job first, with what it tells of. The outbox then appends it to the job's events,
+and a later write of the record leaves it out. The end of the stream tells what is published: an item is appended only
+directly after the one before it, so neither a crash, nor a message that is sent twice, nor a deposed scheduler adds an
+item again.
 """
 
 import asyncio
+import logging
 
 from .buckets import ConflictError
 from .bus import Bus
-from .messages.cursor import Cursor
-from .messages.jobs import JobEvent, JobRecord
-from .subjects import OUTBOX, job_event
+from .connection import StoreFailed
+from .envelope import Malformed
+from .errors import MessageTooLarge
+from .messages.jobs import HistoryItem, JobEvent, JobRecord
+from .subjects import EVENTS, job_event, job_events
+
+logger = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Publishes the history of jobs."""
+    """Publishes what stored records hold of the history of jobs."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._cursors = bus.bucket(OUTBOX)
-        self._known: dict[str, tuple[int, int]] = {}
-        """For each job: the number published last, and the revision of its stored cursor; both 0 before the first."""
+        self._stored: dict[str, JobRecord] = {}
+        """The newest stored records that have items which may not be published."""
+        self._ends: dict[str, tuple[int, int]] = {}
+        """For each job the number of the item published last, and its sequence in the stream; both 0 before that."""
         self._lock = asyncio.Lock()
 
-    async def flush(self, record: JobRecord) -> None:
-        """Publish what the stored ``record`` has that is not published; an older record than the last does nothing."""
+    def put(self, record: JobRecord) -> None:
+        """Take over ``record``, which is stored: `flush` publishes its items."""
+        if record.unpublished:
+            self._stored[record.job] = record
+
+    def unpublished(self, job: str) -> tuple[HistoryItem, ...]:
+        """Return the items that are stored and may not be published."""
+        record = self._stored.get(job)
+        number, _ = self._ends.get(job, (0, 0))
+        return tuple(item for item in record.unpublished if item.number > number) if record else ()
+
+    async def flush(self, job: str) -> None:
+        """Publish what is not published of ``job``. What the bus refuses stays unpublished."""
         async with self._lock:
-            published, revision = await self._cursor(record.job)
-            new = record.history[published:]
-            if not new:
-                return
-            for item in new:
-                event = JobEvent(
-                    job=record.job,
-                    name=record.spec.name,
-                    tenant=record.spec.tenant,
-                    state=record.state,
-                    priority=record.priority,
-                    item=item,
-                )
-                message_id = f"{record.job}/{item.number}"
-                await self._bus.publish(job_event(record.job, item.kind), event, message_id=message_id)
-            await self._move(record.job, Cursor(number=new[-1].number), revision)
+            try:
+                while items := self.unpublished(job):
+                    await self._publish(self._stored[job], items)
+            except (StoreFailed, MessageTooLarge, Malformed) as error:
+                logger.error("history not published job=%s: %s", job, error)
+            else:
+                self._stored.pop(job, None)
 
     async def forget(self, job: str) -> None:
-        """Drop the cursor of a job whose record is removed."""
+        """Forget a job that is removed, once nothing of it is being published."""
         async with self._lock:
-            _, revision = await self._cursor(job)
-            if revision:
-                await self._cursors.delete(job, revision=revision)
-            self._known.pop(job, None)
+            self._stored.pop(job, None)
+            self._ends.pop(job, None)
 
-    async def _cursor(self, job: str) -> tuple[int, int]:
-        if job not in self._known:
-            entry = await self._cursors.get(job)
-            self._known[job] = (entry.value.number, entry.revision) if entry else (0, 0)
-        return self._known[job]
+    async def _publish(self, record: JobRecord, items: tuple[HistoryItem, ...]) -> None:
+        job = record.job
+        if job not in self._ends:
+            self._ends[job] = await self._find_end(job)
+            return
+        for item in items:
+            event = JobEvent(
+                job=job,
+                name=record.spec.name,
+                tenant=record.spec.tenant,
+                state=record.state,
+                priority=record.priority,
+                item=item,
+            )
+            subject = job_event(job, item.kind)
+            try:
+                sequence = await self._bus.append(EVENTS, subject, event, log=job_events(job), after=self._ends[job][1])
+            except ConflictError:  # another scheduler has published for this job: go on where its events end
+                del self._ends[job]
+                return
+            self._ends[job] = (item.number, sequence)
 
-    async def _move(self, job: str, cursor: Cursor, revision: int) -> None:
-        try:
-            if revision:
-                revision = await self._cursors.update(job, cursor, revision=revision)
-            else:
-                revision = await self._cursors.create(job, cursor)
-        except ConflictError:  # another scheduler published for this job: go on from its cursor
-            self._known.pop(job, None)
-        else:
-            self._known[job] = (cursor.number, revision)
+    async def _find_end(self, job: str) -> tuple[int, int]:
+        newest = await self._bus.last(EVENTS, JobEvent, subject=job_events(job))
+        if newest is None:
+            return 0, 0
+        assert newest.sequence is not None
+        return newest.message.item.number, newest.sequence

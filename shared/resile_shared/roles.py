@@ -13,7 +13,6 @@ from .subjects import (
     JOBS,
     LEASE,
     LOGS,
-    OUTBOX,
     POOL,
     REPORTS,
     STREAMS,
@@ -66,7 +65,7 @@ SCHEDULER = Role(
     ),
     follows=(EVENTS, REPORTS),
     reads=(HOSTS, POOL),
-    writes=(JOBS, ALLOCATIONS, LEASE, OUTBOX),
+    writes=(JOBS, ALLOCATIONS, LEASE),
     creates_streams=True,
 )
 LEARNER = Role(

@@ -58,6 +58,11 @@ class StreamReader(Generic[M]):
         """Return the sequence of the newest message of the stream, whatever its subject; 0 for none."""
         return (await self._ends())[1]
 
+    async def newest(self) -> Received[M] | None:
+        """Return the newest message, None without one. Raises Malformed."""
+        message = await newest_message(self._connection, self._stream, self._subject or ">")
+        return self._decode(message) if message else None
+
     async def tail(self, num: int) -> Tail[M]:
         """Return the newest ``num`` messages, or as many as there are."""
         first, last = await self._ends()
@@ -66,11 +71,25 @@ class StreamReader(Generic[M]):
         while after < last:
             page = await self._page(after)
             found += page.messages
-            after = _sequence(page.messages[-1]) if page.messages else last
+            after = sequence_of(page.messages[-1]) if page.messages else last
             if not page.num_after:
                 break
         newest = found[max(0, len(found) - num) :]
         return Tail(tuple(received for message in newest if (received := self._read(message))), max(after, last))
+
+    async def page(self, num: int, *, skip: int) -> tuple[Received[M], ...]:
+        """Return the newest ``num`` messages of those before the newest ``skip``, in order."""
+        first, last = await self._ends()
+        after = await self._sequence_before_newest(num + skip, first, last)
+        num_there = min(num, max(0, await self._count(after) - skip))
+        found: list[Msg] = []
+        while len(found) < num_there:
+            page = await self._page(after, num=min(PAGE_MESSAGES, num_there - len(found)))
+            if not page.messages:
+                break
+            found += page.messages
+            after = sequence_of(page.messages[-1])
+        return tuple(received for message in found if (received := self._read(message)))
 
     async def follow(self, *, after: int) -> AsyncGenerator[Received[M], None]:
         """Yield each message with a sequence above ``after``; never ends."""
@@ -78,7 +97,7 @@ class StreamReader(Generic[M]):
         while True:
             page = await self._page(after)
             for message in page.messages:
-                after = _sequence(message)
+                after = sequence_of(message)
                 if received := self._read(message):
                     yield received
             if not page.num_after:
@@ -128,26 +147,42 @@ class StreamReader(Generic[M]):
                     raise StoreFailed(f"$JS.API.DIRECT.GET.{self._stream}", {"description": headers.get("Description")})
 
     def _read(self, message: Msg) -> Received[M] | None:
+        try:
+            return self._decode(message)
+        except Malformed as error:
+            logger.debug("skipping unreadable message sequence=%s: %s", sequence_of(message), error)
+            return None
+
+    def _decode(self, message: Msg) -> Received[M]:
         headers = message.headers or {}
         subject = headers["Nats-Subject"]
-        try:
-            return decode(
-                self._model if isinstance(self._model, type) else self._model(subject),
-                subject=subject,
-                headers=headers,
-                body=message.data,
-                sequence=_sequence(message),
-                stored=datetime.fromisoformat(headers["Nats-Time-Stamp"]),
-            )
-        except Malformed as error:
-            logger.debug("skipping unreadable message subject=%s: %s", subject, error)
-            return None
+        return decode(
+            self._model if isinstance(self._model, type) else self._model(subject),
+            subject=subject,
+            headers=headers,
+            body=message.data,
+            sequence=sequence_of(message),
+            stored=datetime.fromisoformat(headers["Nats-Time-Stamp"]),
+        )
+
+
+async def newest_message(connection: Connection, stream: str, subject: str) -> Msg | None:
+    """Return the newest message of ``stream`` that matches ``subject``, None without one."""
+    address = f"$JS.API.DIRECT.GET.{stream}"
+    message = await connection.request(address, orjson.dumps({"last_by_subj": subject}))
+    headers = message.headers or {}
+    if headers.get("Status") == "404":
+        return None
+    if "Nats-Sequence" not in headers:
+        raise StoreFailed(address, {"description": headers.get("Description", "no sequence")})
+    return message
 
 
 def _is_end(message: Msg) -> bool:
     return "Nats-Sequence" not in (message.headers or {})
 
 
-def _sequence(message: Msg) -> int:
+def sequence_of(message: Msg) -> int:
+    """Return the sequence of a message that was read directly from a stream."""
     assert message.headers is not None
     return int(message.headers["Nats-Sequence"])

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from .errors import ResileError
 from .messages.allocations import Allocation
-from .messages.cursor import Cursor
 from .messages.hosts import HostRecord
 from .messages.jobs import JobRecord
 from .messages.lease import Lease
@@ -147,7 +146,8 @@ class Stream:
 
 
 _MiB = 1 << 20
-EVENTS = Stream("events", (HOST_EVENTS, JOB_EVENTS), 256 * _MiB)
+EVENTS = Stream("events", (HOST_EVENTS, JOB_EVENTS), 4096 * _MiB)
+"""It holds the histories of jobs."""
 REPORTS = Stream("reports", (REPORTS_OF_ALL,), 256 * _MiB, max_per_subject=2000)
 LOGS = Stream("logs", (LOGS_OF_ALL,), 1024 * _MiB, max_per_subject=20_000, syncs=False)
 DEAD_LETTERS = Stream("deadletters", (DEAD_LETTER,), 64 * _MiB, timedelta(days=30))
@@ -189,14 +189,12 @@ JOBS = BucketSpec("jobs", JobRecord)
 ALLOCATIONS = BucketSpec("allocations", Allocation)
 HOSTS = BucketSpec("hosts", HostRecord)
 LEASE = BucketSpec("lease", Lease)
-OUTBOX = BucketSpec("outbox", Cursor)
 POOL = BucketSpec("pool", PoolSettings)
 BUCKETS: tuple[BucketSpec[Any], ...] = (
     JOBS,
     ALLOCATIONS,
     HOSTS,
     LEASE,
-    OUTBOX,
     POOL,
 )
 LEASE_KEY = "scheduler"

@@ -9,8 +9,6 @@ from pydantic import ValidationError
 from resile_learner.agent.core import (
     ANNOUNCE_SECONDS,
     LISTED_SECONDS,
-    MAX_DETAILS,
-    MAX_MESSAGE,
     PROGRESS_SECONDS,
     AgentCore,
 )
@@ -47,7 +45,7 @@ from resile_learner.messages import (
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
 from resile_shared.messages.instructions import PauseWorkers, StopWorkers
-from resile_shared.messages.message import at
+from resile_shared.messages.message import MAX_DETAILS, MAX_TEXT, at
 from resile_shared.messages.reports import Report
 from resile_shared.recent_events import InternalError
 
@@ -359,7 +357,7 @@ def test_what_a_worker_reports_of_its_end_is_cut_to_what_a_message_has_room_for(
     (report,) = of_type(Report, training.message(failed))
     training.handle(WorkerExited(JOB, 1, WorkerExit(kind="failed", message=failed.message, details=failed.details)))
     for told in (report.content, training.listed()[1].exit):
-        assert told.message == "m" * MAX_MESSAGE
+        assert told.message == "m" * MAX_TEXT
         assert len(told.details) == MAX_DETAILS
         assert told.details.endswith("end")
 

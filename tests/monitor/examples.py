@@ -45,10 +45,17 @@ def job(name: str = "job-1", **changes: Any) -> JobRecord:
         priority=5000,
         submitted=at(0.0),
         generation=1,
-        history=(item(1, generation=1, iteration=0),),
         ready=READY,
     )
-    return record.model_copy(update=changes)
+    return with_history(record, item(1, generation=1, iteration=0)).model_copy(update=changes)
+
+
+def with_history(record: JobRecord, *items: HistoryItem) -> JobRecord:
+    """What the scheduler stores with these items, which are not published yet."""
+    end: dict[str, Any] = {"num_items": len(items), "unpublished": items, "iteration": items[-1].iteration}
+    last = {"kind": items[-1].kind, "reason": items[-1].reason}
+    allocations = [item for item in items if item.kind == "allocation"]
+    return record.model_copy(update={**end, **last, "allocation": allocations[-1] if allocations else None})
 
 
 def report(content: Content, *, generation: int = 1, name: str = "job-1", worker: int = 0) -> Report:

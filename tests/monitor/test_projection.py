@@ -18,9 +18,7 @@ def shown(record: JobRecord, *reports: Report) -> JobView:
     for each in reports:
         projection.report(each)
     projection.store_job(record.job, record, revision=1)
-    view = projection.job(record.job)
-    assert view is not None
-    return view
+    return projection.job(record, record.unpublished)
 
 
 def test_a_running_job_is_shown_as_its_newest_progress_has_it() -> None:
@@ -40,7 +38,7 @@ def test_a_running_job_is_shown_as_its_newest_progress_has_it() -> None:
 
 def test_the_time_that_is_left_follows_the_average_of_the_generation() -> None:
     reports = report(progress(100, iteration_seconds=9.0)).model_copy(update={"time": at(51.0)})
-    view = shown(job(history=(item(1, generation=1, iteration=0),)), reports)  # 100 iterations in 50 seconds
+    view = shown(job(), reports)  # 100 iterations in 50 seconds
     assert (view.iteration_seconds, view.seconds_left) == (9.0, 450.0)
 
 
@@ -50,15 +48,15 @@ def test_late_progress_moves_nothing_back(reports: list[Report]) -> None:
 
 
 def test_a_job_that_resumes_from_a_checkpoint_goes_back() -> None:
-    resumed = job(generation=2, history=(item(1, generation=1, iteration=0), item(2, generation=2, iteration=60)))
+    resumed = job(generation=2, allocation=item(2, generation=2, iteration=60))
     assert shown(resumed, report(progress(90))).iteration == 60
     assert shown(resumed, report(progress(61), generation=2), report(progress(90))).iteration == 61
 
 
 def test_a_job_without_reports_is_shown_as_its_history_has_it() -> None:
-    view = shown(job(history=(item(1, generation=1, iteration=0), item(2, generation=1, iteration=7))))
+    view = shown(job(allocation=item(2, generation=1, iteration=7)))
     assert (view.iteration, view.loss, view.iteration_seconds, view.seconds_left) == (7, None, None, None)
-    accepted = shown(job(state=JobState.ACCEPTED, history=(), generation=0, ready=None))
+    accepted = shown(job(state=JobState.ACCEPTED, allocation=None, generation=0, ready=None))
     assert (accepted.workers, accepted.iteration, accepted.iterations_total, accepted.bits) == (0, 0, None, None)
 
 
@@ -83,11 +81,9 @@ def test_a_failed_job_shows_the_newest_traceback_and_others_none() -> None:
 
 def test_the_traceback_of_a_worker_that_could_not_report_comes_from_its_agent() -> None:
     projection = Projection()
-    projection.store_job("job-1", job(state=JobState.FAILED), revision=1)
+    record = job(state=JobState.FAILED)
     projection.beat(beat(worker(state="gone", exit=WorkerExit(kind="exited", status=1, details="Traceback"))))
-    view = projection.job("job-1")
-    assert view is not None
-    assert view.details == "Traceback"
+    assert projection.job(record, ()).details == "Traceback"
 
 
 def test_warnings_and_the_checkpoint_are_shown_once() -> None:
@@ -111,7 +107,7 @@ def test_a_record_of_an_older_revision_changes_nothing() -> None:
     assert record is not None
     assert record.priority == 7000
     projection.store_job("job-1", None, revision=6)
-    assert projection.job("job-1") is None
+    assert projection.record("job-1") is None
     assert projection.jobs().jobs == ()
 
 

@@ -3,18 +3,19 @@
 import asyncio
 from datetime import UTC, datetime
 
+from resile_monitor.api.pool import MAX_HISTORY
 from resile_shared import subjects
-from resile_shared.api import HostList, JobList, JobView, LedgerView
+from resile_shared.api import HistoryPage, HostList, JobList, JobView, LedgerView
 from resile_shared.bus import Bus
 from resile_shared.messages.deadletters import DeadLetter
-from resile_shared.messages.jobs import JobState
+from resile_shared.messages.jobs import JobEvent, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import Content, Failed, Warned
 from resile_shared.subjects import DEAD_LETTERS
 from resile_shared.testing.fixtures import Pool
 
-from .examples import COMPLETED, beat, host, job, progress, report, worker
+from .examples import COMPLETED, beat, host, item, job, progress, report, with_history, worker
 from .monitors import Monitor, Monitors, Scene
 
 
@@ -157,3 +158,22 @@ async def test_a_monitor_shows_what_it_knows_while_the_bus_is_away(
     await pool.server.start()
     await scene.store_job(job(priority=1))
     await shows(monitor, "job-1", priority=1)
+
+
+async def test_a_long_history_is_shown_in_pages(monitors: Monitors, scene: Scene) -> None:
+    num_items = MAX_HISTORY + 7
+    items = [item(number, generation=number, iteration=number) for number in range(1, num_items + 1)]
+    record = with_history(job(), *items).model_copy(update={"unpublished": tuple(items[-2:])})
+    monitor = await monitors.start()
+    for event in items[:-1]:  # one of those that the record still holds is published already
+        await scene.scheduler.publish(
+            subjects.job_event("job-1", event.kind),
+            JobEvent(job="job-1", name="a", tenant="default", state=record.state, priority=1, item=event),
+        )
+    await scene.store_job(record)
+    view = await monitor.get("/v1/jobs/job-1", JobView)
+    assert view.history_length == num_items
+    assert view.history == tuple(items[7:])
+    page = await monitor.get(f"/v1/jobs/job-1/history?before={view.history[0].number}", HistoryPage)
+    assert page.items == tuple(items[:7])
+    assert (await monitor.get("/v1/jobs/job-1/history?before=1", HistoryPage)).items == ()

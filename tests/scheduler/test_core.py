@@ -27,7 +27,7 @@ from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, Slot, WorkerExit, WorkerReport
-from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
+from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Completed, Content, Failed, Ready, Report, Switched
 
@@ -51,6 +51,7 @@ class Bench:
         self.now = 1000.0
         self.beats = 0
         self.records: dict[str, JobRecord] = {}
+        self.histories: dict[str, list[HistoryItem]] = {}
         self.allocations: list[Allocation] = []
         self.hosts: dict[str, HostRecord] = {}
         for number, num_slots in enumerate(slots, start=1):
@@ -60,8 +61,9 @@ class Bench:
         commands = self.scheduler.handle(event, now=self.now)
         for command in commands:
             match command:
-                case StoreJob(record):
+                case StoreJob(record, items):
                     self.records[record.job] = record
+                    self.histories.setdefault(record.job, []).extend(items)
                 case WriteAllocation(allocation):
                     self.allocations.append(allocation)
         if not isinstance(event, StateRestored):
@@ -132,7 +134,7 @@ class Bench:
         return [allocation for allocation in self.allocations if allocation.job == job][-1]
 
     def kinds(self, job: str = "job-1") -> list[str]:
-        return [item.kind for item in self.records[job].history]
+        return [item.kind for item in self.histories[job]]
 
 
 def worker(number: int, slot: int | None = None, *, job: str = "job-1", state: str = "starting") -> WorkerReport:
@@ -178,7 +180,7 @@ def test_an_allocation_becomes_an_order_when_all_can_be_reached() -> None:
     assert bench.newest().generation == 1
     bench.switch()
     assert bench.records["job-1"].state is JobState.RUNNING
-    assert bench.records["job-1"].history[-1].slots == ("host-1/0", "host-1/1")
+    assert bench.histories["job-1"][-1].slots == ("host-1/0", "host-1/1")
 
 
 def test_a_slot_moves_only_after_its_release_was_seen() -> None:
@@ -229,7 +231,7 @@ def test_a_priority_changes_the_shares_and_is_kept_in_the_history() -> None:
     bench.tell(JobChangeRequested("c1", JobPriority(job_id="job-2", priority=10_000)))
     assert bench.newest("job-1").reason == "priority of job-2 raised"
     assert len(bench.newest("job-1").placements) == 3
-    item = bench.records["job-2"].history[-1]
+    item = bench.histories["job-2"][-1]
     assert (item.kind, item.reason) == ("priority", "raised from 5000 to 10000")
 
 
@@ -239,7 +241,7 @@ def test_what_cannot_be_done_is_refused_with_a_reason() -> None:
     assert unknown == Reply("c1", Refused(code="unknown", reason="there is no job job-9: `resile jobs` lists them"))
     bench.submit()
     bench.tell(JobChangeRequested("c2", JobStop(job_id="job-1", reason="enough")))
-    assert bench.records["job-1"].history[-1].reason == "enough"
+    assert bench.histories["job-1"][-1].reason == "enough"
     [over] = bench.tell(JobChangeRequested("c3", JobPriority(job_id="job-1", priority=1)))
     assert isinstance(over, Reply)
     assert isinstance(over.answer, Refused)
@@ -360,7 +362,7 @@ def test_reasons_follow_each_decision() -> None:
     bench.submit(2, min_workers=3)
     assert bench.scheduler.explain()["job-2"] == "waiting for 3 slots: the minimums of job-1 leave fewer"
     bench.host("host-2", 4)
-    assert bench.scheduler.explain()["job-2"] != bench.records["job-2"].history[-1].reason
+    assert bench.scheduler.explain()["job-2"] != bench.histories["job-2"][-1].reason
 
 
 def test_an_ordered_joiner_is_not_stopped_while_it_may_become_a_member() -> None:
@@ -381,7 +383,7 @@ def test_the_loss_of_a_host_during_the_start_starts_again_elsewhere() -> None:
     bench.beat(worker(0, 0))
     bench.host("host-2", 1, state=HostState.LOST)
     assert bench.records["job-1"].state is JobState.QUEUED
-    assert bench.records["job-1"].history[-1].reason == "its start was given up: host-2 lost"
+    assert bench.histories["job-1"][-1].reason == "its start was given up: host-2 lost"
     bench.beat(gone(0, kind="exited"))
     assert [p.worker for p in bench.newest().placements] == [2]
     assert bench.newest().cold_start

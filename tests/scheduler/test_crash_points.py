@@ -1,7 +1,7 @@
 """The scheduler crashes before and after each write and message: the outcome is the same each time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import resile_registry.service
 from resile_registry.settings import RegistrySettings
 from resile_shared import subjects
 from resile_shared.messages.commands import Accepted, JobPriority, JobSubmit
-from resile_shared.messages.jobs import JobRecord
+from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.nats_server import NatsServer
 from resile_shared.subjects import ALLOCATIONS, JOBS
 from resile_shared.testing.crash_points import CrashableService, Forker, Outcome, crash_at
@@ -89,13 +89,13 @@ def alive(agent: FakeAgent) -> list[tuple[str, int]]:
 def shape(watcher: Watcher) -> dict[str, int]:
     """How many workers each job that runs has, by its newest history item."""
     running = {job: record for job, record in watcher.records.items() if record.state.value == "running"}
-    return {job: record.history[-1].workers for job, record in running.items()}
+    return {job: record.allocation.workers for job, record in running.items() if record.allocation}
 
 
 @asynccontextmanager
 async def watching(pool: Pool) -> AsyncIterator[Watcher]:
     watcher = Watcher(await pool.bus("monitor"))
-    task = asyncio.create_task(watcher.records_change())
+    task = asyncio.gather(watcher.records_change(), watcher.events_come())
     try:
         yield watcher
     finally:
@@ -107,22 +107,21 @@ async def look(pool: Pool, watcher: Watcher) -> dict[str, object]:
     records: dict[str, JobRecord] = {
         key: entry.value for key, entry in (await watcher.bus.bucket(JOBS).entries()).items()
     }
-    for record in records.values():
-        await check_history(pool, record)
+    histories = {job: await check_history(pool, record) for job, record in records.items()}
     scheduler = await pool.bus("scheduler")
     assert not any(entry.value.placements for entry in (await scheduler.bucket(ALLOCATIONS).entries()).values())
-    overlaps(records.values())
+    overlaps(histories)
     return {
         job: (record.state.value, record.priority, record.applied_commands, record.completed)
         for job, record in records.items()
     }
 
 
-def overlaps(records: Iterable[JobRecord]) -> None:
+def overlaps(histories: Mapping[str, Iterable[HistoryItem]]) -> None:
     """The histories never show a slot for two jobs at one time."""
     ends = ("allocation", "completed", "failed", "stopped", "paused", "queued")
     items = sorted(
-        ((item.time, item.number, record.job, item) for record in records for item in record.history),
+        ((item.time, item.number, job, item) for job, history in histories.items() for item in history),
         key=lambda found: found[:3],
     )
     held: dict[str, tuple[str, ...]] = {}

@@ -57,7 +57,7 @@ def test_each_step_is_prepared_as_soon_as_the_one_before_is_active() -> None:
     assert bench.shape == (2, 25, None)
     bench.switch(iteration=25)
     assert bench.shape == (2, 25, None)
-    assert [item.reason for item in bench.records["job-1"].history if item.kind == "allocation"] == [
+    assert [item.reason for item in bench.histories["job-1"] if item.kind == "allocation"] == [
         "start", "plan 10:4", "plan 25:2",
     ]  # fmt: skip
 
@@ -95,7 +95,7 @@ def test_a_new_policy_supersedes_what_the_old_one_had_ordered() -> None:
     members = (worker(number, number, state="member") for number in range(2))
     bench.beat(*members, *(worker(p.worker, p.slot) for p in bench.newest().placements[1:]))
     bench.switch(iteration=7)
-    assert bench.records["job-1"].history[-1].reason == "resize to 3 workers"
+    assert bench.histories["job-1"][-1].reason == "resize to 3 workers"
     assert bench.shape == (3, 0, None)
 
 

@@ -49,7 +49,7 @@ def test_survivors_continue_at_once_and_the_history_has_the_reason() -> None:
     assert named(bench) == [0, 1]
     assert bench.records["job-1"].state is JobState.RECOVERING
     bench.switch(iteration=40)
-    item = [item for item in bench.records["job-1"].history if item.kind == "allocation"][-1]
+    item = [item for item in bench.histories["job-1"] if item.kind == "allocation"][-1]
     assert (item.reason, item.workers, item.iteration) == (
         f"worker 2 on host-1/2 {KILLED}",
         2,
@@ -63,7 +63,7 @@ def test_a_warning_is_in_the_history_once_and_is_not_the_reason_of_the_state() -
     for number in (0, 1):
         bench.report(Warned(message="the disk is full"), worker=number)
     record = bench.records["job-1"]
-    assert [item.reason for item in record.history if item.kind == "warning"] == ["the disk is full"]
+    assert [item.reason for item in bench.histories["job-1"] if item.kind == "warning"] == ["the disk is full"]
     assert record.reason == reason
 
 
@@ -161,7 +161,7 @@ def test_a_job_without_survivors_starts_again_from_its_checkpoint() -> None:
     bench = running(1)
     bench.report(CheckpointSaved(lineage=1, iteration=30, num_bytes=1), generation=1)
     bench.beat(gone(0, kind="killed"))
-    history = bench.records["job-1"].history
+    history = bench.histories["job-1"]
     assert history[-1].kind == "queued"
     assert "it starts again from the checkpoint of iteration 30" in history[-1].reason
     assert bench.newest().cold_start
@@ -173,7 +173,7 @@ def test_a_job_without_survivors_looks_for_a_checkpoint_without_a_report() -> No
     bench = running(1)
     bench.host("host-1", 1, state=HostState.LOST)
     assert bench.records["job-1"].state is JobState.QUEUED
-    assert bench.records["job-1"].history[-1].reason == (
+    assert bench.histories["job-1"][-1].reason == (
         "host-1 lost: no worker is left, "
         "so it starts again from the newest complete checkpoint, or else from the beginning"
     )
@@ -397,7 +397,7 @@ def test_the_story_with_a_host_that_dies_and_returns() -> None:
     sim.run(watch=checker.check)
     assert {record.state for record in sim.records.values()} == {JobState.COMPLETED}
     for job, iteration in before.items():
-        reached = [item.iteration for item in sim.records[job].history if item.kind == "allocation"]
+        reached = [item.iteration for item in sim.histories[job] if item.kind == "allocation"]
         assert not any(item < iteration for item in reached[2:]), (job, reached, iteration)
 
 
@@ -445,5 +445,5 @@ def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_j
         sim.later(second, sim.send_heartbeats)
     sim.run(watch=checker.check)
     for record in sim.records.values():
-        assert record.state is JobState.COMPLETED, [(item.kind, item.reason) for item in record.history]
+        assert record.state is JobState.COMPLETED, [(item.kind, item.reason) for item in sim.histories[record.job]]
     assert sim.scheduler.holders() == {}

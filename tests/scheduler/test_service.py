@@ -17,13 +17,14 @@ from resile_shared.bus import Bus
 from resile_shared.envelope import Received
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, JobSubmit, Refused
 from resile_shared.messages.deadletters import DeadLetter
-from resile_shared.messages.jobs import JobEvent, JobRecord, JobSpec
+from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSpec
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import PeerSuspected
 from resile_shared.subjects import ALLOCATIONS, DEAD_LETTERS, EVENTS, JOB_EVENTS, JOBS
 from resile_shared.telemetry import set_up_tracing, traced
 from resile_shared.testing.fake_agent import FakeAgent
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.histories import check_history
 from resile_shared.testing.services import as_process, in_process
 from resile_shared.testing.waiting import until
 
@@ -39,14 +40,20 @@ class Watcher:
         self.bus = bus
         self.records: dict[str, JobRecord] = {}
         self.events: list[JobEvent] = []
+        self.items: dict[tuple[str, int], HistoryItem] = {}
 
     async def records_change(self) -> None:
+        """Show each record once its history is known: what it does not hold was published before."""
         async for changes in self.bus.bucket(JOBS).watch():
-            self.records |= {change.key: change.value for change in changes if change.value is not None}
+            for record in (change.value for change in changes if change.value is not None):
+                self.items |= {(record.job, item.number): item for item in record.unpublished}
+                await until(lambda record=record: len(self.history(record.job)) >= record.num_items)  # type: ignore[misc]
+                self.records[record.job] = record
 
     async def events_come(self) -> None:
         async def note(received: Received[JobEvent]) -> None:
             self.events.append(received.message)
+            self.items[received.message.job, received.message.item.number] = received.message.item
 
         await self.bus.follow(EVENTS, JobEvent, note, subjects=(JOB_EVENTS,))
 
@@ -55,15 +62,18 @@ class Watcher:
 
     def workers(self, job: str = "job-1") -> int:
         """Members of the active generation."""
-        items = [item for item in self.records[job].history if item.kind == "allocation"] if job in self.records else []
-        return items[-1].workers if items else 0
+        record = self.records.get(job)
+        return record.allocation.workers if record and record.allocation else 0
+
+    def history(self, job: str = "job-1") -> list[HistoryItem]:
+        return [item for (name, _), item in sorted(self.items.items()) if name == job]
 
     def kinds(self, job: str = "job-1") -> list[str]:
-        return [item.kind for item in self.records[job].history]
+        return [item.kind for item in self.history(job)]
 
     async def all_events_of(self, job: str = "job-1") -> list[int]:
         """Wait until the history is published to its end; return the numbers as they were published."""
-        end = len(self.records[job].history)
+        end = self.records[job].num_items
         await until(lambda: any(e.job == job and e.item.number == end for e in self.events))
         return [event.item.number for event in self.events if event.job == job]
 
@@ -278,7 +288,7 @@ async def test_a_lost_host_takes_its_workers_with_it(house: House) -> None:
         await until(lambda: house.watcher.workers("job-1") == house.watcher.workers("job-2") == 4)
         (lost,) = {job for job, _ in other.workers}
         await other.vanish()
-        await until(lambda: any("host-2 lost" in item.reason for item in house.watcher.records[lost].history))
+        await until(lambda: any("host-2 lost" in item.reason for item in house.watcher.history(lost)))
         await until(lambda: house.watcher.workers("job-1") == house.watcher.workers("job-2") == 2)
 
 
@@ -290,7 +300,7 @@ async def test_a_job_that_loses_a_host_goes_on_with_its_other_members(house: Hou
         await until(lambda: house.watcher.workers() == 8)
         await second.vanish()
         await until(lambda: house.watcher.workers() == 4 and house.watcher.state() == "running")
-        assert house.watcher.records["job-1"].history[-1].reason == "host-2 lost"
+        assert house.watcher.history()[-1].reason == "host-2 lost"
         assert [allocation.is_recovery for allocation in first.seen][-1]
 
 
@@ -316,7 +326,7 @@ async def test_an_accused_worker_whose_agent_is_silent_is_left_behind_before_its
         await second.vanish()
         await accuse(first, second)
         await until(lambda: house.watcher.workers() == 4)
-        reasons = [item.reason for item in house.watcher.records["job-1"].history if item.kind == "allocation"]
+        reasons = [item.reason for item in house.watcher.history() if item.kind == "allocation"]
         assert reasons[-1] == "host-2 does not answer"
 
 
@@ -384,3 +394,19 @@ async def test_a_trace_goes_from_the_submission_to_the_allocation(house: House) 
             (change,) = await anext(changes)
     assert change.key == "job-2"
     assert change.headers["traceparent"].split("-")[1] == trace.format_trace_id(span.get_span_context().trace_id)
+
+
+async def test_a_long_history_leaves_the_record_small_and_is_whole(house: House) -> None:
+    """Whatever happens to a job, and whichever scheduler leads, its record has the same size."""
+    sizes = []
+    for first in (6000, 7000):
+        async with scheduler(house.pool):
+            if not sizes:
+                assert await house.submit() == "job-1"
+            for priority in range(first, first + 80):
+                await house.ask(JobPriority(job_id="job-1", priority=priority))
+                await until(lambda wanted=priority: house.watcher.records["job-1"].priority == wanted)  # type: ignore[misc]
+            sizes.append(len(house.watcher.records["job-1"].model_dump_json()))
+    assert sizes[1] - sizes[0] < 500
+    history = await check_history(house.pool, house.watcher.records["job-1"])
+    assert [item.kind for item in history].count("priority") == 160

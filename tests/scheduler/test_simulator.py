@@ -34,16 +34,16 @@ def two_hosts() -> SimulatedPool:
 
 
 def shapes(sim: SimulatedPool, job: str) -> list[tuple[int, str]]:
-    return [(item.workers, item.reason) for item in sim.records[job].history if item.kind == "allocation"]
+    return [(item.workers, item.reason) for item in sim.histories[job] if item.kind == "allocation"]
 
 
 def kinds(sim: SimulatedPool, job: str) -> list[str]:
-    return [item.kind for item in sim.records[job].history]
+    return [item.kind for item in sim.histories[job]]
 
 
 def is_sharing(record: JobRecord) -> bool:
     """Whether the job takes part in the sharing of slots."""
-    waits = record.state in (JobState.PAUSED, JobState.ACCEPTED) or record.history[-1].kind in ("pausing", "suspending")
+    waits = record.state in (JobState.PAUSED, JobState.ACCEPTED) or record.intent.value in ("pausing", "suspending")
     return not (record.state.is_final or waits or record.completed)
 
 
@@ -104,7 +104,7 @@ def test_an_exact_division_is_reached_while_training_goes_on() -> None:
     sim.run(until=3.0)
     before = sim.iteration("job-1")
     sim.run(until=3.1)
-    [_, shrink] = [item for item in sim.records["job-1"].history if item.kind == "allocation"]
+    [_, shrink] = [item for item in sim.histories["job-1"] if item.kind == "allocation"]
     assert shrink.iteration - before <= 100
     assert (shrink.time.timestamp() - sim.start) <= 3.0 + 0.03 + 0.001
 
@@ -122,7 +122,7 @@ def test_a_job_pauses_with_a_checkpoint_and_goes_on_from_there() -> None:
     assert len(checker.free_slots()) == 8
     sim.run(watch=checker.check)
     assert kinds(sim, "job-1") == ["accepted", "allocation", "pausing", "paused", "allocation", "completed"]
-    again = sim.records["job-1"].history[4]
+    again = sim.histories["job-1"][4]
     assert again.iteration == record.checkpoint.iteration
     assert [a.resume for a in sim.allocations if a.cold_start] == [False, False, True, True]
 
@@ -214,7 +214,7 @@ def overlaps(sim: SimulatedPool) -> None:
     """Read the stored histories alone: at no moment do two jobs train on one slot."""
     changes: list[tuple[float, int, str, HistoryItem]] = []
     for record in sim.records.values():
-        for item in record.history:
+        for item in sim.histories[record.job]:
             if item.kind in ("allocation", "completed", "failed", "stopped", "paused", "queued"):
                 changes.append((item.time.timestamp(), len(changes), record.job, item))
     by_time: dict[float, list[tuple[str, HistoryItem]]] = {}

@@ -36,7 +36,7 @@ def passes(bench: Bench, seconds: float) -> None:
 
 
 def reason(bench: Bench) -> str:
-    return bench.records["job-1"].history[-1].reason
+    return bench.histories["job-1"][-1].reason
 
 
 def test_a_start_whose_members_do_not_reach_each_other_is_given_up_and_avoids_a_host() -> None:

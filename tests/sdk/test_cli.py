@@ -247,12 +247,13 @@ def result(done: Completed | None, outcome: Outcome) -> Result:
         priority=5000,
         submitted=at(0),
         generation=2,
-        history=(item,),
+        num_items=1,
         ready=READY,
         completed=done,
     )
     return Result(
         record=record,
+        history=(item,),
         name="train",
         outcome=outcome,
         min_workers=1,

@@ -21,7 +21,7 @@ from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.plan import PlanPolicy, PlanStep
 from resile_shared.messages.commands import JobPause
 from resile_shared.messages.hosts import HostHello, Slot, WorkerExit
-from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
+from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 
 JOB = "job-1"
 SHARDS = 24
@@ -35,6 +35,7 @@ class World:
     now: float = 1000.0
     iteration: int = 0
     record: JobRecord | None = None
+    history: list[HistoryItem] = field(default_factory=list)
     alive: dict[int, tuple[str, int]] = field(default_factory=dict)
     members: tuple[int, ...] = ()
     pauses: list[int] = field(default_factory=list)
@@ -50,8 +51,9 @@ class World:
 
     def answer(self, command: Command) -> list[Event]:
         match command:
-            case scheduler.StoreJob(record):
+            case scheduler.StoreJob(record, items):
                 self.record = record
+                self.history += items
             case StartTimer(_, event):
                 self.timers.append(event)
             case HostCommand(host, incarnation, agent.StartWorker(_, worker)):
@@ -98,7 +100,7 @@ class World:
     @property
     def reasons(self) -> list[str]:
         assert self.record is not None
-        return [f"{item.kind}: {item.reason}" for item in self.record.history]
+        return [f"{item.kind}: {item.reason}" for item in self.history]
 
 
 def hello(host: str, slots: int, incarnation: int = 1) -> HostHello:
@@ -166,7 +168,7 @@ def test_a_plan_is_followed_by_the_same_cores() -> None:
     world = World(InMemoryPool(Scheduler(secret="s", policy=PlanPolicy(steps))))
     world.send(hello("local", 6), submitted(3))
     assert world.record is not None
-    sizes = [(item.iteration, item.workers) for item in world.record.history if item.kind == "allocation"]
+    sizes = [(item.iteration, item.workers) for item in world.history if item.kind == "allocation"]
     assert sizes == [(0, 1), (10, 3), (20, 2)]
 
 

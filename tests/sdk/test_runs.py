@@ -37,8 +37,12 @@ def test_a_run_has_a_short_readable_id(name: str, prefix: str, home: Home) -> No
     assert len(job) == len(prefix) + 6
 
 
+def items(*numbers: int) -> tuple[HistoryItem, ...]:
+    made = (HistoryItem(number=n, time=at(n), kind="queued", generation=0, workers=0, iteration=0) for n in numbers)
+    return tuple(made)
+
+
 def record(job: str, *, num_items: int, next_worker: int = 0) -> JobRecord:
-    items = [HistoryItem(number=n, time=at(n), kind="queued", generation=0, workers=0, iteration=0) for n in (1, 2, 3)]
     return JobRecord(
         job=job,
         spec=JobSpec(name="train", package="/somewhere", script="/somewhere/train.py"),
@@ -46,22 +50,25 @@ def record(job: str, *, num_items: int, next_worker: int = 0) -> JobRecord:
         priority=5000,
         submitted=at(0),
         next_worker=next_worker,
-        history=tuple(items[:num_items]),
+        num_items=num_items,
     )
 
 
 def test_a_resumed_run_has_the_record_the_whole_history_and_the_newest_generation(home: Home) -> None:
     folder = began(home.create("train"))
-    for num_items in (1, 3):
-        folder.note_record(record(folder.job, num_items=num_items, next_worker=num_items))
+    for new in (items(1), items(2, 3)):
+        num_items = new[-1].number
+        folder.note_record(record(folder.job, num_items=num_items, next_worker=num_items), new)
     folder.note_generation(1)
     folder.note_generation(2)
     folder.close()
     resumed = home.resume(SCRIPT, None)
     newest = record(folder.job, num_items=3, next_worker=3)
-    assert resumed.journal == Journal(str(SCRIPT), ("--lr", "0.1"), "train", "file:///storage", newest, 2)
-    resumed.note_record(newest)
-    assert read_journal(folder.path).record == newest, "no item of the history is journaled twice"
+    assert resumed.journal == Journal(
+        str(SCRIPT), ("--lr", "0.1"), "train", "file:///storage", newest, items(1, 2, 3), 2
+    )
+    resumed.note_record(newest, ())
+    assert read_journal(folder.path) == resumed.journal, "no item of the history is journaled twice"
 
 
 def test_a_line_that_was_cut_short_is_ignored(home: Home) -> None:
@@ -84,7 +91,7 @@ def test_what_a_full_disk_keeps_out_of_the_journal_is_written_once_there_is_room
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, limits[1]))
     try:
         folder.note_generation(1)
-        folder.note_record(record(folder.job, num_items=2))
+        folder.note_record(record(folder.job, num_items=2), items(1, 2))
         assert folder.journal_fault
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -17,13 +17,13 @@ def item(number: int, kind: str = "allocation") -> HistoryItem:
     )
 
 
-def record(job: str = "job-1", *, num_items: int = 0, applied_commands: tuple[str, ...] = ()) -> JobRecord:
+def record(job: str = "job-1", *, num_items: int = 0, num_published: int = 0, args: tuple[str, ...] = ()) -> JobRecord:
     return JobRecord(
         job=job,
-        spec=JobSpec(name="digits", package="packages/1", script="train.py"),
+        spec=JobSpec(name="digits", package="packages/1", script="train.py", args=args),
         state=JobState.RUNNING,
         priority=5000,
         submitted=at(0.0),
-        history=tuple(item(number) for number in range(1, num_items + 1)),
-        applied_commands=applied_commands,
+        num_items=num_items,
+        unpublished=tuple(item(number) for number in range(num_published + 1, num_items + 1)),
     )

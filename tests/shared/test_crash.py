@@ -68,13 +68,11 @@ async def test_compare_and_set_is_neither_lost_nor_doubled(pool: Pool) -> None:
     load = Load()
 
     async def add(bus: Bus, mark: str) -> None:
-        """Add the mark as a command's id is added: unless it is there."""
+        """Add the mark to a collection, unless it is there."""
         jobs = bus.bucket(JOBS)
-        while (entry := await jobs.get("job-1")) is not None and mark not in entry.value.applied_commands:
+        while (entry := await jobs.get("job-1")) is not None and mark not in entry.value.spec.args:
             with suppress(ConflictError):
-                await jobs.update(
-                    "job-1", record(applied_commands=(*entry.value.applied_commands, mark)), revision=entry.revision
-                )
+                await jobs.update("job-1", record(args=(*entry.value.spec.args, mark)), revision=entry.revision)
 
     async def write(bus: Bus, name: str) -> None:
         number = 0
@@ -86,7 +84,7 @@ async def test_compare_and_set_is_neither_lost_nor_doubled(pool: Pool) -> None:
     await load.under_crashes(pool, *(write(bus, name) for name, bus in zip("abc", buses, strict=True)))
     entry = await buses[0].bucket(JOBS).get("job-1")
     assert entry is not None
-    assert sorted(entry.value.applied_commands) == sorted(added)
+    assert sorted(entry.value.spec.args) == sorted(added)
 
 
 async def test_requests_are_answered_and_have_their_effect_once(pool: Pool) -> None:

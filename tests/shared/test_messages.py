@@ -37,7 +37,7 @@ def test_a_time_equals_itself_after_a_journey(time: datetime) -> None:
 
 def test_history_without_gaps_is_the_only_history() -> None:
     with pytest.raises(ValidationError, match="numbered"):
-        JobRecord.model_validate(record().model_dump() | {"history": (item(1), item(3))})
+        JobRecord.model_validate(record(num_items=3).model_dump() | {"unpublished": (item(1), item(3))})
 
 
 def test_a_job_whose_minimum_is_above_its_maximum_says_so() -> None:

@@ -30,7 +30,6 @@ SUBJECTS = {
     "$KV.jobs.j": {"scheduler"},
     "$KV.allocations.j": {"scheduler"},
     "$KV.lease.scheduler": {"scheduler"},
-    "$KV.outbox.j": {"scheduler"},
     "$KV.hosts.h": {"registry"},
     "$KV.pool.settings": {"registry"},
     "$JS.API.STREAM.DELETE.events": set(),

@@ -160,11 +160,11 @@ async def under_restarts(folder: Path, restart: Callable[[House], Awaitable[None
             assert record.completed is not None
             assert record.completed.params_sha256 == wanted
             assert all(count.once == count.samples for count in record.completed.ledger)
-            kinds = [item.kind for item in record.history]
+            kinds = [item.kind for item in await check_history(pool.pool, record)]
             assert kinds.count("accepted") == kinds.count("completed") == 1
             assert not set(kinds) & {"failed", "recovering"}
-            await check_history(pool.pool, record)
-        assert [item.kind for item in pool.records[jobs[0]].history].count("priority") == NUM_RESTARTS
+        changed = await check_history(pool.pool, pool.records[jobs[0]])
+        assert [item.kind for item in changed].count("priority") == NUM_RESTARTS
 
 
 @pytest.mark.long

@@ -147,8 +147,8 @@ class Checks:
 
     def _check_history(self, record: JobRecord) -> None:
         published = self._numbers.get(record.job, 0)
-        if published != len(record.history):
-            self.break_promise(f"{record.job}: {published} of {len(record.history)} items of its history are published")
+        if published != record.num_items:
+            self.break_promise(f"{record.job}: {published} of {record.num_items} items of its history are published")
 
     def _check_completed(self, record: JobRecord, script: SimScript, objects: Mapping[str, bytes]) -> None:
         completed = record.completed

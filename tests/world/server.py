@@ -140,8 +140,9 @@ class Stream:
         return {"stream": self.name, "seq": self.last}
 
     def newest(self, subject: str) -> Stored | None:
-        sequences = self.by_subject.get(subject)
-        return self.messages[sequences[-1]] if sequences else None
+        found = [subject] if "*" not in subject else [known for known in self.by_subject if matches(subject, known)]
+        newest = max((sequences[-1] for name in found if (sequences := self.by_subject.get(name))), default=None)
+        return None if newest is None else self.messages[newest]
 
     def remove(self, sequence: int) -> None:
         stored = self.messages.pop(sequence)
@@ -312,7 +313,8 @@ class SimServer:
             case ["STREAM", "INFO", name]:
                 self._answer(reply, self._info(name))
             case ["DIRECT", "GET", name, *rest]:
-                self._get(self.streams[name], ".".join(rest), reply)
+                subject = ".".join(rest) or orjson.loads(data)["last_by_subj"]
+                self._get(self.streams[name], subject, reply)
             case ["CONSUMER", "CREATE", name, consumer, *_]:
                 self._answer(reply, self._create_consumer(self.streams.get(name), consumer, orjson.loads(data)))
             case ["CONSUMER", "MSG", "NEXT", name, consumer]:
@@ -333,7 +335,8 @@ class SimServer:
         if stored is None:
             self._publish(reply, b"", {"Status": "404"}, "")
         else:
-            headers = {**stored.headers, "Nats-Sequence": str(stored.sequence), "Nats-Subject": subject}
+            headers = {**stored.headers, "Nats-Sequence": str(stored.sequence), "Nats-Subject": stored.subject}
+            headers["Nats-Time-Stamp"] = "2026-01-01T00:00:00.000Z"
             self._publish(reply, stored.data, headers, "")
 
     def _create_consumer(self, stream: Stream | None, name: str, request: dict[str, Any]) -> dict[str, Any]:

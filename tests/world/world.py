@@ -144,7 +144,7 @@ class World:
             return f"submission {number} was never answered"
         if record.state.is_final:
             return f"{job} is {record.state}"
-        return f"{job} is still {record.state} at iteration {record.history[-1].iteration}: {record.reason}"
+        return f"{job} is still {record.state} at iteration {record.iteration}: {record.reason}"
 
     # what takes the place of the product's own, for `surroundings`
 

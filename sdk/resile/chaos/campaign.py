@@ -205,7 +205,7 @@ class Campaign:
     async def _collect_jobs(self) -> Sequence[JobView]:
         """Return the jobs, after their histories had time to be published."""
         there = {job.id for job in await self.client.jobs()}
-        jobs = [await self.client.job(job) for job in self.accepted if job in there]
+        jobs = [await self.client.whole_job(job) for job in self.accepted if job in there]
         deadline = time.time() + PUBLISHED_SECONDS
         num_items = sum(len(job.history) for job in jobs)
         while time.time() < deadline:

@@ -115,7 +115,7 @@ async def show_job(client: "Client", job: Job) -> Answer:
     """Show one job: its progress, its slots, and its history."""
     from .tables import job_details
 
-    view = await client.job(await client.find(job))
+    view = await client.whole_job(await client.find(job))
     return view, job_details(view)
 
 

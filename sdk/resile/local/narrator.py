@@ -1,6 +1,6 @@
 """What the user is shown of a run, made from what the pool stores and what workers report."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from resile_scheduler.core.plan import PlanStep
 from resile_shared.messages.jobs import HistoryItem, JobRecord
@@ -10,15 +10,14 @@ from .events import Noted, Progressed, Rescaled, RunEvent, Saved, TrainingCalled
 
 
 class Narrator:
-    """Follows one run. What happened before ``num_known`` items of its history is not shown again."""
+    """Follows one run."""
 
-    def __init__(self, steps: Sequence[PlanStep], *, num_known: int = 0) -> None:
+    def __init__(self, steps: Sequence[PlanStep]) -> None:
         self.progress: Progress | None = None
         """The newest."""
         self.lowest_rank: int | None = None
         """The worker whose output stands for all; None while nothing trains."""
         self._steps = steps
-        self._num_known = num_known
         self._ready: Ready | None = None
         self._num_workers = 0
         self._pause_seconds: dict[int, float] = {}
@@ -40,8 +39,8 @@ class Narrator:
             case _:
                 pass
 
-    def on_record(self, record: JobRecord) -> Iterator[RunEvent]:
-        """Show what is new in a stored record."""
+    def on_record(self, record: JobRecord, items: Iterable[HistoryItem]) -> Iterator[RunEvent]:
+        """Show what is new in a stored record and, by ``items``, in its history."""
         if record.ready and record.ready != self._ready:
             self._ready = record.ready
             yield TrainingCalled(record.ready)
@@ -49,9 +48,8 @@ class Narrator:
                 if step.iteration >= max(record.ready.iterations_total, 1):
                     end = f"training ends at iteration {record.ready.iterations_total}"
                     yield Noted(f"step {step} of the plan has no effect: {end}")
-        for item in record.history[self._num_known :]:
+        for item in items:
             yield from self._on_history(item)
-        self._num_known = len(record.history)
 
     def traceback_of(self, reason: str) -> str:
         """Return the traceback of the failure that ``reason`` tells of, if a worker reported one."""

@@ -23,6 +23,8 @@ class Result:
     """All there is to know about a run that has ended."""
 
     record: JobRecord
+    history: tuple[HistoryItem, ...]
+    """Every change of the run, also before it was resumed."""
     name: str
     outcome: Outcome
     min_workers: int
@@ -44,11 +46,6 @@ class Result:
         return self.record.completed
 
     @property
-    def history(self) -> tuple[HistoryItem, ...]:
-        """Every change of the run, also before it was resumed."""
-        return self.record.history
-
-    @property
     def can_resume(self) -> bool:
         """Whether there is a complete checkpoint."""
         return self.record.checkpoint is not None
@@ -57,7 +54,7 @@ class Result:
         """Return what `resile job --json` prints of a job, with the ledger inside."""
         record, completed = self.record, self.completed
         ready, last = record.ready, completed or self.progress
-        sizes = [item.workers for item in record.history if item.kind == "allocation"]
+        sizes = [item.workers for item in self.history if item.kind == "allocation"]
         return {
             "id": record.job,
             "name": self.name,
@@ -74,7 +71,7 @@ class Result:
             "samples_seen": last.samples_seen if last else 0,
             "loss": last.loss if last else None,
             "params_sha256": completed.params_sha256 if completed else None,
-            "history": [item.model_dump(mode="json") for item in record.history],
+            "history": [item.model_dump(mode="json") for item in self.history],
             "ledger": {"epochs": [count.model_dump() for count in completed.ledger] if completed else []},
             "metrics": last.metrics if last else {},
             "validation": last.validation if last else {},

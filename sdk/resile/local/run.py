@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import JobPause, JobResume, JobStop, Refused
 from resile_shared.messages.hosts import HostHello, Slot, WorkerExit
-from resile_shared.messages.jobs import MAX_WORKERS, JobRecord, JobSpec, JobState
+from resile_shared.messages.jobs import MAX_WORKERS, HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.reports import Report
 
 from .events import Noted, Printed, RunEvent, RunOpened
@@ -60,6 +60,7 @@ class LocalRun:
         self._journal_fault = ""
         self._folder: RunFolder
         self._narrator: Narrator
+        self._history: list[HistoryItem] = []
         self._on_event: OnEvent
         self._fork_server: ForkServerClient
         self._runner: WorkerRunner
@@ -129,8 +130,8 @@ class LocalRun:
         self._storage = folder.journal.storage or folder.path.as_uri()
         if settings.storage:
             self._storage = f"{settings.storage.rstrip('/')}/{folder.job}"
-        before = folder.journal.record
-        self._narrator = Narrator(self._policy.steps, num_known=len(before.history) if before else 0)
+        self._narrator = Narrator(self._policy.steps)
+        self._history = list(folder.journal.history)
         return folder
 
     # the pool
@@ -158,7 +159,12 @@ class LocalRun:
             generation=stored.generation,
             lineage=max(1, stored.lineage),  # a run that is resumed always looks for a checkpoint
             next_worker=stored.next_worker,
-            history=stored.history,
+            num_items=stored.num_items,
+            kind=stored.kind,
+            reason=stored.reason,
+            iteration=stored.iteration,
+            allocation=stored.allocation,
+            warnings=stored.warnings,
             checkpoint=stored.checkpoint,
         )
         generation = max(1, self._folder.journal.generation)
@@ -261,8 +267,8 @@ class LocalRun:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case scheduler.StoreJob(record):
-                self._store(record)
+            case scheduler.StoreJob(record, items):
+                self._store(record, items)
             case scheduler.WriteAllocation(allocation):
                 self._folder.note_generation(allocation.generation)
             case Report():
@@ -277,10 +283,11 @@ class LocalRun:
             case scheduler.Reply():
                 pass
 
-    def _store(self, record: JobRecord) -> None:
+    def _store(self, record: JobRecord, items: Sequence[HistoryItem]) -> None:
         self._record = record
-        self._folder.note_record(record)
-        self._show(self._narrator.on_record(record))
+        self._history += items
+        self._folder.note_record(record, items)
+        self._show(self._narrator.on_record(record, items))
         if self._is_stopping and record.state is JobState.PAUSED:
             self._stop_now()
 
@@ -338,6 +345,7 @@ class LocalRun:
         model = record.completed.model if record.completed else None
         return Result(
             record=record,
+            history=tuple(self._history),
             name=self._name,
             outcome=self._outcome(record),
             min_workers=min(sizes),
@@ -355,7 +363,7 @@ class LocalRun:
             case JobState.STOPPED:
                 return Outcome("stopped")
             case _:
-                ready, error = record.ready, record.history[-1].reason
+                ready, error = record.ready, record.reason
                 usage = ready and self._policy.error(
                     num_shards=ready.num_shards,
                     batch_size=ready.batch_size,

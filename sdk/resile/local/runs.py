@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import pydantic
 
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.home import open_home
-from resile_shared.messages.jobs import JobRecord
+from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.messages.message import at, timestamp
 
 KEEP_RUNS = 20
@@ -40,7 +40,9 @@ class Journal:
     name: str = ""
     storage: str = ""
     record: JobRecord | None = None
-    """The newest, with the whole history."""
+    """The newest."""
+    history: tuple[HistoryItem, ...] = ()
+    """The whole of it."""
     generation: int = 0
     """The newest that was allocated."""
 
@@ -58,7 +60,6 @@ class RunFolder:
         self._unwritten = b""
         self.journal_fault = ""
         """Why the journal lacks its last entries, if it does: they are written with the next one."""
-        self._num_items = len(self.journal.record.history) if self.journal.record else 0
 
     @property
     def job(self) -> str:
@@ -71,13 +72,12 @@ class RunFolder:
         if self.journal_fault:
             raise ResileError(f"the run's folder {self.path} cannot be written: {self.journal_fault}; choose a --home")
 
-    def note_record(self, record: JobRecord) -> None:
-        """Journal the job's record; of its history what is new."""
-        new, self._num_items = record.history[self._num_items :], len(record.history)
+    def note_record(self, record: JobRecord, items: Iterable[HistoryItem]) -> None:
+        """Journal the job's record and the new ``items`` of its history."""
         self._append(
             kind="record",
-            record=record.model_dump(mode="json", exclude={"history"}),
-            history=[item.model_dump(mode="json") for item in new],
+            record=record.model_dump(mode="json"),
+            history=[item.model_dump(mode="json") for item in items],
         )
 
     def note_generation(self, generation: int) -> None:
@@ -205,11 +205,12 @@ def read_journal(path: Path) -> Journal:
     if record is None:
         return journal
     try:
-        stored = JobRecord.model_validate_json(orjson.dumps({**record, "history": history}))
+        stored = JobRecord.model_validate_json(orjson.dumps(record))
+        told = tuple(HistoryItem.model_validate_json(orjson.dumps(item)) for item in history)
     except pydantic.ValidationError as error:
         fault = error.errors()[0]["msg"]
         raise ResileError(f"{path / 'journal'} is not readable: {fault}; start a new run without --resume") from error
-    return replace(journal, record=stored)
+    return replace(journal, record=stored, history=told)
 
 
 def _entries(file: Path) -> Iterator[Any]:

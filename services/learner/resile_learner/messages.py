@@ -10,11 +10,11 @@ from pydantic import Field, TypeAdapter
 
 from resile_shared.messages import reports
 from resile_shared.messages.jobs import MAX_WORKERS
-from resile_shared.messages.message import Message
+from resile_shared.messages.message import MAX_INTEGER, Count, HostAddress, Id, Message, Port
 
 __all__ = ["Message"]
 
-MAX_NUMBER = (1 << 53) - 1
+MAX_NUMBER = MAX_INTEGER
 """The largest worker id, generation or round: all JSON parsers read it exactly, and it fits into a frame's header."""
 WorkerId = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Generation = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
@@ -24,8 +24,8 @@ class Member(Message):
     """One worker of a generation and where its peers reach it."""
 
     worker: WorkerId = Field(description="id of the worker, never used again within its job; joiners have higher ids")
-    host: str = Field(max_length=255)
-    port: int = Field(gt=0, lt=65536)
+    host: HostAddress
+    port: Port
 
 
 class Order(Message):
@@ -35,7 +35,7 @@ class Order(Message):
     """
 
     kind: Literal["order"] = "order"
-    job: str = Field(max_length=64)
+    job: Id
     generation: Generation
     members: tuple[Member, ...] = Field(min_length=1, max_length=MAX_WORKERS, description="in rank order")
     secret: str = Field(max_length=256, repr=False, description="proves membership of this generation on worker links")
@@ -75,27 +75,27 @@ class Pause(Message):
     """The members of ``generation`` save a checkpoint at the next boundary and stop there."""
 
     kind: Literal["pause"] = "pause"
-    generation: int = Field(ge=1)
+    generation: Generation
 
 
 class WorkerMessage(Message):
     """A message that names the worker that sent it."""
 
-    worker: int = Field(ge=0)
+    worker: WorkerId
 
 
 class MemberMessage(WorkerMessage):
     """A message of a member of ``generation``."""
 
-    generation: int = Field(ge=0)
+    generation: Count
 
 
 class WorkerListening(WorkerMessage):
     """A worker's first message: the address that its peers connect to. Sent before the user's script runs."""
 
     kind: Literal["listening"] = "listening"
-    host: str = Field(max_length=255)
-    port: int = Field(gt=0, lt=65536)
+    host: HostAddress
+    port: Port
 
 
 class Ready(WorkerMessage, reports.Ready):
@@ -110,7 +110,7 @@ class Joined(MemberMessage):
     """From every other rank: this worker is a member of ``generation``."""
 
     kind: Literal["joined"] = "joined"
-    iteration: int = Field(ge=0)
+    iteration: Count
 
 
 class Progress(MemberMessage, reports.Progress):

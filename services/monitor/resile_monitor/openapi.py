@@ -16,6 +16,7 @@ from resile_shared import api
 from resile_shared.messages.jobs import JobSpec
 
 from .api.events import EventQuery
+from .api.jobs import HistoryQuery
 from .api.logs import LogQuery
 
 FILE = Path("docs/openapi.json")
@@ -44,6 +45,13 @@ OPERATIONS = (
     Operation("get", "/v1/jobs", "All jobs", api.JobList),
     Operation("post", "/v1/jobs", "Submit a job", api.Submission, status=201, body=JobSpec),
     Operation("get", "/v1/jobs/{job}", "One job, with its history", api.JobView),
+    Operation(
+        "get",
+        "/v1/jobs/{job}/history",
+        "The newest items of its history, or those before one",
+        api.HistoryPage,
+        query=HistoryQuery,
+    ),
     Operation("get", "/v1/jobs/{job}/spec", "What was submitted", JobSpec),
     Operation("get", "/v1/jobs/{job}/ledger", "How often each epoch's samples were used", api.LedgerView),
     Operation("get", "/v1/jobs/{job}/model", "The final model, as safetensors", _MODEL),

@@ -6,12 +6,12 @@
 - A heartbeat counts for the incarnation of its host that the registry knows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from resile_shared.api import HostList, HostView, JobList, JobView
 from resile_shared.messages.hosts import Heartbeat, HostRecord
-from resile_shared.messages.jobs import JobRecord
+from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.messages.reports import Failed, Progress, Report, Warned
 
 from .views import JobReports, active_slots, host_view, job_summary, job_view
@@ -83,10 +83,9 @@ class Projection:
         """Return what is stored of a job."""
         return self._jobs.get(job)
 
-    def job(self, job: str) -> JobView | None:
-        """Return all about one job."""
-        record = self._jobs.get(job)
-        return job_view(record, self._told.get(job, JobReports())) if record else None
+    def job(self, record: JobRecord, history: Sequence[HistoryItem]) -> JobView:
+        """Return all about the job of ``record``, with the part of its history that is shown."""
+        return job_view(record, self._told.get(record.job, JobReports()), history)
 
     def jobs(self) -> JobList:
         """Return all jobs, in the order of their submission."""

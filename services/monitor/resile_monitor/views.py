@@ -1,6 +1,6 @@
 """How a job and a host are shown: a record, and what was reports beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -65,8 +65,8 @@ def job_summary(record: JobRecord, reports: JobReports) -> JobSummary:
     )
 
 
-def job_view(record: JobRecord, reports: JobReports) -> JobView:
-    """Return all about one job."""
+def job_view(record: JobRecord, reports: JobReports, history: Sequence[HistoryItem]) -> JobView:
+    """Return all about one job, with the part of its history that is shown."""
     spec = record.spec
     details = (reports.failed and reports.failed.details) or reports.exit_details
     return JobView(
@@ -77,7 +77,8 @@ def job_view(record: JobRecord, reports: JobReports) -> JobView:
         checkpoint=record.checkpoint.iteration if record.checkpoint else None,
         warnings=tuple(reports.warnings),
         details=details if record.state is JobState.FAILED else "",
-        history=record.history,
+        history=tuple(history),
+        history_length=record.num_items,
         ledger=record.completed.ledger if record.completed else (),
     )
 
@@ -107,7 +108,7 @@ def host_view(record: HostRecord, beat: Heartbeat | None, holders: Mapping[str, 
 
 def active_slots(record: JobRecord) -> tuple[str, ...]:
     """Return the slots of the generation that trains; none while the job does not."""
-    return record.history[-1].slots if record.history and record.state in _TRAINING else ()
+    return record.allocation.slots if record.allocation and record.state in _TRAINING else ()
 
 
 def _slot_view(host: str, slot: Slot, worker: WorkerReport | None, holders: Mapping[str, str]) -> SlotView:
@@ -121,13 +122,9 @@ def _slot_view(host: str, slot: Slot, worker: WorkerReport | None, holders: Mapp
     )
 
 
-def _last_allocation(record: JobRecord) -> HistoryItem | None:
-    return next((item for item in reversed(record.history) if item.kind == "allocation"), None)
-
-
 def _pace(record: JobRecord, reports: JobReports) -> float | None:
     """Return the seconds of an iteration: single ones vary, so on average over the active generation."""
-    last, progress = _last_allocation(record), reports.progress
+    last, progress = record.allocation, reports.progress
     if progress is None:
         return None
     if last and reports.time and reports.generation == last.generation:
@@ -141,7 +138,7 @@ def _iteration(record: JobRecord, reports: JobReports) -> int:
     """Return how many iterations are committed, by the newest generation that said so."""
     if record.completed:
         return record.completed.iteration
-    last = _last_allocation(record)
+    last = record.allocation
     settled = (last.generation, last.iteration) if last else (0, 0)
     told_last = (reports.generation, reports.progress.iteration) if reports.progress else (0, 0)
     return max(settled, told_last)[1]

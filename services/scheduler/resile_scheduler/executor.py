@@ -1,6 +1,6 @@
 """Executes the commands of the core in batches, each in the order that keeps the promises.
 
-1. Records are stored. From then on the outbox publishes what is new in their history.
+1. Records are stored, with the new items of their history. From then on the outbox publishes these.
 2. Requests are answered: what they changed is stored.
 3. Allocations are stored, and agents follow them.
 4. Instructions are sent; the core repeats those that are lost.
@@ -24,7 +24,7 @@ from resile_shared.bus import Bus
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted, Refused
 from resile_shared.messages.instructions import Instruction
-from resile_shared.messages.jobs import JobRecord
+from resile_shared.messages.jobs import MAX_UNPUBLISHED, HistoryItem, JobRecord
 from resile_shared.outbox import Outbox
 from resile_shared.subjects import ALLOCATIONS, JOBS
 from resile_shared.telemetry import resumed, traced
@@ -34,6 +34,8 @@ from .lease import Lease
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 16
+MAX_UNPUBLISHED_BYTES = 2 << 20
+"""Of one job's history: before it stores more, the items are published."""
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -41,7 +43,8 @@ M = TypeVar("M", bound=BaseModel)
 class Batch:
     """The commands that follow from one event, and its trace."""
 
-    records: tuple[JobRecord, ...] = ()
+    records: tuple[tuple[JobRecord, tuple[HistoryItem, ...]], ...] = ()
+    """Records, and the items that are new in their history."""
     answers: tuple[tuple[str, Accepted | Refused], ...] = ()
     allocations: tuple[Allocation, ...] = ()
     instructions: tuple[tuple[str, Instruction], ...] = ()
@@ -60,7 +63,7 @@ class Executor:
         self._allocations = _Owned(bus.bucket(ALLOCATIONS))
         self._outbox = Outbox(bus)
         self._batches: asyncio.Queue[Batch] = asyncio.Queue()
-        self._stored: asyncio.Queue[tuple[JobRecord, Context]] = asyncio.Queue()
+        self._to_publish: asyncio.Queue[tuple[str, Context]] = asyncio.Queue()
         self._answers: dict[str, asyncio.Future[Accepted | Refused]] = {}
 
     async def read(self) -> tuple[tuple[JobRecord, ...], tuple[Allocation, ...]]:
@@ -69,7 +72,10 @@ class Executor:
         Raises FencedError if a later leader has done so.
         """
         epoch = self._lease.epoch
-        return await self._jobs.take_over(epoch), await self._allocations.take_over(epoch)
+        records = await self._jobs.take_over(epoch)
+        for record in records:
+            self._publish_later(record)
+        return records, await self._allocations.take_over(epoch)
 
     def put(self, batch: Batch) -> None:
         """Add ``batch`` to the queue."""
@@ -92,19 +98,38 @@ class Executor:
     async def publish(self) -> None:
         """Publish what is new in the history of stored records, forever."""
         while True:
-            record, context = await self._stored.get()
+            job, context = await self._to_publish.get()
             with resumed(context):
-                await self._outbox.flush(record)
+                await self._outbox.flush(job)
 
     async def _execute(self, batch: Batch) -> None:
-        await self._jobs.write({record.job: record for record in batch.records})
-        for record in batch.records:
-            self._stored.put_nowait((record, get_current()))
+        records = {record.job: await self._with_items(record, items) for record, items in batch.records}
+        await self._jobs.write(records)
+        for record in records.values():
+            self._publish_later(record)
         for command, answer in batch.answers:
             self._answers.pop(command).set_result(answer)
         await self._allocations.write({allocation.job: allocation for allocation in batch.allocations})
         for host, instruction in batch.instructions:
             await self._bus.send(subjects.instruction(host), instruction)
+
+    async def _with_items(self, record: JobRecord, items: tuple[HistoryItem, ...]) -> JobRecord:
+        """Return ``record`` with the items of its history that are not published yet, and the new ones."""
+        unpublished = self._outbox.unpublished(record.job)
+        num_bytes = sum(map(_num_bytes, (*unpublished, *items)))
+        if num_bytes > MAX_UNPUBLISHED_BYTES or len(unpublished) + len(items) > MAX_UNPUBLISHED:
+            await self._outbox.flush(record.job)
+        return record.model_copy(update={"unpublished": (*self._outbox.unpublished(record.job), *items)})
+
+    def _publish_later(self, record: JobRecord) -> None:
+        if record.unpublished:
+            self._outbox.put(record)
+            self._to_publish.put_nowait((record.job, get_current()))
+
+
+def _num_bytes(item: HistoryItem) -> int:
+    """Return about how many bytes it takes as JSON."""
+    return 6 * len(item.reason) + sum(len(slot) + 3 for slot in item.slots)
 
 
 class _Owned(Generic[M]):

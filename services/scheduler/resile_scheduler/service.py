@@ -192,7 +192,7 @@ class _Service:
 
     def _batch(self, commands: Sequence[Command]) -> Batch:
         return Batch(
-            records=tuple(c.record for c in commands if isinstance(c, StoreJob)),
+            records=tuple((c.record, c.items) for c in commands if isinstance(c, StoreJob)),
             answers=tuple((c.command, c.answer) for c in commands if isinstance(c, Reply)),
             allocations=tuple(c.allocation for c in commands if isinstance(c, WriteAllocation)),
             instructions=tuple(instruction for c in commands for instruction in self._instructions(c)),

@@ -10,5 +10,4 @@ reports.py      what workers told their agents
 logs.py         output of workers
 lease.py        which scheduler leads
 deadletters.py  what could not be read
-cursor.py       how far the outbox has come
 """

@@ -5,16 +5,16 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from .hosts import Address
-from .message import Id, Message
+from .message import MAX_SLOTS, Count, Id, Index, Message, Positive, Text
 
 
 class Placement(Message):
     """One worker of a generation, and the slot it runs on."""
 
-    worker: int = Field(ge=0, description="never used again within its job; joiners have higher ids")
+    worker: Count = Field(description="never used again within its job; joiners have higher ids")
     host: Id
-    incarnation: int = Field(ge=1)
-    slot: int = Field(ge=0)
+    incarnation: Positive
+    slot: Index
     address: Address | None = Field(default=None, description="where peers reach it; unknown until it listens")
 
     @property
@@ -31,14 +31,12 @@ class Allocation(Message):
     """
 
     job: Id
-    epoch: int = Field(ge=1, description="of the scheduler that wrote this")
-    generation: int = Field(ge=1)
-    placements: tuple[Placement, ...] = Field(description="in rank order")
-    secret: str = Field(repr=False, description="proves membership of this generation on worker links")
-    lineage: int = Field(
-        default=1,
-        ge=1,
-        description="the number of the cold start that it descends from; later ones are higher",
+    epoch: Positive = Field(description="of the scheduler that wrote this")
+    generation: Positive
+    placements: tuple[Placement, ...] = Field(max_length=MAX_SLOTS, description="in rank order")
+    secret: str = Field(max_length=64, repr=False, description="proves membership of this generation on worker links")
+    lineage: Positive = Field(
+        default=1, description="the number of the cold start that it descends from; later ones are higher"
     )
     cold_start: bool = Field(default=False, description="its members start without a hand-over")
     resume: bool = Field(
@@ -49,9 +47,9 @@ class Allocation(Message):
         description="its members abandoned a round: those that are behind take the state of one that is furthest "
         "ahead, and they continue without the others",
     )
-    not_before: int = Field(default=0, ge=0, description="the first iteration that this generation may train")
-    until: int | None = Field(default=None, ge=0, description="the iteration at which members wait for the next one")
-    reason: str = ""
+    not_before: Count = Field(default=0, description="the first iteration that this generation may train")
+    until: Count | None = Field(default=None, description="the iteration at which members wait for the next one")
+    reason: Text = ""
 
     @property
     def has_addresses(self) -> bool:

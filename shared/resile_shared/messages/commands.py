@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field, RootModel
 
 from .jobs import MAX_PRIORITY, JobSpec
-from .message import Id, Message
+from .message import Id, Message, Text
+
+MAX_SECONDS = 10 * 365 * 86400
 
 
 class JobSubmit(Message):
@@ -25,7 +27,7 @@ class JobStop(Message):
     """``job.stop``: end it for good."""
 
     job_id: Id
-    reason: str = ""
+    reason: Text = ""
 
 
 class JobPause(Message):
@@ -45,7 +47,10 @@ class HostDrain(Message):
 
     host_id: Id
     deadline_seconds: float | None = Field(
-        default=None, ge=0, description="after it the workers left are ended and their jobs recover; None: never"
+        default=None,
+        ge=0,
+        le=MAX_SECONDS,
+        description="after it the workers left are ended and their jobs recover; None: never",
     )
 
 
@@ -61,7 +66,7 @@ class Refused(Message):
 
     kind: Literal["refused"] = "refused"
     code: Literal["malformed", "invalid", "unknown", "conflict", "unavailable"]
-    reason: str
+    reason: Text
 
 
 class CommandResponse(RootModel[Annotated[Accepted | Refused, Field(discriminator="kind")]]):

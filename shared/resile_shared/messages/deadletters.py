@@ -2,15 +2,18 @@
 
 from pydantic import Field
 
-from .message import Message, Time
+from .message import Message, Text, Time
+
+MAX_HEADERS = 20
+MAX_BODY = 4096
 
 
 class DeadLetter(Message):
     """A message that had no effect, and why."""
 
-    subject: str
-    service: str = Field(description="who gave up on it")
-    reason: str
+    subject: Text
+    service: Text = Field(description="who gave up on it")
+    reason: Text
     time: Time
-    headers: dict[str, str] = Field(default_factory=dict)
-    body: str = Field(description="as text, cut short; what is not UTF-8 is escaped")
+    headers: dict[Text, Text] = Field(default_factory=dict, max_length=MAX_HEADERS)
+    body: str = Field(max_length=MAX_BODY, description="as text, cut short; what is not UTF-8 is escaped")

@@ -5,45 +5,55 @@ An agent's word counts for its incarnation alone: whoever has seen a higher one 
 
 import signal
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .message import Id, Message, Time
+from .message import MAX_INTEGER, MAX_SLOTS, Count, Details, HostAddress, Id, Index, Message, Port, Positive, Text, Time
+
+MAX_SLOTS_OF_HOST = 1024
+MAX_CORES = 1024
+Core = Annotated[int, Field(ge=0, lt=65536)]
+Labels = Annotated[
+    dict[Annotated[str, Field(max_length=100)], Annotated[str, Field(max_length=200)]], Field(max_length=100)
+]
+DeviceClass = Annotated[str, Field(max_length=1000)]
 
 
 class Slot(Message):
     """What a worker occupies: an accelerator, or a share of CPU cores. Named ``<host>/<index>``."""
 
-    index: int = Field(ge=0, le=9999)
-    device: str = Field(default="cpu", description="'cpu', or as torch names it: 'cuda:0'")
-    cores: tuple[int, ...] = Field(default=(), description="CPU cores the worker is bound to; empty: all")
+    index: Index
+    device: str = Field(default="cpu", max_length=100, description="'cpu', or as torch names it: 'cuda:0'")
+    cores: tuple[Core, ...] = Field(
+        default=(), max_length=MAX_CORES, description="CPU cores the worker is bound to; empty: all"
+    )
 
 
 class HostHello(Message):
     """An agent presents its host. Sent at its start, at each change, and when the registry does not know the host."""
 
     host: Id
-    incarnation: int = Field(ge=1, description="rises with each start of the agent")
-    address: str = Field(description="where peers reach the workers of this host")
-    slots: tuple[Slot, ...]
-    labels: dict[str, str] = Field(default_factory=dict)
-    device_class: str = Field(description="hosts of one class give the same bits")
+    incarnation: Positive = Field(description="rises with each start of the agent")
+    address: HostAddress = Field(description="where peers reach the workers of this host")
+    slots: tuple[Slot, ...] = Field(max_length=MAX_SLOTS_OF_HOST)
+    labels: Labels = Field(default_factory=dict)
+    device_class: DeviceClass = Field(description="hosts of one class give the same bits")
 
 
 class HostGoodbye(Message):
     """An agent leaves on purpose; its workers are gone."""
 
     host: Id
-    incarnation: int = Field(ge=1)
-    reason: str = ""
+    incarnation: Positive
+    reason: Text = ""
 
 
 class Address(Message):
     """Where a worker's peers reach it."""
 
-    host: str
-    port: int = Field(gt=0, lt=65536)
+    host: HostAddress
+    port: Port
 
 
 class WorkerExit(Message):
@@ -58,9 +68,9 @@ class WorkerExit(Message):
     kind: Literal[
         "finished", "left", "failed", "exited", "killed", "out of memory", "abandoned", "orphaned", "not started"
     ]
-    status: int = Field(default=0, description="exit status, or minus the signal")
-    message: str = Field(default="", description="one line for the user; of an abandoned worker, the whole sentence")
-    details: str = Field(default="", description="the traceback, where there is one")
+    status: int = Field(default=0, ge=-MAX_INTEGER, le=MAX_INTEGER, description="exit status, or minus the signal")
+    message: Text = Field(default="", description="one line for the user; of an abandoned worker, the whole sentence")
+    details: Details = Field(default="", description="the traceback, where there is one")
 
     def describe(self, who: str) -> str:
         """Return one line for the user about the worker named ``who``, for example "worker 3 on host-1/2"."""
@@ -99,12 +109,12 @@ class WorkerReport(Message):
     """
 
     job: Id
-    worker: int = Field(ge=0)
-    slot: int = Field(ge=0)
+    worker: Count
+    slot: Index
     state: Literal["starting", "ready", "member", "left", "gone"]
     address: Address | None = Field(default=None, description="known once the process listens")
-    generation: int = Field(default=0, ge=0, description="the newest generation that it trained in; 0: none")
-    iteration: int = Field(default=0, ge=0)
+    generation: Count = Field(default=0, description="the newest generation that it trained in; 0: none")
+    iteration: Count = 0
     exit: WorkerExit | None = Field(default=None, description="set when gone")
 
 
@@ -112,9 +122,9 @@ class Heartbeat(Message):
     """A host is alive, and this is all it runs. Sent once a second and at each change; never stored."""
 
     host: Id
-    incarnation: int = Field(ge=1)
-    number: int = Field(ge=0, description="rises with each beat of an incarnation; an older beat is ignored")
-    workers: tuple[WorkerReport, ...] = ()
+    incarnation: Positive
+    number: Count = Field(description="rises with each beat of an incarnation; an older beat is ignored")
+    workers: tuple[WorkerReport, ...] = Field(default=(), max_length=MAX_SLOTS)
 
 
 class HostState(StrEnum):
@@ -130,14 +140,14 @@ class HostRecord(Message):
     """One host as the registry stores it."""
 
     host: Id
-    incarnation: int = Field(ge=1)
+    incarnation: Positive
     state: HostState
-    address: str
-    slots: tuple[Slot, ...]
-    labels: dict[str, str] = Field(default_factory=dict)
-    device_class: str
+    address: HostAddress
+    slots: tuple[Slot, ...] = Field(max_length=MAX_SLOTS_OF_HOST)
+    labels: Labels = Field(default_factory=dict)
+    device_class: DeviceClass
     since: Time = Field(description="when the state was entered")
-    reason: str = ""
+    reason: Text = ""
     drain_deadline: Time | None = None
 
 
@@ -145,16 +155,16 @@ class HostEvent(Message):
     """Root of what the registry announces."""
 
     host: Id
-    incarnation: int = Field(ge=1)
+    incarnation: Positive
     time: Time
-    reason: str = ""
+    reason: Text = ""
 
 
 class HostJoined(HostEvent):
     """A host is there, new or back with a higher incarnation."""
 
-    slots: tuple[Slot, ...]
-    labels: dict[str, str] = Field(default_factory=dict)
+    slots: tuple[Slot, ...] = Field(max_length=MAX_SLOTS_OF_HOST)
+    labels: Labels = Field(default_factory=dict)
 
 
 class HostDraining(HostEvent):

@@ -4,33 +4,33 @@ from typing import Annotated, Literal
 
 from pydantic import Field, RootModel
 
-from .message import Id, Message
+from .message import MAX_SLOTS, Count, Id, Message, Positive
 
 
 class StopWorkers(Message):
     """End these workers at once. Those that the agent does not have it reports as ``gone``, ``not started``."""
 
     kind: Literal["stop"] = "stop"
-    epoch: int = Field(ge=1, description="of the scheduler; an agent that has heard of a later one ignores it")
+    epoch: Positive = Field(description="of the scheduler; an agent that has heard of a later one ignores it")
     job: Id
-    incarnation: int = Field(ge=1, description="an agent of another incarnation ignores it")
-    workers: tuple[int, ...]
+    incarnation: Positive = Field(description="an agent of another incarnation ignores it")
+    workers: tuple[Count, ...] = Field(max_length=MAX_SLOTS)
 
 
 class PauseWorkers(Message):
     """Tell the members of ``generation`` to save a checkpoint at the next boundary, and to go no further."""
 
     kind: Literal["pause"] = "pause"
-    epoch: int = Field(ge=1, description="of the scheduler; an agent that has heard of a later one ignores it")
+    epoch: Positive = Field(description="of the scheduler; an agent that has heard of a later one ignores it")
     job: Id
-    generation: int = Field(ge=1)
+    generation: Positive
 
 
 class SendHeartbeat(Message):
     """Send a heartbeat at once: somebody accuses a worker of this host."""
 
     kind: Literal["beat"] = "beat"
-    incarnation: int = Field(ge=1, description="an agent of another incarnation ignores it")
+    incarnation: Positive = Field(description="an agent of another incarnation ignores it")
 
 
 class Instruction(RootModel[Annotated[StopWorkers | PauseWorkers | SendHeartbeat, Field(discriminator="kind")]]):

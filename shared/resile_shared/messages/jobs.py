@@ -1,16 +1,34 @@
 """What was submitted, what became of it, and the events that are made from a job's history."""
 
 from enum import StrEnum
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
+from pydantic_core import to_json
 
-from .message import Id, Message, SlotName, Time
+from .message import MAX_INTEGER, MAX_SLOTS, Count, Id, Key, Message, Positive, SlotName, Text, Time
 from .reports import CheckpointSaved, Completed, Ready
 
 DEFAULT_PRIORITY = 5000
 MAX_PRIORITY = 1_000_000
-MAX_WORKERS = 10_000
+MAX_WORKERS = MAX_SLOTS
+MAX_NAME = 200
+MAX_SPEC_BYTES = 256 << 10
+"""Of the arguments and environment variables of a job, as JSON."""
+MAX_UNPUBLISHED = 64
+MAX_WARNINGS = 20
+"""In the history of one job."""
+MAX_COMMANDS = 64
+MAX_COMMAND_ID = 512
+CommandId = Annotated[str, Field(max_length=MAX_COMMAND_ID)]
+
+
+class Intent(StrEnum):
+    """What the scheduler wants of a job that holds workers."""
+
+    TRAIN = "training"
+    PAUSE = "pausing"  # until a user resumes it
+    SUSPEND = "suspending"  # until there are slots for it again
 
 
 class JobState(StrEnum):
@@ -36,21 +54,33 @@ class JobState(StrEnum):
 class JobSpec(Message):
     """What a user asks for."""
 
-    name: str = Field(min_length=1, max_length=200)
-    package: str = Field(min_length=1, description="key in object storage of the packed folder of code")
-    script: str = Field(min_length=1, description="path of the script inside the package")
-    args: tuple[str, ...] = ()
-    env: dict[str, str] = Field(default_factory=dict)
+    name: str = Field(min_length=1, max_length=MAX_NAME)
+    package: Key = Field(min_length=1, description="key in object storage of the packed folder of code")
+    script: Key = Field(min_length=1, description="path of the script inside the package")
+    args: tuple[str, ...] = Field(default=(), max_length=10_000)
+    env: dict[str, str] = Field(default_factory=dict, max_length=10_000)
     min_workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
     max_workers: int = Field(default=MAX_WORKERS, ge=1, le=MAX_WORKERS)
     priority: int = Field(default=DEFAULT_PRIORITY, ge=1, le=MAX_PRIORITY)
     tenant: Id = "default"
-    group: str = Field(default="", description="labels a host must have: 'gpu=h200,zone=a'; empty: any host")
+    group: str = Field(
+        default="", max_length=1000, description="labels a host must have: 'gpu=h200,zone=a'; empty: any host"
+    )
 
     @property
     def has_default_size(self) -> bool:
         """Whether nobody gave a maximum: then it is the job's number of shards."""
         return self.max_workers == MAX_WORKERS
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        num_bytes = len(to_json((self.args, self.env)))
+        if num_bytes > MAX_SPEC_BYTES:
+            raise ValueError(
+                f"args and env have {num_bytes} bytes, and at most {MAX_SPEC_BYTES} are possible: put data into a file "
+                "of the package"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_room(self) -> Self:
@@ -64,71 +94,81 @@ class JobSpec(Message):
 class HistoryItem(Message):
     """One change of a job; numbers start at 1 and have no gaps."""
 
-    number: int = Field(ge=1)
+    number: Positive
     time: Time
     kind: Id = Field(description="'allocation', 'priority', or the state that was entered")
-    generation: int = Field(ge=0)
-    workers: int = Field(ge=0)
-    slots: tuple[SlotName, ...] = ()
-    iteration: int = Field(ge=0)
-    reason: str = ""
+    generation: Count
+    workers: Count
+    slots: tuple[SlotName, ...] = Field(default=(), max_length=MAX_WORKERS)
+    iteration: Count
+    reason: Text = ""
 
 
 class FailureCounts(Message):
     """Failures that count against a job, as long as it comes no further than ``iteration``."""
 
-    iteration: int = Field(default=-1, ge=-1)
-    recoveries: int = Field(default=0, ge=0, description="recoveries that a failure of workers called for")
-    script_errors: int = Field(default=0, ge=0, description="errors that the script itself raised")
-    workers: tuple[int, ...] = Field(default=(), description="workers whose failures are counted here")
-    failed_starts: int = Field(default=0, ge=0, description="starts given up since it trained last")
-    unlinked_starts: int = Field(
-        default=0, ge=0, description="starts given up since it trained last because workers did not reach each other"
+    iteration: int = Field(default=-1, ge=-1, le=MAX_INTEGER)
+    recoveries: Count = Field(default=0, description="recoveries that a failure of workers called for")
+    script_errors: Count = Field(default=0, description="errors that the script itself raised")
+    workers: tuple[Count, ...] = Field(
+        default=(), max_length=MAX_WORKERS, description="workers whose failures are counted here"
     )
-    failed_joins: int = Field(default=0, ge=0, description="workers that failed to join since it grew last")
-    fork_server_deaths: int = Field(default=0, ge=0, description="fork servers that died while its workers ran there")
+    failed_starts: Count = Field(default=0, description="starts given up since it trained last")
+    unlinked_starts: Count = Field(
+        default=0, description="starts given up since it trained last because workers did not reach each other"
+    )
+    failed_joins: Count = Field(default=0, description="workers that failed to join since it grew last")
+    fork_server_deaths: Count = Field(default=0, description="fork servers that died while its workers ran there")
     fork_server_died: Time | None = Field(default=None, description="when the last of them died")
 
 
 class JobRecord(Message):
-    """All that is stored of a job. Each change is one compare-and-set; events are published from ``history``."""
+    """What a new scheduler needs of a job. Each change is one compare-and-set.
+
+    The history is on the event stream: items are stored in ``unpublished`` first, in the same write as what they tell
+    of, and leave it with a later write once they are published.
+    """
 
     job: Id
     spec: JobSpec
     state: JobState
     priority: int = Field(ge=1, le=MAX_PRIORITY)
     submitted: Time
-    generation: int = Field(default=0, ge=0, description="the newest generation that took effect")
-    lineage: int = Field(default=0, ge=0, description="the newest cold start that was ordered; 0: none was")
-    next_worker: int = Field(default=0, ge=0, description="worker ids below this were used")
-    history: tuple[HistoryItem, ...] = ()
-    applied_commands: tuple[str, ...] = Field(
-        default=(), description="ids of the commands whose effect this record holds"
+    generation: Count = Field(default=0, description="the newest generation that took effect")
+    lineage: Count = Field(default=0, description="the newest cold start that was ordered; 0: none was")
+    next_worker: Count = Field(default=0, description="worker ids below this were used")
+    num_items: Count = Field(default=0, description="of the history: the number of its newest item")
+    unpublished: tuple[HistoryItem, ...] = Field(default=(), max_length=MAX_UNPUBLISHED)
+    kind: str = Field(default="", max_length=64, description="of the history item that gave ``reason``")
+    reason: Text = Field(
+        default="", description="why it is in its state, by its history; warnings and priorities do not put it there"
+    )
+    iteration: Count = Field(default=0, description="of the newest history item")
+    allocation: HistoryItem | None = Field(default=None, description="the newest history item of that kind")
+    intent: Intent = Intent.TRAIN
+    warnings: tuple[Text, ...] = Field(default=(), max_length=MAX_WARNINGS, description="those in its history")
+    applied_commands: tuple[CommandId, ...] = Field(
+        default=(), max_length=MAX_COMMANDS, description="ids of the newest commands whose effect this record holds"
     )
     failures: FailureCounts = FailureCounts()
     ready: Ready | None = None
     checkpoint: CheckpointSaved | None = Field(default=None, description="the newest one that was reported")
     completed: Completed | None = None
 
-    @property
-    def reason(self) -> str:
-        """Why the job is in its state, by its history; warnings and changes of priority do not put it there."""
-        kinds = ("warning", "priority")
-        return next((item.reason for item in reversed(self.history) if item.kind not in kinds), "")
-
     @model_validator(mode="after")
     def _is_numbered(self) -> Self:
-        if any(item.number != number for number, item in enumerate(self.history, start=1)):
-            raise ValueError("history items must be numbered 1, 2, 3, ...")
+        first = self.num_items - len(self.unpublished) + 1
+        if any(item.number != number for number, item in enumerate(self.unpublished, start=first)):
+            raise ValueError("unpublished items must be numbered without a gap up to the last of the history")
         return self
 
 
 class JobEvent(Message):
-    """One item of a job's history, published. Readers drop numbers they have seen."""
+    """One item of a job's history, published."""
 
     job: Id
-    name: str
+    name: str = Field(max_length=MAX_NAME)
     tenant: Id
     state: JobState
-    priority: int
+    priority: int = Field(ge=1, le=MAX_PRIORITY)
     item: HistoryItem

@@ -4,7 +4,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from .message import Id, Message, Time
+from .message import Count, Id, Message, Positive, Time
+
+MAX_LINE = 70_000
+MAX_LINES = 1000
 
 
 class LogLine(Message):
@@ -12,7 +15,7 @@ class LogLine(Message):
 
     time: Time
     stream: Literal["stdout", "stderr"]
-    text: str
+    text: str = Field(max_length=MAX_LINE)
 
 
 class LogLines(Message):
@@ -20,7 +23,7 @@ class LogLines(Message):
 
     job: Id
     host: Id
-    incarnation: int = Field(ge=1)
-    worker: int = Field(ge=0)
-    lines: tuple[LogLine, ...]
-    dropped: int = Field(default=0, ge=0, description="lines dropped since the last batch, for want of room")
+    incarnation: Positive
+    worker: Count
+    lines: tuple[LogLine, ...] = Field(max_length=MAX_LINES)
+    dropped: Count = Field(default=0, description="lines dropped since the last batch, for want of room")

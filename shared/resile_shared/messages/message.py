@@ -1,9 +1,22 @@
-"""The root of all messages, and the types that many of them share."""
+"""The root of all messages, and the types that many of them share.
+
+Every text, number and collection of a message has a maximum, so that no sender can make a message, or a record that
+holds what it said, larger than the bus takes. What is written for people is cut; anything else that is too long makes
+the message invalid.
+"""
 
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+MAX_INTEGER = (1 << 53) - 1
+"""All JSON parsers read it exactly."""
+MAX_TEXT = 2000
+MAX_DETAILS = 20_000
+MAX_KEY = 4096
+MAX_SLOTS = 10_000
+"""Of one host, and of one job."""
 
 
 class Message(BaseModel):
@@ -24,7 +37,10 @@ def at(seconds: float) -> datetime:
 
 def _to_milliseconds(time: datetime) -> datetime:
     """Drop what the JSON form does not carry, so that a message equals itself after a journey."""
-    utc = time.astimezone(UTC)
+    try:
+        utc = time.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("the time is out of range") from None
     return utc.replace(microsecond=utc.microsecond // 1000 * 1000)
 
 
@@ -33,3 +49,23 @@ Time = Annotated[
 ]
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="letters, digits, - and _; at most 64")]
 SlotName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}/[0-9]{1,4}$", description="<host>/<index>")]
+Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
+Index = Annotated[int, Field(ge=0, lt=MAX_SLOTS)]
+Port = Annotated[int, Field(gt=0, lt=65536)]
+Key = Annotated[str, Field(max_length=MAX_KEY, description="of an object in storage, or a path")]
+HostAddress = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:%-]{1,255}$", description="name or IP address of a host")]
+
+
+def _cut(text: object) -> object:
+    return text[:MAX_TEXT] if isinstance(text, str) else text
+
+
+def _cut_details(text: object) -> object:
+    return text[-MAX_DETAILS:] if isinstance(text, str) else text
+
+
+Text = Annotated[str, BeforeValidator(_cut), Field(max_length=MAX_TEXT)]
+"""Written for people: what is beyond the maximum is cut off."""
+Details = Annotated[str, BeforeValidator(_cut_details), Field(max_length=MAX_DETAILS)]
+"""A traceback: its beginning is cut off, since the error is at its end."""

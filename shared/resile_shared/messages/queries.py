@@ -2,7 +2,9 @@
 
 from pydantic import Field
 
-from .message import Id, Message
+from .message import Id, Message, Text
+
+MAX_JOBS = 100_000
 
 
 class ExplainJobs(Message):
@@ -12,4 +14,4 @@ class ExplainJobs(Message):
 class JobExplanations(Message):
     """The reasons of the newest decision, by job; a job that shares no slots now has none."""
 
-    reasons: dict[Id, str] = Field(default_factory=dict)
+    reasons: dict[Id, Text] = Field(default_factory=dict, max_length=MAX_JOBS)

@@ -8,14 +8,18 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from .message import Id, Message, Time
+from .message import MAX_SLOTS, Count, Details, Id, Index, Key, Message, Positive, Text, Time
 
 
 def _finite(numbers: dict[str, float]) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
-Numbers = Annotated[dict[str, float], AfterValidator(_finite)]
+MAX_NUMBERS = 512
+MAX_EPOCHS = 20_000
+Numbers = Annotated[
+    dict[Annotated[str, Field(max_length=100)], float], Field(max_length=MAX_NUMBERS), AfterValidator(_finite)
+]
 """Named numbers. JSON has no form for infinite ones and for what is none, so they are left out."""
 
 
@@ -23,20 +27,20 @@ class Ready(Message):
     """The script has reached its training call; the worker can become a member."""
 
     kind: Literal["ready"] = "ready"
-    iterations_total: int
-    num_shards: int
-    batch_size: int
-    epochs: int
-    samples: int
-    bits: str = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
+    iterations_total: Count
+    num_shards: Count
+    batch_size: Count
+    epochs: Count
+    samples: Count
+    bits: Text = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
 
 
 class Switched(Message):
     """A generation took effect. From its lowest rank; ``iteration`` is the first that it trains."""
 
     kind: Literal["switched"] = "switched"
-    workers: tuple[int, ...]
-    iteration: int = Field(ge=0)
+    workers: tuple[Count, ...] = Field(max_length=MAX_SLOTS)
+    iteration: Count
     pause_seconds: float = 0.0
 
 
@@ -44,13 +48,13 @@ class Progress(Message):
     """What the lowest rank has committed; a few times a second at most, and at each change."""
 
     kind: Literal["progress"] = "progress"
-    iteration: int = Field(ge=0)
-    epoch: int = Field(ge=0)
+    iteration: Count
+    epoch: Count
     loss: float | None = None
     metrics: Numbers = Field(default_factory=dict)
     validation: Numbers = Field(default_factory=dict)
     iteration_seconds: float = 0.0
-    samples_seen: int = Field(default=0, ge=0)
+    samples_seen: Count = 0
     ends_epoch: bool = False
 
 
@@ -58,9 +62,9 @@ class CheckpointSaved(Message):
     """A checkpoint's manifest is stored: from now on the job can resume from it."""
 
     kind: Literal["checkpoint"] = "checkpoint"
-    lineage: int = Field(ge=1, description="the cold start that its members descend from")
-    iteration: int = Field(ge=0)
-    num_bytes: int
+    lineage: Positive = Field(description="the cold start that its members descend from")
+    iteration: Count
+    num_bytes: Count
     pausing: bool = Field(default=False, description="training stands still at it, as asked, until all workers end")
 
 
@@ -68,42 +72,42 @@ class Warned(Message):
     """Something the user should know; the job goes on."""
 
     kind: Literal["warned"] = "warned"
-    message: str
+    message: Text
 
 
 class EpochCount(Message):
     """How often the samples of one epoch were used by committed iterations."""
 
-    epoch: int
-    samples: int
-    once: int
-    more: int
-    never: int
+    epoch: Count
+    samples: Count
+    once: Count
+    more: Count
+    never: Count
 
 
 class Completed(Message):
     """Training ended as asked. From the lowest rank once the final model is stored."""
 
     kind: Literal["completed"] = "completed"
-    iteration: int = Field(ge=0)
-    epoch: int = Field(ge=0)
-    samples_seen: int = Field(ge=0)
+    iteration: Count
+    epoch: Count
+    samples_seen: Count
     loss: float | None
     metrics: Numbers
     validation: Numbers
-    params_sha256: str
-    model: str | None = Field(
+    params_sha256: str = Field(max_length=64)
+    model: Key | None = Field(
         pattern=r"^models/lineage-[0-9]{1,9}\.safetensors$", description="key of the final model in the job's storage"
     )
-    ledger: tuple[EpochCount, ...]
-    bits: str
+    ledger: tuple[EpochCount, ...] = Field(max_length=MAX_EPOCHS)
+    bits: Text
 
 
 class Left(Message):
     """A leaver has let go: every peer confirmed its last iteration. Its slot is free once the process is gone."""
 
     kind: Literal["left"] = "left"
-    iteration: int = Field(ge=0)
+    iteration: Count
 
 
 Evidence = Literal["broken link", "silence", "hearsay"]
@@ -117,19 +121,19 @@ class PeerSuspected(Message):
     """
 
     kind: Literal["peer_suspected"] = "peer_suspected"
-    suspect: int = Field(ge=0)
+    suspect: Count
     evidence: Evidence = Field(
         description="the link to it broke; nothing was heard from it for detection_seconds; somebody else says so"
     )
-    reason: str
+    reason: Text
 
 
 class Failed(Message):
     """A worker cannot go on. ``message`` is one line for the user, ``details`` the traceback where there is one."""
 
     kind: Literal["failed"] = "failed"
-    message: str
-    details: str = ""
+    message: Text
+    details: Details = ""
 
 
 Content = Annotated[
@@ -143,9 +147,9 @@ class Report(Message):
 
     job: Id
     host: Id
-    incarnation: int = Field(ge=1)
-    worker: int = Field(ge=0)
-    slot: int = Field(ge=0)
-    generation: int = Field(ge=0)
+    incarnation: Positive
+    worker: Count
+    slot: Index
+    generation: Count
     time: Time
     content: Content

@@ -18,7 +18,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
@@ -34,7 +34,6 @@ from ..messages import (
     Left,
     Member,
     MemberMessage,
-    Message,
     Order,
     Pause,
     Progress,
@@ -62,11 +61,9 @@ ANNOUNCE_SECONDS = 5.0
 MAX_ANNOUNCE_SECONDS = 300.0
 PROGRESS_SECONDS = 0.25
 LISTED_SECONDS = 10.0
-MAX_MESSAGE = 2000
-MAX_DETAILS = 20_000
+MAX_DETAILS_IN_HEARTBEAT = 500_000
+"""Characters of tracebacks: those of more workers are left out, since all workers of a host may fail at once."""
 _GONE = (HostState.LOST, HostState.LEFT)
-
-T = TypeVar("T", bound=Message)
 
 
 @dataclass
@@ -251,7 +248,7 @@ class AgentCore:
             slot=worker.slot,
             generation=message.generation if isinstance(message, MemberMessage) else worker.generation,
             time=at(now),
-            content=_bounded(content_of(message)),
+            content=content_of(message),
         )
         if not isinstance(message, Progress):
             return [*self._take_progress(job), report]
@@ -268,7 +265,7 @@ class AgentCore:
 
     def _on_exit(self, job: str, number: int, exit_: WorkerExit, now: float) -> list[Command]:
         worker = self.workers[job, number]
-        worker.state, worker.exit, worker.ended = "gone", _bounded(exit_), now
+        worker.state, worker.exit, worker.ended = "gone", exit_, now
         return [*self._take_progress(job), *self._heartbeat(now)]
 
     def _on_tick(self, is_bus_up: bool, now: float) -> list[Command]:
@@ -287,12 +284,12 @@ class AgentCore:
         if not self._is_bus_up:
             return []
         self._num_beats += 1
-        beat = Heartbeat(
-            host=self.host,
-            incarnation=self.incarnation,
-            number=self._num_beats,
-            workers=tuple(_worker_report(job, number, worker) for (job, number), worker in self.workers.items()),
-        )
+        room = MAX_DETAILS_IN_HEARTBEAT
+        reports = []
+        for (job, number), worker in self.workers.items():
+            reports.append(_worker_report(job, number, worker, room))
+            room -= len(worker.exit.details) if worker.exit else 0
+        beat = Heartbeat(host=self.host, incarnation=self.incarnation, number=self._num_beats, workers=tuple(reports))
         return [beat]
 
     def _forget_workers(self, now: float) -> None:
@@ -330,13 +327,6 @@ class AgentCore:
         return commands
 
 
-def _bounded(content: T) -> T:
-    """Cut the texts of a failure, which come from the user's script, to what a message has room for."""
-    limits = {"message": slice(MAX_MESSAGE), "details": slice(-MAX_DETAILS, None)}
-    texts = {name: getattr(content, name)[limit] for name, limit in limits.items() if hasattr(content, name)}
-    return content.model_copy(update=texts)
-
-
 def _order(allocation: Allocation | None) -> Order | None:
     """Return the order that an allocation amounts to; None until every address is known."""
     if allocation is None or not allocation.placements or not allocation.has_addresses:
@@ -359,7 +349,10 @@ def _order(allocation: Allocation | None) -> Order | None:
     )
 
 
-def _worker_report(job: str, number: int, worker: Worker) -> WorkerReport:
+def _worker_report(job: str, number: int, worker: Worker, room: int) -> WorkerReport:
+    exit_ = worker.exit
+    if exit_ and len(exit_.details) > room:
+        exit_ = exit_.model_copy(update={"details": ""})
     return WorkerReport(
         job=job,
         worker=number,
@@ -368,5 +361,5 @@ def _worker_report(job: str, number: int, worker: Worker) -> WorkerReport:
         address=worker.address,
         generation=worker.generation,
         iteration=worker.iteration,
-        exit=worker.exit,
+        exit=exit_,
     )

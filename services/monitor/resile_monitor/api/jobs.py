@@ -4,14 +4,20 @@ import asyncio
 
 from aiohttp import web
 
-from resile_shared.api import Empty, LedgerView, NewPriority, StopJob, Submission
+from resile_shared.api import Empty, HistoryPage, LedgerView, NewPriority, StopJob, Submission
 from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop, JobSubmit
 from resile_shared.messages.jobs import JobSpec
-from resile_shared.messages.message import Message
+from resile_shared.messages.message import MAX_INTEGER, Message, Positive
 
 from .packages import check_is_stored
 from .pool import Pool
-from .requests import answer, read_body, read_key
+from .requests import answer, read_body, read_key, read_query
+
+
+class HistoryQuery(Message):
+    """The parameters of ``GET /v1/jobs/{job}/history``."""
+
+    before: Positive = MAX_INTEGER
 
 
 class Jobs:
@@ -26,6 +32,7 @@ class Jobs:
             web.get("/v1/jobs", self._list),
             web.post("/v1/jobs", self._submit),
             web.get("/v1/jobs/{job}", self._view),
+            web.get("/v1/jobs/{job}/history", self._history),
             web.get("/v1/jobs/{job}/spec", self._spec),
             web.get("/v1/jobs/{job}/ledger", self._ledger),
             web.post("/v1/jobs/{job}/priority", self._prioritise),
@@ -39,6 +46,11 @@ class Jobs:
 
     async def _view(self, request: web.Request) -> web.Response:
         return answer(await self._pool.job(request.match_info["job"]))
+
+    async def _history(self, request: web.Request) -> web.Response:
+        query = read_query(request, HistoryQuery)
+        record = await self._pool.record(request.match_info["job"])
+        return answer(HistoryPage(items=await self._pool.history(record, before=query.before)))
 
     async def _spec(self, request: web.Request) -> web.Response:
         return answer((await self._pool.record(request.match_info["job"])).spec)

@@ -14,15 +14,18 @@ from resile_shared.buckets import Entry
 from resile_shared.bus import Bus
 from resile_shared.credentials import Credentials
 from resile_shared.messages.commands import Accepted
-from resile_shared.messages.jobs import JobRecord
+from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord
+from resile_shared.messages.message import MAX_INTEGER
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.storage import ObjectStorage
-from resile_shared.subjects import HOSTS, JOBS, BucketSpec, InvalidSubject
+from resile_shared.subjects import EVENTS, HOSTS, JOBS, BucketSpec, InvalidSubject
 
 from ..projection import Projection
 from .problems import ProblemError
 
 ANSWER_SECONDS = 5.0
+MAX_HISTORY = 1000
+"""Items of a history in one answer."""
 EXPLAIN_SECONDS = 0.5
 """An answer without the reasons of the newest decision is better than a late one."""
 
@@ -55,10 +58,27 @@ class Pool:
 
     async def job(self, job: str) -> JobView:
         """Return all about one job. Raises ProblemError when there is none."""
-        await self.record(job)
-        view = self.projection.job(job)
-        assert view is not None
+        record = await self.record(job)
+        history: tuple[HistoryItem, ...] = record.unpublished
+        with suppress(ProblemError):  # what is known without the bus is shown without it
+            history = await self.history(record)
+        view = self.projection.job(record, history)
         return (await self._explained((view,)))[0]
+
+    async def history(self, record: JobRecord, *, before: int = MAX_INTEGER) -> tuple[HistoryItem, ...]:
+        """Return the newest items of a job's history with numbers below ``before``, as many as an answer has room for.
+
+        What ``record`` does not hold unpublished was published before it was stored.
+        """
+        if not self.bus.is_up:
+            raise ProblemError("unavailable", "the bus is disconnected: try again")
+        events = self.bus.read_stream(EVENTS, JobEvent, subject=subjects.job_events(record.job))
+        async with bus_timeout("the bus does not respond: try again"):
+            newest = await events.newest()
+            num_published = newest.message.item.number if newest else 0
+            page = await events.page(MAX_HISTORY, skip=max(0, num_published + 1 - before))
+        items = {item.number: item for item in (*(event.message.item for event in page), *record.unpublished)}
+        return tuple(items[number] for number in sorted(items) if number < before)[-MAX_HISTORY:]
 
     async def jobs(self) -> JobList:
         """Return all jobs, in the order of their submission."""

@@ -8,10 +8,10 @@
 
 from collections.abc import Iterable, Mapping
 
-from resile_shared.messages.jobs import JobState
+from resile_shared.messages.jobs import Intent, JobState
 
 from .allocator import Allocator, next_change
-from .job import Intent, Job
+from .job import Job
 from .lifecycle import Step
 from .placement import SlotId, Want, place
 from .policies import Demand, Policy, Target
@@ -174,6 +174,6 @@ class Decisions:
         reason = target.reason
         if job.record.state is JobState.QUEUED:
             reason = reason if not target.workers else "waiting for slots that other jobs release"
-            if next(item.kind for item in reversed(job.record.history) if item.kind != "priority") != "queued":
+            if job.record.kind != "queued":
                 job.note("queued", reason, now=now)
         self.explanations[job.id] = reason

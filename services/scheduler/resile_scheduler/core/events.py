@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
 from resile_shared.messages.hosts import Heartbeat, HostRecord
-from resile_shared.messages.jobs import JobRecord, JobSpec
+from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec
 from resile_shared.messages.reports import Report
 
 from .policies import Policy
@@ -77,9 +77,10 @@ Event = (
 
 @dataclass(frozen=True)
 class StoreJob:
-    """Store the record; events are published from its history."""
+    """Store the record together with the new items of its history, which are published once they are stored."""
 
     record: JobRecord
+    items: tuple[HistoryItem, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class JobGenerations:
         self.active_until: int | None = None
         """The iteration at which its members wait for the next one."""
         self.unreconciled_slots: frozenset[str] = frozenset()
-        """Slots of an earlier scheduler's active generation, by the history, as long as its workers are not known."""
+        """Slots of an earlier scheduler's active generation, by the record, as long as its workers are not known."""
         self.gone_since: float | None = None
         """Since when all members are gone, as far as is known, though none reported a result."""
         self._reported = (0, 0.0)
@@ -119,12 +119,11 @@ class JobGenerations:
         """Take over ``allocation``, which an earlier scheduler stored with ``record``."""
         self.newest = allocation
         is_active = allocation.generation <= self.active_number
-        if self.has_started and not is_active:
-            shown = (item.slots for item in reversed(record.history) if item.kind == "allocation")
-            self.unreconciled_slots = frozenset(next(shown, ()))
+        if self.has_started and not is_active and record.allocation:
+            self.unreconciled_slots = frozenset(record.allocation.slots)
         # No new worker gets a slot of the active generation, so a worker on one of them is a member.
         self.active = tuple(p for p in allocation.placements if is_active or p.slot_name in self.unreconciled_slots)
-        self.active_since = next((i.iteration for i in reversed(record.history) if i.kind == "allocation"), 0)
+        self.active_since = record.allocation.iteration if record.allocation else 0
         self.active_until = allocation.until if is_active else None
         if allocation.has_addresses and allocation.placements:
             self.orders[allocation.generation] = allocation

@@ -1,6 +1,6 @@
 """One job: its record, which is stored, and the parts that say how far it has come; each part has one writer.
 
-- `Job` itself: the record with its history and state (`lifecycle.py`), the position, the intent, the target.
+- `Job` itself: the record with its state (`lifecycle.py`), new items of the history, the position, the target.
 - `generations`: who trains, and who shall (`generations.py`).
 - `workers`: each worker that holds a slot (`worker.py`).
 - `suspicions`: which members suspect which (`suspicions.py`).
@@ -10,10 +10,17 @@ Worker ids rise within a job and are never used again; a worker that an allocati
 """
 
 from collections.abc import Iterable
-from enum import StrEnum
 
 from resile_shared.messages.allocations import Allocation
-from resile_shared.messages.jobs import FailureCounts, HistoryItem, JobRecord, JobState
+from resile_shared.messages.jobs import (
+    MAX_COMMANDS,
+    MAX_WARNINGS,
+    FailureCounts,
+    HistoryItem,
+    Intent,
+    JobRecord,
+    JobState,
+)
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Ready
 
@@ -25,13 +32,8 @@ from .policies import Target
 from .suspicions import SuspicionTracker
 from .worker import Phase, Worker
 
-
-class Intent(StrEnum):
-    """What the scheduler wants of a job that holds workers; noted in the history, where a new scheduler finds it."""
-
-    TRAIN = "training"
-    PAUSE = "pausing"  # until a user resumes it
-    SUSPEND = "suspending"  # until there are slots for it again
+_NO_REASON = ("warning", "priority")
+"""Kinds of history items that do not say why a job is in its state."""
 
 
 class Job:
@@ -45,8 +47,9 @@ class Job:
         self.suspicions = SuspicionTracker()
         self.backoff = HostBackoff()
         self.start_backoff = StartBackoff()
-        self.iteration = max((item.iteration for item in record.history), default=0)
-        self.intent = Intent.TRAIN
+        self.new_items: list[HistoryItem] = []
+        """Items of the history that are not handed over to be stored yet."""
+        self.iteration = record.iteration
         self.target = Target(0, "")
         self.target_reason = ""
         """Why the number of workers is what it is, for the history."""
@@ -72,6 +75,11 @@ class Job:
         return not (self.is_over or self.record.state in waits or self.record.completed) and (
             self.intent is Intent.TRAIN
         )
+
+    @property
+    def intent(self) -> Intent:
+        """What the scheduler wants of the job while it holds workers."""
+        return self.record.intent
 
     @property
     def least_workers(self) -> int:
@@ -123,22 +131,14 @@ class Job:
 
     def intend(self, intent: Intent, reason: str, *, now: float) -> None:
         """End the job's training for now, as soon as a checkpoint is saved."""
-        self.intent = intent
+        self.update(intent=intent)
         self.note(intent.value, reason, now=now)
-
-    def recall_intent(self) -> None:
-        """Find in the history what an earlier scheduler intended."""
-        kinds = [item.kind for item in reversed(self.record.history)]
-        ends = {Intent.PAUSE.value, Intent.SUSPEND.value, JobState.PAUSED.value, JobState.QUEUED.value}
-        last = next((kind for kind in kinds if kind in ends), None)
-        if last in (Intent.PAUSE.value, Intent.SUSPEND.value):
-            self.intent = Intent(last)
 
     def note(self, kind: str, reason: str, *, now: float, iteration: int | None = None) -> None:
         """Add a numbered item to the history."""
         active = self.generations.active
         item = HistoryItem(
-            number=len(self.record.history) + 1,
+            number=self.record.num_items + 1,
             time=at(now),
             kind=kind,
             generation=self.record.generation,
@@ -147,7 +147,31 @@ class Job:
             iteration=self.iteration if iteration is None else iteration,
             reason=reason,
         )
-        self.update(history=(*self.record.history, item))
+        self.new_items.append(item)
+        self.update(num_items=item.number, iteration=item.iteration)
+        if kind not in _NO_REASON:
+            self.update(kind=kind, reason=item.reason)
+        if kind == "allocation":
+            self.update(allocation=item)
+
+    def warn(self, message: str, *, now: float) -> None:
+        """Note a warning in the history, unless it has been noted before or there are too many."""
+        warnings = self.record.warnings
+        if message not in warnings and len(warnings) < MAX_WARNINGS:
+            self.update(warnings=(*warnings, message))
+            self.note("warning", message, now=now)
+
+    def take_items(self) -> tuple[HistoryItem, ...]:
+        """Return, once, the new items of the history."""
+        items, self.new_items = tuple(self.new_items), []
+        return items
+
+    def mark_applied(self, command: str) -> str | None:
+        """Record that ``command`` was applied; return the one that is forgotten for it, never the submission."""
+        first, *others = (*self.record.applied_commands, command)
+        forgotten = others.pop(0) if len(others) >= MAX_COMMANDS else None
+        self.update(applied_commands=(first, *others))
+        return forgotten
 
     def count_failures(self, **changes: object) -> FailureCounts:
         """Change the counts of failures; return them."""
@@ -182,7 +206,7 @@ class Job:
         """Leave training: paused if a user asked for it, else back to the queue."""
         self.generations.deactivate()
         self.enter(Step.PAUSE if self.intent is Intent.PAUSE else Step.REQUEUE)
-        self.intent = Intent.TRAIN
+        self.update(intent=Intent.TRAIN)
 
     def restore(self, allocation: Allocation) -> None:
         """Take over ``allocation``, which an earlier scheduler stored."""

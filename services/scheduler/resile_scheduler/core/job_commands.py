@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
-from resile_shared.messages.jobs import JobRecord, JobState
+from resile_shared.messages.jobs import Intent, JobRecord, JobState
 from resile_shared.messages.message import at
 
 from .allocator import Allocator
 from .events import JobChangeRequested, JobSubmitted
-from .job import Intent, Job
+from .job import Job
 from .lifecycle import Step
 from .pool import Pool
 
@@ -68,7 +68,8 @@ class JobCommands:
 
     def _mark_applied(self, job: Job, command: str) -> None:
         self._pool.applied_commands[command] = job.id
-        job.update(applied_commands=(*job.record.applied_commands, command))
+        if forgotten := job.mark_applied(command):
+            self._pool.applied_commands.pop(forgotten, None)
 
     def _change_priority(self, job: Job, priority: int, now: float) -> None:
         before = job.record.priority

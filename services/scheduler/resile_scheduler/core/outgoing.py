@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Heartbeat
-from resile_shared.messages.jobs import JobRecord
+from resile_shared.messages.jobs import Intent, JobRecord
 
 from .events import Event, PauseWorkers, StopWorkers, StoreJob, WriteAllocation
-from .job import Intent, Job
+from .job import Job
 from .pool import Pool
 from .worker import Worker
 
@@ -25,9 +25,9 @@ class Outgoing:
 
     def records(self, jobs: Iterable[Job]) -> list[StoreJob]:
         """Return the records that have changed."""
-        changed = [job.record for job in jobs if job.record is not self._stored.get(job.id)]
-        self._stored.update((record.job, record) for record in changed)
-        return [StoreJob(record) for record in changed]
+        changed = [job for job in jobs if job.record is not self._stored.get(job.id)]
+        self._stored.update((job.id, job.record) for job in changed)
+        return [StoreJob(job.record, job.take_items()) for job in changed]
 
     def allocations(self, jobs: Iterable[Job]) -> list[WriteAllocation]:
         """Return the newest allocations, if they have changed."""

@@ -61,7 +61,6 @@ class Restore:
         elif not job.generations.placements:
             job.enter(Step.REQUEUE)
         else:
-            job.recall_intent()
             if state in (JobState.RESCALING, JobState.RECOVERING) and not job.generations.is_settling:
                 job.enter(Step.SETTLE)
         if not (job.is_over or job.generations.placements):

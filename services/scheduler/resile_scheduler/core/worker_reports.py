@@ -1,6 +1,7 @@
 """Reports of workers: faster than heartbeats, and more detailed. They may be late, doubled or lost."""
 
 from resile_shared.messages.hosts import WorkerExit
+from resile_shared.messages.jobs import Intent
 from resile_shared.messages.reports import (
     CheckpointSaved,
     Completed,
@@ -15,15 +16,12 @@ from resile_shared.messages.reports import (
 )
 
 from .allocator import Allocator
-from .job import Intent, Job
+from .job import Job
 from .job_commands import JobCommands
 from .pool import Pool
 from .probing import HostProber
 from .worker import Phase, Worker
 from .worker_ends import WorkerEnds
-
-MAX_WARNINGS = 20
-"""In the history of one job."""
 
 
 class WorkerReports:
@@ -66,16 +64,10 @@ class WorkerReports:
             case Left():
                 self._pool.advance(job, worker, Phase.LEFT)
             case Warned(message=message):
-                self._on_warning(job, message, now)
+                job.warn(message, now=now)
             case Failed(message=message, details=details):
                 how = WorkerExit(kind="failed", message=message, details=details)
                 self._ends.on_failed(job, worker, how, now=now)
-
-    def _on_warning(self, job: Job, message: str, now: float) -> None:
-        """Note it in the history; once, though several workers report it."""
-        noted = [item.reason for item in job.record.history if item.kind == "warning"]
-        if message not in noted and len(noted) < MAX_WARNINGS:
-            job.note("warning", message, now=now)
 
     def _on_ready(self, job: Job, worker: Worker, ready: Ready, now: float) -> None:
         """A script has reached its training call, which must agree with that of the other workers."""

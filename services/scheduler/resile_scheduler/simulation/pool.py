@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, Slot, WorkerExit, WorkerReport
-from resile_shared.messages.jobs import JobRecord
+from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import CheckpointSaved, Completed, Content, PeerSuspected, Report, Switched
 
@@ -51,6 +51,7 @@ class SimulatedPool:
         self.policy = policy
         self.scheduler = Scheduler(epoch=1, secret="simulated", policy=policy)
         self.records: dict[str, JobRecord] = {}
+        self.histories: dict[str, list[HistoryItem]] = {}
         self.allocations: list[Allocation] = []
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._num_queued = 0
@@ -170,8 +171,9 @@ class SimulatedPool:
 
     def _execute(self, command: Command) -> None:
         match command:
-            case StoreJob(record):
+            case StoreJob(record, items):
                 self.records[record.job] = record
+                self.histories.setdefault(record.job, []).extend(items)
             case WriteAllocation(allocation):
                 self.allocations.append(allocation)
                 self._allocate(self._jobs[allocation.job], allocation)
