@@ -31,8 +31,10 @@ class Checks:
         self._numbers: dict[str, int] = {}
         self._starts: dict[str, dict[int, bool]] = {}
         """The generations of each job that are cold starts, and whether it had a checkpoint then."""
-        self._iterations: dict[tuple[str, int, int], Commit] = {}
-        """The first commit of each iteration of each cold start of each job."""
+        self._members: dict[tuple[str, int], frozenset[int]] = {}
+        """The workers of each generation of each job."""
+        self._iterations: dict[tuple[str, int, int], list[Commit]] = {}
+        """The commits of each iteration of each cold start of each job."""
 
     def break_promise(self, what: str) -> None:
         """Record that a promise was broken."""
@@ -70,6 +72,7 @@ class Checks:
         if allocation.epoch < self._epoch:
             self.break_promise(f"{job}: an allocation of the old epoch {allocation.epoch} was stored")
         self._epoch = max(self._epoch, allocation.epoch)
+        self._members[job, allocation.generation] = frozenset(p.worker for p in allocation.placements)
         for placement in allocation.placements:
             slot = f"{placement.slot_name} of incarnation {placement.incarnation}"
             known = self.slots.setdefault((job, placement.worker), slot)
@@ -111,16 +114,23 @@ class Checks:
         job = commit.job
         starts = self._starts.get(job, {})
         start = max((generation for generation in starts if generation <= commit.generation), default=0)
-        known = self._iterations.setdefault((job, start, commit.iteration), commit)
-        if known.generation != commit.generation:
-            self.break_promise(
-                f"{job}: iteration {commit.iteration} was committed by worker {known.worker} in generation "
-                f"{known.generation}, and by worker {commit.worker} in generation {commit.generation}"
-            )
-        if known.chain != commit.chain:
-            self.break_promise(f"{job}: workers {known.worker} and {commit.worker} differ after {commit.iteration}")
+        known = self._iterations.setdefault((job, start, commit.iteration), [])
+        known.append(commit)
+        if known[0].chain != commit.chain:
+            self.break_promise(f"{job}: workers {known[0].worker} and {commit.worker} differ after {commit.iteration}")
+        for earlier in known:
+            if earlier.generation != commit.generation and not self._was_left_behind(earlier, commit):
+                self.break_promise(
+                    f"{job}: iteration {commit.iteration} was committed by worker {earlier.worker} in generation "
+                    f"{earlier.generation}, and by worker {commit.worker} in generation {commit.generation}"
+                )
         if commit.iteration == 0 and starts.get(start):
             self.break_promise(f"{job}: generation {start} starts from 0 beside a complete checkpoint")
+
+    def _was_left_behind(self, one: Commit, other: Commit) -> bool:
+        """Whether a recovery went on without a worker that had committed more than the others knew."""
+        older, newer = sorted((one, other), key=lambda commit: commit.generation)
+        return older.worker not in self._members.get((older.job, newer.generation), ())
 
     # at the end
 

@@ -12,7 +12,7 @@ from resile_learner.agent.settings import LearnerSettings
 from resile_registry.settings import RegistrySettings
 from resile_scheduler.lease import LeadershipLost
 from resile_scheduler.settings import SchedulerSettings
-from resile_shared.buckets import ConflictError
+from resile_shared.buckets import ConflictError, FencedError
 from resile_shared.bus import Bus
 from resile_shared.connection import BusClosed
 from resile_shared.credentials import Credentials
@@ -24,7 +24,7 @@ from .loop import Clock, Process, SimLoop
 from .patches import SimFolder
 
 RESTART_SECONDS = 1.0
-EXPECTED = (LeadershipLost, ConflictError, BusClosed)
+EXPECTED = (LeadershipLost, ConflictError, FencedError, BusClosed)
 """What may end a service: it finds that another one has taken over."""
 NOWHERE = Path("/nowhere")
 
