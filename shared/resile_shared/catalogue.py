@@ -35,6 +35,7 @@ OTHERS: Mapping[str, type[BaseModel]] = {
     "instruction": Instruction,
     "job": JobEvent,
     "report": Report,
+    "suspicion": Report,
     "log": LogLines,
     "deadletter": DeadLetter,
 }

@@ -18,6 +18,7 @@ _ADDRESSES = {
     "instruction": "resile.instruction.{host}",
     "job": "resile.job.{job}.{kind}",
     "report": "resile.report.{job}.{kind}",
+    "suspicion": "resile.suspicion.{job}",
     "log": "resile.log.{job}",
     "deadletter": "resile.deadletter",
 }

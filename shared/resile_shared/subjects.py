@@ -26,6 +26,7 @@ HEARTBEATS = "resile.heartbeat.*"
 INSTRUCTIONS = "resile.instruction.*"
 JOB_EVENTS = "resile.job.>"
 REPORTS_OF_ALL = "resile.report.*.*"
+SUSPICIONS = "resile.suspicion.*"
 LOGS_OF_ALL = "resile.log.*"
 JOB_COMMANDS = "resile.command.job.*"
 HOST_COMMANDS = "resile.command.host.*"
@@ -93,6 +94,11 @@ def reports_of_kind(kind: str) -> str:
     return f"resile.report.*.{kind}"
 
 
+def suspicion(job: str) -> str:
+    """Suspicions of workers of one job; not stored, since workers repeat them."""
+    return _build("suspicion", job)
+
+
 def log(job: str) -> str:
     """Output of a job's workers."""
     return _build("log", job)
@@ -118,6 +124,7 @@ _NUM_TOKENS = {
     "instruction": 2,
     "job": 3,
     "report": 3,
+    "suspicion": 2,
     "log": 2,
     "command": 3,
     "query": 3,

@@ -72,6 +72,7 @@ class Stage:
         await store_pool_settings(stage._registry, PoolSettings(detection_seconds=3.0))
         (stage.storage / "probe").write_text("this pool's")
         await stage.bus.subscribe(subjects.HEARTBEATS, Heartbeat, stage._beat)
+        await stage.bus.subscribe(subjects.SUSPICIONS, Report, stage._report)
         follow = stage._monitor.follow
         for reading in (
             follow(REPORTS, Report, stage._report),

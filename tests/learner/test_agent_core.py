@@ -448,3 +448,8 @@ def test_nothing_of_a_scheduler_that_was_replaced_has_an_effect(agent: Agent) ->
     for event in late:
         assert agent.handle(event) == []
     assert agent.handle(PauseWorkers(epoch=2, job=JOB, generation=1)) == [SendToWorker(JOB, 0, Pause(generation=1))]
+
+
+def test_heartbeats_say_how_many_facts_are_not_published_yet(agent: Agent) -> None:
+    [beat] = of_type(Heartbeat, agent.handle(Tick(is_bus_up=True, num_waiting=7), after=1.0))
+    assert beat.num_waiting == 7

@@ -52,6 +52,7 @@ async def test_what_an_agent_could_not_tell_the_next_one_tells_first_and_once(po
     spool.write_bytes(kept + b'{"id": "cut sho')
 
     second = ReportQueue(bus, Spool(spool))
+    assert second.num_facts == 2, "progress is no fact"
     second.put(checkpoint(5))
     await second.flush()
     await until(lambda: len(reader.seen) >= 5)

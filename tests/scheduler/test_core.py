@@ -97,9 +97,11 @@ class Bench:
     def submit(self, number: int = 1, **changes: object) -> list[Command]:
         return self.tell(JobSubmitted(f"submit-{number}", spec(**changes), job=f"job-{number}"))
 
-    def beat(self, *workers: WorkerReport, host: str = "host-1") -> list[Command]:
+    def beat(self, *workers: WorkerReport, host: str = "host-1", num_waiting: int = 0) -> list[Command]:
         self.beats += 1
-        return self.tell(Heartbeat(host=host, incarnation=1, number=self.beats, workers=workers))
+        return self.tell(
+            Heartbeat(host=host, incarnation=1, number=self.beats, num_waiting=num_waiting, workers=workers)
+        )
 
     def report(self, content: Content, *, worker: int = 0, generation: int = 0, job: str = "job-1") -> list[Command]:
         return self.tell(
@@ -449,6 +451,33 @@ def test_workers_that_end_without_a_result_fail_the_job() -> None:
     bench.now += 11.0
     bench.tell(Tick())
     assert bench.records["job-1"].reason == "every worker ended, but none reported a result"
+
+
+def test_a_result_that_an_agent_still_has_to_publish_is_waited_for() -> None:
+    bench = Bench(1)
+    bench.submit(1)
+    bench.activate()
+    ended = gone(0, kind="finished")
+    for waiting in (3, 2, 1):
+        bench.beat(ended, num_waiting=waiting)
+        bench.now += 11.0
+        bench.tell(Tick())
+        assert bench.records["job-1"].state is JobState.RUNNING
+    bench.report(result(), generation=1)
+    assert bench.records["job-1"].state is JobState.COMPLETED
+
+
+def test_a_result_that_was_lost_with_its_agent_is_computed_again() -> None:
+    bench = Bench(1)
+    bench.submit(1)
+    bench.activate()
+    bench.beat(gone(0, kind="finished"), num_waiting=1)
+    bench.host("host-1", 1, state=HostState.LOST)
+    bench.now += 11.0
+    bench.tell(Tick())
+    assert bench.records["job-1"].state is JobState.QUEUED
+    reason = bench.histories["job-1"][-1].reason
+    assert reason.startswith("host-1 was lost, perhaps with the result: no worker is left, so it starts again")
 
 
 def test_a_job_without_a_maximum_starts_with_no_more_workers_than_shards() -> None:

@@ -102,7 +102,7 @@ def test_members_that_load_a_checkpoint_have_more_time_by_its_size() -> None:
     bench = Bench(1)
     bench.submit()
     bench.activate()
-    bench.report(CheckpointSaved(iteration=30, num_bytes=1_000_000_000), generation=1)
+    bench.report(CheckpointSaved(lineage=1, iteration=30, num_bytes=1_000_000_000), generation=1)
     ends(bench, kind="killed")
     becomes_ready(bench)
     passes(bench, LINK_SECONDS + JOIN_SECONDS + 99.0)

@@ -109,6 +109,7 @@ class _Service:
         self._group.create_task(self._follow_reports())
         self._group.create_task(self._tick())
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
+        await self._bus.subscribe(subjects.SUSPICIONS, Report, self._on_suspicion)
         await self._bus.serve(subjects.EXPLAIN_JOBS, ExplainJobs, self._explain)
         await self._bus.answer(subjects.JOB_COMMANDS, model_of, self._on_command)
         self._context.is_ready = True
@@ -123,6 +124,9 @@ class _Service:
                     if change.value is not None:
                         with continued(f"host {change.key}", change.headers, always=False):
                             self._handle(change.value)
+
+    async def _on_suspicion(self, received: Received[Report]) -> None:
+        self._handle(received.message)
 
     async def _on_heartbeat(self, received: Received[Heartbeat]) -> None:
         self._handle(received.message)

@@ -124,6 +124,7 @@ class Heartbeat(Message):
     host: Id
     incarnation: Positive
     number: Count = Field(description="rises with each beat of an incarnation; an older beat is ignored")
+    num_waiting: Count = Field(default=0, description="facts that its workers reported and that are not published yet")
     workers: tuple[WorkerReport, ...] = Field(default=(), max_length=MAX_SLOTS)
 
 

@@ -14,7 +14,7 @@ from ..envelope import Received
 from ..messages.allocations import Allocation, Placement
 from ..messages.hosts import Address, Heartbeat, HostGoodbye, HostHello, Slot, WorkerExit, WorkerReport
 from ..messages.instructions import Instruction, PauseWorkers, SendHeartbeat, StopWorkers
-from ..messages.reports import CheckpointSaved, Completed, Content, Ready, Report, Switched
+from ..messages.reports import CheckpointSaved, Completed, Content, PeerSuspected, Ready, Report, Switched
 from ..subjects import ALLOCATIONS
 
 
@@ -97,7 +97,10 @@ class FakeAgent:
             time=datetime.now(UTC),
             content=content,
         )
-        await self.bus.publish(subjects.report(job, content.kind), report)
+        if isinstance(content, PeerSuspected):
+            await self.bus.send(subjects.suspicion(job), report)
+        else:
+            await self.bus.publish(subjects.report(job, content.kind), report)
 
     async def complete(self, job: str) -> None:
         """Complete the job: report it if the lowest rank is here, and end all workers here."""

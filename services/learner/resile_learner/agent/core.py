@@ -94,6 +94,7 @@ class AgentCore:
         """The latest epoch of a scheduler that was heard of."""
         self._is_bus_up = False
         self._num_beats = 0
+        self._num_waiting = 0
         self._announce_due = 0.0
         self._announce_pause = ANNOUNCE_SECONDS
         self._progress: dict[str, Report] = {}  # not passed on yet
@@ -139,8 +140,8 @@ class AgentCore:
                 return self._on_message(job, message, now)
             case WorkerExited(job, worker, exit_):
                 return self._on_exit(job, worker, exit_, now)
-            case Tick(is_bus_up):
-                return self._on_tick(is_bus_up, now)
+            case Tick():
+                return self._on_tick(event, now)
 
     def _on_allocation(self, allocation: Allocation, now: float) -> list[Command]:
         job = allocation.job
@@ -268,11 +269,11 @@ class AgentCore:
         worker.state, worker.exit, worker.ended = "gone", exit_, now
         return [*self._take_progress(job), *self._heartbeat(now)]
 
-    def _on_tick(self, is_bus_up: bool, now: float) -> list[Command]:
-        self._is_bus_up = is_bus_up
+    def _on_tick(self, tick: Tick, now: float) -> list[Command]:
+        self._is_bus_up, self._num_waiting = tick.is_bus_up, tick.num_waiting
         self._forget_workers(now)
         commands = [command for job in list(self._progress) for command in self._take_progress(job)]
-        if not is_bus_up:
+        if not tick.is_bus_up:
             return commands
         if not self.is_registered and now >= self._announce_due:
             self._announce_due = now + self._announce_pause
@@ -289,7 +290,13 @@ class AgentCore:
         for (job, number), worker in self.workers.items():
             reports.append(_worker_report(job, number, worker, room))
             room -= len(worker.exit.details) if worker.exit else 0
-        beat = Heartbeat(host=self.host, incarnation=self.incarnation, number=self._num_beats, workers=tuple(reports))
+        beat = Heartbeat(
+            host=self.host,
+            incarnation=self.incarnation,
+            number=self._num_beats,
+            num_waiting=self._num_waiting,
+            workers=tuple(reports),
+        )
         return [beat]
 
     def _forget_workers(self, now: float) -> None:

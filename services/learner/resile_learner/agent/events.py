@@ -42,6 +42,8 @@ class Tick:
     """Time has passed. Due once every heartbeat interval."""
 
     is_bus_up: bool
+    num_waiting: int = 0
+    """Facts that workers reported and that are not published yet."""
 
 
 Event = (

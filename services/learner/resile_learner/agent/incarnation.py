@@ -16,7 +16,7 @@ from resile_shared.envelope import Received
 from resile_shared.messages.hosts import Heartbeat, HostHello
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.logs import LogLines
-from resile_shared.messages.reports import Report
+from resile_shared.messages.reports import PeerSuspected, Report
 from resile_shared.subjects import ALLOCATIONS, HOSTS
 from resile_shared.telemetry import context_of
 
@@ -111,7 +111,7 @@ class AgentIncarnation:
     async def _tick(self) -> None:
         due = time.monotonic()
         while True:
-            self._post(Tick(self._bus.is_up))
+            self._post(Tick(self._bus.is_up, num_waiting=self._reports.num_facts))
             due = max(due + self._beat_seconds, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
 
@@ -151,6 +151,8 @@ class AgentIncarnation:
         match command:
             case Heartbeat():
                 await self._bus.send(subjects.heartbeat(command.host), command)
+            case Report(content=PeerSuspected()):
+                await self._bus.send(subjects.suspicion(command.job), command)
             case Report():
                 self._reports.put(command)
             case AnnounceHost():

@@ -95,6 +95,11 @@ class ReportQueue:
         self._changed = asyncio.Event()
         self._changed.set()
 
+    @property
+    def num_facts(self) -> int:
+        """How many reports wait that nothing replaces, those of an earlier agent included."""
+        return sum(isinstance(m.content, Report) and not _is_replaceable(m.content) for m in self._waiting)
+
     def put(self, content: HostHello | Report) -> None:
         """Queue a message."""
         if isinstance(content, Report):

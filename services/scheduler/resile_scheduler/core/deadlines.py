@@ -114,9 +114,9 @@ class Deadlines:
 
     def _load_seconds(self, job: Job) -> float:
         """Return how long the members may take to load a checkpoint, which they do before their first round."""
-        newest, checkpoint = job.generations.newest, job.record.checkpoint
-        if newest is None or not newest.resume:
-            return 0.0
+        checkpoint = job.record.checkpoint
+        if checkpoint is None and not job.record.generation:
+            return 0.0  # it has never trained
         return JOIN_SECONDS + (checkpoint.num_bytes / LOAD_BYTES_PER_SECOND if checkpoint else 0.0)
 
     def _link_wait(self, job: Job, workers: Sequence[Worker], now: float) -> LinkWait:

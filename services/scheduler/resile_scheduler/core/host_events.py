@@ -52,6 +52,7 @@ class HostEvents:
             record,
             is_heard=known.is_heard if known and is_same else is_live,
             beat=known.beat if known and is_same else -1,
+            num_waiting=known.num_waiting if known and is_same else 0,
         )
         if known and not is_same:
             for job in self._pool.jobs.values():
@@ -74,7 +75,7 @@ class HostEvents:
             return
         if beat.incarnation != host.record.incarnation or beat.number <= host.beat:
             return
-        host.beat = beat.number
+        host.beat, host.num_waiting = beat.number, beat.num_waiting
         if not host.is_heard:
             host.is_heard = True
             self._pool.changed()

@@ -21,6 +21,8 @@ class Host:
     record: HostRecord
     is_heard: bool
     beat: int = -1
+    num_waiting: int = 0
+    """Facts that its agent has not published yet, by its newest heartbeat."""
     has_lost_fork_server: bool = False
 
     @property

@@ -5,6 +5,7 @@
   has left before it is active.
 - Without survivors, the job goes back to the queue and starts again from its newest checkpoint. If the newest
   generation moves the whole job, it may train already: the next heartbeats of its workers would say so.
+- A job whose members have all ended without a result waits for the facts that the agents of its hosts still hold.
 - One error of the script at one iteration is tolerated, if there are survivors; three failures of workers at one
   iteration fail the job. Lost hosts count for neither, nor do workers that were killed by SIGKILL.
 """
@@ -58,10 +59,23 @@ class Recovery:
         lost = _lost(job)
         if now - gone_since < (self._detection_seconds if lost and not has_result else RESULT_SECONDS):
             return
+        hosts = [self._pool.hosts.get(placement.host) for placement in job.generations.active]
+        if any(host and host.is_alive and host.num_waiting for host in hosts):
+            return
         if lost:
             self._restart(job, lost[0].reason, now=now)
+        elif silenced := self._silenced(job):
+            self._restart(job, f"{silenced} was lost, perhaps with the result", now=now)
         else:
             self.fail(job, "every worker ended, but none reported a result", now=now)
+
+    def _silenced(self, job: Job) -> str:
+        """Return a host of the members whose agent was lost, and with it perhaps what it had to report."""
+        for placement in job.generations.active:
+            host = self._pool.hosts.get(placement.host)
+            if host is None or not host.is_alive or host.record.incarnation != placement.incarnation:
+                return placement.host
+        return ""
 
     def fail(self, job: Job, reason: str, *, now: float) -> None:
         """End the job with an error."""
