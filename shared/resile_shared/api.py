@@ -210,4 +210,6 @@ class Problem(View):
     title: str
     status: Annotated[int, Field(ge=400, le=599)]
     detail: str = Field(description="one line: what is wrong, and what to do")
-    code: Literal["malformed", "invalid", "unknown", "conflict", "unavailable", "unauthorized", "too large", "internal"]
+    code: Literal[
+        "malformed", "invalid", "unknown", "conflict", "unavailable", "unauthorized", "too large", "timeout", "internal"
+    ]

@@ -15,7 +15,7 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -26,6 +26,7 @@ from .bus import Bus
 from .connection import BusClosed
 from .credentials import read_credentials, write_private
 from .errors import ResileError, UsageError
+from .http_server import listening
 from .settings import ServiceSettings, load
 from .telemetry import set_up_logging, set_up_tracing
 
@@ -132,22 +133,16 @@ async def _serving_health(health: Health[S], settings: S) -> AsyncIterator[None]
     if settings.health_port is None:
         yield
         return
-    runner = web.AppRunner(health.application(), access_log=None)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, settings.health_host, settings.health_port)
+    async with AsyncExitStack() as stack:
+        host, port = settings.health_host, settings.health_port
         try:
-            await site.start()
+            url = await stack.enter_async_context(listening(health.application(), host=host, port=port))
         except OSError as error:
-            where = f"{settings.health_host}:{settings.health_port}"
-            raise UsageError(f"--health-port: cannot listen on {where}: {error.strerror}") from error
-        url = "http://{}:{}".format(*runner.addresses[0][:2])
+            raise UsageError(f"--health-port: cannot listen on {host}:{port}: {error.strerror}") from error
         logger.info("health check listening url=%s/readyz", url)
         if settings.health_file is not None:
             write_private(settings.health_file, url.encode())
         yield
-    finally:
-        await runner.cleanup()
 
 
 def _leaves(group: ExceptionGroup[ResileError]) -> list[ResileError]:

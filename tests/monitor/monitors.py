@@ -96,11 +96,13 @@ class Monitors:
         self._stack = stack
         self._num = 0
 
-    async def start(self, *flags: str, port: int = 0, waits: bool = True, token: str = TOKEN) -> Monitor:
+    async def start(
+        self, *flags: str, port: int = 0, waits: bool = True, token: str = TOKEN, **options: Any
+    ) -> Monitor:
         self._num += 1
         file = self.folder / f"url-{self._num}"
         guard = ("--token", token) if token else ()
-        process = await self.process("--api-port", str(port), "--url-file", str(file), *guard, *flags)
+        process = await self.process("--api-port", str(port), "--url-file", str(file), *guard, *flags, **options)
         async with asyncio.timeout(30):
             while not file.exists():
                 assert process.returncode is None

@@ -5,13 +5,14 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import orjson
 
 from resile_shared.credentials import Credentials, write_credentials
+from resile_shared.http_server import MAX_PER_ADDRESS
 from resile_shared.messages.commands import Accepted, JobStop
 from resile_shared.testing.fixtures import Pool
 
@@ -97,6 +98,22 @@ async def test_a_service_starts_tells_its_health_and_drains(pool: Pool, tmp_path
         assert (out, started.process.returncode) == (b"drained\n", 0)
         last = orjson.loads(err.splitlines()[-1])
         assert (last["message"], last["service"], last["level"]) == ("stopped", "scheduler", "info")
+
+
+async def test_connections_that_say_nothing_do_not_keep_health_checks_out(tmp_path: Path) -> None:
+    nowhere = Credentials(url="nats://127.0.0.1:1", user="scheduler", password="x")
+    write_credentials(tmp_path / "scheduler.json", nowhere)
+    async with service(tmp_path / "scheduler.json", "--health-port", "0") as started, AsyncExitStack() as stack:
+        url = (await started.logged("health check listening")).rpartition("url=")[2].removesuffix("/readyz")
+        host, port = url.removeprefix("http://").split(":")
+        readers = []
+        for _ in range(MAX_PER_ADDRESS + 50):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            readers.append(reader)
+        async with aiohttp.ClientSession() as http, http.get(f"{url}/healthz") as answer:
+            assert answer.status == 200
+        assert sum(reader.at_eof() or reader.exception() is not None for reader in readers) >= 50
 
 
 async def test_a_service_waits_for_its_bus_and_can_be_told_to_end(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
 
 from resile_shared.errors import UsageError
+from resile_shared.http_server import listening
 from resile_shared.telemetry import continued
 
 from .access import guarded
@@ -68,18 +69,13 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
 @asynccontextmanager
 async def serving(served: web.Application, *, host: str, port: int) -> AsyncIterator[str]:
     """Serve requests; yields the URL. Raises UsageError if the address is not available."""
-    runner = web.AppRunner(served, access_log=None, handler_cancellation=True, shutdown_timeout=STOP_SECONDS)
-    await runner.setup()
-    try:
+    server = listening(served, host=host, port=port, stop_seconds=STOP_SECONDS, cancels_handlers=True)
+    async with AsyncExitStack() as stack:
         try:
-            await web.TCPSite(runner, host, port).start()
+            url = await stack.enter_async_context(server)
         except OSError as error:
             raise UsageError(
                 f"--api-port: cannot listen on {host}:{port}: {error.strerror}: choose another port"
             ) from error
-        name, number = runner.addresses[0][:2]
-        url = f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
         logger.info("API listening url=%s", url)
         yield url
-    finally:
-        await runner.cleanup()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+from resile_shared.http_server import WRITE_SECONDS
 from resile_shared.storage import ObjectStorage
 
 from .pool import Pool
@@ -66,7 +67,8 @@ async def _send(
 ) -> web.StreamResponse:
     await response.prepare(request)
     async for piece in pieces:
-        await response.write(piece)
+        async with asyncio.timeout(WRITE_SECONDS):
+            await response.write(piece)
     await response.write_eof()
     return response
 

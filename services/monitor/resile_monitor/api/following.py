@@ -15,6 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from resile_shared.errors import ResileError
+from resile_shared.http_server import WRITE_SECONDS
 
 from .pool import bus_timeout
 from .problems import ProblemError
@@ -24,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 QUEUE_LENGTH = 16
 KEEP_ALIVE_SECONDS = 10.0
-WRITE_SECONDS = 60.0
 LOOK_SECONDS = 0.5
 LAST_SECONDS = 1.0
 """In which the last entries of what is over arrive."""

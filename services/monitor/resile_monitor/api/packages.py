@@ -14,9 +14,10 @@ from resile_shared.storage import MissingObjectError, ObjectStorage
 
 from .pool import Pool
 from .problems import Code, ProblemError
-from .requests import answer
+from .requests import answer, body_time
 
 PIECE_BYTES = 1 << 20
+UPLOAD_SECONDS = 900.0
 MAX_CHECKS = 2
 """How many packages are read through at once."""
 _KEY = re.compile(r"packages/[0-9a-f]{64}\.tar\.gz")
@@ -41,7 +42,8 @@ class Packages:
             raise self._too_large()
         with TemporaryDirectory(prefix="resile-package-", ignore_cleanup_errors=True) as folder:
             file = Path(folder) / "package.tar.gz"
-            digest = await self._receive(request, file)
+            async with body_time(UPLOAD_SECONDS):
+                digest = await self._receive(request, file)
             await self._check(file)
             key = f"packages/{digest}.tar.gz"
             await asyncio.to_thread(_store, self._storage, key, file)
@@ -50,13 +52,17 @@ class Packages:
     async def _receive(self, request: web.Request, file: Path) -> str:
         digest, size = hashlib.sha256(), 0
         with await asyncio.to_thread(file.open, "wb") as stream:
-            async for piece in request.content.iter_chunked(PIECE_BYTES):
+            while piece := await self._receive_piece(request):
                 size += len(piece)
                 if size > self._max_bytes:
                     raise self._too_large()
                 digest.update(piece)
                 await asyncio.to_thread(stream.write, piece)
         return digest.hexdigest()
+
+    async def _receive_piece(self, request: web.Request) -> bytes:
+        async with body_time():
+            return await request.content.read(PIECE_BYTES)
 
     async def _check(self, file: Path) -> None:
         try:

@@ -14,7 +14,9 @@ from resile_shared.storage import MissingObjectError
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Code = Literal["malformed", "invalid", "unknown", "conflict", "unavailable", "unauthorized", "too large", "internal"]
+Code = Literal[
+    "malformed", "invalid", "unknown", "conflict", "unavailable", "unauthorized", "too large", "timeout", "internal"
+]
 _STATUSES: dict[Code, HTTPStatus] = {
     "malformed": HTTPStatus.BAD_REQUEST,
     "invalid": HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -23,6 +25,7 @@ _STATUSES: dict[Code, HTTPStatus] = {
     "unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
     "unauthorized": HTTPStatus.UNAUTHORIZED,
     "too large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    "timeout": HTTPStatus.REQUEST_TIMEOUT,
     "internal": HTTPStatus.INTERNAL_SERVER_ERROR,
 }
 

@@ -1,12 +1,16 @@
 """Parses requests; each fault becomes one line of text."""
 
+import asyncio
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from resile_shared.envelope import describe
+from resile_shared.http_server import BODY_SECONDS
 
 from .problems import ProblemError
 
@@ -17,13 +21,25 @@ _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 async def read_body(request: web.Request, model: type[M]) -> M:
     """Return the JSON body; an empty one counts as ``{}``."""
-    body = await request.read()
+    async with body_time():
+        body = await request.read()
     try:
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
             raise ProblemError("malformed", f"invalid request body: must be JSON: {describe(error)}") from error
         raise ProblemError("invalid", f"invalid request body: {describe(error, model)}") from error
+
+
+@asynccontextmanager
+async def body_time(seconds: float = BODY_SECONDS) -> AsyncIterator[None]:
+    """Raise ProblemError when a client takes longer to send a body, or a piece of it."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        detail = f"the request body, or the next piece of it, did not arrive within {seconds:g} seconds: try again"
+        raise ProblemError("timeout", detail) from error
 
 
 def read_query(request: web.Request, model: type[M]) -> M:

@@ -1,0 +1,118 @@
+"""Serves an aiohttp application to clients that may be anyone.
+
+The number of connections is limited, in total and for each address. When a limit is reached, the connection that has
+been idle for longest makes room for the new one, so that whoever only connects keeps nobody out; if all are busy with
+requests, the new one is closed. A request must arrive within a time, and so must each further one.
+"""
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+MAX_CONNECTIONS = 512
+MAX_PER_ADDRESS = 256
+REQUEST_SECONDS = 20.0
+"""For the first request after connecting, headers included, and for each later one."""
+LINGER_SECONDS = 2.0
+BODY_SECONDS = 10.0
+"""For the body of a request, or a piece of a large one."""
+WRITE_SECONDS = 60.0
+"""For a client to take a piece of a response."""
+
+
+class Admission:
+    """Decides which connections are kept. Makes the protocols of a server."""
+
+    def __init__(self, *, max_connections: int, max_per_address: int) -> None:
+        self._max_connections = max_connections
+        self._max_per_address = max_per_address
+        self._addresses: dict[asyncio.Transport, str] = {}
+        """Of each connection; first those that have been idle for longest."""
+        self._busy: set[asyncio.Transport] = set()
+
+    def admit(self, transport: asyncio.Transport) -> bool:
+        """Return whether a new connection is kept; another may be closed for it."""
+        self._addresses = {known: address for known, address in self._addresses.items() if not known.is_closing()}
+        self._busy &= self._addresses.keys()
+        address = str((transport.get_extra_info("peername") or ("",))[0])
+        neighbours = [known for known, other in self._addresses.items() if other == address]
+        for among, limit in ((neighbours, self._max_per_address), (list(self._addresses), self._max_connections)):
+            if len(among) >= limit and not self._close_idle(among):
+                return False
+        self._addresses[transport] = address
+        return True
+
+    @web.middleware
+    async def mark_busy(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Keep the connection of a request open while it is handled."""
+        transport = cast(asyncio.Transport, request.transport)
+        self._busy.add(transport)
+        try:
+            return await handler(request)
+        finally:
+            self._busy.discard(transport)
+            if transport in self._addresses:
+                self._addresses[transport] = self._addresses.pop(transport)
+
+    def _close_idle(self, among: list[asyncio.Transport]) -> bool:
+        for transport in among:
+            if transport not in self._busy:
+                transport.abort()
+                return True
+        return False
+
+
+class _Newcomer(asyncio.Protocol):
+    """A connection until it is admitted."""
+
+    def __init__(self, admission: Admission, server: web.Server) -> None:
+        self._admission = admission
+        self._server = server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        connection = cast(asyncio.Transport, transport)  # no subclass of it in uvloop
+        if not self._admission.admit(connection):
+            connection.abort()
+            return
+        protocol = self._server()
+        connection.set_protocol(protocol)
+        protocol.connection_made(connection)
+
+
+@asynccontextmanager
+async def listening(
+    application: web.Application, *, host: str, port: int, stop_seconds: float = 60.0, cancels_handlers: bool = False
+) -> AsyncIterator[str]:
+    """Serve; yields the URL. ``cancels_handlers``: when their clients disconnect. Raises OSError."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    admission = Admission(
+        max_connections=min(MAX_CONNECTIONS, descriptors // 2), max_per_address=min(MAX_PER_ADDRESS, descriptors // 4)
+    )
+    application.middlewares.insert(0, admission.mark_busy)
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handler_cancellation=cancels_handlers,
+        shutdown_timeout=stop_seconds,
+        keepalive_timeout=REQUEST_SECONDS,
+        lingering_time=LINGER_SECONDS,
+    )
+    await runner.setup()
+    try:
+        server = runner.server
+        assert server is not None
+        sockets = await asyncio.get_running_loop().create_server(
+            lambda: _Newcomer(admission, server), host, port, backlog=128
+        )
+        try:
+            name, number = sockets.sockets[0].getsockname()[:2]
+            yield f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
+        finally:
+            sockets.close()
+    finally:
+        await runner.cleanup()
