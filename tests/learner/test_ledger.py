@@ -1,6 +1,8 @@
+import hypothesis.strategies as st
 import numpy as np
+from hypothesis import given, settings
 
-from resile_learner.training.ledger import Ledger
+from resile_learner.training.ledger import MAX_CLOSED, Ledger
 from resile_shared.messages.reports import EpochCount
 
 
@@ -23,3 +25,29 @@ def test_a_ledger_goes_on_elsewhere() -> None:
     copy.load_state_dict(ledger.state_dict())
     copy.commit(0, np.array([2]))
     assert copy.epochs() == (EpochCount(epoch=0, samples=3, once=3, more=0, never=0),)
+
+
+@given(faulty=st.sets(st.integers(0, 2999), max_size=20), every=st.sampled_from([1, 2, 3000]))
+@settings(max_examples=10, deadline=None)
+def test_a_ledger_of_many_epochs_stays_small_and_counts_all(faulty: set[int], every: int) -> None:
+    faulty |= set(range(0, 3000, every)) - {0}
+    ledger, size = Ledger(2), 0
+    for epoch in range(3000):
+        ledger.commit(epoch, np.array([0] if epoch in faulty else [0, 1]))
+        size = max(size, len(ledger.epochs()))
+    counts = ledger.epochs()
+    assert size <= MAX_CLOSED + 1
+    assert sum(count.num_epochs for count in counts) == 3000
+    assert [count.epoch for count in counts[1:]] == [count.epoch + count.num_epochs for count in counts[:-1]]
+    assert sum(count.never for count in counts) == len(faulty)
+    assert sum(count.once for count in counts) == sum(count.samples for count in counts) - len(faulty)
+    if every == 3000:
+        wrong = [count for count in counts if count.never]
+        assert all(count.num_epochs == 1 for count in wrong), "the epochs in which something is wrong can be told"
+
+
+def test_an_entry_of_one_epoch_looks_as_it_always_did() -> None:
+    count = EpochCount(epoch=3, samples=4, once=2, more=1, never=1)
+    assert count.model_dump() == {"epoch": 3, "samples": 4, "once": 2, "more": 1, "never": 1}
+    several = EpochCount(epoch=3, num_epochs=2, samples=8, once=8, more=0, never=0)
+    assert EpochCount(**several.model_dump()) == several

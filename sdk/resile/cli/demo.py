@@ -136,7 +136,8 @@ def _conclude(console: Console, ended: Sequence[Ending], found: Sequence[str], o
 
 
 def _ledger(ending: Ending) -> str:
-    return f"in {sum(map(used_once, ending.job.ledger))} of {len(ending.job.ledger)} epochs"
+    once = sum(count.num_epochs for count in ending.job.ledger if used_once(count))
+    return f"in {once} of {sum(count.num_epochs for count in ending.job.ledger)} epochs"
 
 
 def _check_needs() -> None:

@@ -20,7 +20,7 @@ def summary(result: Result) -> Iterator[str]:
 def _rows(result: Result, completed: Completed) -> Iterator[tuple[str, str]]:
     yield "run", f"{result.job}, {clock(result.seconds)}"
     yield "iterations", f"{completed.iteration}"
-    yield "epochs", f"{len(completed.ledger)}"
+    yield "epochs", f"{sum(count.num_epochs for count in completed.ledger)}"
     yield "samples seen", f"{completed.samples_seen}"
     if completed.loss is not None:
         yield "loss", f"{completed.loss:.6g}"

@@ -123,7 +123,9 @@ def host_table(hosts: Iterable[HostView]) -> Iterator[str]:
 def ledger_table(ledger: LedgerView) -> Iterator[str]:
     """Show how often the samples of each epoch were used, one line each."""
     heading = ("EPOCH", "SAMPLES", "ONCE", "MORE", "NEVER")
-    return columns(heading, ([str(n) for n in (e.epoch, e.samples, e.once, e.more, e.never)] for e in ledger.epochs))
+    return columns(
+        heading, ([_epochs(e), *(str(n) for n in (e.samples, e.once, e.more, e.never))] for e in ledger.epochs)
+    )
 
 
 def ledger_lines(epochs: Sequence[EpochCount]) -> Iterator[str]:
@@ -133,9 +135,15 @@ def ledger_lines(epochs: Sequence[EpochCount]) -> Iterator[str]:
         yield "every sample exactly once in every epoch"
     for count in wrong:
         yield (
-            f"epoch {count.epoch}: of {count.samples} samples {count.once} were used once, {count.more} more often, "
+            f"epoch {_epochs(count)}: of {count.samples} samples {count.once} were used once, {count.more} more often, "
             f"{count.never} never"
         )
+
+
+def _epochs(count: EpochCount) -> str:
+    """For example ``7``, or ``7-12`` if the counts are those of several epochs together."""
+    last = count.epoch + count.num_epochs - 1
+    return f"{count.epoch}-{last}" if count.num_epochs > 1 else f"{count.epoch}"
 
 
 def event_line(event: EventView) -> str:

@@ -16,7 +16,7 @@ def _finite(numbers: dict[str, float]) -> dict[str, float]:
 
 
 MAX_NUMBERS = 512
-MAX_EPOCHS = 20_000
+MAX_COUNTS = 2000
 Numbers = Annotated[
     dict[Annotated[str, Field(max_length=100)], float], Field(max_length=MAX_NUMBERS), AfterValidator(_finite)
 ]
@@ -76,9 +76,12 @@ class Warned(Message):
 
 
 class EpochCount(Message):
-    """How often the samples of one epoch were used by committed iterations."""
+    """How often the samples of one epoch were used by committed iterations; for several, the sums over all of them."""
 
     epoch: Count
+    num_epochs: Positive = Field(
+        default=1, exclude_if=lambda number: number == 1, description="as many, beginning with `epoch`; left out: one"
+    )
     samples: Count
     once: Count
     more: Count
@@ -99,7 +102,7 @@ class Completed(Message):
     model: Key | None = Field(
         pattern=r"^models/lineage-[0-9]{1,9}\.safetensors$", description="key of the final model in the job's storage"
     )
-    ledger: tuple[EpochCount, ...] = Field(max_length=MAX_EPOCHS)
+    ledger: tuple[EpochCount, ...] = Field(max_length=MAX_COUNTS)
     bits: Text
 
 

@@ -1,5 +1,11 @@
-"""The ledger: how often each sample was used, counted from the indices that committed iterations really fetched."""
+"""The ledger: how often each sample was used, counted from the indices that committed iterations really fetched.
 
+It is part of every checkpoint and of the result, so it has at most `MAX_CLOSED` entries besides that of the epoch under
+way: when there are more, epochs that follow each other share an entry with their sums.
+"""
+
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -8,6 +14,8 @@ from numpy.typing import NDArray
 from resile_shared.messages.reports import EpochCount
 
 from .batches import Indices
+
+MAX_CLOSED = 1000
 
 
 class Ledger:
@@ -24,6 +32,8 @@ class Ledger:
         """Count the ``indices`` that one committed iteration of ``epoch`` used."""
         if epoch != self._epoch:
             self._closed.append(self._count())
+            if len(self._closed) > MAX_CLOSED:
+                self._closed = _coalesced(self._closed)
             self._epoch = epoch
             self._uses = np.zeros(self._num_samples, dtype=np.uint16)
         np.add.at(self._uses, indices, 1)
@@ -55,3 +65,31 @@ class Ledger:
         self._epoch = state["epoch"]
         self._uses = np.array(state["uses"], dtype=np.uint16)
         self.samples_seen = state["samples_seen"]
+
+
+def _coalesced(counts: Sequence[EpochCount]) -> list[EpochCount]:
+    """Sum up neighbours in which each sample was used once; if that leaves too many, all neighbours two by two."""
+    merged: list[EpochCount] = []
+    for count in counts:
+        if merged and _is_complete(merged[-1]) and _is_complete(count):
+            merged[-1] = _sum(merged[-1], count)
+        else:
+            merged.append(count)
+    if len(merged) <= MAX_CLOSED // 2:
+        return merged
+    return [_sum(one, other) if other else one for one, other in zip_longest(merged[::2], merged[1::2])]
+
+
+def _is_complete(count: EpochCount) -> bool:
+    return count.once == count.samples
+
+
+def _sum(one: EpochCount, other: EpochCount) -> EpochCount:
+    return EpochCount(
+        epoch=one.epoch,
+        num_epochs=one.num_epochs + other.num_epochs,
+        samples=one.samples + other.samples,
+        once=one.once + other.once,
+        more=one.more + other.more,
+        never=one.never + other.never,
+    )
