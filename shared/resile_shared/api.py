@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from .messages.commands import MAX_SECONDS
 from .messages.hosts import HostState
 from .messages.jobs import MAX_PRIORITY, HistoryItem, JobState
-from .messages.message import Message, SlotName, Time
+from .messages.message import Line, Message, SlotName, Time
 from .messages.reports import EpochCount
 
 
@@ -161,7 +161,7 @@ class NewPriority(Message):
 class StopJob(Message):
     """The body of ``POST /v1/jobs/{job}/stop``; it may be missing."""
 
-    reason: str = Field(default="", max_length=1000)
+    reason: Line = Field(default="", max_length=1000)
 
 
 class DrainHost(Message):

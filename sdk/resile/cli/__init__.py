@@ -38,13 +38,14 @@ def _main(arguments: list[str]) -> int:
     import typer
 
     from resile_shared.errors import ResileError
+    from resile_shared.text import printable
 
     from .app import command
 
     try:
         status = command.main(with_resume_value(arguments), prog_name="resile", standalone_mode=False)
     except ResileError as error:
-        print(f"resile: {error}", file=sys.stderr)
+        print(f"resile: {printable(str(error))}", file=sys.stderr)
         return error.exit_status
     except typer.TyperException as error:
         command_line = getattr(getattr(error, "ctx", None), "command_path", "resile")

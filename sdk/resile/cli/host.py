@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resile_shared.errors import UsageError
+from resile_shared.text import is_line
 
 from .options import DEFAULT_HOME, logger_beside, show
 from .stopping import until_stopped
@@ -103,8 +104,8 @@ def _server(url: str, token: str) -> "Server":
 
 def _label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
-    if not (name and equals and value) or "," in text:
-        raise UsageError(f"--label {text!r}: must have the form NAME=VALUE, without commas")
+    if not (name and equals and value and is_line(text)) or "," in text:
+        raise UsageError(f"--label {text!r}: must have the form NAME=VALUE, without commas and control characters")
     return name, value
 
 

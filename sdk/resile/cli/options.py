@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from resile_shared.errors import ResileError, UsageError
+from resile_shared.text import printable
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -98,14 +99,14 @@ def show(document: object, lines: Iterable[str], *, as_json: bool) -> None:
         print_json(document)
     else:
         for line in lines:
-            typer.echo(line)
+            typer.echo(printable(line))
 
 
 def logger_beside(*, as_json: bool) -> Callable[[str], None]:
     """Return a function that prints a line at once; with ``as_json``, stdout belongs to the JSON."""
 
     def log(text: str) -> None:
-        print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+        print(printable(text), file=sys.stderr if as_json else sys.stdout, flush=True)
 
     return log
 

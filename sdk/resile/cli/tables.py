@@ -6,6 +6,7 @@ from datetime import datetime
 from resile_shared.api import EventView, HostView, JobSummary, JobView, LedgerView
 from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.reports import EpochCount
+from resile_shared.text import printable
 
 from .pace import clock
 
@@ -14,7 +15,7 @@ _GAP = "  "
 
 def columns(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Align ``rows`` below ``heading``, one line each."""
-    lines = [heading, *rows]
+    lines = [heading, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         yield _GAP.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -47,7 +48,7 @@ def job_details(job: JobView) -> Iterator[str]:
     for label, value in rows:
         yield f"{label.ljust(width)}{_GAP}{value}"
     if job.details:
-        yield from ("", job.details.rstrip("\n"))
+        yield from ("", *job.details.splitlines())
     if job.history:
         yield ""
         yield from history_table(job.history)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from resile_shared.api import HostView, JobSummary
 from resile_shared.messages.hosts import HostState
+from resile_shared.text import printable
 
 from ..client import Client
 from .pace import clock
@@ -65,7 +66,7 @@ def _jobs(jobs: Sequence[JobSummary], colours: dict[str, str]) -> Table:
             iterations(job),
             number(job.loss),
             clock(job.seconds_left) if job.seconds_left is not None else "-",
-            job.reason,
+            Text(printable(job.reason)),
         )
     return table
 

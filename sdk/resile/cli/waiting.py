@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from resile_shared.api import JobSummary
+from resile_shared.text import printable
 
 from ..client import Client
 from .pace import clock
@@ -41,10 +42,10 @@ def _open_board(*, quiet: bool) -> Iterator[Board]:
         yield lambda jobs: None
     elif console.is_terminal and not console.is_dumb_terminal:
         columns = (
-            TextColumn("{task.fields[job]}", style="bold"),
+            TextColumn("{task.fields[job]}", style="bold", markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[iterations]}"),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
         )
         with Progress(*columns, console=console, expand=True) as bars:
             yield _Bars(bars).show
@@ -62,7 +63,7 @@ def _text(job: JobSummary) -> str:
         parts.append(f"{clock(job.seconds_left)} left")
     if job.reason and not job.workers:
         parts.append(job.reason)
-    return "  ".join(parts)
+    return printable("  ".join(parts))
 
 
 class _Bars:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from resile_shared.text import printable
+
 from .options import DEFAULT_HOME, AsJson, Home, Job, Server, print_json, reach, show
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ def wait(
         print_json({"jobs": ended})
     wrong = [job for job in ended if job.state.value != "completed"]
     for job in wrong:
-        why = f": {job.reason}" if job.reason else ""
+        why = f": {printable(job.reason)}" if job.reason else ""
         print(f"resile: {job.id} {job.state.value}{why}; `resile logs {job.id}` shows its output", file=sys.stderr)
     return 1 if wrong else 0
 

@@ -9,13 +9,27 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .message import MAX_INTEGER, MAX_SLOTS, Count, Details, HostAddress, Id, Index, Message, Port, Positive, Text, Time
+from .message import (
+    MAX_INTEGER,
+    MAX_SLOTS,
+    Count,
+    Details,
+    HostAddress,
+    Id,
+    Index,
+    Line,
+    Message,
+    Port,
+    Positive,
+    Text,
+    Time,
+)
 
 MAX_SLOTS_OF_HOST = 1024
 MAX_CORES = 1024
 Core = Annotated[int, Field(ge=0, lt=65536)]
 Labels = Annotated[
-    dict[Annotated[str, Field(max_length=100)], Annotated[str, Field(max_length=200)]], Field(max_length=100)
+    dict[Annotated[Line, Field(max_length=100)], Annotated[Line, Field(max_length=200)]], Field(max_length=100)
 ]
 DeviceClass = Annotated[str, Field(max_length=1000)]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from pydantic_core import to_json
 
-from .message import MAX_INTEGER, MAX_SLOTS, Count, Id, Key, Message, Positive, SlotName, Text, Time
+from .message import MAX_INTEGER, MAX_SLOTS, Count, Id, Key, Line, Message, Positive, SlotName, Text, Time
 from .reports import CheckpointSaved, Completed, Ready
 
 DEFAULT_PRIORITY = 5000
@@ -54,7 +54,7 @@ class JobState(StrEnum):
 class JobSpec(Message):
     """What a user asks for."""
 
-    name: str = Field(min_length=1, max_length=MAX_NAME)
+    name: Line = Field(min_length=1, max_length=MAX_NAME)
     package: Key = Field(min_length=1, description="key in object storage of the packed folder of code")
     script: Key = Field(min_length=1, description="path of the script inside the package")
     args: tuple[str, ...] = Field(default=(), max_length=10_000)
@@ -63,7 +63,7 @@ class JobSpec(Message):
     max_workers: int = Field(default=MAX_WORKERS, ge=1, le=MAX_WORKERS)
     priority: int = Field(default=DEFAULT_PRIORITY, ge=1, le=MAX_PRIORITY)
     tenant: Id = "default"
-    group: str = Field(
+    group: Line = Field(
         default="", max_length=1000, description="labels a host must have: 'gpu=h200,zone=a'; empty: any host"
     )
 

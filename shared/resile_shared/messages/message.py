@@ -10,6 +10,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
+from ..text import is_line
+
 MAX_INTEGER = (1 << 53) - 1
 """All JSON parsers read it exactly."""
 MAX_TEXT = 2000
@@ -55,6 +57,16 @@ Index = Annotated[int, Field(ge=0, lt=MAX_SLOTS)]
 Port = Annotated[int, Field(gt=0, lt=65536)]
 Key = Annotated[str, Field(max_length=MAX_KEY, description="of an object in storage, or a path")]
 HostAddress = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:%-]{1,255}$", description="name or IP address of a host")]
+
+
+def _check_line(text: str) -> str:
+    if not is_line(text):
+        raise ValueError("must have no control characters")
+    return text
+
+
+Line = Annotated[str, AfterValidator(_check_line)]
+"""Shown in tables and on terminals as it is."""
 
 
 def _cut(text: object) -> object:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from resile_shared.messages.message import Id
 from resile_shared.settings import DetectionSeconds, ServiceSettings
+from resile_shared.text import is_line
 
 
 def own_name() -> str:
@@ -26,7 +27,7 @@ def parse_labels(text: str) -> dict[str, str]:
     labels = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
-        if not (name and equals and value):
+        if not (name and equals and value and is_line(part)):
             raise ValueError(f"{part!r} is no label: write name=value, with commas between labels")
         labels[name.strip()] = value.strip()
     return labels
