@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
 
 import pytest
 from opentelemetry import trace
@@ -12,7 +13,7 @@ import resile_registry.service
 import resile_scheduler.service
 from resile_registry.settings import RegistrySettings
 from resile_scheduler.settings import SchedulerSettings
-from resile_shared import subjects
+from resile_shared import nats_server, subjects
 from resile_shared.bus import Bus
 from resile_shared.envelope import Received
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, JobSubmit, Refused
@@ -20,6 +21,7 @@ from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSpec
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import PeerSuspected
+from resile_shared.nats_server import NatsServer
 from resile_shared.subjects import ALLOCATIONS, DEAD_LETTERS, EVENTS, JOB_EVENTS, JOBS
 from resile_shared.telemetry import set_up_tracing, traced
 from resile_shared.testing.fake_agent import FakeAgent
@@ -106,6 +108,12 @@ class House:
 
 @pytest.fixture
 async def house(pool: Pool) -> AsyncIterator[House]:
+    async with furnished(pool) as house:
+        yield house
+
+
+@asynccontextmanager
+async def furnished(pool: Pool) -> AsyncIterator[House]:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(in_process(pool, "registry", resile_registry.service.run, RegistrySettings))
         watcher = Watcher(await pool.bus("monitor"))
@@ -410,3 +418,28 @@ async def test_a_long_history_leaves_the_record_small_and_is_whole(house: House)
     assert sizes[1] - sizes[0] < 500
     history = await check_history(house.pool, house.watcher.records["job-1"])
     assert [item.kind for item in history].count("priority") == 160
+
+
+async def test_a_job_that_the_bus_refuses_to_store_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example one whose result is too large for a bus that takes smaller messages than that of `resile up`."""
+    monkeypatch.setattr(nats_server, "MAX_PAYLOAD_BYTES", 64 << 10)
+    async with AsyncExitStack() as stack:
+        server = NatsServer(tmp_path / "small")
+        await server.start()
+        stack.push_async_callback(server.stop)
+        house = await stack.enter_async_context(
+            furnished(Pool(server, await stack.enter_async_context(AsyncExitStack())))
+        )
+        async with scheduler(house.pool):
+            agent = await house.agent("host-1")
+            large = await house.submit(args=("x" * 40_000,), max_workers=2)
+            small = await house.submit(max_workers=2)
+            await until(lambda: {house.watcher.state(job) for job in (large, small)} == {"running"})
+            for job in (large, small):
+                await agent.complete(job, epochs=700)
+            await until(lambda: house.watcher.state(small) == "completed" and house.watcher.state(large) == "failed")
+            assert "exceeds the maximum message size" in house.watcher.records[large].reason
+            assert await house.submit() == "job-3"
+            await check_history(house.pool, house.watcher.records[large])
+        async with scheduler(house.pool):
+            assert await house.submit() == "job-4"

@@ -15,7 +15,7 @@ from resile_shared.messages.hosts import HostRecord
 from resile_shared.messages.jobs import MAX_SPEC_BYTES, HistoryItem, JobEvent, JobRecord, JobSpec
 from resile_shared.messages.message import MAX_DETAILS, MAX_SLOTS, MAX_TEXT, at
 from resile_shared.messages.queries import JobExplanations
-from resile_shared.messages.reports import Completed, EpochCount, Failed, Progress, Ready, Report, Warned
+from resile_shared.messages.reports import MAX_COUNTS, Completed, EpochCount, Failed, Progress, Ready, Report, Warned
 from resile_shared.nats_server import MAX_PAYLOAD_BYTES
 from resile_shared.subjects import BUCKETS
 
@@ -64,8 +64,8 @@ def test_what_is_written_for_people_is_cut_and_what_else_is_too_long_is_refused(
     with pytest.raises(ValidationError, match="less than or equal"):
         Ready.model_validate(READY | {"samples": 1 << 64})
     count = EpochCount(epoch=0, samples=1, once=1, more=0, never=0)
-    with pytest.raises(ValidationError, match="at most 20000"):
-        Completed.model_validate({**Completed.model_fields, "ledger": (count,) * 20_001})
+    with pytest.raises(ValidationError, match=f"at most {MAX_COUNTS}"):
+        Completed.model_validate({**Completed.model_fields, "ledger": (count,) * (MAX_COUNTS + 1)})
 
 
 READY = {"iterations_total": 1, "num_shards": 1, "batch_size": 1, "epochs": 1, "samples": 1, "bits": "same bits"}

@@ -11,9 +11,9 @@ is fenced, so that an earlier leader, which may have stood still for any time, c
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from opentelemetry.context import Context, get_current
 from pydantic import BaseModel
@@ -21,10 +21,12 @@ from pydantic import BaseModel
 from resile_shared import subjects
 from resile_shared.buckets import Bucket, Fence
 from resile_shared.bus import Bus
+from resile_shared.connection import StoreFailed
+from resile_shared.errors import MessageTooLarge
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted, Refused
 from resile_shared.messages.instructions import Instruction
-from resile_shared.messages.jobs import MAX_UNPUBLISHED, HistoryItem, JobRecord
+from resile_shared.messages.jobs import MAX_UNPUBLISHED, FailureCounts, HistoryItem, JobRecord
 from resile_shared.outbox import Outbox
 from resile_shared.subjects import ALLOCATIONS, JOBS
 from resile_shared.telemetry import resumed, traced
@@ -36,6 +38,7 @@ logger = logging.getLogger(__name__)
 MAX_IN_FLIGHT = 16
 MAX_UNPUBLISHED_BYTES = 2 << 20
 """Of one job's history: before it stores more, the items are published."""
+_REFUSALS = (MessageTooLarge, StoreFailed)
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -56,9 +59,13 @@ class Batch:
 class Executor:
     """Executes batches in the order in which they are put, and publishes what is stored."""
 
-    def __init__(self, bus: Bus, lease: Lease) -> None:
+    def __init__(self, bus: Bus, lease: Lease, *, on_refused: Callable[[str, str], None]) -> None:
+        """``on_refused`` is called with a job, and the reason why the bus does not store it: the job has to end."""
         self._bus = bus
         self._lease = lease
+        self._on_refused = on_refused
+        self._refused: dict[str, tuple[HistoryItem, ...]] = {}
+        """The jobs that the bus has refused to store, and the items of their histories that are not stored."""
         self._jobs = _Owned(bus.bucket(JOBS))
         self._allocations = _Owned(bus.bucket(ALLOCATIONS))
         self._outbox = Outbox(bus)
@@ -103,15 +110,52 @@ class Executor:
                 await self._outbox.flush(job)
 
     async def _execute(self, batch: Batch) -> None:
-        records = {record.job: await self._with_items(record, items) for record, items in batch.records}
-        await self._jobs.write(records)
-        for record in records.values():
-            self._publish_later(record)
+        await _concurrently(self._store(record, items) for record, items in batch.records)
         for command, answer in batch.answers:
-            self._answers.pop(command).set_result(answer)
-        await self._allocations.write({allocation.job: allocation for allocation in batch.allocations})
+            self._answers.pop(command).set_result(self._checked(answer))
+        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)
         for host, instruction in batch.instructions:
             await self._bus.send(subjects.instruction(host), instruction)
+
+    async def _store(self, record: JobRecord, items: tuple[HistoryItem, ...]) -> None:
+        """Store ``record``. If the bus refuses it, the job ends: what follows is stored once that is decided."""
+        job = record.job
+        if job in self._refused:
+            items = (*self._refused[job], *items)
+            if not record.state.is_final:
+                self._refused[job] = items
+                return
+            record, items = _reduced(record, items)
+        try:
+            stored = await self._with_items(record, items)
+            await self._jobs.put(job, stored)
+        except _REFUSALS as error:
+            await self._refuse(job, items, str(error))
+            if record.state.is_final and record != _reduced(record, items)[0]:
+                await self._store(record, ())
+        else:
+            self._refused.pop(job, None)
+            self._publish_later(stored)
+
+    async def _store_allocation(self, allocation: Allocation) -> None:
+        if allocation.job in self._refused and allocation.placements:
+            return
+        try:
+            await self._allocations.put(allocation.job, allocation)
+        except _REFUSALS as error:
+            await self._refuse(allocation.job, (), str(error))
+
+    async def _refuse(self, job: str, items: tuple[HistoryItem, ...], reason: str) -> None:
+        logger.error("not stored job=%s: %s", job, reason)
+        is_known = job in self._refused
+        self._refused[job] = items
+        if not is_known:
+            self._on_refused(job, reason)
+
+    def _checked(self, answer: Accepted | Refused) -> Accepted | Refused:
+        if isinstance(answer, Accepted) and answer.job_id in self._refused:
+            return Refused(code="unavailable", reason=f"{answer.job_id} cannot be stored: the scheduler's log says why")
+        return answer
 
     async def _with_items(self, record: JobRecord, items: tuple[HistoryItem, ...]) -> JobRecord:
         """Return ``record`` with the items of its history that are not published yet, and the new ones."""
@@ -119,12 +163,37 @@ class Executor:
         num_bytes = sum(map(_num_bytes, (*unpublished, *items)))
         if num_bytes > MAX_UNPUBLISHED_BYTES or len(unpublished) + len(items) > MAX_UNPUBLISHED:
             await self._outbox.flush(record.job)
-        return record.model_copy(update={"unpublished": (*self._outbox.unpublished(record.job), *items)})
+        unpublished = (*self._outbox.unpublished(record.job), *items)
+        num_bytes = sum(map(_num_bytes, unpublished))
+        if num_bytes > MAX_UNPUBLISHED_BYTES or len(unpublished) > MAX_UNPUBLISHED:
+            raise MessageTooLarge(f"the history of {record.job}", num_bytes)
+        return record.model_copy(update={"unpublished": unpublished})
 
     def _publish_later(self, record: JobRecord) -> None:
         if record.unpublished:
             self._outbox.put(record)
             self._to_publish.put_nowait((record.job, get_current()))
+
+
+async def _concurrently(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    room = asyncio.Semaphore(MAX_IN_FLIGHT)
+
+    async def with_room(one: Coroutine[Any, Any, None]) -> None:
+        async with room:
+            await one
+
+    async with asyncio.TaskGroup() as group:
+        for one in work:
+            group.create_task(with_room(one))
+
+
+def _reduced(record: JobRecord, items: tuple[HistoryItem, ...]) -> tuple[JobRecord, tuple[HistoryItem, ...]]:
+    """Return what little is stored of a job that ended because the bus refused to store it."""
+    spec = record.spec.model_copy(update={"args": (), "env": {}})
+    completed = record.completed and record.completed.model_copy(update={"ledger": (), "metrics": {}, "validation": {}})
+    update = {"allocation": None, "warnings": (), "failures": FailureCounts(), "completed": completed}
+    reduced = record.model_copy(update={"spec": spec, **update})
+    return reduced, tuple(item.model_copy(update={"slots": ()}) for item in items)
 
 
 def _num_bytes(item: HistoryItem) -> int:
@@ -143,12 +212,5 @@ class _Owned(Generic[M]):
         self._fence = await self._bucket.take_over(epoch)
         return tuple(entry.value for entry in (await self._bucket.entries()).values())
 
-    async def write(self, values: Mapping[str, M]) -> None:
-        room = asyncio.Semaphore(MAX_IN_FLIGHT)
-        async with asyncio.TaskGroup() as group:
-            for key, value in values.items():
-                group.create_task(self._write(key, value, room))
-
-    async def _write(self, key: str, value: M, room: asyncio.Semaphore) -> None:
-        async with room:
-            await self._bucket.put(key, value, fence=self._fence)
+    async def put(self, key: str, value: M) -> None:
+        await self._bucket.put(key, value, fence=self._fence)

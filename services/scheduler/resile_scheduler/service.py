@@ -39,6 +39,7 @@ from .core.events import (
     Command,
     Event,
     JobChangeRequested,
+    JobNotStored,
     JobSubmitted,
     PauseWorkers,
     ProbeExpired,
@@ -94,7 +95,7 @@ class _Service:
             detection_seconds=pool.detection_seconds,
         )
         self._lease = lease
-        self._executor = Executor(context.bus, lease)
+        self._executor = Executor(context.bus, lease, on_refused=self._on_refused)
 
     async def start(self) -> None:
         jobs, allocations = await self._executor.read()
@@ -152,6 +153,9 @@ class _Service:
                 raise AssertionError(f"not a command on jobs: {other}")
         self._handle(event)
         return await self._executor.answer_to(received.id)
+
+    def _on_refused(self, job: str, reason: str) -> None:
+        self._handle(JobNotStored(job, reason))
 
     async def _explain(self, _: Received[ExplainJobs]) -> JobExplanations:
         return JobExplanations(reasons=dict(self._core.explain()))

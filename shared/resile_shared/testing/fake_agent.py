@@ -14,7 +14,7 @@ from ..envelope import Received
 from ..messages.allocations import Allocation, Placement
 from ..messages.hosts import Address, Heartbeat, HostGoodbye, HostHello, Slot, WorkerExit, WorkerReport
 from ..messages.instructions import Instruction, PauseWorkers, SendHeartbeat, StopWorkers
-from ..messages.reports import CheckpointSaved, Completed, Content, PeerSuspected, Ready, Report, Switched
+from ..messages.reports import CheckpointSaved, Completed, Content, EpochCount, PeerSuspected, Ready, Report, Switched
 from ..subjects import ALLOCATIONS
 
 
@@ -102,8 +102,8 @@ class FakeAgent:
         else:
             await self.bus.publish(subjects.report(job, content.kind), report)
 
-    async def complete(self, job: str) -> None:
-        """Complete the job: report it if the lowest rank is here, and end all workers here."""
+    async def complete(self, job: str, *, epochs: int = 0) -> None:
+        """Complete the job after ``epochs``: report it if the lowest rank is here, and end all workers here."""
         if (first := self._lowest_rank(job)) is not None:
             completed = Completed(
                 iteration=self.iteration,
@@ -114,7 +114,7 @@ class FakeAgent:
                 validation={},
                 params_sha256="0" * 64,
                 model=None,
-                ledger=(),
+                ledger=tuple(EpochCount(epoch=epoch, samples=1, once=1, more=0, never=0) for epoch in range(epochs)),
                 bits="same bits",
             )
             await self.report(job, first, completed)

@@ -20,6 +20,7 @@ from .events import (
     Command,
     Event,
     JobChangeRequested,
+    JobNotStored,
     JobSubmitted,
     PolicyChanged,
     ProbeExpired,
@@ -55,7 +56,7 @@ class Scheduler:
         self._recent = RecentEvents("scheduler")
         pool = self._pool = Pool()
         allocator = Allocator(pool, epoch=epoch, secret=secret)
-        recovery = Recovery(pool, allocator, detection_seconds=detection_seconds)
+        recovery = self._recovery = Recovery(pool, allocator, detection_seconds=detection_seconds)
         ends = WorkerEnds(pool, allocator, recovery)
         self._job_commands = JobCommands(pool, allocator)
         self._prober = HostProber(pool, detection_seconds=detection_seconds)
@@ -80,12 +81,31 @@ class Scheduler:
         return MappingProxyType({slot.name: job for slot, (job, _) in self._pool.holders.items()})
 
     def _handle(self, event: Event, now: float) -> list[Command]:
-        replies: list[Command] = []
+        replies = self._apply(event, now)
+        jobs = self._affected(event)
+        self._decisions.decide(now=now)
+        outgoing = self._outgoing
+        stored = [*outgoing.records(jobs), *replies, *outgoing.allocations(jobs)]
+        return [*stored, *outgoing.stops(event, jobs), *outgoing.pauses(jobs, now=now), *self._prober.take_probes()]
+
+    def _apply(self, event: Event, now: float) -> list[Command]:
         match event:
             case JobSubmitted():
-                replies = [Reply(event.command, self._job_commands.submit(event, now=now))]
+                return [Reply(event.command, self._job_commands.submit(event, now=now))]
             case JobChangeRequested():
-                replies = [Reply(event.command, self._job_commands.change(event, now=now))]
+                return [Reply(event.command, self._job_commands.change(event, now=now))]
+            case JobNotStored(job, reason):
+                self._recovery.on_not_stored(self._pool.jobs[job], reason, now=now)
+            case PolicyChanged(policy, cause):
+                self._decisions.change_policy(policy, cause)
+            case StateRestored():
+                self._restore.restore(event, now=now)
+            case _:
+                self._observe(event, now)
+        return []
+
+    def _observe(self, event: HostRecord | Heartbeat | Report | Tick | ProbeExpired, now: float) -> None:
+        match event:
             case HostRecord():
                 self._host_events.on_record(event, now=now)
             case Heartbeat():
@@ -96,15 +116,6 @@ class Scheduler:
                 self._deadlines.check(now=now)
             case ProbeExpired():
                 self._prober.on_probe_expired(event, now=now)
-            case PolicyChanged(policy, cause):
-                self._decisions.change_policy(policy, cause)
-            case StateRestored():
-                self._restore.restore(event, now=now)
-        jobs = self._affected(event)
-        self._decisions.decide(now=now)
-        outgoing = self._outgoing
-        stored = [*outgoing.records(jobs), *replies, *outgoing.allocations(jobs)]
-        return [*stored, *outgoing.stops(event, jobs), *outgoing.pauses(jobs, now=now), *self._prober.take_probes()]
 
     def _affected(self, event: Event) -> list[Job]:
         """Return the jobs that may need commands: a heartbeat that changes nothing must be cheap."""

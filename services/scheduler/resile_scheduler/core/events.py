@@ -41,6 +41,14 @@ class JobChangeRequested:
 
 
 @dataclass(frozen=True)
+class JobNotStored:
+    """The bus refused to store the job, for good: without that it cannot go on."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class PolicyChanged:
     """From now on ``policy`` decides how many workers each job has; ``cause`` is the reason in the histories."""
 
@@ -66,6 +74,7 @@ Event = (
     StateRestored
     | JobSubmitted
     | JobChangeRequested
+    | JobNotStored
     | PolicyChanged
     | HostRecord
     | Heartbeat

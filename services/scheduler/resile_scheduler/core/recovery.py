@@ -77,6 +77,11 @@ class Recovery:
                 return placement.host
         return ""
 
+    def on_not_stored(self, job: Job, reason: str, *, now: float) -> None:
+        """End a job that cannot be stored: what a new scheduler does not know of must not go on."""
+        if not job.is_over:
+            self.fail(job, f"it cannot be stored: {reason}", now=now)
+
     def fail(self, job: Job, reason: str, *, now: float) -> None:
         """End the job with an error."""
         if job.record.completed:
