@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from resile_learner.messages import WorkerConfig
+from resile_learner.session import StateLost
 from resile_learner.worker.failure import raised, stalled
 from resile_learner.worker.stalls import Stall
 
@@ -18,6 +19,10 @@ def test_an_error_is_told_in_one_line_with_its_place() -> None:
     failed = raised(CONFIG, caught.value)
     assert failed.message.startswith("ValueError: two lines (test_failure.py, line ")
     assert "Traceback (most recent call last)" in failed.details
+
+
+def test_that_no_member_has_the_state_is_no_fault_of_the_script() -> None:
+    assert raised(CONFIG, StateLost()).is_state_lost
 
 
 def test_want_of_memory_is_told_with_what_helps() -> None:

@@ -281,6 +281,7 @@ def test_a_kill_for_memory_is_distinguished_from_any_other(monkeypatch: pytest.M
         (0, Left(worker=1, generation=1, iteration=1), False, "left"),
         (1, Failed(worker=1, message="m"), False, "failed"),
         (-9, Failed(worker=1, message="m"), False, "failed"),
+        (1, Failed(worker=1, message="m", is_state_lost=True), False, "abandoned"),
         (-9, None, True, "out of memory"),
         (-11, Finished(worker=1), False, "finished"),
         (-15, None, True, "killed"),

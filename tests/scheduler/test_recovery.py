@@ -169,6 +169,15 @@ def test_a_job_without_survivors_starts_again_from_its_checkpoint() -> None:
     assert named(bench) == [1]
 
 
+def test_members_that_have_no_whole_state_any_more_make_the_job_start_again() -> None:
+    bench = running(2)
+    for number in (0, 1):
+        bench.report(Failed(message="no member has a whole state any more", is_state_lost=True), worker=number)
+    bench.beat(gone(0, kind="abandoned"), gone(1, kind="abandoned"))
+    order = bench.newest()
+    assert (order.cold_start, order.resume, len(order.placements)) == (True, True, 2)
+
+
 def test_a_job_without_survivors_looks_for_a_checkpoint_without_a_report() -> None:
     bench = running(1)
     bench.host("host-1", 1, state=HostState.LOST)

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
-from resile_shared.errors import UsageError
+from resile_shared.errors import ResileError, UsageError
 
 from .collectives.poller import LinkPoller
 from .collectives.round import GradientExchange, OpenRound
@@ -24,6 +24,13 @@ class SecondTrainingCall(UsageError):
         super().__init__(
             "training was called a second time: a script has one training call; raise `epochs` to train longer"
         )
+
+
+class StateLost(ResileError):
+    """The members that had the state were lost while they gave it to the others."""
+
+    def __init__(self) -> None:
+        super().__init__("no member has a whole state any more: the job can only continue from a checkpoint")
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,10 @@ class Failed(Message):
     kind: Literal["failed"] = "failed"
     message: Text
     details: Details = ""
+    is_state_lost: bool = Field(
+        default=False,
+        description="no fault of the script: no member has a whole state any more, and the job needs its checkpoint",
+    )
 
 
 Content = Annotated[

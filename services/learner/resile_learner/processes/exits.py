@@ -13,6 +13,8 @@ LastMessage = Finished | Left | Failed | None
 def classify(status: int, last_message: LastMessage, *, memory_ran_out: bool) -> WorkerExit:
     """Classify a process that exited with ``status`` (minus the signal, if killed) after ``last_message``."""
     match last_message:
+        case Failed(is_state_lost=True, message=message):
+            return WorkerExit(kind="abandoned", status=status, message=message)
         case Failed(message=message, details=details):
             return WorkerExit(kind="failed", status=status, message=message, details=details)
         case Finished():  # the script is complete: how the process is taken down afterwards changes nothing

@@ -13,6 +13,7 @@ from resile_shared.errors import ResileError
 from resile_shared.recent_events import InternalError
 
 from ..messages import Failed, WorkerConfig
+from ..session import StateLost
 from .stalls import Stall
 
 _CPU_OUT_OF_MEMORY = "can't allocate memory"  # torch has no error of its own for it
@@ -29,6 +30,8 @@ def raised(config: WorkerConfig, error: BaseException) -> Failed:
     if isinstance(error, InternalError):
         message, _, events = str(error).partition("\n")
         return failed(config, message, details=f"{events}\n{_user_traceback(error)}")
+    if isinstance(error, StateLost):
+        return failed(config, str(error)).model_copy(update={"is_state_lost": True})
     if isinstance(error, ResileError):
         return failed(config, str(error))
     place = _place_in_script(traceback.extract_tb(error.__traceback__), config.script)

@@ -8,8 +8,6 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from resile_shared.errors import ResileError
-
 from ..collectives.departure import LeaveAcknowledgement
 from ..collectives.poller import LinkPoller
 from ..collectives.round import GradientExchange, OpenRound
@@ -27,7 +25,7 @@ from ..membership.events import (
 )
 from ..membership.view import MembershipView
 from ..messages import Left, Message, Order, Ready, WorkerConfig
-from ..session import SecondTrainingCall, View
+from ..session import SecondTrainingCall, StateLost, View
 from ..state.flat import FlatState
 from ..state.run import RunState
 from .control_thread import ControlThread
@@ -215,7 +213,7 @@ class WorkerSession:
         """Send or receive the state, depending on who is ahead; True if it was received. Raises Abandoned."""
         generation = sync.order.generation
         if max(sync.rounds.values()) < 0:
-            raise ResileError("no member has a whole state any more: the job can only continue from a checkpoint")
+            raise StateLost
 
         def obsolete() -> bool:
             return self._control.view.is_superseded(generation)

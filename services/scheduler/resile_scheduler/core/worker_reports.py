@@ -1,5 +1,7 @@
 """Reports of workers: faster than heartbeats, and more detailed. They may be late, doubled or lost."""
 
+from typing import Literal
+
 from resile_shared.messages.hosts import WorkerExit
 from resile_shared.messages.jobs import Intent
 from resile_shared.messages.reports import (
@@ -65,8 +67,9 @@ class WorkerReports:
                 self._pool.advance(job, worker, Phase.LEFT)
             case Warned(message=message):
                 job.warn(message, now=now)
-            case Failed(message=message, details=details):
-                how = WorkerExit(kind="failed", message=message, details=details)
+            case Failed(message=message, details=details, is_state_lost=is_state_lost):
+                kind: Literal["abandoned", "failed"] = "abandoned" if is_state_lost else "failed"
+                how = WorkerExit(kind=kind, message=message, details=details)
                 self._ends.on_failed(job, worker, how, now=now)
 
     def _on_ready(self, job: Job, worker: Worker, ready: Ready, now: float) -> None:
