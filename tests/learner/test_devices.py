@@ -1,28 +1,67 @@
 """What a host offers, and what its workers see of it."""
 
+import asyncio
 import os
+from collections.abc import Mapping
 
 import pytest
+import torch
 
-from resile_learner.agent.devices import detect_devices, inheritable, slot_environment
+from resile_learner.agent.devices import TorchDevices, detect_devices, host_devices, inheritable
 from resile_learner.agent.settings import LearnerSettings, parse_labels
+from resile_learner.probe import probe_digest
 from resile_shared.errors import UsageError
 from resile_shared.messages.hosts import Slot
 from resile_shared.settings import load
 
 
-async def test_without_accelerators_a_slot_is_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    devices = await detect_devices(slots=None, slots_per_gpu=1)
+async def test_without_accelerators_a_slot_is_a_core() -> None:
+    devices = host_devices(await detect_devices({**os.environ, "CUDA_VISIBLE_DEVICES": ""}), slots=None)
     assert devices.slots == tuple(Slot(index=index) for index in range(len(os.sched_getaffinity(0))))
     assert devices.device_class.startswith("torch ")
+    assert devices.environment(devices.slots[0]) == {}
+
+
+async def class_of_host(environment: Mapping[str, str]) -> str:
+    return host_devices(await detect_devices(environment), slots=1).device_class
+
+
+async def test_hosts_whose_environment_chooses_other_kernels_are_of_other_classes() -> None:
+    settings = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+    plain = {name: value for name, value in os.environ.items() if name not in settings}
+    environments = [plain, {**plain, "OMP_NUM_THREADS": "2"}, *({**plain, name: settings[name]} for name in settings)]
+    one, same, *others = await asyncio.gather(*map(class_of_host, environments))
+    assert one == same
+    for (name, value), other in zip(settings.items(), others, strict=True):
+        assert f", {name}={value}, " in other
+        if "AVX" in one:  # on another processor the variable may do nothing
+            assert other.rpartition(" ")[2] != one.rpartition(" ")[2], name
+
+
+def test_the_probe_depends_on_the_number_of_threads_at_most_and_leaves_the_settings_as_they_were() -> None:
+    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    state = torch.get_rng_state()
+    with torch.device("meta"), torch.inference_mode(False), torch.no_grad():
+        assert probe_digest(torch.device("cpu")) == probe_digest(torch.device("cpu"))
+    assert (torch.get_num_threads(), torch.get_deterministic_debug_mode()) == (threads, mode)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def gpus(*classes: str) -> TorchDevices:
+    return TorchDevices(accelerators=tuple((f"GPU-{index}", kind) for index, kind in enumerate(classes)))
 
 
 def test_a_worker_sees_the_accelerator_of_its_slot_alone() -> None:
-    slot = Slot(index=5, device="cuda:1")
-    assert slot_environment(slot, {}) == {"CUDA_VISIBLE_DEVICES": "1"}
-    assert slot_environment(slot, {"CUDA_VISIBLE_DEVICES": "4,6"}) == {"CUDA_VISIBLE_DEVICES": "6"}
-    assert slot_environment(Slot(index=5), {}) == {}
+    devices = host_devices(gpus("a", "a"), slots=None, slots_per_gpu=2)
+    assert [slot.device for slot in devices.slots] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    assert devices.environment(devices.slots[3]) == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
+
+
+def test_a_host_with_two_kinds_of_accelerator_offers_the_kind_it_has_most_of() -> None:
+    devices = host_devices(gpus("old", "new", "new"), slots=None)
+    assert devices.device_class == "new"
+    assert [devices.environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in devices.slots] == ["GPU-1", "GPU-2"]
+    assert "start another host with CUDA_VISIBLE_DEVICES=GPU-0" in devices.warning
 
 
 def test_workers_inherit_nothing_about_the_pools_services() -> None:

@@ -71,6 +71,23 @@ def test_workers_that_disagree_are_told_so(resile: Any) -> None:
     assert "disagrees with worker" in ended.last_error
 
 
+def test_a_worker_whose_environment_chooses_other_kernels_is_named(resile: Any) -> None:
+    text = """
+try:
+    os.mkdir(os.environ["FIRST_WORKER"])
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "SSE41"
+except FileExistsError:
+    pass
+train()
+"""
+    script = resile.script(PREAMBLE + text)
+    ended = resile.run("run", script, "--workers", "3", "--env", f"FIRST_WORKER={resile.folder}/first")
+    assert ended.status == 1
+    assert "has another class of device than the others: " in ended.last_error
+    assert ", ONEDNN_MAX_CPU_ISA=SSE41, " in ended.last_error
+    assert 'Use devices of one class, or train with mode="fast"' in ended.last_error
+
+
 def test_with_json_a_failure_is_an_object_too(resile: Any) -> None:
     ended = resile.run("run", resile.script("raise SystemExit(3)"), "--workers", "1", "--json")
     assert ended.status == 1

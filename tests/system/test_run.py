@@ -11,10 +11,13 @@ import psutil
 import pytest
 from safetensors import safe_open
 
-from resile.local.events import Progressed, Rescaled, RunEvent
+from resile.local.events import Noted, Printed, Progressed, Rescaled, RunEvent
 from resile.local.run import LocalRun
 from resile.local.settings import RunSettings
+from resile_learner.agent.devices import TorchDevices
 from resile_shared.errors import UsageError
+
+from .conftest import TRAIN
 
 FIELDS = {
     "id", "name", "state", "priority", "min_workers", "max_workers", "workers", "generation", "iteration",
@@ -236,3 +239,16 @@ def test_a_reader_that_goes_away_does_not_end_training(resile: Any, until: Calla
     until(lambda: process.poll() is not None)
     assert Path(resile.folder / "model.safetensors").exists()
     assert process.returncode == 0
+
+
+async def test_each_worker_sees_an_accelerator_of_its_own(resile: Any) -> None:
+    """The accelerators are imagined: the workers train on the CPU, and print what they are shown."""
+    script = resile.script("import os; print('sees', os.environ['CUDA_VISIBLE_DEVICES'])\n" + TRAIN)
+    settings = RunSettings(script, workers=2, home=resile.home, env={"CUDA_VISIBLE_DEVICES": "all"})
+    devices = TorchDevices(accelerators=(("GPU-a", "new"), ("GPU-b", "old"), ("GPU-c", "new")))
+    events: list[RunEvent] = []
+    result = await LocalRun(settings, devices=devices).run(events.append)
+    assert result.outcome.state == "completed", result.outcome
+    lines = {(event.worker, event.line) for event in events if isinstance(event, Printed)}
+    assert {(0, "sees GPU-a"), (1, "sees GPU-c")} <= lines
+    assert any("accelerators GPU-b are not used" in event.text for event in events if isinstance(event, Noted))

@@ -1,6 +1,7 @@
 """The asyncio shell of a local run: the worker processes, the journal, and the clock around an `InMemoryPool`."""
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -11,8 +12,15 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from resile_learner.agent import events as agent
+from resile_learner.agent.devices import (
+    HostDevices,
+    TorchDevices,
+    detect_devices,
+    host_devices,
+    may_have_accelerators,
+)
 from resile_learner.messages import FromWorker, WorkerConfig
-from resile_learner.processes.client import ForkServerClient, ForkServerSettings
+from resile_learner.processes.client import ENVIRONMENT, ForkServerClient, ForkServerSettings
 from resile_learner.processes.runner import WorkerRunner
 from resile_learner.processes.worker_process import Stream
 from resile_scheduler.core import events as scheduler
@@ -21,7 +29,7 @@ from resile_scheduler.core.plan import PlanPolicy, PlanStep
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import JobPause, JobResume, JobStop, Refused
-from resile_shared.messages.hosts import HostHello, Slot, WorkerExit
+from resile_shared.messages.hosts import HostHello, WorkerExit
 from resile_shared.messages.jobs import MAX_WORKERS, HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.reports import Report
 
@@ -48,8 +56,16 @@ OnEvent = Callable[[RunEvent], None]
 class LocalRun:
     """One run. `run` it once; from its first event on, `resize` and `stop` may be called in the same event loop."""
 
-    def __init__(self, settings: RunSettings, *, fork_server: ForkServerSettings | None = None) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        fork_server: ForkServerSettings | None = None,
+        devices: TorchDevices | None = None,
+    ) -> None:
+        """Make a run. ``devices`` are those of its workers; without them, what torch detects."""
         self._settings = settings
+        self._torch_devices = devices
         self._policy = settings.policy
         self._fork_server_settings = fork_server or ForkServerSettings()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -58,6 +74,7 @@ class LocalRun:
         self._incarnation = 0
         self._num_slots = 0
         self._journal_fault = ""
+        self._devices: HostDevices
         self._folder: RunFolder
         self._narrator: Narrator
         self._history: list[HistoryItem] = []
@@ -174,8 +191,14 @@ class LocalRun:
 
     def _hello(self) -> HostHello:
         self._num_slots = max(self._num_slots, SLOTS_PER_WORKER * max(step.workers for step in self._policy.steps))
-        slots = tuple(Slot(index=index) for index in range(self._num_slots))
-        return HostHello(host=HOST, incarnation=self._incarnation, address="127.0.0.1", slots=slots, device_class=HOST)
+        self._devices = host_devices(self._torch_devices or TorchDevices(), slots=self._num_slots)
+        return HostHello(
+            host=HOST,
+            incarnation=self._incarnation,
+            address="127.0.0.1",
+            slots=self._devices.slots,
+            device_class=self._devices.device_class,
+        )
 
     async def _train(self) -> None:
         """Serve the pool until the job has ended."""
@@ -185,8 +208,15 @@ class LocalRun:
             detection_seconds=self._settings.detection_seconds,
         )
         await self._start_host()
+        try:
+            await self._detect_devices()
+        except BaseException:
+            await _uncancelled(self._close_host())
+            raise
         for event in self._first_events():
             self._post(event)
+        if self._devices.warning:
+            self._on_event(Noted(self._devices.warning))
         work = (self._decide(InMemoryPool(core)), self._tick(), self._keep_host())
         tasks = [asyncio.create_task(part) for part in work]
         try:
@@ -196,6 +226,10 @@ class LocalRun:
                 task.result()
         finally:
             await _uncancelled(self._close(tasks))
+
+    async def _detect_devices(self) -> None:
+        if self._torch_devices is None and may_have_accelerators():
+            self._torch_devices = await detect_devices({**os.environ, **ENVIRONMENT, **self._settings.env})
 
     async def _close(self, tasks: Iterable["asyncio.Task[None]"]) -> None:
         for task in tasks:
@@ -306,7 +340,7 @@ class LocalRun:
             worker=start.worker,
             script=str(self._settings.script.absolute()),
             args=self._args,
-            env=dict(self._settings.env),
+            env={**self._settings.env, **self._devices.environment(self._devices.slots[start.slot])},
             directory=str(Path.cwd()),
             storage=self._storage,
             detection_seconds=self._settings.detection_seconds,

@@ -1,27 +1,98 @@
 """The accelerators of this machine as torch sees them: `python -m resile_learner.devices` prints them as JSON.
 
-The agent runs it as a process of its own, since agents never import torch.
+The agent runs it as a process of its own, since agents never import torch, and a process that has computed must not
+fork workers.
 """
 
+import os
 import platform
+import subprocess
+import sys
+from pathlib import Path
 
 import orjson
 import torch
 
+from .probe import probe_digest
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MIG = "MIG-"
+_CACHES = "/sys/devices/system/cpu/cpu0/cache"
+_VALUE_LENGTH = 40
+# What libraries of numerical code read from the environment; without the number of threads, which training sets.
+_PREFIXES = (
+    "ATEN_", "BLIS_ARCH", "CUBLAS", "CUDNN_", "DISABLE_ADDMM_CUDA_LT", "DNNL_", "MKL_", "NVIDIA_TF32", "OMP_DYNAMIC",
+    "OMP_THREAD_LIMIT", "ONEDNN_", "OPENBLAS_CORETYPE", "PYTORCH_TUNABLEOP", "TORCH_ALLOW_TF32", "TORCH_BLAS_",
+    "TORCH_CUDNN", "TORCH_LINALG_",
+)  # fmt: skip
+_HARMLESS = ("_NUM_THREADS", "VERBOSE", "CUBLAS_WORKSPACE_CONFIG=:4096:8")
+
 
 def device_class(device: torch.device) -> str:
-    """What must be equal for equal bits: version of torch, instruction set, and model of the accelerator."""
-    parts = [f"torch {torch.__version__}", platform.machine(), torch.backends.cpu.get_cpu_capability()]
+    """Describe all that must be equal for equal bits: torch, processor, accelerator, environment, and a probe step.
+
+    It computes, with torch's settings as they are.
+    """
+    parts = [f"torch {torch.__version__}", f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"]
     if device.type == "cuda":
-        parts.append(torch.cuda.get_device_name(device))
-    return ", ".join(parts)
+        parts.append(f"{torch.cuda.get_device_name(device)} cudnn {torch.backends.cudnn.version()}")  # type: ignore[no-untyped-call]
+    return ", ".join([*parts, *_environment(), f"probe {probe_digest(device)[:12]}"])
+
+
+def _environment() -> list[str]:
+    """List the variables that choose kernels."""
+    found = (f"{name}={value[:_VALUE_LENGTH]}" for name, value in sorted(os.environ.items()))
+    return [entry for entry in found if entry.startswith(_PREFIXES) and not entry.partition("=")[0].endswith(_HARMLESS)
+            and entry not in _HARMLESS]  # fmt: skip
+
+
+def _processor() -> str:
+    """Name the processor and the sizes of its caches: libraries choose kernels and block sizes by both."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return platform.machine()
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    names = ("model name", "cpu family", "model", "CPU implementer", "CPU part")
+    caches = [path.read_text().strip() for path in sorted(Path(_CACHES).glob("index*/size"))]
+    return " ".join([platform.machine(), *(fields[name] for name in names if name in fields), *caches])
+
+
+def accelerators() -> list[tuple[str, str]]:
+    """List the accelerators: how CUDA_VISIBLE_DEVICES names each, and its class.
+
+    A process sees one MIG slice at most, so that each is looked at by another process. Raises RuntimeError for slices
+    that are not named in CUDA_VISIBLE_DEVICES.
+    """
+    named = [name.strip() for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]
+    if len(named) > 1 and any(name.startswith(_MIG) for name in named):
+        return [found for name in named for found in _in_another_process(name)]
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    if devices and not named and " MIG " in torch.cuda.get_device_name(devices[0]):
+        raise RuntimeError(
+            f"its GPUs are divided into MIG slices: set {_VISIBLE} to the slices' UUIDs, as `nvidia-smi -L` lists them"
+        )
+    classes: dict[str, str] = {}
+    for device in devices:
+        kind = torch.cuda.get_device_name(device)
+        if kind not in classes:
+            classes[kind] = device_class(device)
+    kinds = [classes[torch.cuda.get_device_name(device)] for device in devices]
+    return list(zip(named or map(str, range(len(devices))), kinds, strict=False))
+
+
+def _in_another_process(name: str) -> list[tuple[str, str]]:
+    command = [sys.executable, "-P", "-m", "resile_learner.devices"]
+    done = subprocess.run(command, env={**os.environ, _VISIBLE: name}, stdout=subprocess.PIPE, check=True)
+    return [(visible, kind) for visible, kind in orjson.loads(done.stdout)["accelerators"]]
 
 
 def main() -> None:
-    """Print the number of accelerators and the class of device."""
-    num_gpus = torch.cuda.device_count()
-    device = torch.device("cuda", 0) if num_gpus else torch.device("cpu")
-    print(orjson.dumps({"num_gpus": num_gpus, "device_class": device_class(device)}).decode())
+    """Print the accelerators, each with its class; without any, the class of the CPU."""
+    torch.set_num_threads(1)  # as training does by default
+    found = accelerators()
+    cpu = "" if found else device_class(torch.device("cpu"))
+    print(orjson.dumps({"accelerators": found, "cpu_class": cpu}).decode())
 
 
 if __name__ == "__main__":

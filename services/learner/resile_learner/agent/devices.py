@@ -3,8 +3,10 @@
 import asyncio
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pydantic
 
@@ -18,8 +20,10 @@ from resile_shared.settings import PREFIX
 class TorchDevices(Message):
     """What `resile_learner.devices` prints."""
 
-    num_gpus: int
-    device_class: str
+    accelerators: tuple[tuple[str, str], ...] = ()
+    """How CUDA_VISIBLE_DEVICES names each, and its class."""
+    cpu_class: str = "cpu"
+    """Where there are none."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +32,25 @@ class HostDevices:
 
     slots: tuple[Slot, ...]
     device_class: str
+    accelerators: tuple[str, ...] = ()
+    """How CUDA_VISIBLE_DEVICES names ``cuda:0`` and so on."""
+    warning: str = ""
+    """What is not offered, and why."""
+
+    def environment(self, slot: Slot) -> dict[str, str]:
+        """Return the variables that show a worker the accelerator of its slot, and no other."""
+        kind, _, index = slot.device.partition(":")
+        return {"CUDA_VISIBLE_DEVICES": self.accelerators[int(index)]} if kind == "cuda" else {}
 
 
-async def detect_devices(*, slots: int | None, slots_per_gpu: int) -> HostDevices:
-    """Ask torch, in a process of its own. Raises ResileError.
-
-    Without ``slots``, there is one slot for each accelerator times ``slots_per_gpu``, else one for each CPU core.
-    """
+async def detect_devices(environment: Mapping[str, str]) -> TorchDevices:
+    """Ask torch, in a process of its own with the ``environment`` of workers. Raises ResileError."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "resile_learner.devices"),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env=dict(environment),
         preexec_fn=dying_with_parent(),
     )
     try:
@@ -49,27 +60,37 @@ async def detect_devices(*, slots: int | None, slots_per_gpu: int) -> HostDevice
         await process.wait()
         raise
     try:
-        devices = TorchDevices.model_validate_json(out)
+        return TorchDevices.model_validate_json(out)
     except pydantic.ValidationError:
         last = err.decode(errors="replace").strip().rpartition("\n")[2]
         raise ResileError(f"torch cannot detect the devices of this host: {last or 'it printed nothing'}") from None
-    return HostDevices(_slots(devices.num_gpus, slots, slots_per_gpu), devices.device_class)
 
 
-def _slots(num_gpus: int, wanted: int | None, slots_per_gpu: int) -> tuple[Slot, ...]:
-    if not num_gpus:
-        return tuple(Slot(index=index) for index in range(wanted or len(os.sched_getaffinity(0))))
-    count = wanted or num_gpus * slots_per_gpu
-    return tuple(Slot(index=index, device=f"cuda:{index % num_gpus}") for index in range(count))
+def may_have_accelerators() -> bool:
+    """Whether a driver of accelerators is loaded; far cheaper than to ask torch."""
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
 
 
-def slot_environment(slot: Slot, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that show a worker the accelerator of its slot, and no other."""
-    kind, _, index = slot.device.partition(":")
-    if kind != "cuda":
-        return {}
-    visible = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return {"CUDA_VISIBLE_DEVICES": visible[int(index)] if visible else index}
+def host_devices(devices: TorchDevices, *, slots: int | None, slots_per_gpu: int = 1) -> HostDevices:
+    """Divide ``devices`` into slots.
+
+    Without ``slots``, there is one slot for each accelerator times ``slots_per_gpu``, else one for each CPU core.
+    Accelerators of another class than most others have no slots.
+    """
+    if not devices.accelerators:
+        count = slots or len(os.sched_getaffinity(0))
+        return HostDevices(tuple(Slot(index=index) for index in range(count)), devices.cpu_class)
+    names, classes = zip(*devices.accelerators, strict=True)
+    ((device_class, _),) = Counter(classes).most_common(1)
+    used = [index for index, kind in enumerate(classes) if kind == device_class]
+    count = slots or len(used) * slots_per_gpu
+    offered = tuple(Slot(index=index, device=f"cuda:{used[index % len(used)]}") for index in range(count))
+    left_out = ",".join(name for name, kind in devices.accelerators if kind != device_class)
+    warning = (
+        f"accelerators {left_out} are not used: those of a host must be of one class, and most are {device_class}. "
+        f"For the others, start another host with CUDA_VISIBLE_DEVICES={left_out}"
+    )
+    return HostDevices(offered, device_class, names, warning if left_out else "")
 
 
 def inheritable(environment: Mapping[str, str]) -> dict[str, str]:

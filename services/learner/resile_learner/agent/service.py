@@ -14,9 +14,9 @@ from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.subjects import HOSTS, JOBS
 
-from ..processes.client import ForkServerClient, ForkServerSettings
+from ..processes.client import ENVIRONMENT, ForkServerClient, ForkServerSettings
 from ..processes.descendants import adopt_orphans, children_in_session, kill_strays
-from .devices import HostDevices, detect_devices, inheritable
+from .devices import HostDevices, detect_devices, host_devices, inheritable
 from .events import EndIncarnation
 from .folder import AgentFolder
 from .incarnation import AgentIncarnation
@@ -91,8 +91,7 @@ class Agent:
         running: AgentIncarnation | None = None
         try:
             async with self._fork_server() as fork_server:
-                slots, slots_per_gpu = self._settings.slots, self._settings.slots_per_gpu
-                devices = self._devices or await detect_devices(slots=slots, slots_per_gpu=slots_per_gpu)
+                devices = self._devices or await self._detect_devices()
                 self._devices = devices
                 await fork_server.loaded()
                 hello = self._hello(incarnation, devices)
@@ -108,6 +107,13 @@ class Agent:
             self._context.is_ready = False
             if running is not None:
                 await self._close(running)
+
+    async def _detect_devices(self) -> HostDevices:
+        found = await detect_devices({**inheritable(os.environ), **ENVIRONMENT})
+        devices = host_devices(found, slots=self._settings.slots, slots_per_gpu=self._settings.slots_per_gpu)
+        if devices.warning:
+            logger.warning("%s", devices.warning)
+        return devices
 
     @asynccontextmanager
     async def _fork_server(self) -> AsyncIterator[ForkServerClient]:
@@ -125,7 +131,7 @@ class Agent:
             folder=self._folder,
             storage=self._settings.storage,
             address=self._settings.address,
-            slots=devices.slots,
+            devices=devices,
             packages=self._packages,
             outputs=self._outputs,
             jobs=self._context.bus.bucket(JOBS),

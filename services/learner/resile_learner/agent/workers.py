@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 
 from resile_shared.buckets import Bucket
 from resile_shared.errors import ResileError
-from resile_shared.messages.hosts import Slot, WorkerExit
+from resile_shared.messages.hosts import WorkerExit
 from resile_shared.messages.jobs import JobRecord
 from resile_shared.messages.logs import LogLine
 from resile_shared.messages.message import at
@@ -20,7 +19,7 @@ from resile_shared.telemetry import traced
 from ..messages import FromWorker, WorkerConfig
 from ..processes.runner import Key
 from ..processes.worker_process import Stream
-from .devices import slot_environment
+from .devices import HostDevices
 from .events import Event, MessageReceived, StartWorker, WorkerExited
 from .folder import AgentFolder
 from .log_buffer import LogBuffer
@@ -39,7 +38,7 @@ class WorkerContext:
     folder: AgentFolder
     storage: str
     address: str
-    slots: tuple[Slot, ...]
+    devices: HostDevices
     packages: Packages
     outputs: Outputs
     jobs: Bucket[JobRecord]
@@ -67,15 +66,16 @@ class HostWorkers:
         entry = await context.jobs.get(start.job)
         if entry is None:
             raise ResileError(f"no record of job {start.job} is stored")
-        if start.slot >= len(context.slots):
-            raise ResileError(f"this host has no slot {start.slot}: its slots are 0 to {len(context.slots) - 1}")
+        slots = context.devices.slots
+        if start.slot >= len(slots):
+            raise ResileError(f"this host has no slot {start.slot}: its slots are 0 to {len(slots) - 1}")
         spec = entry.value.spec
         package = context.folder.code(start.job)
         await context.packages.unpack(spec.package, package)
         environment = {
             **spec.env,
             "RESILE_OUTPUT_DIR": str(context.folder.output(start.job)),
-            **slot_environment(context.slots[start.slot], os.environ),
+            **context.devices.environment(slots[start.slot]),
         }
         return WorkerConfig(
             job=start.job,

@@ -36,8 +36,12 @@ from .worker_process import OnOutput, WorkerProcess
 CLOSE_SECONDS = 15.0
 RETRY_SECONDS = 0.01
 MAX_DETAILS = 4000
-# Strings hash alike in all workers; and an import that asks whether there is a GPU must not open it before the fork.
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",  # strings hash alike in all workers
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # an import that asks whether there is a GPU must not open it before the fork
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch reads it once, at the first matrix product
+}
+"""What every worker has in its environment."""
 
 
 @dataclass(frozen=True)
