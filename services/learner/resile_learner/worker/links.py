@@ -125,7 +125,9 @@ async def accept(sock: socket.socket, *, job: str, worker: int, credentials_of: 
                     f"a handshake for worker {opening.acceptor} of job {opening.job} reached worker {worker} of {job}"
                 )
             credentials = await credentials_of(opening.generation)
-            if opening.dialer == worker or opening.dialer not in credentials.workers:
+            # A leaver connects to the joiners of a generation that nobody continues in; its id is lower than theirs.
+            may_be_leaver = opening.dialer < worker
+            if opening.dialer == worker or not (may_be_leaver or opening.dialer in credentials.workers):
                 raise LinkRefused(f"generation {opening.generation} has no other worker {opening.dialer}")
             nonce = secrets.token_hex(16)
             proof = _prove(credentials.secret, "acceptor", opening, nonce)
