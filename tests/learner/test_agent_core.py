@@ -303,8 +303,8 @@ def test_a_worker_that_was_stopped_before_it_started_is_never_started(agent: Age
 
 
 def test_a_pause_is_sent_to_all_workers_of_the_job(training: Agent) -> None:
-    commands = training.handle(PauseWorkers(epoch=1, job=JOB, generation=1))
-    assert commands == [SendToWorker(JOB, worker, Pause(generation=1)) for worker in (0, 1)]
+    commands = training.handle(PauseWorkers(epoch=1, job=JOB, lineage=1))
+    assert commands == [SendToWorker(JOB, worker, Pause(lineage=1)) for worker in (0, 1)]
 
 
 # reports
@@ -443,11 +443,11 @@ def test_nothing_of_a_scheduler_that_was_replaced_has_an_effect(agent: Agent) ->
         allocation(2),
         allocation(1, 2, cold_start=True).model_copy(update={"job": "job-3"}),
         StopWorkers(epoch=1, job=JOB, incarnation=INCARNATION, workers=(0,)),
-        PauseWorkers(epoch=1, job=JOB, generation=1),
+        PauseWorkers(epoch=1, job=JOB, lineage=1),
     )
     for event in late:
         assert agent.handle(event) == []
-    assert agent.handle(PauseWorkers(epoch=2, job=JOB, generation=1)) == [SendToWorker(JOB, 0, Pause(generation=1))]
+    assert agent.handle(PauseWorkers(epoch=2, job=JOB, lineage=1)) == [SendToWorker(JOB, 0, Pause(lineage=1))]
 
 
 def test_heartbeats_say_how_many_facts_are_not_published_yet(agent: Agent) -> None:

@@ -119,7 +119,7 @@ class AgentMachine(RuleBasedStateMachine):
     @rule(job=JOBS, epoch=st.integers(1, 2))
     def pause(self, job: str, epoch: int) -> None:
         self.epoch = max(self.epoch, epoch)
-        self.handle(PauseWorkers(epoch=epoch, job=job, generation=1))
+        self.handle(PauseWorkers(epoch=epoch, job=job, lineage=1))
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())

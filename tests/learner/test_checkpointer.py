@@ -77,11 +77,11 @@ def weight_of(state: RunState) -> float:
     return float(state._model.weight[0, 0].detach())  # type: ignore[union-attr, index]
 
 
-def store_checkpoint(folder: Path, iteration: int, weight: float) -> Path:
+def store_checkpoint(folder: Path, iteration: int, weight: float, *, pausing: bool = False) -> Path:
     """Store a checkpoint of lineage 1; return the file of its only part."""
     checkpointer = Checkpointer(StoredSession(folder.as_uri()), every=None)
     state = state_of(weight)
-    state.progress.iteration = iteration
+    state.progress.iteration, state.progress.pausing = iteration, pausing
     checkpointer.begin(iteration, state)
     for _ in range(3000):
         checkpointer.on_headers([checkpointer.header_fields()])
@@ -117,6 +117,14 @@ def test_a_start_that_finds_only_damaged_checkpoints_keeps_the_state_of_the_scri
     assert weight_of(state) == 5.0
     (warning,) = session.warnings
     assert "is damaged (lineage-1/000000000006-g1: the checksum of part 0 is wrong; lineage-1/" in warning
+
+
+def test_a_job_that_starts_again_from_the_checkpoint_of_a_pause_is_not_paused(tmp_path: Path) -> None:
+    store_checkpoint(tmp_path, 3, 1.0, pausing=True)
+    state = state_of(5.0)
+    assert Checkpointer(StoredSession(tmp_path.as_uri(), lineage=2), every=None).resume(state)
+    assert weight_of(state) == 1.0
+    assert not state.progress.pausing
 
 
 def test_a_member_waits_for_the_checkpoint_that_another_decided_on(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_view_does_not_change_while_the_membership_does(scene: Scene) -> None:
     scene.send(scene.order(1, num_members=1))
     scene.control.post(ScriptReady())
     assert scene.control.wait_for(lambda view: view.current) == scene.order(1, num_members=1)
-    scene.send(Pause(generation=1))
+    scene.send(Pause(lineage=1))
     scene.control.wait_for(lambda view: view.is_pause_requested or None)
     assert (before.current, before.is_pause_requested) == (None, False)
 
@@ -148,4 +148,4 @@ async def test_a_method_of_the_main_thread_refuses_another_thread(scene: Scene) 
     with pytest.raises(AssertionError, match="post belongs to the main thread"):
         await asyncio.to_thread(scene.control.post, ScriptReady())
     with pytest.raises(AssertionError, match="_send_to_agent belongs to the control thread"):
-        scene.control._send_to_agent(Pause(generation=1))
+        scene.control._send_to_agent(Pause(lineage=1))

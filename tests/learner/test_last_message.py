@@ -16,7 +16,7 @@ async def test_a_failure_is_reported_though_the_agent_sends_before_it_reads(tmp_
         await server.loaded()
         process = await server.fork(config, lambda stream, line: None)
         time.sleep(1.0)  # noqa: ASYNC251 - the agent stands still until the worker wants to end
-        process.send(Pause(generation=1))
+        process.send(Pause(lineage=1))
         failures = [message.message async for message in process.messages() if isinstance(message, Failed)]
         exit_ = await process.wait()
     finally:

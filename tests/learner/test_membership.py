@@ -135,10 +135,12 @@ def test_leavers_hand_over_when_nobody_continues(workers: tuple[int, ...]) -> No
 
 def test_a_pause_that_was_meant_for_the_job_before_its_cold_start_is_ignored() -> None:
     machine = Membership(0)
-    machine.handle(OrderReceived(order(3, 0).model_copy(update={"cold_start": True})))
-    machine.handle(PauseRequested(2))
+    machine.handle(PauseRequested(1))
+    machine.handle(OrderReceived(order(3, 0).model_copy(update={"cold_start": True, "lineage": 2})))
     assert not machine.view.is_pause_requested
-    machine.handle(PauseRequested(3))
+    machine.handle(PauseRequested(1))
+    assert not machine.view.is_pause_requested
+    machine.handle(PauseRequested(2))
     assert machine.view.is_pause_requested
 
 

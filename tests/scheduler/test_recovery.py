@@ -274,6 +274,28 @@ def test_a_job_that_pauses_and_loses_all_members_is_paused() -> None:
     assert bench.records["job-1"].state is JobState.PAUSED
 
 
+def test_a_pause_counts_whichever_generation_saved_its_checkpoint() -> None:
+    bench = running(2)
+    bench.tell(JobChangeRequested("c1", JobPause(job_id="job-1")))
+    bench.beat(member(0), gone(1, kind="killed"))
+    bench.switch(iteration=8)
+    assert bench.records["job-1"].generation == 2
+    bench.report(CheckpointSaved(lineage=1, iteration=8, num_bytes=1, pausing=True), generation=1)
+    assert bench.records["job-1"].state is JobState.PAUSED
+
+
+def test_a_pause_that_is_not_wanted_any_more_makes_the_job_start_again() -> None:
+    bench = running(1)
+    bench.report(CheckpointSaved(lineage=1, iteration=8, num_bytes=1, pausing=True), generation=1)
+    assert bench.records["job-1"].state is JobState.QUEUED
+    bench.beat(gone(0, kind="exited"))
+    assert bench.newest().cold_start
+    assert bench.newest().resume
+    num_items = len(bench.histories["job-1"])
+    bench.report(CheckpointSaved(lineage=1, iteration=8, num_bytes=1, pausing=True), generation=1)
+    assert len(bench.histories["job-1"]) == num_items, "it is said again until all are ended"
+
+
 def test_one_error_of_the_script_at_one_iteration_is_tolerated() -> None:
     bench = running(3)
     bench.report(Failed(message="ValueError: bad sample"), worker=2)

@@ -145,8 +145,8 @@ class InMemoryPool:
                     epoch=self._scheduler.epoch, job=job, incarnation=incarnation, workers=workers
                 )
                 self._notify(host, stop)
-            case scheduler.PauseWorkers(job, generation, hosts):
-                pause = instructions.PauseWorkers(epoch=self._scheduler.epoch, job=job, generation=generation)
+            case scheduler.PauseWorkers(job, lineage, hosts):
+                pause = instructions.PauseWorkers(epoch=self._scheduler.epoch, job=job, lineage=lineage)
                 for host in hosts:
                     self._notify(host, pause)
             case scheduler.ProbeHost(host, incarnation, beat, seconds):

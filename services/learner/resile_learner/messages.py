@@ -72,10 +72,10 @@ class Stop(Message):
 
 
 class Pause(Message):
-    """The members of ``generation`` save a checkpoint at the next boundary and stop there."""
+    """The members of ``lineage`` save a checkpoint at the next boundary and stop there."""
 
     kind: Literal["pause"] = "pause"
-    generation: Generation
+    lineage: Generation
 
 
 class WorkerMessage(Message):

@@ -214,8 +214,8 @@ class _Service:
                     epoch=self._core.epoch, job=job, incarnation=incarnation, workers=workers
                 )
                 return [(host, Instruction(stop))]
-            case PauseWorkers(job, generation, hosts):
-                pause = instructions.PauseWorkers(epoch=self._core.epoch, job=job, generation=generation)
+            case PauseWorkers(job, lineage, hosts):
+                pause = instructions.PauseWorkers(epoch=self._core.epoch, job=job, lineage=lineage)
                 return [(host, Instruction(pause)) for host in hosts]
             case _:
                 return []

@@ -18,12 +18,12 @@ class StopWorkers(Message):
 
 
 class PauseWorkers(Message):
-    """Tell the members of ``generation`` to save a checkpoint at the next boundary, and to go no further."""
+    """Tell the members of ``lineage`` to save a checkpoint at the next boundary, and to go no further."""
 
     kind: Literal["pause"] = "pause"
     epoch: Positive = Field(description="of the scheduler; an agent that has heard of a later one ignores it")
     job: Id
-    generation: Positive
+    lineage: Positive
 
 
 class SendHeartbeat(Message):

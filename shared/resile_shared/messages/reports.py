@@ -65,7 +65,7 @@ class CheckpointSaved(Message):
     lineage: Positive = Field(description="the cold start that its members descend from")
     iteration: Count
     num_bytes: Count
-    pausing: bool = Field(default=False, description="training stands still at it, as asked, until all workers end")
+    pausing: bool = Field(default=False, description="training stands still at it; repeated until all workers end")
 
 
 class Warned(Message):

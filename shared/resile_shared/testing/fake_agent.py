@@ -189,10 +189,9 @@ class FakeAgent:
             case SendHeartbeat(incarnation=self.incarnation):
                 self.num_heartbeats_requested += 1
                 await self.beat()
-            case PauseWorkers(job=job, generation=generation):
+            case PauseWorkers(job=job, lineage=lineage):
                 first = self._lowest_rank(job)
-                if first is not None and self.workers[job, first].generation == generation:
-                    lineage = self.allocations[job].lineage
+                if first is not None and self.allocations[job].lineage == lineage:
                     saved = CheckpointSaved(lineage=lineage, iteration=self.iteration, num_bytes=1, pausing=True)
                     await self.report(job, first, saved)
             case _:

@@ -132,8 +132,8 @@ class AgentCore:
                 return self._on_host_record(event)
             case StopWorkers():
                 return self._on_stop(event, now)
-            case PauseWorkers(job=job, generation=generation):
-                return self._send(job, Pause(generation=generation))
+            case PauseWorkers(job=job, lineage=lineage):
+                return self._send(job, Pause(lineage=lineage))
             case SendHeartbeat(incarnation=incarnation):
                 return self._heartbeat(now) if incarnation == self.incarnation else []
             case MessageReceived(job, message):

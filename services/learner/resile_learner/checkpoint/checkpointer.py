@@ -20,7 +20,7 @@ from ..session import Session
 from ..state.flat import Allocate
 from ..state.run import RunState
 from .cold_start import load_agreed
-from .header import NOTHING, CheckpointHeader, StoredPart
+from .header import NOTHING, CheckpointHeader, PauseProgress, StoredPart
 from .interval import CheckpointInterval
 from .lineage import Start, model_key
 from .manifest import CheckpointId, PartTracker
@@ -31,6 +31,8 @@ from .uploads import Uploads
 NUM_KEPT = 2
 PATIENCE_SECONDS = 600.0
 """The shortest time for which the end of a job waits for a storage that fails; see `StorageGone`."""
+PAUSED_SECONDS = 1.0
+"""Between two reports that training is paused."""
 RETRY_SECONDS = 5.0
 """Between two attempts to read a checkpoint from a storage that cannot be reached."""
 
@@ -68,19 +70,23 @@ class Checkpointer:
         session: Session,
         *,
         every: int | str | None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] | None = None,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
         self._session = session
-        self._clock = clock
-        self._sleep = sleep
-        self._interval = CheckpointInterval(every, clock)
+        self._clock = clock or time.monotonic
+        self._sleep = sleep or time.sleep
+        self._interval = CheckpointInterval(every, self._clock)
         self._store = CheckpointStore(session.storage) if session.storage is not None else None
         self._uploads: Uploads | None = None
         self._snapshot: Snapshot | None = None
         self._unfinished: dict[str, _Unfinished] = {}
         self._committing: str | None = None
-        self._pause: str | None = None
+        self._paused_at: int | None = None
+        """The iteration at which training is paused."""
+        self._last_saved: CheckpointSaved | None = None
+        """Of the newest checkpoint that this member knows to be complete."""
+        self._paused_reported = 0.0
         self._unconfirmed_parts: list[StoredPart] = []
         """With the next two: reports that no committed round has carried yet."""
         self._unconfirmed_saved: list[str] = []
@@ -88,7 +94,7 @@ class Checkpointer:
         self._held: list[str] | None = None
         """After a recovery, until it is reported: the unfinished checkpoints of which there is a snapshot here."""
         self._last_warning = ""
-        self._safe_since = clock()
+        self._safe_since = self._clock()
         """When the state of the newest complete checkpoint was the newest, as far as this member knows."""
         self._ended_at: float | None = None
         self._stores_model = False
@@ -132,6 +138,7 @@ class Checkpointer:
                 tensor.copy_(content)
             return False
         state.load(loaded.skeleton, loaded.tensors)
+        state.progress.pausing = False
         return True
 
     def _load_agreed(self, store: CheckpointStore, allocate: Allocate) -> tuple[Start, Loaded | None]:
@@ -159,15 +166,22 @@ class Checkpointer:
     def _warn(self, message: str) -> None:
         self._session.report(Warned(worker=self._session.view.me, message=message))
 
-    def begin(self, iteration: int, state: RunState, *, pauses: bool = False) -> None:
-        """Copy the state and start to store it. ``pauses``: training pauses at this checkpoint."""
+    def is_due(self, headers: Sequence[CheckpointHeader]) -> bool:
+        """Whether all members take a checkpoint at this boundary.
+
+        The lowest rank says when one is due. While training is paused, one is due if no member stores the state of the
+        pause or knows it to be stored: those that did may be gone.
+        """
+        pauses = [header.pause for header in headers if header.pause is not None]
+        return headers[0].is_due or (bool(pauses) and max(pauses) is PauseProgress.UNKNOWN)
+
+    def begin(self, iteration: int, state: RunState) -> None:
+        """Copy the state and start to store it."""
         self._interval.restart()
         if self._store is None:
             return
         view = self._session.view
         checkpoint = CheckpointId(view.lineage, iteration, view.generation)
-        if pauses:
-            self._pause = checkpoint.name
         if checkpoint.name in self._unfinished:
             return
         self._snapshot = Snapshot(state.flatten(), reuse=self._snapshot)
@@ -184,8 +198,12 @@ class Checkpointer:
             self._unconfirmed_dropped.append(replaced.name)
         self.divide_parts()
 
-    def header_fields(self, next_iteration: int | None = None) -> CheckpointHeader:
-        """What the header of a round reports; ``next_iteration`` is the number of iterations after it, if it trains."""
+    def header_fields(self, next_iteration: int | None = None, *, paused_at: int | None = None) -> CheckpointHeader:
+        """What the header of a round reports; ``next_iteration`` is the number of iterations after it, if it trains.
+
+        ``paused_at``: the iteration at which training is paused.
+        """
+        self._paused_at = paused_at
         if self._store is None:
             return NOTHING
         if self._uploads is not None:
@@ -198,7 +216,14 @@ class Checkpointer:
             held=self._held,
             is_due=next_iteration is not None and self._interval.is_due(next_iteration),
             is_busy=self.is_busy,
+            pause=None if paused_at is None else self._pause_progress(paused_at),
         )
+
+    def _pause_progress(self, iteration: int) -> PauseProgress:
+        if self._last_saved is not None and self._last_saved.iteration == iteration:
+            return PauseProgress.STORED
+        is_storing = any(known.checkpoint.iteration == iteration for known in self._unfinished.values())
+        return PauseProgress.STORING if is_storing else PauseProgress.UNKNOWN
 
     def on_headers(self, headers: Sequence[CheckpointHeader]) -> None:
         """Process what all members reported in one committed round."""
@@ -223,6 +248,22 @@ class Checkpointer:
             self.divide_parts()
         else:
             self._commit()
+        self._repeat_paused(headers)
+
+    def _repeat_paused(self, headers: Sequence[CheckpointHeader]) -> None:
+        """Report that training is paused, once a second until this worker is ended: any earlier report may be lost."""
+        knows = next((rank for rank, header in enumerate(headers) if header.pause is PauseProgress.STORED), None)
+        if knows is None or self._last_saved is None or knows != self._session.view.rank:
+            return
+        if self._clock() - self._paused_reported >= PAUSED_SECONDS:
+            self._report_saved(self._last_saved)
+
+    def _report_saved(self, saved: CheckpointSaved) -> None:
+        pausing = saved.iteration == self._paused_at
+        if pausing:
+            self._paused_reported = self._clock()
+        generation = self._session.view.generation
+        self._session.report(saved.model_copy(update={"generation": generation, "pausing": pausing}))
 
     def _update_holders(self, headers: Sequence[CheckpointHeader]) -> None:
         workers = self._session.view.workers
@@ -308,17 +349,16 @@ class Checkpointer:
         if known is None:
             return
         self._safe_since = max(self._safe_since, known.started)
+        self._last_saved = CheckpointSaved(
+            worker=self._session.view.me,
+            generation=self._session.view.generation,
+            lineage=known.checkpoint.lineage,
+            iteration=known.checkpoint.iteration,
+            num_bytes=known.num_bytes,
+        )
         _, remaining = self._current()
         if remaining[:1] == [self._session.view.me]:
-            saved = CheckpointSaved(
-                worker=self._session.view.me,
-                generation=self._session.view.generation,
-                lineage=known.checkpoint.lineage,
-                iteration=known.checkpoint.iteration,
-                num_bytes=known.num_bytes,
-                pausing=name == self._pause,
-            )
-            self._session.report(saved)
+            self._report_saved(self._last_saved)
         self._end(name)
 
     def _end(self, name: str) -> None:
@@ -337,7 +377,7 @@ class Checkpointer:
         else:
             what = "the final model is not stored yet" if self._stores_model else "old checkpoints are not deleted yet"
         consequence = "training continues"
-        if self._pause is not None or self._ended_at is not None:
+        if self._paused_at is not None or self._ended_at is not None:
             consequence = "training has ended, and the job is waiting for it"
         warning = f"{what} in {self._session.storage}: {failure.reason}; {failure.advice} ({consequence})"
         if warning != self._last_warning:

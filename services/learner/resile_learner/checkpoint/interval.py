@@ -15,8 +15,8 @@ class CheckpointInterval:
     Raises UsageError for anything else.
     """
 
-    def __init__(self, every: int | str | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, every: int | str | None, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or time.monotonic
         self._iterations: int | None = None
         self._seconds: float | None = None
         if isinstance(every, str):
@@ -27,7 +27,7 @@ class CheckpointInterval:
                     f'checkpoint_every is {every}: use a number of iterations from 1 up, or a time such as "5 min"'
                 )
             self._iterations = every
-        self._started = clock()
+        self._started = self._clock()
 
     def is_due(self, iteration: int) -> bool:
         """Whether a checkpoint is due once ``iteration`` iterations are committed."""

@@ -15,9 +15,9 @@ class OrderReceived:
 
 @dataclass(frozen=True)
 class PauseRequested:
-    """The agent asks the members of ``generation`` to save a checkpoint and stop there."""
+    """The agent asks the members of ``lineage`` to save a checkpoint and stop there."""
 
-    generation: int
+    lineage: int
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Membership:
         self._orders: dict[int, Order] = {}
         self._links: set[int] = set()
         self._is_ready = False
-        self._is_pause_requested = False
+        self._paused_lineage = 0
         self._ready_from: set[tuple[int, int]] = set()  # joiner, generation
         self._ready_to: set[tuple[int, int]] = set()  # peer, generation
         self._progress = RecoveryProgress()
@@ -92,8 +92,9 @@ class Membership:
         match event:
             case OrderReceived(order):
                 return self._on_order(order)
-            case PauseRequested(generation):
-                return self._on_pause(generation)
+            case PauseRequested(lineage):
+                self._paused_lineage = max(self._paused_lineage, lineage)
+                return []
             case LinkUp(peer):
                 return self._on_link_up(peer)
             case LinkDown(peer):
@@ -152,6 +153,12 @@ class Membership:
         return self._progress.state_sync(order, self.worker) if order and self._is_linked_to(order.workers) else None
 
     @property
+    def _is_pause_requested(self) -> bool:
+        """Whether the request is meant for this worker, and not for the job before its last cold start."""
+        order = self._current or self._first_order
+        return order is not None and order.lineage == self._paused_lineage
+
+    @property
     def _first_order(self) -> Order | None:
         mine = [order for order in self._orders.values() if self.worker in order.workers]
         return min(mine, key=lambda order: order.generation, default=None)
@@ -193,13 +200,6 @@ class Membership:
         if self._successor is None:
             return self._withdraw()
         self._change_role(Role.RELEASED)
-        return []
-
-    def _on_pause(self, generation: int) -> list[Command]:
-        """Ignore a request that was meant for the job before its last cold start."""
-        first = self._first_order
-        if not (first and first.cold_start and generation < first.generation):
-            self._is_pause_requested = True
         return []
 
     def _abandon_round(self) -> list[Command]:

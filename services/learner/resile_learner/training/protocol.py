@@ -106,9 +106,12 @@ class TrainingProtocol:
 
     def header(self, *, next_iteration: int | None = None, facts: Facts | None = None) -> RoundHeader:
         """Build the header of the next round; ``next_iteration`` is the number of iterations after it, if it trains."""
+        progress = self._state.progress
         return RoundHeader(
             digest=self._computation.digest(self.rounds.number),
-            checkpoint=self._checkpoints.header_fields(next_iteration),
+            checkpoint=self._checkpoints.header_fields(
+                next_iteration, paused_at=progress.iteration if progress.pausing else None
+            ),
             pause=next_iteration is not None and self._session.pause_asked,
             facts=facts or {},
         )
@@ -173,13 +176,14 @@ class TrainingProtocol:
         """Act on the headers of a committed round: checkpoints, a pause, and changes of membership."""
         progress = self._state.progress
         progress.round = self.rounds.number
-        self._checkpoints.on_headers([header.checkpoint for header in outcome.headers])
+        checkpoints = [header.checkpoint for header in outcome.headers]
+        self._checkpoints.on_headers(checkpoints)
         pauses = any(header.pause for header in outcome.headers)
-        if pauses or outcome.headers[0].checkpoint.is_due:
-            self._checkpoints.begin(progress.iteration, self._state, pauses=pauses)
+        if pauses or self._checkpoints.is_due(checkpoints):
+            self._checkpoints.begin(progress.iteration, self._state)
         if pauses:
             self.reports.progress()
-            progress.pausing = True  # after the snapshot: a joiner pauses too, a resumed run does not
+            progress.pausing = True  # part of the state, so that a joiner pauses, too
         switch = self._session.agreed(outcome.named)
         if switch:
             self._switch(switch, outcome)

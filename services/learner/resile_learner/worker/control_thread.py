@@ -228,8 +228,8 @@ class ControlThread:
                     os._exit(0)
                 case Order() as order:
                     self._peers.on_order(order)
-                case Pause(generation=generation):
-                    self._handle(PauseRequested(generation))
+                case Pause(lineage=lineage):
+                    self._handle(PauseRequested(lineage))
         if not self._ended.is_set():
             os._exit(1)  # the agent is gone, and with it the only source of orders
 

@@ -114,13 +114,13 @@ class StopWorkers:
 
 @dataclass(frozen=True)
 class PauseWorkers:
-    """Tell the members of ``generation``, through the agents of ``hosts``, to save a checkpoint and stop training.
+    """Tell the members of ``lineage``, through the agents of ``hosts``, to save a checkpoint and stop training.
 
     Repeated until one is saved.
     """
 
     job: str
-    generation: int
+    lineage: int
     hosts: tuple[str, ...]
 
 

@@ -44,7 +44,7 @@ class Outgoing:
             if is_due and now - self._paused_at.get(job.id, float("-inf")) >= PAUSE_AGAIN_SECONDS:
                 self._paused_at[job.id] = now
                 hosts = sorted({worker.slot.host for worker in job.workers.values()})
-                commands.append(PauseWorkers(job.id, job.record.generation, tuple(hosts)))
+                commands.append(PauseWorkers(job.id, job.record.lineage, tuple(hosts)))
         return commands
 
     def stops(self, event: Event, jobs: Iterable[Job]) -> list[StopWorkers]:

@@ -90,9 +90,12 @@ class WorkerReports:
         known = job.record.checkpoint
         if known is None or (checkpoint.lineage, checkpoint.iteration) > (known.lineage, known.iteration):
             job.update(checkpoint=checkpoint)
-        if checkpoint.pausing and job.intent is not Intent.TRAIN and job.generations.has_started:
-            job.go_back(checkpoint.iteration)
-            self._job_commands.give_up_slots(job, now=now)
+        if not checkpoint.pausing or job.record.completed or not job.generations.has_started:
+            return
+        if job.intent is Intent.TRAIN:
+            job.intend(Intent.SUSPEND, "its workers have stopped for a pause: it starts again", now=now)
+        job.go_back(checkpoint.iteration)
+        self._job_commands.give_up_slots(job, now=now)
 
     def _on_completed(self, job: Job, report: Report, completed: Completed, now: float) -> None:
         """Training is complete; the job is, when the scripts of its members have ended."""
