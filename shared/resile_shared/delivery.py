@@ -4,6 +4,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Generic, TypeVar
 
 from nats.aio.msg import Msg
@@ -11,7 +12,7 @@ from pydantic import BaseModel
 
 from .connection import Connection
 from .envelope import Malformed, Received, decode, encode, headers_for
-from .messages.commands import Accepted, Refused
+from .messages.commands import ID_REUSED, Accepted, Refused
 from .messages.deadletters import DeadLetter
 from .subjects import DEAD_LETTER
 from .telemetry import continued
@@ -31,7 +32,8 @@ class Delivery(Generic[M]):
         self._model = model
         self._connection = connection
         self._service = service
-        self._done: OrderedDict[str, Accepted | Refused] = OrderedDict()
+        self._done: OrderedDict[str, tuple[bytes, Accepted | Refused]] = OrderedDict()
+        """By message id: the digest of what it said, and its result."""
 
     async def deliver(self, message: Msg, handler: Callable[[Received[M]], Awaitable[None]]) -> None:
         """Have the message handled, unless it was already; a dead letter says why that was not possible."""
@@ -50,19 +52,23 @@ class Delivery(Generic[M]):
             reason = f"{self._service} failed to handle it: {type(error).__name__}: {error}"
             await self._send_dead_letter(message, reason)
         else:
-            self._remember(received.id, _DONE)
+            self._remember(message, received.id, _DONE)
 
     async def answer(
         self, message: Msg, handler: Callable[[Received[M]], Awaitable[Accepted | Refused]]
     ) -> Accepted | Refused:
-        """Return the answer to a request: of the handler, of its earlier call, or why it could not be called."""
+        """Return the answer to a request: of the handler, of its earlier call, or why it could not be called.
+
+        A request with the id of another one is refused.
+        """
         try:
             received = self._decode(message)
         except Malformed as error:
             await self._send_dead_letter(message, str(error))
             return Refused(code="malformed", reason=str(error))
         if received.id in self._done:
-            return self._done[received.id]
+            digest, earlier = self._done[received.id]
+            return earlier if digest == _digest(message) else ID_REUSED
         try:
             with continued(f"answer {message.subject}", message.headers):
                 answer = await handler(received)
@@ -71,7 +77,8 @@ class Delivery(Generic[M]):
             reason = f"{self._service} failed to handle it: {type(error).__name__}: {error}"
             await self._send_dead_letter(message, reason)
             return Refused(code="unavailable", reason=reason)
-        self._remember(received.id, answer)
+        if answer != ID_REUSED:  # the id belongs to the other request
+            self._remember(message, received.id, answer)
         return answer
 
     def _decode(self, message: Msg) -> Received[M]:
@@ -79,8 +86,8 @@ class Delivery(Generic[M]):
         sequence = message.metadata.sequence.stream if _is_stored(message) else None
         return decode(model, subject=message.subject, headers=message.headers, body=message.data, sequence=sequence)
 
-    def _remember(self, message_id: str, answer: Accepted | Refused) -> None:
-        self._done[message_id] = answer
+    def _remember(self, message: Msg, message_id: str, answer: Accepted | Refused) -> None:
+        self._done[message_id] = _digest(message), answer
         if len(self._done) > NUM_REMEMBERED:
             self._done.popitem(last=False)
 
@@ -107,6 +114,10 @@ class Delivery(Generic[M]):
         message_id = f"{self._service}/{place.stream}/{place.sequence.stream}"
         headers = headers_for(letter, source=self._service, message_id=message_id) | {"Nats-Msg-Id": message_id}
         await self._connection.request_store(DEAD_LETTER, encode(letter), headers=headers)
+
+
+def _digest(message: Msg) -> bytes:
+    return sha256(message.subject.encode() + b"\n" + message.data).digest()
 
 
 def _is_stored(message: Msg) -> bool:

@@ -25,7 +25,7 @@ from resile_scheduler.core.events import (
 from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.allocations import Allocation
-from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
+from resile_shared.messages.commands import ID_REUSED, Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, Slot, WorkerExit, WorkerReport
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at
@@ -159,6 +159,30 @@ def test_accepted_is_answered_after_the_job_is_stored() -> None:
     assert kinds == [StoreJob, Reply, WriteAllocation]
     assert commands[1] == Reply("submit-1", Accepted(job_id="job-1"))
     assert bench.records["job-1"].applied_commands == ("submit-1",)
+
+
+def test_the_id_of_a_request_cannot_be_used_for_another_one() -> None:
+    bench = Bench(1)
+    bench.submit(1)
+    bench.submit(2)
+    raised = JobChangeRequested("c1", JobPriority(job_id="job-1", priority=7))
+    bench.tell(raised)
+    reused = [
+        JobSubmitted("submit-1", spec(name="other")),
+        JobSubmitted("c1", spec()),
+        JobChangeRequested("submit-1", JobPause(job_id="job-1")),
+        JobChangeRequested("c1", JobPause(job_id="job-2")),
+    ]
+    for restarted in (False, True):
+        if restarted:
+            bench.restart()
+        for event in reused:
+            assert bench.tell(event) == [Reply(event.command, ID_REUSED)]
+        assert bench.tell(raised) == [Reply("c1", Accepted(job_id="job-1"))]
+    assert {name: record.state for name, record in bench.records.items()} == {
+        "job-1": JobState.STARTING,
+        "job-2": JobState.QUEUED,
+    }
 
 
 def test_the_same_request_submits_once() -> None:

@@ -16,7 +16,16 @@ from resile_scheduler.settings import SchedulerSettings
 from resile_shared import nats_server, subjects
 from resile_shared.bus import Bus
 from resile_shared.envelope import Received
-from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, JobSubmit, Refused
+from resile_shared.messages.commands import (
+    ID_REUSED,
+    Accepted,
+    JobPause,
+    JobPriority,
+    JobResume,
+    JobStop,
+    JobSubmit,
+    Refused,
+)
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSpec
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
@@ -151,6 +160,17 @@ async def test_the_same_submission_makes_one_job_which_is_stored_before_the_answ
     async with scheduler(house.pool):  # one that remembers nothing itself
         assert await house.submit(message_id="the same") == "job-1"
         assert await house.submit(message_id="another") == "job-2"
+
+
+async def test_an_id_that_is_used_for_another_request_is_refused(house: House) -> None:
+    subject = subjects.command("job", "submit")
+    async with scheduler(house.pool):
+        await house.submit(message_id="once")
+        other = JobSubmit(spec=spec(name="other"))
+        assert await house.publisher.ask(subject, other, message_id="once") == ID_REUSED
+    async with scheduler(house.pool):  # one that remembers nothing itself
+        assert await house.publisher.ask(subject, other, message_id="once") == ID_REUSED
+        assert await house.submit(message_id="once") == "job-1"
 
 
 async def test_two_jobs_share_and_follow_their_priorities(house: House) -> None:

@@ -10,9 +10,9 @@ import resile_learner.agent.incarnation
 import resile_learner.agent.service
 import resile_learner.agent.workers
 import resile_learner.processes.runner
-import resile_registry.service
 import resile_scheduler.lease
 import resile_scheduler.service
+import resile_shared.clock
 import resile_shared.connection
 import resile_shared.pool_settings
 
@@ -21,9 +21,9 @@ from .loop import SimTime
 TIMED: tuple[ModuleType, ...] = (
     resile_learner.agent.incarnation,
     resile_learner.agent.workers,
-    resile_registry.service,
     resile_scheduler.lease,
     resile_scheduler.service,
+    resile_shared.clock,
     resile_shared.pool_settings,
 )
 """The modules of services that read a clock."""

@@ -26,6 +26,7 @@ from resile_learner.processes.worker_process import Stream
 from resile_scheduler.core import events as scheduler
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.plan import PlanPolicy, PlanStep
+from resile_shared.clock import SteadyClock
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import JobPause, JobResume, JobStop, Refused
@@ -282,9 +283,10 @@ class LocalRun:
 
     async def _decide(self, pool: InMemoryPool) -> None:
         """Handle events until the job has ended."""
+        clock = SteadyClock()
         while not (self._record and self._record.state.is_final):
             event = await self._events.get()
-            for command in pool.handle(event, now=time.time()):
+            for command in pool.handle(event, now=clock.now()):
                 self._carry_out(command)
             self._show_journal_fault()
 

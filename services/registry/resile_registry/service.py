@@ -10,7 +10,6 @@
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -20,6 +19,7 @@ from pydantic import BaseModel
 
 from resile_shared import subjects
 from resile_shared.catalogue import model_of
+from resile_shared.clock import SteadyClock
 from resile_shared.envelope import Received, type_of
 from resile_shared.messages.commands import Accepted, HostDrain, Refused
 from resile_shared.messages.hosts import (
@@ -100,6 +100,7 @@ class _Service:
         self._bus = context.bus
         self._hosts = context.bus.bucket(HOSTS)
         self._revisions: dict[str, int] = {}
+        self._clock = SteadyClock()
         self._core = Registry(detection_seconds=context.settings.detection_seconds, tick_seconds=TICK_SECONDS)
         self._group = group
         self._queues = _HostQueues(self._carry_out, group)
@@ -161,7 +162,7 @@ class _Service:
             self._handle(Tick())
 
     def _handle(self, event: Event, *, about: str = "") -> None:
-        for command in self._core.handle(event, now=time.time()):
+        for command in self._core.handle(event, now=self._clock.now()):
             self._queues.put(about or _host_of(command), command)
 
     # commands

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from resile_shared import subjects
 from resile_shared.buckets import Change
 from resile_shared.catalogue import model_of
+from resile_shared.clock import SteadyClock
 from resile_shared.envelope import Received
 from resile_shared.messages import instructions
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, JobSubmit, Refused
@@ -94,6 +95,7 @@ class _Service:
             policy=POLICIES[context.settings.policy],
             detection_seconds=pool.detection_seconds,
         )
+        self._clock = SteadyClock()
         self._lease = lease
         self._executor = Executor(context.bus, lease, on_refused=self._on_refused)
 
@@ -182,7 +184,7 @@ class _Service:
         """Pass an event to the core, and its commands to the executor."""
         repeated = isinstance(event, Heartbeat | Tick)  # no trace of its own, unless commands follow
         with nullcontext() if repeated else traced(f"decide upon {type(event).__name__}"):
-            commands = self._core.handle(event, now=time.time())
+            commands = self._core.handle(event, now=self._clock.now())
             if not commands:
                 return None
             batch = self._batch(commands)

@@ -69,5 +69,9 @@ class Refused(Message):
     reason: Text
 
 
+ID_REUSED = Refused(code="conflict", reason="another request had the same id or Idempotency-Key: use a new one")
+"""The answer to a request that has the id of another one."""
+
+
 class CommandResponse(RootModel[Annotated[Accepted | Refused, Field(discriminator="kind")]]):
     """The answer to a command."""

@@ -12,6 +12,7 @@ from opentelemetry.context import Context, get_current
 
 from resile_shared import subjects
 from resile_shared.bus import Bus
+from resile_shared.clock import SteadyClock
 from resile_shared.envelope import Received
 from resile_shared.messages.hosts import Heartbeat, HostHello
 from resile_shared.messages.instructions import Instruction
@@ -56,6 +57,7 @@ class AgentIncarnation:
         self._context = context
         self._fork_server = fork_server
         self._beat_seconds = context.pool.beat_seconds
+        self._clock = SteadyClock()
         self._core = AgentCore(hello.host, hello.incarnation)
         self._events: asyncio.Queue[tuple[Event, Context]] = asyncio.Queue()
         self._traces = Traces()
@@ -141,7 +143,7 @@ class AgentIncarnation:
     async def _decide(self) -> None:
         while True:
             event, context = await self._events.get()
-            commands = self._core.handle(event, now=time.time())
+            commands = self._core.handle(event, now=self._clock.now())
             with self._traces.following(event, commands, context):
                 for command in commands:
                     await self._carry_out(command)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
+from resile_shared.messages.commands import ID_REUSED, Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
 from resile_shared.messages.jobs import Intent, JobRecord, JobState
 from resile_shared.messages.message import at
 
@@ -24,8 +24,8 @@ class JobCommands:
 
     def submit(self, event: JobSubmitted, *, now: float) -> Answer:
         """Accept a job."""
-        if event.command in self._pool.applied_commands:
-            return Accepted(job_id=self._pool.applied_commands[event.command])
+        if earlier := self._applied_to(event.command):
+            return Accepted(job_id=earlier.id) if _is_submission(event, earlier) else ID_REUSED
         if event.job in self._pool.jobs:
             return Refused(code="conflict", reason=f"there is a job {event.job} already: submit it again")
         record = JobRecord(
@@ -45,8 +45,9 @@ class JobCommands:
     def change(self, event: JobChangeRequested, *, now: float) -> Answer:
         """Change a job."""
         request = event.request
-        if event.command in self._pool.applied_commands:
-            return Accepted(job_id=self._pool.applied_commands[event.command])
+        if earlier := self._applied_to(event.command):
+            is_same = earlier.id == request.job_id and earlier.record.applied_commands[0] != event.command
+            return Accepted(job_id=earlier.id) if is_same else ID_REUSED
         job = self._pool.jobs.get(request.job_id)
         if job is None:
             return Refused(code="unknown", reason=f"there is no job {request.job_id}: `resile jobs` lists them")
@@ -65,6 +66,10 @@ class JobCommands:
             case JobResume():
                 self._resume(job, now)
         return Accepted(job_id=job.id)
+
+    def _applied_to(self, command: str) -> Job | None:
+        """Return the job to which a command with this id was applied, if there was one."""
+        return self._pool.jobs.get(self._pool.applied_commands.get(command, ""))
 
     def _mark_applied(self, job: Job, command: str) -> None:
         self._pool.applied_commands[command] = job.id
@@ -113,6 +118,11 @@ class JobCommands:
         elif job.intent is Intent.PAUSE:
             # its workers may have stopped already, so the pause has to be completed
             job.intend(Intent.SUSPEND, "resumed while it was pausing: it starts again", now=now)
+
+
+def _is_submission(event: JobSubmitted, job: Job) -> bool:
+    """Whether ``event`` is what ``job`` was submitted with."""
+    return job.record.applied_commands[0] == event.command and job.record.spec == event.spec
 
 
 def _next_id(jobs: Iterable[str]) -> str:
