@@ -160,6 +160,13 @@ class Client:
         """Resume a paused job."""
         await self._post(f"jobs/{job}/resume", {})
 
+    async def suspend_all(self) -> tuple[str, ...]:
+        """Suspend all jobs, since the pool is about to stop; return those that still hold slots.
+
+        Each saves a checkpoint and goes back to the queue. None starts until the scheduler is started again.
+        """
+        return self._read(api.Suspension, await self._post("pool/suspend", {})).jobs
+
     async def ledger(self, job: str) -> api.LedgerView:
         """Return how often the samples of each epoch were used."""
         return await self._get(api.LedgerView, f"jobs/{job}/ledger")

@@ -193,8 +193,14 @@ class Admission(View):
     probe: str = Field(description="what its object `probe` holds: a host that reads something else does not share it")
 
 
+class Suspension(View):
+    """The answer to ``POST /v1/pool/suspend``."""
+
+    jobs: tuple[str, ...] = Field(description="those that still hold slots: ask again until there are none")
+
+
 class Empty(Message):
-    """Nothing: the body of ``/pause`` and ``/resume``, which may be missing, and the answer to commands."""
+    """Nothing: the body of ``/pause``, ``/resume`` and ``/suspend``, which may be missing; the answer to commands."""
 
 
 class PackageView(View):

@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, type[BaseModel]] = {
     "job.pause": commands.JobPause,
     "job.resume": commands.JobResume,
     "host.drain": commands.HostDrain,
+    "pool.suspend": commands.PoolSuspend,
 }
 QUERIES: Mapping[str, type[BaseModel]] = {"jobs.explain": queries.ExplainJobs}
 HOST_EVENTS: Mapping[str, type[BaseModel]] = {

@@ -43,7 +43,7 @@ class Role:
         return f"_INBOX_{self.name}"
 
 
-_COMMANDS = (subjects.JOB_COMMANDS, subjects.HOST_COMMANDS)
+_COMMANDS = (subjects.JOB_COMMANDS, subjects.HOST_COMMANDS, subjects.POOL_COMMANDS)
 
 REGISTRY = Role(
     "registry",
@@ -62,6 +62,7 @@ SCHEDULER = Role(
         subjects.REPORTS_OF_ALL,
         subjects.SUSPICIONS,
         subjects.JOB_COMMANDS,
+        subjects.POOL_COMMANDS,
         subjects.EXPLAIN_JOBS,
     ),
     follows=(EVENTS, REPORTS),

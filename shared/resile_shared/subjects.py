@@ -30,6 +30,7 @@ SUSPICIONS = "resile.suspicion.*"
 LOGS_OF_ALL = "resile.log.*"
 JOB_COMMANDS = "resile.command.job.*"
 HOST_COMMANDS = "resile.command.host.*"
+POOL_COMMANDS = "resile.command.pool.*"
 EXPLAIN_JOBS = "resile.query.jobs.explain"
 DEAD_LETTER = "resile.deadletter"
 ANNOUNCEMENTS = ("joined", "draining", "lost", "left")

@@ -7,10 +7,10 @@ import pytest
 
 from resile.chaos.attacks import Attack, AttackKind, Target, TargetKind
 from resile.chaos.observation import Commit, Observations
-from resile.chaos.processes import RunningWorker
 from resile.chaos.recovery import InjectedAttack, PartRecovery, checkpoint_recovery_time, job_recovery_time
 from resile.chaos.report import percentile, recovery_times
 from resile.chaos.verdict import CampaignRecord, Outcome, faults, oversubscribed
+from resile.pool.workers import RunningWorker
 from resile_shared.api import JobView
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 from resile_shared.messages.reports import EpochCount

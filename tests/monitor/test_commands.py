@@ -5,9 +5,9 @@ from typing import Any
 from resile_shared.api import Empty, JobView, Submission
 from resile_shared.catalogue import model_of
 from resile_shared.envelope import Received
-from resile_shared.messages.commands import Accepted, JobSubmit, Refused
+from resile_shared.messages.commands import Accepted, JobSubmit, PoolSuspend, Refused
 from resile_shared.messages.jobs import JobSpec
-from resile_shared.subjects import HOST_COMMANDS, JOB_COMMANDS
+from resile_shared.subjects import HOST_COMMANDS, JOB_COMMANDS, POOL_COMMANDS
 
 from .examples import PACKAGE, SPEC, host, job
 from .monitors import Monitors, Scene
@@ -24,7 +24,8 @@ class Answering:
         self._scene = scene
 
     async def listen(self) -> None:
-        await self._scene.scheduler.answer(JOB_COMMANDS, model_of, self._answer)
+        for commands in (JOB_COMMANDS, POOL_COMMANDS):
+            await self._scene.scheduler.answer(commands, model_of, self._answer)
         await self._scene.registry.answer(HOST_COMMANDS, model_of, self._answer)
 
     async def _answer(self, received: Received[Any]) -> Accepted | Refused:
@@ -35,6 +36,8 @@ class Answering:
             name = f"job-{len(self.asked)}"
             await self._scene.store_job(job(name, spec=received.message.spec))
             return Accepted(job_id=name)
+        if isinstance(received.message, PoolSuspend):
+            return Accepted(jobs=("job-1", "job-2"))
         return Accepted(job_id=getattr(received.message, "job_id", None))
 
 
@@ -130,3 +133,11 @@ async def test_a_scheduler_that_is_away_is_told_as_such(monitors: Monitors, scen
     answering = Answering(scene)
     await answering.listen()
     assert await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"}) == (201, {"id": "job-1"})
+
+
+async def test_who_suspends_the_pool_learns_which_jobs_still_hold_slots(monitors: Monitors, scene: Scene) -> None:
+    answering = Answering(scene)
+    await answering.listen()
+    monitor = await monitors.start()
+    assert await monitor.post("/v1/pool/suspend") == (200, {"jobs": ["job-1", "job-2"]})
+    assert answering.asked == [("pool.suspend", {})]

@@ -15,6 +15,7 @@ from resile_scheduler.core.events import (
     JobChangeRequested,
     JobSubmitted,
     PauseWorkers,
+    PoolSuspendRequested,
     Reply,
     StateRestored,
     StopWorkers,
@@ -57,7 +58,7 @@ class Bench:
         for number, num_slots in enumerate(slots, start=1):
             self.host(f"host-{number}", num_slots)
 
-    def tell(self, event: Event) -> list[Command]:
+    def tell_once(self, event: Event) -> list[Command]:
         commands = self.scheduler.handle(event, now=self.now)
         for command in commands:
             match command:
@@ -66,6 +67,10 @@ class Bench:
                     self.histories.setdefault(record.job, []).extend(items)
                 case WriteAllocation(allocation):
                     self.allocations.append(allocation)
+        return commands
+
+    def tell(self, event: Event) -> list[Command]:
+        commands = self.tell_once(event)
         if not isinstance(event, StateRestored):
             again = [c for c in self.scheduler.handle(event, now=self.now) if not isinstance(c, StopWorkers)]
             replies = [command for command in commands if isinstance(command, Reply)]
@@ -718,6 +723,10 @@ class AnyOrder(RuleBasedStateMachine):
     def the_scheduler_restarts(self) -> None:
         self.sim.restart_scheduler()
 
+    @rule()
+    def the_pool_is_about_to_stop(self) -> None:
+        self.sim.handle(PoolSuspendRequested("suspend"))
+
     @rule(seconds=st.floats(0.01, 3.0))
     def time_passes(self, seconds: float) -> None:
         self.sim.run(until=self.sim.now - self.sim.start + seconds, watch=self.checker.check)
@@ -733,6 +742,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "sim"):
             return
         self.sim.channel = lambda event: (event,)
+        self.sim.restart_scheduler()  # one that may start jobs again
         for host in ("host-2", "host-3"):
             self.sim.change_host(host, HostState.LOST)
             self.hosts[host] += 1

@@ -166,7 +166,11 @@ def test_whatever_ends_a_pool_nothing_is_left_and_the_next_one_carries_on(
         ended = pool.end(signal.SIGINT)
     assert (ended.status, ended.err.splitlines()) == (
         0,
-        ["draining; press Ctrl-C again to stop at once", "the pool has stopped"],
+        [
+            "stopping: all jobs are saved first; press Ctrl-C again to stop at once",
+            "saving 1 job (job-1)",
+            "the pool has stopped",
+        ],
     )
     assert not pool.left()
     assert "no pool is running" in pool.run("jobs").last_error
@@ -194,7 +198,7 @@ def test_a_second_ctrl_c_ends_it_at_once_and_leaves_nothing(tmp_path: Path) -> N
         pool.service("resile_learner").suspend()  # it cannot hear that it is told to end
         pool.process.send_signal(signal.SIGINT)
         assert pool.process.stderr is not None
-        assert "draining" in pool.process.stderr.readline()
+        assert "all jobs are saved first" in pool.process.stderr.readline()
         time.sleep(2 * ONE_SIGNAL_SECONDS)
         assert pool.end(signal.SIGINT).status == 130
     assert not pool.left()

@@ -1,23 +1,16 @@
 """The processes of a pool on this machine, read from /proc.
 
-Services and agents are children of `resile up`, identified by their command lines. Workers are forked and have no
-command line of their own: each keeps a memory file open whose name identifies its job and number
-(`resile_learner/processes/protocol.py`).
+Services and agents are children of `resile up`, identified by their command lines; `pool/workers.py` finds workers.
 """
 
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from resile_learner.processes.descendants import descendants, processes
-from resile_learner.processes.protocol import PROCESS_NAME_PREFIX
 from resile_shared.errors import ResileError
 
+from ..pool.workers import RunningWorker, workers_below
 from .attacks import Target, TargetKind
-
-_MARK = f"/memfd:{PROCESS_NAME_PREFIX}"
-_GONE = " (deleted)"
 
 
 class TargetNotRunning(ResileError):
@@ -25,16 +18,6 @@ class TargetNotRunning(ResileError):
 
     def __init__(self, target: Target) -> None:
         super().__init__(f"{target} is not running: check with `resile top`, and try again")
-
-
-@dataclass(frozen=True)
-class RunningWorker:
-    """A worker and its process."""
-
-    job: str
-    number: int
-    host: str
-    pid: int
 
 
 class PoolProcesses:
@@ -80,24 +63,6 @@ class PoolProcesses:
         for process in processes():
             if process.parent == self._supervisor and not process.is_zombie:
                 yield process.pid, _command_line(process.pid)
-
-
-def workers_below(agent: int, host: str) -> Iterator[RunningWorker]:
-    """Find the workers that descend from the process ``agent``."""
-    for process in descendants(agent):
-        if process.session == process.pid and (name := _name_of(process.pid)):
-            job, _, number = name.partition("/")
-            yield RunningWorker(job, int(number), host, process.pid)
-
-
-def _name_of(pid: int) -> str:
-    """Return ``<job>/<number>`` of a worker's process, nothing for any other."""
-    try:
-        links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
-    except OSError:
-        return ""
-    named = (link.removeprefix(_MARK).removesuffix(_GONE) for link in links if link.startswith(_MARK))
-    return next(named, "")
 
 
 def _command_line(pid: int) -> list[str]:

@@ -23,7 +23,7 @@ async def temporary_pool(*, hosts: int, slots: int, log: Callable[[str], None]) 
     """Run `resile up` in a temporary home, which is yielded; as root with namespaces and a small storage."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resile-chaos-")))
-        options = ["--hosts", str(hosts), "--slots", str(slots), "--open-to-chaos"]
+        options = ["--hosts", str(hosts), "--slots", str(slots), "--open-to-chaos", "--grace-seconds", "30"]
         options += _options_of_root(folder / "storage", stack)
         log("starting a pool: resile up " + " ".join(options))
         await _start(folder / "home", options, stack)

@@ -9,8 +9,8 @@ from resile_shared.api import JobView
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 
 from ..demo.verdict import used_once
+from ..pool.workers import RunningWorker
 from .observation import Commit, Observations
-from .processes import RunningWorker
 from .recovery import PATIENCE_SECONDS, InjectedAttack, PartRecovery
 
 HOLDS_NOTHING = frozenset({"queued", "paused", "completed", "stopped", "failed"})

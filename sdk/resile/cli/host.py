@@ -13,7 +13,7 @@ from resile_shared.errors import UsageError
 from resile_shared.text import is_line
 
 from .options import DEFAULT_HOME, logger_beside, show
-from .stopping import until_stopped
+from .stopping import StopMessages, until_stopped
 
 if TYPE_CHECKING:
     from ..client import Server
@@ -24,7 +24,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.command(
     short_help="Join this machine to a pool elsewhere, until Ctrl-C.",
-    epilog="Exit status: 0 drained, 1 failed, 2 invalid arguments, 130 or 143 stopped without draining.",
+    epilog="Exit status: 0 drained, 1 failed or not drained, 2 invalid arguments, 130 or 143 stopped at once.",
 )
 def host(
     *,
@@ -61,6 +61,10 @@ def host(
             help="URL of the pool's storage as seen from this machine. Default: the URL that the pool uses.",
         ),
     ] = None,
+    grace_seconds: Annotated[
+        float,
+        typer.Option(metavar="S", min=1, max=86400, help="Seconds that Ctrl-C gives jobs to leave this host."),
+    ] = 120.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object when ready; everything else goes to stderr.")
     ] = False,
@@ -88,6 +92,7 @@ def host(
         address=_address(address),
         folder=folder.expanduser().absolute() if folder else None,
         storage=storage,
+        grace_seconds=grace_seconds,
     )
     return asyncio.run(_serve(options, as_json=as_json))
 
@@ -131,4 +136,9 @@ async def _serve(options: "JoinOptions", *, as_json: bool) -> int:
     log = logger_beside(as_json=as_json)
     home = Path(os.environ.get("RESILE_HOME") or DEFAULT_HOME)
     joined = JoinedHost(options, home=home, log=log)
-    return await until_stopped(joined, joined.run(on_ready), log=log, final_message=f"{options.name} has left the pool")
+    messages = StopMessages(
+        first="draining; press Ctrl-C again to stop at once",
+        second="stopping at once: jobs that run here alone lose what they trained since their last checkpoint",
+        final=f"{options.name} has left the pool",
+    )
+    return await until_stopped(joined, joined.run(on_ready), log=log, messages=messages)

@@ -1,11 +1,21 @@
-"""Signals of commands that run until stopped: the first one drains, a second one stops at once."""
+"""Signals of commands that run until stopped: the first one lets jobs leave, a second one stops at once."""
 
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 ONE_SIGNAL_SECONDS = 0.3  # some senders signal both the process and its group: that counts once
+
+
+@dataclass(frozen=True)
+class StopMessages:
+    """What is printed at the first signal, at the second one, and at the end."""
+
+    first: str
+    second: str
+    final: str
 
 
 class Supervising(Protocol):
@@ -19,7 +29,7 @@ class Supervising(Protocol):
 
 
 async def until_stopped(
-    supervisor: Supervising, work: Coroutine[Any, Any, None], *, log: Callable[[str], None], final_message: str
+    supervisor: Supervising, work: Coroutine[Any, Any, None], *, log: Callable[[str], None], messages: StopMessages
 ) -> int:
     """Do ``work`` until a signal cancels it; return the exit status of the command."""
     from ..pool.orphans import kill_orphans
@@ -33,7 +43,7 @@ async def until_stopped(
         if signals and loop.time() - signals[0][1] < ONE_SIGNAL_SECONDS:
             return
         signals.append((number, loop.time()))
-        log("draining; press Ctrl-C again to stop at once" if len(signals) == 1 else "stopping at once")
+        log(messages.first if len(signals) == 1 else messages.second)
         task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -48,5 +58,5 @@ async def until_stopped(
         task.result()
     if len(signals) > 1:
         return 128 + signals[-1][0]
-    log(final_message)
+    log(messages.final)
     return 0

@@ -14,7 +14,7 @@ from resile_shared.errors import UsageError
 from resile_shared.policies import POLICIES_HELP, PolicyName
 
 from .options import DEFAULT_HOME, logger_beside, show
-from .stopping import until_stopped
+from .stopping import StopMessages, until_stopped
 
 if TYPE_CHECKING:
     from ..pool.home import PoolHome
@@ -25,7 +25,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.command(
     short_help="Run a pool on this machine, until Ctrl-C.",
-    epilog="Exit status: 0 drained, 1 failed, 2 invalid arguments, 130 stopped without draining.",
+    epilog="Exit status: 0 all jobs saved, 1 failed, or a job not saved, 2 invalid arguments, 130/143 stopped at once.",
 )
 def up(
     *,
@@ -67,6 +67,10 @@ def up(
         float,
         typer.Option(metavar="S", min=1, max=3600, help="Seconds of silence after which a host or worker is lost."),
     ] = 3.0,
+    grace_seconds: Annotated[
+        float,
+        typer.Option(metavar="S", min=1, max=86400, help="Seconds that Ctrl-C gives jobs to save a checkpoint."),
+    ] = 120.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object when ready; everything else goes to stderr.")
     ] = False,
@@ -78,8 +82,8 @@ def up(
     resile up --hosts 2 --slots 4       two hosts of four slots
     resile up --storage s3://bucket/p   checkpoints and models outlive this machine
 
-    `resile up` restarts services that exit. Ctrl-C drains the pool: jobs save a checkpoint; a second Ctrl-C stops it at
-    once. The next `resile up` in the same home continues with the jobs.
+    `resile up` restarts services that exit. Ctrl-C or SIGTERM saves a checkpoint of every job, then stops the pool; a
+    second one stops it at once. The next `resile up` in the same home continues with the jobs.
     """
     from ..pool.home import PoolHome
     from ..pool.services import PoolOptions
@@ -98,6 +102,7 @@ def up(
             storage=storage,
             policy=policy,
             detection_seconds=detection_seconds,
+            grace_seconds=grace_seconds,
             open_to_chaos=open_to_chaos,
             namespaces=namespaces,
         )
@@ -138,7 +143,12 @@ async def _serve(options: "PoolOptions", home: "PoolHome", *, as_json: bool) -> 
 
     log = logger_beside(as_json=as_json)
     supervisor = Supervisor(home, options, log=log)
-    return await until_stopped(supervisor, supervisor.run(on_ready), log=log, final_message="the pool has stopped")
+    messages = StopMessages(
+        first="stopping: all jobs are saved first; press Ctrl-C again to stop at once",
+        second="stopping at once: jobs that are not saved yet lose what they trained since their last checkpoint",
+        final="the pool has stopped",
+    )
+    return await until_stopped(supervisor, supervisor.run(on_ready), log=log, messages=messages)
 
 
 def ready_lines(home: "PoolHome", options: "PoolOptions", url: str) -> list[str]:
@@ -155,7 +165,7 @@ def ready_lines(home: "PoolHome", options: "PoolOptions", url: str) -> list[str]
         f"  submit    resile submit train.py{where}",
         f"  watch     resile top{where}",
         "  security  submitted code runs as this user: let in only people you trust",
-        "press Ctrl-C to drain it; the next `resile up` in this home continues with the jobs",
+        "press Ctrl-C to save all jobs and stop it; the next `resile up` in this home continues with the jobs",
     ]
 
 

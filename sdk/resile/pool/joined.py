@@ -15,8 +15,10 @@ from resile_shared.storage import PROBE, ObjectStorage, StorageError
 
 from ..client import Client, Refused, Server
 from .process import ServiceProcess
+from .saving import drain_host
 from .services import ServiceSpec, outward_address
-from .supervisor import Log, drain_hosts, keep_running, truncate_logs
+from .supervisor import Log, keep_running, truncate_logs, until_cancelled
+from .workers import has_workers
 
 BUS_SECONDS = 5.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -35,6 +37,8 @@ class JoinOptions:
     folder: Path | None = None
     storage: str | None = None
     """URL of the pool's storage as seen from here; None: the URL that the pool uses."""
+    grace_seconds: float = 120.0
+    """How long jobs may take to leave when the host stops."""
 
     @property
     def pool_host(self) -> str:
@@ -57,17 +61,36 @@ class JoinedHost:
         self._agent: ServiceProcess | None = None
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        """Run until cancelled, then drain. Raises ResileError when the host cannot join."""
+        """Run until cancelled, then drain.
+
+        Raises ResileError when the host cannot join, and at the end when a job did not leave it.
+        """
         try:
-            await self.start()
-            on_ready()
-            async with asyncio.TaskGroup() as group:
-                group.create_task(keep_running(self, self.options.name, self._log))
-                group.create_task(truncate_logs(self.folder))
-        finally:
-            if self._agent is not None:
-                await drain_hosts(self.options.server, {self.options.name}, log=self._log)
-                await self.stop()
+            left = await until_cancelled(self._serve(on_ready), self._drain)
+        except Exception:
+            await self.stop()
+            raise
+        await self.stop()
+        if left:
+            raise ResileError(left)
+
+    async def _serve(self, on_ready: Callable[[], None]) -> None:
+        await self.start()
+        on_ready()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(keep_running(self, self.options.name, self._log))
+            group.create_task(truncate_logs(self.folder))
+
+    async def _drain(self) -> str:
+        if self._agent is None:
+            return ""
+        return await drain_host(
+            self.options.server,
+            self.options.name,
+            seconds=self.options.grace_seconds,
+            has_workers=lambda: self._agent is not None and has_workers(self._agent.process),
+            log=self._log,
+        )
 
     async def start(self) -> None:
         """Request admission from the pool, and start the agent. Raises ResileError."""

@@ -29,6 +29,8 @@ class PoolOptions:
     policy: PolicyName = PolicyName.FAIRSHARE
     detection_seconds: float = 3.0
     """Silence after which a host or worker is lost."""
+    grace_seconds: float = 120.0
+    """How long jobs may take to save a checkpoint when the pool stops."""
     open_to_chaos: bool = False
     """Whether `resile chaos` may attack it."""
     namespaces: bool = False

@@ -1,7 +1,7 @@
 """Runs a pool on this machine: starts its processes, restarts those that exit, and stops them in order.
 
-All of them die with this process. The next pool in the same home continues after a kill at any moment: everything that
-was accepted is stored in the streams and buckets of the bus.
+Before it stops anything, all jobs are saved (`saving.py`). All processes die with this one. The next pool in the same
+home continues after a kill at any moment: everything that was accepted is stored in the streams and buckets of the bus.
 """
 
 import asyncio
@@ -10,28 +10,28 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from resile_shared.errors import ResileError
 from resile_shared.storage import MissingObjectError, ObjectStorage
 
-from ..client import Client, Server
+from ..client import Server
 from .home import PoolHome
 from .namespaces import Namespaces
 from .process import ServiceProcess, describe_exit
+from .saving import save_jobs
 from .services import PoolOptions, Services
+from .workers import has_workers
 
 START_SECONDS = 120.0
-SUSPEND_SECONDS = 30.0
 BACKOFF_RESET_SECONDS = 30.0
 MIN_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
 MAX_LOG_BYTES = 10 << 20
 _LOG_CHECK_SECONDS = 10.0
-_SUSPEND_POLL_SECONDS = 0.2
 
 Log = Callable[[str], None]
 
@@ -64,18 +64,19 @@ class Supervisor:
         self._url = ""
 
     async def run(self, on_ready: Callable[[str], None]) -> None:
-        """Run until cancelled, then drain; a second cancellation leaves the rest to `kill`.
+        """Run until cancelled, then save all jobs and stop; a second cancellation leaves the rest to `kill`.
 
-        ``on_ready`` is called with the URL of the API. Raises ResileError when the pool cannot start.
+        ``on_ready`` is called with the URL of the API. Raises ResileError when the pool cannot start, and at the end
+        when a job was not saved.
         """
         try:
-            self._url = await self._start()
-            storage = self._home.storage(self._options.storage)
-            self._home.announce(self._url, storage=storage, chaos=self._options.open_to_chaos)
-            on_ready(self._url)
-            await self._supervise()
-        finally:
-            await self._drain()
+            unsaved = await until_cancelled(self._serve(on_ready), self._save_jobs)
+        except Exception:
+            await self._stop()
+            raise
+        await self._stop()
+        if unsaved:
+            raise ResileError(unsaved)
 
     def pids(self) -> set[int]:
         """Return the ids of the pool's processes, including those that have just exited."""
@@ -97,7 +98,15 @@ class Supervisor:
         if self._namespaces is not None:
             self._namespaces.remove(self._home.path)
 
+    async def _serve(self, on_ready: Callable[[str], None]) -> None:
+        self._url = await self._start()
+        storage = self._home.storage(self._options.storage)
+        self._home.announce(self._url, storage=storage, chaos=self._options.open_to_chaos)
+        on_ready(self._url)
+        await self._supervise()
+
     async def _start(self) -> str:
+        """Start everything; return the URL of the API."""
         storage = self._home.storage(self._options.storage)
         await self._bus.start()
         await asyncio.to_thread(_write_probe, storage)
@@ -122,11 +131,15 @@ class Supervisor:
                 group.create_task(keep_running(process, process.name, self._log))
             group.create_task(truncate_logs(self._home.path / "logs"))
 
-    async def _drain(self) -> None:
+    async def _save_jobs(self) -> str:
+        """Suspend all jobs; return what could not be saved, empty if all is well."""
+        if not (self._url or any(has_workers(agent.process) for agent in self._agents)):  # it was just starting
+            return ""
+        server = Server(self._url or self._home.api_file.read_text(), self._home.token)
+        return await save_jobs(server, seconds=self._options.grace_seconds, log=self._log)
+
+    async def _stop(self) -> None:
         """Stop agents, then services, then the bus: each can send its last messages to the next."""
-        if self._url:
-            server = Server(self._url, self._home.token)
-            await drain_hosts(server, {agent.name for agent in self._agents}, log=self._log)
         for stage in (self._agents, self._services, [self._bus]):
             await asyncio.gather(*(process.stop() for process in stage))
 
@@ -137,21 +150,16 @@ def _namespaces(home: PoolHome, options: PoolOptions) -> Namespaces:
     return made
 
 
-async def drain_hosts(server: Server, names: Set[str], *, log: Log) -> None:
-    """Drain hosts: their jobs continue on other hosts, or save a checkpoint and wait."""
-
-    async def are_busy(client: Client) -> bool:
-        return any(slot.job for host in await client.hosts() if host.id in names for slot in host.slots)
-
+async def until_cancelled(work: Coroutine[Any, Any, None], then: Callable[[], Awaitable[str]]) -> str:
+    """Do ``work`` until this task is cancelled; then return the result of ``then``, during which ``work`` goes on."""
+    task = asyncio.ensure_future(work)
     try:
-        async with asyncio.timeout(SUSPEND_SECONDS), Client(server) as client:
-            if await are_busy(client):
-                for name in sorted(names):
-                    await client.drain(name)
-            while await are_busy(client):  # noqa: ASYNC110 - what other processes do sets no event
-                await asyncio.sleep(_SUSPEND_POLL_SECONDS)
-    except (ResileError, TimeoutError) as error:
-        log(f"not every job could save a checkpoint: {str(error) or f'timeout after {SUSPEND_SECONDS:.0f} s'}")
+        await asyncio.shield(task)
+        raise AssertionError("it works until it is cancelled")
+    except asyncio.CancelledError:
+        return await then()
+    finally:
+        task.cancel()
 
 
 async def keep_running(process: Restartable, name: str, log: Log) -> None:

@@ -24,7 +24,16 @@ from resile_shared.catalogue import model_of
 from resile_shared.clock import SteadyClock
 from resile_shared.envelope import Received
 from resile_shared.messages import instructions
-from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, JobSubmit, Refused
+from resile_shared.messages.commands import (
+    Accepted,
+    JobPause,
+    JobPriority,
+    JobResume,
+    JobStop,
+    JobSubmit,
+    PoolSuspend,
+    Refused,
+)
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.pool import PoolSettings
@@ -43,6 +52,7 @@ from .core.events import (
     JobNotStored,
     JobSubmitted,
     PauseWorkers,
+    PoolSuspendRequested,
     ProbeExpired,
     ProbeHost,
     Reply,
@@ -114,7 +124,8 @@ class _Service:
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
         await self._bus.subscribe(subjects.SUSPICIONS, Report, self._on_suspicion)
         await self._bus.serve(subjects.EXPLAIN_JOBS, ExplainJobs, self._explain)
-        await self._bus.answer(subjects.JOB_COMMANDS, model_of, self._on_command)
+        for commands in (subjects.JOB_COMMANDS, subjects.POOL_COMMANDS):
+            await self._bus.answer(commands, model_of, self._on_command)
         self._context.is_ready = True
         logger.info("restored jobs=%s hosts=%s", len(jobs), len(hosts))
 
@@ -151,6 +162,8 @@ class _Service:
                 event: Event = JobSubmitted(received.id, spec)
             case JobPriority() | JobStop() | JobPause() | JobResume() as request:
                 event = JobChangeRequested(received.id, request)
+            case PoolSuspend():
+                event = PoolSuspendRequested(received.id)
             case other:
                 raise AssertionError(f"not a command on jobs: {other}")
         self._handle(event)

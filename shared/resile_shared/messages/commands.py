@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, RootModel
 
-from .jobs import MAX_PRIORITY, JobSpec
+from .jobs import MAX_PRIORITY, MAX_WORKERS, JobSpec
 from .message import Id, Message, Text
 
 MAX_SECONDS = 10 * 365 * 86400
@@ -42,6 +42,13 @@ class JobResume(Message):
     job_id: Id
 
 
+class PoolSuspend(Message):
+    """``pool.suspend``: all jobs checkpoint, give up their slots and queue; none starts while this scheduler leads.
+
+    The answer names those that hold slots. Repeated until it names none, since another scheduler may take over.
+    """
+
+
 class HostDrain(Message):
     """``host.drain``: jobs leave the host at an iteration boundary; it gets no new workers."""
 
@@ -59,6 +66,9 @@ class Accepted(Message):
 
     kind: Literal["accepted"] = "accepted"
     job_id: Id | None = Field(default=None, description="of a submitted job")
+    jobs: tuple[Id, ...] = Field(
+        default=(), max_length=MAX_WORKERS, description="of `pool.suspend`: those that still hold slots"
+    )
 
 
 class Refused(Message):

@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import web
 
-from resile_shared.api import Empty, HistoryPage, LedgerView, NewPriority, StopJob, Submission
+from resile_shared.api import Empty, HistoryPage, LedgerView, NewPriority, StopJob, Submission, Suspension
 from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop, JobSubmit
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.messages.message import MAX_INTEGER, Message, Positive
@@ -21,7 +21,7 @@ class HistoryQuery(Message):
 
 
 class Jobs:
-    """The handlers below ``/v1/jobs`` that speak JSON."""
+    """The handlers below ``/v1/jobs`` that speak JSON, and the one that suspends all jobs."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -39,6 +39,7 @@ class Jobs:
             web.post("/v1/jobs/{job}/stop", self._stop),
             web.post("/v1/jobs/{job}/pause", self._pause),
             web.post("/v1/jobs/{job}/resume", self._resume),
+            web.post("/v1/pool/suspend", self._suspend),
         ]
 
     async def _list(self, _: web.Request) -> web.Response:
@@ -81,6 +82,10 @@ class Jobs:
     async def _resume(self, request: web.Request) -> web.Response:
         await read_body(request, Empty)
         return await self._change(request, "resume", JobResume(job_id=await self._named(request)))
+
+    async def _suspend(self, request: web.Request) -> web.Response:
+        await read_body(request, Empty)
+        return answer(Suspension(jobs=await self._pool.suspend(key=read_key(request))))
 
     async def _named(self, request: web.Request) -> str:
         return (await self._pool.record(request.match_info["job"])).job

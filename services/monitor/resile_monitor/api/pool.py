@@ -13,7 +13,7 @@ from resile_shared.api import HostView, JobList, JobSummary, JobView
 from resile_shared.buckets import Entry
 from resile_shared.bus import Bus
 from resile_shared.credentials import Credentials
-from resile_shared.messages.commands import Accepted
+from resile_shared.messages.commands import Accepted, PoolSuspend
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord
 from resile_shared.messages.message import MAX_INTEGER
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
@@ -29,6 +29,7 @@ MAX_HISTORY = 1000
 EXPLAIN_SECONDS = 0.5
 """An answer without the reasons of the newest decision is better than a late one."""
 
+Entity = Literal["job", "host", "pool"]
 M = TypeVar("M", bound=BaseModel)
 V = TypeVar("V", bound=JobSummary)
 
@@ -119,15 +120,26 @@ class Pool:
 
         ``key`` makes it happen once; it counts for one verb and one target alone.
         """
+        answer = await self._accepted(entity, verb, request, target=target, key=key)
+        target = answer.job_id or target
+        with suppress(ProblemError):  # it has happened, whether or not it can be seen already
+            await (self._fetch_host(target) if entity == "host" else self._fetch_job(target))
+        return target
+
+    async def suspend(self, *, key: str | None) -> tuple[str, ...]:
+        """Suspend all jobs; return those that still hold slots."""
+        return (await self._accepted("pool", "suspend", PoolSuspend(), target="", key=key)).jobs
+
+    async def _accepted(
+        self, entity: Entity, verb: str, request: BaseModel, *, target: str, key: str | None
+    ) -> Accepted:
+        """Send a command; return the answer. Raises ProblemError if it is refused, or late."""
         message_id = f"{entity}.{verb}:{target}:{key}" if key else None
         async with bus_timeout(_timeout_detail(entity, key)):
             answer = await self.bus.ask(subjects.command(entity, verb), request, message_id=message_id)
         if not isinstance(answer, Accepted):
             raise ProblemError(answer.code, answer.reason)
-        target = answer.job_id or target
-        with suppress(ProblemError):  # it has happened, whether or not it can be seen already
-            await (self._fetch_host(target) if entity == "host" else self._fetch_job(target))
-        return target
+        return answer
 
     async def _fetch_job(self, job: str) -> None:
         if entry := await self._stored(JOBS, job):
@@ -154,8 +166,8 @@ async def bus_timeout(detail: str) -> AsyncIterator[None]:
         raise ProblemError("unavailable", detail) from None
 
 
-def _timeout_detail(entity: Literal["job", "host"], key: str | None) -> str:
-    who = {"job": "scheduler", "host": "registry"}[entity]
+def _timeout_detail(entity: Entity, key: str | None) -> str:
+    who = "registry" if entity == "host" else "scheduler"
     advice = (
         "send it again with the same Idempotency-Key"
         if key

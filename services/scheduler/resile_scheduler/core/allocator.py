@@ -1,7 +1,7 @@
 """From the slots a job should have to its next generation.
 
 - A cold start may be changed until its order is given; from then on until it trains no other generation is written,
-  since its members have to see it.
+  since its members have to see it. It can be cancelled, as long as a member is known not to be ready: none trains yet.
 - A shrink waits for nothing: it names only workers that train already or are ready to. A worker that it does not name
   and that is wanted again comes back with a later growth.
 - A growth names slots that are free now. It may supersede a growth that is not active yet, but not a shrink.
@@ -74,7 +74,7 @@ def _next_membership(job: Job, wanted: Sequence[SlotId], *, pool: Pool) -> Chang
     kept = tuple(p for p in sound if held[p.worker] in wanted)
     joining = tuple(slot for slot in wanted if slot not in held.values() and pool.is_free(slot))
     if not _may_change(job):
-        return None
+        return Change(()) if not wanted and _cannot_train_yet(job, pool) else None
     if not job.generations.has_started:
         return _next_cold_start(job, kept, joining)
     if sound and len(sound) < len(job.generations.placements):
@@ -87,6 +87,12 @@ def _next_membership(job: Job, wanted: Sequence[SlotId], *, pool: Pool) -> Chang
     if joining and not (_is_due(job) and not job.joiners):
         return Change(kept, joining)
     return None
+
+
+def _cannot_train_yet(job: Job, pool: Pool) -> bool:
+    """Whether an initial member has not reached its training call, by what its host reports to this scheduler."""
+    starting = [worker for worker in job.workers.values() if worker.phase is Phase.STARTING]
+    return job.generations.is_cold_starting and any(pool.hosts[worker.slot.host].is_heard for worker in starting)
 
 
 def _is_due(job: Job) -> bool:

@@ -9,6 +9,7 @@ replies, then allocations.
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from resile_shared.messages.commands import Accepted
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.reports import Report
 from resile_shared.recent_events import RecentEvents
@@ -23,6 +24,7 @@ from .events import (
     JobNotStored,
     JobSubmitted,
     PolicyChanged,
+    PoolSuspendRequested,
     ProbeExpired,
     Reply,
     StateRestored,
@@ -31,7 +33,7 @@ from .events import (
 from .fork_server_deaths import ForkServerDeaths
 from .host_events import HostEvents
 from .job import Job
-from .job_commands import JobCommands
+from .job_commands import Answer, JobCommands
 from .outgoing import Outgoing
 from .policies import Policy, fairshare
 from .pool import Pool
@@ -90,10 +92,8 @@ class Scheduler:
 
     def _apply(self, event: Event, now: float) -> list[Command]:
         match event:
-            case JobSubmitted():
-                return [Reply(event.command, self._job_commands.submit(event, now=now))]
-            case JobChangeRequested():
-                return [Reply(event.command, self._job_commands.change(event, now=now))]
+            case JobSubmitted() | JobChangeRequested() | PoolSuspendRequested():
+                return [Reply(event.command, self._answer(event, now))]
             case JobNotStored(job, reason):
                 self._recovery.on_not_stored(self._pool.jobs[job], reason, now=now)
             case PolicyChanged(policy, cause):
@@ -116,6 +116,16 @@ class Scheduler:
                 self._deadlines.check(now=now)
             case ProbeExpired():
                 self._prober.on_probe_expired(event, now=now)
+
+    def _answer(self, request: JobSubmitted | JobChangeRequested | PoolSuspendRequested, now: float) -> Answer:
+        match request:
+            case JobSubmitted():
+                return self._job_commands.submit(request, now=now)
+            case JobChangeRequested():
+                return self._job_commands.change(request, now=now)
+            case PoolSuspendRequested():
+                self._decisions.suspend()
+                return Accepted(jobs=self._pool.jobs_with_slots())
 
     def _affected(self, event: Event) -> list[Job]:
         """Return the jobs that may need commands: a heartbeat that changes nothing must be cheap."""

@@ -14,7 +14,7 @@ from .allocator import Allocator, next_change
 from .job import Job
 from .lifecycle import Step
 from .placement import SlotId, Want, place
-from .policies import Demand, Policy, Target
+from .policies import Demand, Policy, Target, no_slots
 from .pool import Pool
 from .recovery import Recovery
 
@@ -35,6 +35,11 @@ class Decisions:
         """Use ``policy`` from now on; ``cause`` is the reason in the histories."""
         self._policy = policy
         self._pool.changed(cause)
+
+    def suspend(self) -> None:
+        """Give no job a slot from now on."""
+        if self._policy is not no_slots:
+            self.change_policy(no_slots, "")
 
     def decide(self, *, now: float) -> None:
         """Decide until nothing changes: a decision can free what the next one uses."""

@@ -49,6 +49,13 @@ class JobNotStored:
 
 
 @dataclass(frozen=True)
+class PoolSuspendRequested:
+    """The pool is about to stop: all jobs are suspended, and none starts. ``command`` is the id of the request."""
+
+    command: str
+
+
+@dataclass(frozen=True)
 class PolicyChanged:
     """From now on ``policy`` decides how many workers each job has; ``cause`` is the reason in the histories."""
 
@@ -75,6 +82,7 @@ Event = (
     | JobSubmitted
     | JobChangeRequested
     | JobNotStored
+    | PoolSuspendRequested
     | PolicyChanged
     | HostRecord
     | Heartbeat

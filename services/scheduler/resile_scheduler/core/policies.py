@@ -93,6 +93,11 @@ def priority(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     return _targets(demands, shares, num_slots)
 
 
+def no_slots(demands: Sequence[Demand], _: int) -> dict[str, Target]:
+    """Nothing for any job: the pool is about to stop."""
+    return {demand.job: Target(0, "the pool is stopping: it continues when the pool is up again") for demand in demands}
+
+
 POLICIES: dict[PolicyName, Policy] = {PolicyName.FAIRSHARE: fairshare, PolicyName.PRIORITY: priority}
 
 

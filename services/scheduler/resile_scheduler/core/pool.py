@@ -102,6 +102,10 @@ class Pool:
             return False
         return not any(slot.name in job.generations.unreconciled_slots for job in self.jobs.values())
 
+    def jobs_with_slots(self) -> tuple[str, ...]:
+        """Return the jobs that have workers now, or will when those are started."""
+        return tuple(job.id for job in self.jobs.values() if job.generations.placements and not job.is_over)
+
     def held_on(self, host: str) -> list[tuple[Job, Worker]]:
         """Return the workers that hold slots of one host, and their jobs."""
         held = [self.holders[slot] for slot in self.hosts[host].slots if slot in self.holders]

@@ -1,0 +1,50 @@
+"""The worker processes of an agent on this machine, read from /proc.
+
+Workers are forked and have no command line of their own: each keeps a memory file open whose name identifies its job
+and number (`resile_learner/processes/protocol.py`).
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from resile_learner.processes.descendants import descendants
+from resile_learner.processes.protocol import PROCESS_NAME_PREFIX
+
+_MARK = f"/memfd:{PROCESS_NAME_PREFIX}"
+_GONE = " (deleted)"
+
+
+@dataclass(frozen=True)
+class RunningWorker:
+    """A worker and its process."""
+
+    job: str
+    number: int
+    host: str
+    pid: int
+
+
+def workers_below(agent: int, host: str) -> Iterator[RunningWorker]:
+    """Find the workers that descend from the process ``agent``."""
+    for process in descendants(agent):
+        if process.session == process.pid and (name := _name_of(process.pid)):
+            job, _, number = name.partition("/")
+            yield RunningWorker(job, int(number), host, process.pid)
+
+
+def has_workers(agent: asyncio.subprocess.Process | None) -> bool:
+    """Whether workers run below an agent's process."""
+    return agent is not None and any(workers_below(agent.pid, ""))
+
+
+def _name_of(pid: int) -> str:
+    """Return ``<job>/<number>`` of a worker's process, nothing for any other."""
+    try:
+        links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return ""
+    named = (link.removeprefix(_MARK).removesuffix(_GONE) for link in links if link.startswith(_MARK))
+    return next(named, "")
