@@ -23,7 +23,8 @@ from resile_learner.messages import (
     from_worker,
 )
 from resile_learner.worker import links
-from resile_learner.worker.control_thread import ControlThread, Withdrawn
+from resile_learner.worker.control import Withdrawn
+from resile_learner.worker.control_thread import ControlThread
 from resile_learner.worker.liveness import HEARTBEAT
 from resile_shared.recent_events import InternalError
 
@@ -45,8 +46,9 @@ class Scene:
             job="j", worker=0, script="s", directory="/", storage="file:///none", detection_seconds=60
         )
         self.agent, theirs = socket.socketpair()
-        self.control = ControlThread(config, theirs, SlowToWake())
-        self.control.start()
+        self.thread = ControlThread(config, theirs, SlowToWake())
+        self.control = self.thread.control
+        self.thread.start()
         hello = from_worker.validate_json(self.agent.makefile("rb").readline())
         assert isinstance(hello, WorkerListening)
         self.members = Member(worker=0, host=hello.host, port=hello.port), Member(worker=1, host="127.0.0.1", port=1)
@@ -86,7 +88,7 @@ def scene() -> Iterator[Scene]:
     yield scene
     closing = threading.Thread(target=scene.close_agent)
     closing.start()
-    scene.control.stop()
+    scene.thread.stop()
     closing.join()
 
 

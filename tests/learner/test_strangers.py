@@ -35,8 +35,9 @@ class Victim:
         )
         self.sockets: list[socket.socket] = []
         self.agent, theirs = socket.socketpair()
-        self.control = ControlThread(config, theirs, LinkPoller())
-        self.control.start()
+        self.thread = ControlThread(config, theirs, LinkPoller())
+        self.control = self.thread.control
+        self.thread.start()
         hello = from_worker.validate_json(self.agent.makefile("rb").readline())
         assert isinstance(hello, WorkerListening)
         self.address = hello.host, hello.port
@@ -84,7 +85,7 @@ class Victim:
 
         closing = threading.Thread(target=close_agent)
         closing.start()
-        self.control.stop()
+        self.thread.stop()
         closing.join()
         for sock in self.sockets:
             sock.close()

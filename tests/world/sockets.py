@@ -334,7 +334,7 @@ class SimSocket:
         return self.address
 
     def fileno(self) -> int:
-        return id(self)
+        return -1 if self.is_closed else 0
 
     def open_stream(self, protocol: asyncio.Protocol) -> "StreamTransport":
         self.stream = StreamTransport(self, protocol)

@@ -25,12 +25,11 @@ import resile_learner.worker.bootstrap
 import resile_learner.worker.control_thread
 import resile_learner.worker.links
 import resile_learner.worker.peers
-import resile_learner.worker.session
 import resile_shared.storage
 from resile_learner.messages import WorkerConfig
 from resile_learner.processes.worker_process import MAX_MESSAGE_BYTES, OnOutput, WorkerProcess
 from resile_learner.session import current_session
-from resile_learner.worker import bootstrap, control_thread, links, peers
+from resile_learner.worker import bootstrap, control, control_thread, links, peers
 from resile_shared.messages.hosts import WorkerExit
 
 from .loop import Process, SimLoop, current_process
@@ -81,15 +80,14 @@ class SimCluster:
         """What `surroundings` replaces, as `replaced` takes it."""
         time, os_ = BlockingTime(self.threads), simulated_os(_exit_process)
         store = resile_learner.checkpoint.store
-        threaded = (control_thread, resile_learner.collectives.poller, resile_learner.checkpoint.uploads)
+        threaded = (control, control_thread, resile_learner.collectives.poller, resile_learner.checkpoint.uploads)
         streams = types.SimpleNamespace(flush=lambda: None)
         return [
             *((module, "time", time) for module in _timed_modules()),
             *((module, "threading", self.threads) for module in threaded),
             (control_thread, "asyncio", Replacing(asyncio, new_event_loop=lambda: ThreadLoop(self.threads))),
             (control_thread, "os", os_),
-            (resile_learner.worker.session, "os", os_),
-            (resile_learner.worker.session, "sys", types.SimpleNamespace(stdout=streams, stderr=streams)),
+            (control_thread, "sys", types.SimpleNamespace(stdout=streams, stderr=streams)),
             (resile_learner.collectives.poller, "os", os_),
             (resile_learner.collectives.poller, "select", simulated_select(self.threads)),
             (links, "socket", simulated_socket(self.network)),

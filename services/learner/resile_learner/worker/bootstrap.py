@@ -6,14 +6,16 @@ import os
 import runpy
 import socket
 import sys
+from functools import partial
 
 from ..collectives.poller import LinkPoller
 from ..messages import Failed, Finished, WorkerConfig
 from ..session import enter_session
 from ..training.seeds import seed
-from .control_thread import ControlThread, Withdrawn
+from .control import Withdrawn
+from .control_thread import ControlThread
 from .failure import failed, raised
-from .session import WorkerSession, leave_process
+from .session import WorkerSession
 
 _M_TRIM_THRESHOLD = -1  # numbers of malloc.h
 _M_MMAP_THRESHOLD = -3
@@ -28,17 +30,17 @@ def main(config: WorkerConfig, agent: socket.socket) -> int:
     """
     _keep_freed_memory()
     poller = LinkPoller()
-    control = ControlThread(config, agent, poller)
-    control.start()
-    session = WorkerSession(config, control, poller)
+    thread = ControlThread(config, agent, poller)
+    thread.start()
+    session = WorkerSession(config, thread.control, poller, leave=partial(thread.leave_process, status=0))
     enter_session(session)
     seed()
     outcome = _run_script(config, session)
     if isinstance(outcome, Finished):
         atexit._run_exitfuncs()  # the script's own, which the end of a forked process would skip
     if outcome is not None:
-        control.report(outcome)
-    leave_process(control, status=int(isinstance(outcome, Failed)))
+        thread.control.report(outcome)
+    thread.leave_process(status=int(isinstance(outcome, Failed)))
 
 
 def _keep_freed_memory() -> None:

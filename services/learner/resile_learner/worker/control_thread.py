@@ -1,309 +1,65 @@
-"""The control thread of a worker: the asyncio shell around `Membership`.
-
-It talks to the agent and, through `PeerConnections`, to the peers. Both threads have the membership handle their
-events, under one lock; this thread alone carries the commands out, in the order of the decisions. After each event a
-frozen `MembershipView` is published, which any thread may read; a main thread that waits for links is woken.
-"""
+"""The control thread of a worker: it runs `WorkerControl` on an event loop of its own."""
 
 import asyncio
 import os
 import socket
+import sys
 import threading
-import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
-
-from resile_shared.errors import ResileError
-from resile_shared.messages.reports import Evidence
+from functools import partial
+from typing import NoReturn
 
 from ..collectives.poller import LinkPoller
-from ..membership.events import AbandonRound, Connect, Event, MainThreadCommand, PauseRequested, SendToPeer, Withdraw
-from ..membership.machine import Membership
-from ..membership.view import MembershipView
-from ..messages import Message, Order, Pause, PeerSuspected, Stop, WorkerConfig, WorkerListening, encode, to_worker
-from ..phases import Phases
+from ..messages import WorkerConfig
 from . import links
+from .control import WorkerControl
 from .failure import stalled
-from .liveness import HEARTBEATS_PER_DETECTION
-from .peers import MAX_LINE_BYTES, PeerConnections
-from .stalls import StallDetector
+from .peers import MAX_LINE_BYTES
 
-P = ParamSpec("P")
-T = TypeVar("T")
-Method = Callable[Concatenate["ControlThread", P], T]
-
-CLOSE_SECONDS = 2.0
-SUSPICIONS_PER_DETECTION = 3  # one that is not repeated for `detection_seconds` expires
-
-
-class Withdrawn(ResileError):
-    """This joiner is not needed any more."""
-
-    def __init__(self) -> None:
-        super().__init__("a newer generation took this worker's place before it had joined")
-
-
-def main_thread(method: Method[P, T]) -> Method[P, T]:
-    """Assert that ``method`` is called by the thread that made the `ControlThread`."""
-    return _of_thread("main", method)
-
-
-def control_thread(method: Method[P, T]) -> Method[P, T]:
-    """Assert that ``method`` is called by the control thread."""
-    return _of_thread("control", method)
-
-
-def _of_thread(name: str, method: Method[P, T]) -> Method[P, T]:
-    @wraps(method)
-    def checked(self: "ControlThread", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        owner = self._main_thread if name == "main" else self._thread
-        assert threading.current_thread() is owner, f"{method.__name__} belongs to the {name} thread"
-        return method(self, *args, **kwargs)
-
-    return checked
+JOIN_SECONDS = 5
 
 
 class ControlThread:
-    """Private methods are for the control thread itself, public ones for other threads.
-
-    Of these `start`, `wait_for`, `post` and `stop` are for the main thread alone.
-    """
+    """For the main thread alone, but for ``control``. ``agent`` is the connection to the agent."""
 
     def __init__(self, config: WorkerConfig, agent: socket.socket, poller: LinkPoller) -> None:
-        self.phases = Phases()
-        """Where the main thread records what it is doing; it is watched for stalls."""
-        self._config = config
-        self._agent_socket = agent
-        self._poller = poller
-        self._main_thread = threading.current_thread()
-        self._thread = threading.Thread(target=self._run, name="resile-control", daemon=True)
+        self._host = config.host
+        self._agent = agent
         self._loop = asyncio.new_event_loop()
-        self._ended = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._agent: asyncio.StreamWriter
-        self._membership = Membership(config.worker)
-        self._peers = PeerConnections(config, poller, lambda: self.view, handle=self._handle, spawn=self._spawn)
-        self._heartbeat_seconds = config.detection_seconds / HEARTBEATS_PER_DETECTION
-        self._stalls = StallDetector(detection_seconds=config.detection_seconds, interval=self._heartbeat_seconds)
-        self._is_stalled = False
-        self._suspected: set[tuple[int, int]] = set()  # generation, worker
-        self._is_complete = False
-        self._changed = threading.Condition()  # guards what follows
-        self.view = self._membership.view
-        """The membership after the last event."""
-        self._is_listening = False
-        self._fault: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="resile-control", daemon=True)
+        self.control = WorkerControl(
+            config, poller, self._loop, exit_process=os._exit, describe_stall=partial(stalled, config)
+        )
 
-    @main_thread
     def start(self) -> None:
         """Start the thread; return when peers can connect to this worker."""
         self._thread.start()
-        self.wait_for(lambda _: self._is_listening or None)
+        self.control.wait_until_listening()
 
-    @main_thread
-    def wait_for(self, question: Callable[[MembershipView], T | None]) -> T:
-        """Block until ``question`` has an answer that is not None. Raises what stopped the control thread."""
-        with self._changed:
-            while True:
-                if self._fault:
-                    raise self._fault
-                answer = question(self.view)
-                if answer is not None:
-                    return answer
-                self._changed.wait()
-
-    @main_thread
-    def post(self, event: Event) -> MainThreadCommand | None:
-        """Have the membership handle ``event``; return what it decides that the main thread has to do, if anything.
-
-        Raises what stopped the control thread.
-        """
-        if self._fault:
-            raise self._fault
-        return self._handle(event)
-
-    def report(self, message: Message) -> None:
-        """Send ``message`` to the agent."""
-        self._call(self._send_to_agent, message)
-
-    def report_suspect(self, suspect: int, evidence: Evidence, reason: str) -> None:
-        """Report ``suspect`` to the agent, and again and again until a newer generation is active."""
-        self._call(self._report_suspect, suspect, evidence, reason)
-
-    def complete(self) -> None:
-        """Report no suspects from now on: training is complete here, and nobody is missed."""
-        self._is_complete = True
-
-    def check_link(self, peer: int) -> None:
-        """Count ``peer`` as disconnected, and connect again, if its data connection is known to be broken."""
-        self._call(self._peers.check, peer)
-
-    def close_links(self) -> None:
-        """Close the control connections, which shows all peers that this worker leaves."""
-        self._call(self._peers.close)
-
-    @main_thread
     def stop(self) -> None:
         """Send what is still unsent to the agent, and end the thread."""
-        self._call(self._ended.set)
-        self._thread.join(timeout=5)
+        self.control.end()
+        self._thread.join(timeout=JOIN_SECONDS)
 
-    def _call(self, function: Callable[..., None], *args: object) -> None:
-        """Have ``function`` called by the control thread, after all earlier ones; once that has ended, do nothing."""
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._guard, function, *args)
+    def leave_process(self, *, status: int) -> NoReturn:
+        """Stop, and end the process without returning to the user's script, whatever it would catch.
 
-    @control_thread
-    def _guard(self, function: Callable[..., None], *args: object) -> None:
-        try:
-            function(*args)
-        except Exception as error:
-            self._fail(error)
+        What was printed is not lost.
+        """
+        self.stop()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._main())
         except Exception as error:
-            self._fail(error)
+            self.control.fail(error)
         finally:
             self._loop.close()
-        if self._is_stalled:
+        if self.control.is_stalled:
             os._exit(1)
 
     async def _main(self) -> None:
-        config = self._config
-        reader, self._agent = await asyncio.open_connection(sock=self._agent_socket, limit=MAX_LINE_BYTES)
-        listener = links.listen(config.host)
-        self._spawn(self._peers.accept_all(listener))
-        reading = self._spawn(self._read_agent(reader))
-        self._spawn(self._watch())
-        self._send_to_agent(WorkerListening(worker=config.worker, host=config.host, port=listener.getsockname()[1]))
-        with self._changed:
-            self._is_listening = True
-            self._changed.notify_all()
-        await self._ended.wait()
-        listener.close()
-        await self._close_agent(reading)
-        await self._agent.wait_closed()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _close_agent(self, reading: "asyncio.Task[None]") -> None:
-        """Close the connection after the agent has: closed over unread data, it loses what the agent has not read."""
-        with suppress(OSError):
-            self._agent.write_eof()
-        await asyncio.wait({reading}, timeout=CLOSE_SECONDS)
-        self._agent.close()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._reap)
-        return task
-
-    def _reap(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception):
-            self._fail(error)
-
-    @control_thread
-    def _fail(self, error: Exception) -> None:
-        with self._changed:
-            self._fault = error
-            self._changed.notify_all()
-        self._poller.interrupt(error)
-
-    @control_thread
-    def _send_to_agent(self, message: Message) -> None:
-        self._agent.write(encode(message))
-
-    async def _read_agent(self, reader: asyncio.StreamReader) -> None:
-        while line := await reader.readline():
-            match to_worker.validate_json(line):
-                case Stop():
-                    os._exit(0)
-                case Order() as order:
-                    self._peers.on_order(order)
-                case Pause(lineage=lineage):
-                    self._handle(PauseRequested(lineage))
-        if not self._ended.is_set():
-            os._exit(1)  # the agent is gone, and with it the only source of orders
-
-    @control_thread
-    def _report_suspect(self, suspect: int, evidence: Evidence, reason: str) -> None:
-        """Once per generation, and until a newer one is active."""
-        current = self.view.current
-        if current is None or (current.generation, suspect) in self._suspected:
-            return
-        self._suspected.add((current.generation, suspect))
-        worker, generation = self._config.worker, current.generation
-        self._repeat(
-            PeerSuspected(worker=worker, generation=generation, suspect=suspect, evidence=evidence, reason=reason)
-        )
-
-    def _repeat(self, suspicion: PeerSuspected) -> None:
-        current = self.view.current
-        if current is not None and current.generation == suspicion.generation and not self._is_complete:
-            self._send_to_agent(suspicion)
-            self._loop.call_later(self._config.detection_seconds / SUSPICIONS_PER_DETECTION, self._repeat, suspicion)
-
-    async def _watch(self) -> None:
-        """Send heartbeats, and look for peers that have fallen silent and for a main thread that has stalled."""
-        while True:
-            await asyncio.sleep(self._heartbeat_seconds)
-            self._peers.send_heartbeats()
-            for peer in self._peers.take_silent():
-                self._on_silent(peer)
-            if stall := self._stalls.check(self.phases, now=time.monotonic()):
-                self._send_to_agent(stalled(self._config, stall))
-                self._is_stalled = True
-                self._ended.set()
-                return
-
-    def _on_silent(self, peer: int) -> None:
-        """Close all connections to ``peer``, so that nothing waits for it any more."""
-        with self._changed:
-            counts_on_it = self._membership.counts_on(peer)
-        if counts_on_it:
-            seconds = self._config.detection_seconds
-            self._report_suspect(peer, "silence", f"nothing was heard from it for {seconds:g} seconds")
-        self._peers.disconnect(peer)
-        self._poller.remove(peer)
-
-    def _handle(self, event: Event) -> MainThreadCommand | None:
-        """Handle ``event``, publish the view, and have the control thread carry the commands out.
-
-        A command for the main thread is returned instead. Both threads call this: under the lock commands are queued in
-        the order of the decisions, and the main thread need not wait for the other one at a switch.
-        """
-        answer = None
-        with self._changed:
-            try:
-                commands = self._membership.handle(event)
-            except Exception as error:
-                self._fault = error
-                raise
-            for command in commands:
-                if isinstance(command, MainThreadCommand):
-                    answer = command
-                else:
-                    self._call(self._carry_out, command)
-            self.view = self._membership.view
-            self._changed.notify_all()
-        self._poller.wake()
-        return answer
-
-    def _carry_out(self, command: Connect | SendToPeer | AbandonRound | Withdraw) -> None:
-        match command:
-            case Connect(member, generation):
-                self._peers.connect(member, generation)
-            case SendToPeer(peer, message):
-                self._peers.send(peer, message)
-            case AbandonRound(lost, generation):
-                self._poller.abort_round(lost, "a generation without it was ordered", generation=generation)
-            case Withdraw():
-                self._fail(Withdrawn())
+        reader, writer = await asyncio.open_connection(sock=self._agent, limit=MAX_LINE_BYTES)
+        await self.control.run(reader, writer, links.listen(self._host))

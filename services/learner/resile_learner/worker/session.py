@@ -1,7 +1,5 @@
-"""One worker's part in an elastic run: the training loop's session over its links and the control thread."""
+"""One worker's part in an elastic run: the training loop's session over its links and its control."""
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
@@ -28,18 +26,21 @@ from ..messages import Left, Message, Order, Ready, WorkerConfig
 from ..session import SecondTrainingCall, StateLost, View
 from ..state.flat import FlatState
 from ..state.run import RunState
-from .control_thread import ControlThread
+from .control import WorkerControl
 
 NO_STATE = -1
 
 
 class WorkerSession:
-    """Implements `Session` for a worker process."""
+    """Implements `Session` for a worker process, which ``leave`` ends."""
 
-    def __init__(self, config: WorkerConfig, control: ControlThread, poller: LinkPoller) -> None:
+    def __init__(
+        self, config: WorkerConfig, control: WorkerControl, poller: LinkPoller, *, leave: Callable[[], NoReturn]
+    ) -> None:
         self._config = config
         self._control = control
         self._poller = poller
+        self._leave_process = leave
         self._exchange = GradientExchange(poller, config.worker)
         self._state_transfer = StateTransfer(poller, config.worker)
         self._leave_acknowledgement = LeaveAcknowledgement(poller)
@@ -163,7 +164,7 @@ class WorkerSession:
         self._control.report(Left(worker=me, generation=generation, iteration=iteration))
         self._control.close_links()
         self._leave_acknowledgement.close_gracefully(peers)
-        leave_process(self._control, status=0)
+        self._leave_process()
 
     def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
         """Wait for a generation without the lost worker, and synchronize the state with its members."""
@@ -246,11 +247,3 @@ def _is_initial_member(view: MembershipView) -> bool | None:
         return True
     first = view.first_order
     return False if view.must_recover or (first and not first.cold_start) else None
-
-
-def leave_process(control: ControlThread, *, status: int) -> NoReturn:
-    """End the process without returning to the user's script, whatever it would catch; what was printed is not lost."""
-    control.stop()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
