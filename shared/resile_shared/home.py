@@ -1,9 +1,12 @@
 """The home folder: where the runs of this user are kept, and the pool. Its format has a number."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import UsageError
+from .credentials import write_private
+from .errors import ResileError, UsageError
 
 HOME_FORMAT = 1
 
@@ -23,11 +26,23 @@ def open_home(path: Path) -> Path:
     return home
 
 
+@contextmanager
+def writing(home: Path) -> Iterator[None]:
+    """Raise ResileError that names the home when something cannot be written there."""
+    try:
+        yield
+    except OSError as error:
+        raise ResileError(
+            f"the home folder {home} cannot be written: {error.strerror}; free some space there, or name another with "
+            "--home or RESILE_HOME"
+        ) from error
+
+
 def _check_format(home: Path) -> None:
     file = home / "format"
     if not file.exists():
         home.chmod(0o700)
-        file.write_text(f"{HOME_FORMAT}\n")
+        write_private(file, f"{HOME_FORMAT}\n".encode())  # never half there, on a full disk
     text = file.read_text().strip()
     if text != str(HOME_FORMAT):
         raise UsageError(

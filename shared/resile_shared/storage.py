@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from obstore import exceptions as foreign
 from obstore.store import LocalStore, ObjectStore, from_url
 
-from .errors import ResileError
+from .errors import ResileError, UsageError
 
 PROBE = "probe"
 """Key of an object that `up` writes: whoever cannot read it does not share the pool's storage."""
@@ -42,6 +42,10 @@ class StorageError(ResileError):
         self.reason = reason
         self.advice = advice
         self.transient = transient
+
+
+class StorageURLError(StorageError, UsageError):
+    """What was given is not a URL of storage."""
 
 
 class MissingObjectError(StorageError):
@@ -160,6 +164,7 @@ class _Cause(NamedTuple):
     reason: str
     advice: str
     transient: bool = False
+    is_usage: bool = False
 
 
 _CAUSES = (
@@ -167,6 +172,7 @@ _CAUSES = (
         r"Unable to recognise URL|relative URL|Unknown url scheme",
         "it is not a URL of storage",
         "use file:///folder, s3://bucket/folder, gs://bucket/folder or az://container/folder",
+        is_usage=True,
     ),
     _Cause(
         r"service account file|Invalid Access Key|application credentials file",
@@ -217,7 +223,8 @@ def _translated(action: str, key: str, error: Exception) -> StorageError:
     text = f"{error}\n{type(error).__name__}"
     for cause in _CAUSES:
         if re.search(cause.pattern, text):
-            return StorageError(action, cause.reason, cause.advice, transient=cause.transient)
+            kind = StorageURLError if cause.is_usage else StorageError
+            return kind(action, cause.reason, cause.advice, transient=cause.transient)
     if isinstance(error, FileNotFoundError):
         return MissingObjectError(action, key)
     summary = text.partition("\n")[0] or repr(error)

@@ -101,7 +101,7 @@ class Monitors:
     ) -> Monitor:
         self._num += 1
         file = self.folder / f"url-{self._num}"
-        guard = ("--token", token) if token else ()
+        guard = ("--token-file", str(self._token_file(token))) if token else ()
         process = await self.process("--api-port", str(port), "--url-file", str(file), *guard, *flags, **options)
         async with asyncio.timeout(30):
             while not file.exists():
@@ -112,6 +112,11 @@ class Monitors:
         if waits:
             await monitor.answers("/readyz", 200)
         return monitor
+
+    def _token_file(self, token: str) -> Path:
+        file = self.folder / "token"
+        file.write_text(token)
+        return file
 
     async def process(self, *flags: str, **options: Any) -> asyncio.subprocess.Process:
         common = ("--credentials", str(self.pool.server.credentials("monitor")), "--storage", self.storage.url)

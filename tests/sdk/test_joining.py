@@ -1,5 +1,6 @@
 """`resile host`: what keeps a machine from joining is said before anything is started."""
 
+import io
 from pathlib import Path
 
 import pytest
@@ -9,17 +10,31 @@ from resile.pool.joined import bus_url, check_storage
 from resile_shared.errors import UsageError
 from resile_shared.storage import PROBE
 
+from .api_server import TOKEN as API_TOKEN
 from .api_server import ApiServer
 from .test_pool_commands import failure
 
 TOKEN = ["--token", "a-token-of-some-pool"]
 
 
+def test_a_token_is_read_from_a_file_or_from_stdin(
+    api_server: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(f"{API_TOKEN}\n")
+    (tmp_path / "wrong").write_text("wrong")
+    join = ["host", "--join", api_server.url, "--token-file"]
+    assert "rejects this token" in failure([*join, str(tmp_path / "wrong")], capsys, status=2)
+    assert "--token-file" in failure([*join, str(tmp_path / "none")], capsys, status=2)
+    assert "rejects" not in failure([*join, str(tmp_path / "token")], capsys)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{API_TOKEN}\n"))
+    assert "rejects" not in failure([*join, "-"], capsys)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
         (["--join", "pool:8080", *TOKEN], "--join 'pool:8080' is not a URL"),
-        (["--join", "http://pool:8080"], "requires a token: pass it with --token"),
+        (["--join", "http://pool:8080"], "requires a token: pass it with --token-file"),
         (["--join", "http://pool:8080", *TOKEN, "--label", "gpu"], "--label 'gpu': must have the form NAME=VALUE"),
         (["--join", "http://pool:8080", *TOKEN, "--label", "a=b,c=d"], "without commas"),
         (["--join", "http://pool:8080", *TOKEN, "--address", "here"], "--address 'here' is not an IP address"),

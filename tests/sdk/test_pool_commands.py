@@ -33,16 +33,22 @@ def failure(arguments: list[str], capsys: pytest.CaptureFixture[str], *, status:
 
 
 def test_a_submitted_script_is_packed_and_its_wishes_are_sent(
-    api_server: ApiServer, script: Path, capsys: pytest.CaptureFixture[str]
+    api_server: ApiServer, script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ["--max-workers", "3", "--priority", "7000", "--env", "A=b", "--group", "gpu=h200"]
+    monkeypatch.setenv("SECRET", "hush")
+    options = ["--max-workers", "3", "--priority", "7000", "--env", "A=b", "--env", "SECRET", "--group", "gpu=h200"]
     assert main(["submit", str(script), *options, "--", "--lr", "0.1"]) == 0
     assert capsys.readouterr().out == "new-1\n"
     with tarfile.open(fileobj=io.BytesIO(api_server.packages[0])) as archive:
         assert archive.getnames() == ["train.py"]
     (verb, spec) = api_server.asked[0]
     assert (verb, spec.name, spec.script, spec.args) == ("submit", "train", "train.py", ("--lr", "0.1"))
-    assert (spec.max_workers, spec.priority, spec.env, spec.group) == (3, 7000, {"A": "b"}, "gpu=h200")
+    assert (spec.max_workers, spec.priority, spec.env, spec.group) == (
+        3,
+        7000,
+        {"A": "b", "SECRET": "hush"},
+        "gpu=h200",
+    )
     assert spec.package == "packages/abc.tar.gz"
 
 
@@ -61,7 +67,8 @@ def test_a_request_whose_answer_is_lost_is_sent_again_with_the_same_key(
         (["--max-workers", "0"], "--max-workers: Input should be greater than or equal to 1"),
         (["--min-workers", "4", "--max-workers", "2"], "min_workers 4 is above max_workers 2"),
         (["--tenant", "a b"], "--tenant: String should match"),
-        (["--env", "X"], "--env 'X': must have the form NAME=VALUE"),
+        (["--env", "=X"], "--env '=X': must have the form NAME=VALUE, or NAME"),
+        (["--env", "NOT_SET"], "--env NOT_SET: there is no variable NOT_SET in this environment"),
     ],
 )
 def test_wishes_that_cannot_be_are_refused_before_anything_is_sent(

@@ -1,6 +1,7 @@
 """The home of a pool: who may use it, and what it tells."""
 
 import os
+import resource
 import socket
 import stat
 import subprocess
@@ -99,3 +100,24 @@ def test_a_pool_file_that_makes_no_sense_is_said_to(tmp_path: Path) -> None:
     (tmp_path / "pool.json").write_text("{}")
     with pytest.raises(ResileError, match="is invalid: restart the pool with `resile up`"):
         read_pool(tmp_path)
+
+
+@pytest.mark.parametrize("command", [["up"], ["run", "{script}"]])
+def test_a_home_that_cannot_be_written_is_named_and_usable_later(tmp_path: Path, command: list[str]) -> None:
+    """As on a full disk: files can be made, and nothing can be written to them."""
+    script = tmp_path / "train.py"
+    script.write_text("print()")
+    home = tmp_path / "home"
+    for _ in range(2):
+        ended = subprocess.run(
+            [sys.executable, "-m", "resile", *(word.format(script=script) for word in command), "--home", str(home)],
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode in (1, 2)
+        assert ended.stderr.count("\n") == 1
+        assert str(home) in ended.stderr
+        assert "File too large" in ended.stderr
+    PoolHome(home).close()

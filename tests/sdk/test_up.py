@@ -39,7 +39,8 @@ def test_a_pool_that_listens_to_other_machines_tells_how_they_join(tmp_path: Pat
         shut = ready_lines(home, PoolOptions(), "http://127.0.0.1:8080")
         assert not any("--join" in line for line in shut)
         text = "\n".join(ready_lines(home, PoolOptions(listen="0.0.0.0"), "http://0.0.0.0:8080"))
-        assert f"resile host --join http://{outward_address()}:8080 --token $(cat {home.token_file})" in text
+        assert f"resile host --join http://{outward_address()}:8080 --token-file token" in text
+        assert f"a copy of {home.token_file}" in text
         assert f"only from machines that share {(tmp_path / 'storage').as_uri()}" in text
         assert home.token not in text
         text = "\n".join(ready_lines(home, PoolOptions(listen="fd00::1", storage="s3://b/p"), "http://[fd00::1]:8080"))

@@ -112,6 +112,6 @@ def test_a_home_that_cannot_be_made_is_told(resile: Any) -> None:
 
 def test_storage_that_nobody_knows_is_told(resile: Any) -> None:
     ended = resile.run("run", resile.script(PREAMBLE + "train()"), "-w", "1", "--storage", "nonsense")
-    assert ended.status == 1
+    assert ended.status == 2
     assert "it is not a URL of storage" in ended.last_error
     assert ended.err.count("\n") == 1

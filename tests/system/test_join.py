@@ -43,9 +43,8 @@ class Joiner:
 
     def __init__(self, network: Namespaces, pool: UpPool) -> None:
         url = json.loads((pool.home / "pool.json").read_bytes())["url"]
-        token = (pool.home / "token").read_text()
         self._inside = (*network.enter("elsewhere"), sys.executable, "-m", "resile")
-        self._join = ("host", "--join", url, "--token", token, "--slots", "1", "--json")
+        self._join = ("host", "--join", url, "--token-file", str(pool.home / "token"), "--slots", "1", "--json")
 
     def start(self, *options: object) -> "subprocess.Popen[str]":
         return subprocess.Popen(

@@ -151,7 +151,7 @@ def test_a_port_in_use_is_named(resile: Resile) -> None:
 
 def test_storage_that_cannot_be_used_is_said_at_once(resile: Resile) -> None:
     refused = resile.run("up", "--storage", "nonsense")
-    assert refused.status == 1
+    assert refused.status == 2
     assert "use file:///folder, s3://bucket/folder" in refused.last_error
 
 

@@ -68,8 +68,17 @@ def _explain(fault: str, command: str) -> str:
     return f"{fault}; see `{command} --help`"
 
 
+def _is_no_script(words: Sequence[str]) -> bool:
+    """Whether the first of ``words`` was meant as a value, since a script follows it."""
+    if len(words) < 2 or words[0].startswith("-") or words[1].startswith("-"):
+        return False
+    return not os.path.exists(words[0]) and os.path.exists(words[1])
+
+
 def with_resume_value(arguments: Sequence[str]) -> list[str]:
-    """Give ``--resume`` an empty value unless the next argument is the id of a run."""
+    """Give ``--resume`` an empty value unless the next argument is the id of a run. Raises UsageError."""
+    from resile_shared.errors import UsageError
+
     changed: list[str] = []
     rest = list(arguments)
     while rest:
@@ -78,6 +87,11 @@ def with_resume_value(arguments: Sequence[str]) -> list[str]:
             return [*changed, word, *rest]
         if word == "--resume":
             run = rest.pop(0) if rest and _RUN_ID.fullmatch(rest[0]) else ""
+            if not run and _is_no_script(rest):
+                raise UsageError(
+                    f"--resume {rest[0]}: {rest[0]!r} is no id of a run, such as train-1a2b3c: omit it to resume the "
+                    "script's newest run"
+                )
             word = f"--resume={run}"
         changed.append(word)
     return changed

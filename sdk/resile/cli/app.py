@@ -66,7 +66,11 @@ def run(
     ] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V", help="Set an environment variable in the workers; may be repeated."),
+        typer.Option(
+            metavar="K[=V]",
+            help="Set an environment variable in the workers; without a value, to that of this environment, so that "
+            "a secret is not in the command line. May be repeated.",
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the run. Default: the name of the script.")

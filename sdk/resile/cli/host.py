@@ -31,8 +31,16 @@ def host(
     join: Annotated[str, typer.Option(metavar="URL", help="URL of the pool, as `resile up --listen` prints it.")],
     token: Annotated[
         str,
-        typer.Option(metavar="T", envvar="RESILE_TOKEN", help="Token of the pool, from the file `token` in its home."),
+        typer.Option(
+            metavar="T",
+            envvar="RESILE_TOKEN",
+            help="Token of the pool. On the command line everyone on this machine can read it: use --token-file.",
+        ),
     ] = "",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Read the token from here: a copy of `token` in the pool's home; -: stdin."),
+    ] = None,
     slots: Annotated[
         int | None, typer.Option(metavar="S", min=1, max=256, help="Number of slots. Default: what this machine has.")
     ] = None,
@@ -73,7 +81,7 @@ def host(
 
     \b
     resile up --listen 0.0.0.0 --storage s3://bucket/pool            on one machine; prints the next line
-    resile host --join http://10.0.0.1:8080 --token T --slots 4      on another
+    resile host --join http://10.0.0.1:8080 --token-file token       on another, with a copy of that file
 
     The pool's token and the bus credentials are sent over plain HTTP: use a trusted network, or a tunnel. This machine
     must reach the pool's API, its bus, its storage, and the workers on all other hosts.
@@ -85,7 +93,7 @@ def host(
     if sys.platform != "linux":
         raise UsageError(f"`resile host` requires Linux; this machine runs {sys.platform}")
     options = JoinOptions(
-        server=_server(join, token),
+        server=_server(join, _read_token(token_file) if token_file else token),
         name=name or own_name(),
         slots=slots,
         labels=dict(_label(text) for text in label or ()),
@@ -103,8 +111,15 @@ def _server(url: str, token: str) -> "Server":
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--join {url!r} is not a URL: it must start with http:// or https://")
     if not token:
-        raise UsageError(f"the pool at {url} requires a token: pass it with --token or RESILE_TOKEN")
+        raise UsageError(f"the pool at {url} requires a token: pass it with --token-file or RESILE_TOKEN")
     return Server(url.rstrip("/"), token)
+
+
+def _read_token(file: Path) -> str:
+    try:
+        return (sys.stdin.read() if file == Path("-") else file.read_text()).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--token-file {file} cannot be read: {error}") from error
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -42,7 +42,11 @@ def submit(
     group: Annotated[str, typer.Option(metavar="LABELS", help="Only hosts with these labels: gpu=h200,zone=a")] = "",
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V", help="Set an environment variable in the workers; may be repeated."),
+        typer.Option(
+            metavar="K[=V]",
+            help="Set an environment variable in the workers; without a value, to that of this environment, so that "
+            "a secret is not in the command line. May be repeated.",
+        ),
     ] = None,
     server: Server = None,
     home: Home = DEFAULT_HOME,

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -112,10 +113,14 @@ def logger_beside(*, as_json: bool) -> Callable[[str], None]:
 
 
 def variable(text: str) -> tuple[str, str]:
-    """Parse ``NAME=VALUE``. Raises UsageError."""
+    """Parse ``NAME=VALUE``, or ``NAME`` for the value in this environment. Raises UsageError."""
     name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--env {text!r}: must have the form NAME=VALUE")
+    if not name:
+        raise UsageError(f"--env {text!r}: must have the form NAME=VALUE, or NAME")
+    if not equals:
+        if name not in os.environ:
+            raise UsageError(f"--env {name}: there is no variable {name} in this environment: set it, or give a value")
+        value = os.environ[name]
     if name == "PYTHONHASHSEED":
         raise UsageError("--env PYTHONHASHSEED cannot be set: it is always 0, so that two runs give the same bits")
     return name, value

@@ -176,6 +176,6 @@ def _for_other_machines(home: "PoolHome", options: "PoolOptions", url: str) -> l
     limit = [f"            only from machines that share {storage}; otherwise choose another --storage"]
     return [
         f"  remote    RESILE_SERVER={there}, RESILE_TOKEN=the token in {home.token_file}",
-        f"  join      resile host --join {there} --token $(cat {home.token_file})",
+        f"  join      resile host --join {there} --token-file token    (a copy of {home.token_file})",
         *(limit if storage.startswith("file:") else ()),
     ]

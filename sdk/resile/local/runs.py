@@ -22,7 +22,7 @@ import orjson
 import pydantic
 
 from resile_shared.errors import ResileError, UsageError
-from resile_shared.home import open_home
+from resile_shared.home import open_home, writing
 from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.messages.message import at, timestamp
 
@@ -115,16 +115,18 @@ class Home:
     def __init__(self, path: Path) -> None:
         """Open the home at ``path``, making it if needed. Raises UsageError if it cannot be used."""
         self.path = open_home(path)
-        (self.path / "runs").mkdir(mode=0o700, exist_ok=True)
+        with writing(self.path):
+            (self.path / "runs").mkdir(mode=0o700, exist_ok=True)
 
     def create(self, name: str) -> RunFolder:
         """Make the folder of a new run."""
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
         path = self.path / "runs" / f"{slug}-{secrets.token_hex(3)}"
-        path.mkdir(mode=0o700)
-        lock = _try_lock(path)
-        assert lock is not None, "nobody else knows of this folder yet"
-        return RunFolder(path, lock)
+        with writing(self.path):
+            path.mkdir(mode=0o700)
+            lock = _try_lock(path)
+            assert lock is not None, "nobody else knows of this folder yet"
+            return RunFolder(path, lock)
 
     def resume(self, script: Path, run: str | None) -> RunFolder:
         """Open the run named ``run``, or the newest one of ``script``. Raises UsageError if there is none."""

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from resile_shared.credentials import write_private
 from resile_shared.errors import ResileError, UsageError
-from resile_shared.home import open_home
+from resile_shared.home import open_home, writing
 
 _FOLDERS = ("bus", "storage", "hosts", "logs", "health")
 
@@ -38,13 +38,14 @@ class PoolHome:
     def __init__(self, path: Path) -> None:
         """Open and lock the home, creating it if needed. Raises UsageError if it cannot be used, or is in use."""
         self.path = open_home(path)
-        self._lock = self._take_lock()
-        for name in _FOLDERS:
-            (self.path / name).mkdir(mode=0o700, exist_ok=True)
-        token = self.token_file
-        if not token.exists():
-            write_private(token, secrets.token_urlsafe(24).encode())
-        self.token = token.read_text()
+        with writing(self.path):
+            self._lock = self._take_lock()
+            for name in _FOLDERS:
+                (self.path / name).mkdir(mode=0o700, exist_ok=True)
+            token = self.token_file
+            if not token.exists():
+                write_private(token, secrets.token_urlsafe(24).encode())
+            self.token = token.read_text()
 
     @property
     def bus(self) -> Path:

@@ -4,7 +4,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from resile_shared.errors import UsageError
 from resile_shared.settings import ServiceSettings
@@ -17,23 +17,15 @@ class MonitorSettings(ServiceSettings):
     api_host: str = Field(default="127.0.0.1", description="address that the HTTP API listens on")
     api_port: int = Field(default=0, ge=0, le=65535, description="its port; 0: any")
     url_file: Path | None = Field(default=None, description="file to write the URL of the API to, once it listens")
-    token: SecretStr | None = Field(default=None, description="what requests must carry; better: --token-file")
-    token_file: Path | None = Field(default=None, description="file with that token and nothing else")
+    token_file: Path | None = Field(default=None, description="file with the token that requests must carry")
     agent_credentials: Path | None = Field(
         default=None, description="file that lets agents onto the bus: machines that join get what it holds"
     )
     max_package_bytes: int = Field(default=100 << 20, gt=0, description="the largest package that is taken")
 
-    @field_validator("token")
-    @classmethod
-    def _is_a_token(cls, token: SecretStr | None) -> SecretStr | None:
-        if token is not None and not _is_token(token.get_secret_value()):
-            raise ValueError("a token is at least 16 visible ASCII characters")
-        return token
-
     @model_validator(mode="after")
     def _is_guarded(self) -> Self:
-        if not (is_loopback(self.api_host) or self.token or self.token_file):
+        if not (is_loopback(self.api_host) or self.token_file):
             raise ValueError(
                 f"--api-host {self.api_host} opens the API to other machines: set --token-file, or use 127.0.0.1"
             )
@@ -42,7 +34,7 @@ class MonitorSettings(ServiceSettings):
     def read_token(self) -> str | None:
         """Return the token that requests must carry, None for none. Raises UsageError."""
         if self.token_file is None:
-            return self.token.get_secret_value() if self.token else None
+            return None
         try:
             token = self.token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
