@@ -458,12 +458,16 @@ def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_j
     time = 0.0
     incarnations = dict.fromkeys(("host-1", "host-2", "host-3"), 1)
 
+    def come_back(host: str, incarnation: int) -> None:
+        if incarnation == incarnations[host]:  # it has not failed again meanwhile
+            sim.add_host(host, 3, incarnation=incarnation)
+
     def die(what: str, choice: int) -> None:
         if what == "host":
             host = sorted(incarnations)[choice % 3]
             incarnations[host] += 1
             sim.crash(host)
-            sim.later(4.0, lambda: sim.add_host(host, 3, incarnation=incarnations[host]))
+            sim.later(4.0, lambda incarnation=incarnations[host]: come_back(host, incarnation))  # type: ignore[misc]
         else:
             living = [(job, number) for job in sim.records for number in sim.alive(job)]
             if living:
