@@ -24,7 +24,7 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
 PYTHON ?= $(shell for python in $(CANDIDATES); do \
 	if $$python -c '$(NEW_ENOUGH)' 2>/dev/null; then command -v $$python; break; fi; done)
 
-.PHONY: install demo test test-long test-quick test-gpu lint bench chaos chaos-nightly world clean
+.PHONY: install demo test test-long test-quick test-gpu lint bench chaos chaos-nightly world mutants clean
 
 # In .venv/installed is what TORCH_ARGS was: pip keeps a torch that is there, whatever build of it is asked for.
 define CHECK_TORCH
@@ -64,6 +64,9 @@ bench: $(STAMP)
 	@status=0; for script in $(BENCHMARKS); do \
 		echo "$(BIN)/python $$script $(BENCH_ARGS)"; $(BIN)/python $$script $(BENCH_ARGS) || status=1; \
 	done; exit $$status
+
+mutants: $(STAMP)
+	$(BIN)/python -m tests.world.mutants
 
 chaos: $(STAMP)
 	$(BIN)/resile chaos campaign --own-pool tests/chaos/scripts/attacked.py $(CHAOS_ARGS)

@@ -1,0 +1,485 @@
+"""``python -m tests.world.mutants``: switches off one protection after the other, and shows which world notices.
+
+    MUTANT=name         this one alone
+    MUTANT_SECONDS=60   how long worlds are tried for each
+
+Every protection of the protocol has an entry here. One that no world notices is either not needed or not tested.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from .mutation import Mutant, install
+
+NUM_PROCESSES = os.cpu_count() or 1
+
+_AGENT = "resile_learner.agent.core"
+_REPORTING = "resile_learner.agent.reporting"
+_MEMBERSHIP = "resile_learner.membership.machine"
+_SYNC = "resile_learner.membership.recovery"
+_SESSION = "resile_learner.worker.session"
+_PROTOCOL = "resile_learner.training.protocol"
+_CHECKPOINTER = "resile_learner.checkpoint.checkpointer"
+_STORE = "resile_learner.checkpoint.store"
+_REGISTRY = "resile_registry.core"
+_CORE = "resile_scheduler.core"
+
+MUTANTS = (
+    # agents
+    Mutant(
+        "agent obeys old allocations",
+        "an allocation that arrives late, or again, undoes a newer one",
+        _AGENT,
+        "if known and (allocation.epoch, allocation.generation) < (known.epoch, known.generation):",
+        "if False:",
+    ),
+    Mutant(
+        "agent starts workers on held slots",
+        "two workers on one slot",
+        _AGENT,
+        "if holder := next(held, None):",
+        "if (holder := next(held, None)) and False:",
+    ),
+    Mutant(
+        "agent starts a worker twice",
+        "a worker that ended is started again, with an id that others know as gone",
+        _AGENT,
+        "            if (job, placement.worker) not in self.workers:\n",
+        "            if self.workers.get((job, placement.worker), Worker(0, 'gone')).state == 'gone':\n",
+    ),
+    Mutant(
+        "agent obeys orders for another incarnation",
+        "workers that an earlier incarnation was to start",
+        _AGENT,
+        "if (placement.host, placement.incarnation) == (self.host, self.incarnation):",
+        "if placement.host == self.host:",
+    ),
+    Mutant(
+        "agent stops workers of another incarnation",
+        "a late instruction ends workers that are needed",
+        _AGENT,
+        "if stop.incarnation != self.incarnation:",
+        "if False:",
+    ),
+    Mutant(
+        "agent of a lost host goes on",
+        "workers whose slots are given away go on",
+        _AGENT,
+        "if record.state in _GONE:",
+        "if False:",
+    ),
+    Mutant(
+        "agent does not kill what an empty allocation names no more",
+        "workers of a job that has ended or starts again hold their slots",
+        _AGENT,
+        "        if not allocation.placements:\n            return self._kill_all(job)\n",
+        "        if not allocation.placements:\n            return []\n",
+    ),
+    Mutant(
+        "agent forgets workers at once",
+        "their end, told in a heartbeat that was lost, is never told again",
+        _AGENT,
+        'if worker.state != "gone" or now - worker.ended < LISTED_SECONDS:',
+        'if worker.state != "gone":',
+    ),
+    Mutant(
+        "agent announces its host once",
+        "a host whose first message was lost is never used",
+        _AGENT,
+        "if not self.is_registered and now >= self._announce_due:",
+        "if not self.is_registered and self._announce_due == 0.0:",
+    ),
+    Mutant(
+        "agent sends no order to a worker that starts to listen late",
+        "a worker that missed its order waits for ever",
+        _AGENT,
+        "return [*beat, *([SendToWorker(job, message.worker, order)] if order else [])]",
+        "return beat",
+    ),
+    Mutant(
+        "agent keeps no facts on its disk",
+        "what was reported and not published is lost with the agent",
+        _REPORTING,
+        "            self._spool.add(Spooled(id=message.id, report=content))\n",
+        "            pass\n",
+    ),
+    # the scheduler
+    Mutant(
+        "scheduler gives slots away before their holders are gone",
+        "two workers on one slot, or starts that the agents refuse",
+        f"{_CORE}.pool",
+        "if worker.phase is Phase.GONE and worker.number not in named:",
+        "if worker.number not in named:",
+    ),
+    Mutant(
+        "scheduler uses hosts that it has not heard of",
+        "after a restart of the scheduler, slots that are held are given away",
+        f"{_CORE}.pool",
+        "if not (host.is_usable and host.is_heard) or slot in self.holders:",
+        "if not host.is_usable or slot in self.holders:",
+    ),
+    Mutant(
+        "scheduler counts reports of any generation",
+        "a generation that was cut off completes a job that has started again",
+        f"{_CORE}.worker_reports",
+        "is_current = job.generations.may_be_active(report.generation)",
+        "is_current = True",
+    ),
+    Mutant(
+        "scheduler counts checkpoints of any lineage",
+        "a pause ends with a checkpoint of a run that was given up",
+        f"{_CORE}.worker_reports",
+        "case CheckpointSaved() as checkpoint if checkpoint.lineage == job.record.lineage:",
+        "case CheckpointSaved() as checkpoint:",
+    ),
+    Mutant(
+        "scheduler believes old heartbeats",
+        "a heartbeat that arrives late says that a worker is alive, or gone",
+        f"{_CORE}.host_events",
+        "if beat.incarnation != host.record.incarnation or beat.number <= host.beat:",
+        "if beat.incarnation != host.record.incarnation:",
+    ),
+    Mutant(
+        "scheduler believes heartbeats of another incarnation",
+        "workers of an agent that has ended are taken for alive",
+        f"{_CORE}.host_events",
+        "if beat.incarnation != host.record.incarnation or beat.number <= host.beat:",
+        "if beat.number <= host.beat:",
+    ),
+    Mutant(
+        "scheduler keeps workers of hosts that were lost while none led",
+        "a job waits for ever for workers that are gone",
+        f"{_CORE}.host_events",
+        "if host is None or host.record.incarnation != worker.incarnation or not host.is_alive:",
+        "if False:",
+    ),
+    Mutant(
+        "scheduler forgets the workers that it does not know",
+        "a worker that an earlier scheduler dropped keeps its slot, which is given away",
+        f"{_CORE}.host_events",
+        'if report.state == "gone" or slot in self._pool.holders or slot not in host.slots:',
+        "if True:",
+    ),
+    Mutant(
+        "scheduler misses workers that disappear from the heartbeats",
+        "a job waits for ever for a worker whose end nobody reported",
+        f"{_CORE}.host_events",
+        "if worker.was_seen and (job.id, worker.number) not in listed:",
+        "if False:",
+    ),
+    Mutant(
+        "scheduler tells agents once to stop workers",
+        "a worker whose stop was lost holds its slot for ever",
+        f"{_CORE}.outgoing",
+        "if not worker.stop_sent or worker.slot.host == heard:",
+        "if not worker.stop_sent:",
+    ),
+    Mutant(
+        "scheduler asks once for a pause",
+        "a pause whose request was lost never happens",
+        f"{_CORE}.outgoing",
+        "PAUSE_AGAIN_SECONDS = 5.0",
+        "PAUSE_AGAIN_SECONDS = 1e9",
+    ),
+    Mutant(
+        "scheduler fails jobs without a result at once",
+        "a result that is still on its way comes too late",
+        f"{_CORE}.recovery",
+        "RESULT_SECONDS = 10.0",
+        "RESULT_SECONDS = 0.0",
+    ),
+    Mutant(
+        "scheduler does not wait for what agents still have to report",
+        "a result that waits in an agent comes too late",
+        f"{_CORE}.recovery",
+        "if any(host and host.is_alive and host.num_waiting for host in hosts):",
+        "if False:",
+    ),
+    Mutant(
+        "scheduler ignores that a result was lost with its host",
+        "a job that completed on a host that failed is said to have failed",
+        f"{_CORE}.recovery",
+        "elif silenced := self._silenced(job):",
+        'elif silenced := "":',
+    ),
+    Mutant(
+        "scheduler does not recover",
+        "members wait for ever for one that is gone",
+        f"{_CORE}.recovery",
+        "return bool(job.suspicions.vanished or _lost(job))",
+        "return False",
+    ),
+    Mutant(
+        "scheduler changes a recovery that is not active",
+        "members of two generations wait for each other",
+        f"{_CORE}.allocator",
+        "return not (generations.is_cold_starting or generations.is_recovering or generations.gone_since is not None)",
+        "return not (generations.is_cold_starting or generations.gone_since is not None)",
+    ),
+    Mutant(
+        "scheduler changes a cold start that is ordered",
+        "initial members of two generations wait for each other",
+        f"{_CORE}.allocator",
+        "return not (generations.is_cold_starting or generations.is_recovering or generations.gone_since is not None)",
+        "return not (generations.is_recovering or generations.gone_since is not None)",
+    ),
+    Mutant(
+        "scheduler names workers again that it left behind",
+        "a worker that the others gave up comes back with an old state",
+        f"{_CORE}.allocator",
+        "                worker.fence()\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "scheduler writes without a lease",
+        "two schedulers decide",
+        "resile_scheduler.executor",
+        "            await self._lease.confirm()\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "scheduler stores allocations first",
+        "after a crash, workers run that no record knows of",
+        "resile_scheduler.executor",
+        "        await _concurrently(self._store(record, items) for record, items in batch.records)\n",
+        "        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)\n"
+        "        await _concurrently(self._store(record, items) for record, items in batch.records)\n",
+    ),
+    Mutant(
+        "scheduler reads on where it is, not where it has stored",
+        "a report that it had read and not stored is lost when it crashes",
+        "resile_scheduler.service",
+        "            await batch.done.wait()\n        assert received.sequence is not None\n",
+        "            pass\n        assert received.sequence is not None\n",
+    ),
+    Mutant(
+        "bucket has no fence",
+        "a scheduler that was replaced changes what the new one stored",
+        "resile_shared.buckets",
+        '            "Nats-Expected-Last-Subject-Sequence": str(fence.revision),\n'
+        '            "Nats-Expected-Last-Subject-Sequence-Subject": self._spec.fence,\n',
+        "",
+    ),
+    Mutant(
+        "a standby takes a lease that is renewed",
+        "two schedulers lead in turns",
+        "resile_scheduler.lease",
+        "return begun - self._since >= self._patience",
+        "return True",
+    ),
+    # the registry
+    Mutant(
+        "registry believes hellos of old incarnations",
+        "a hello that arrives again brings a host back as it was",
+        _REGISTRY,
+        "if known and hello.incarnation < known.incarnation:",
+        "if False:",
+    ),
+    Mutant(
+        "registry loses no host",
+        "what ran on a host that failed is waited for, for ever",
+        _REGISTRY,
+        "if self._listening_time - heard <= self._detection_seconds:",
+        "if True:",
+    ),
+    Mutant(
+        "registry brings lost incarnations back",
+        "a host that was lost is used again though its workers were given up",
+        _REGISTRY,
+        "        if hello.host not in self._last_heard:\n            return []\n",
+        "",
+    ),
+    # membership
+    Mutant(
+        "members switch when one of them is ready",
+        "members train in two generations",
+        _MEMBERSHIP,
+        "if self._recovery_order or agreed <= self._current.generation or any(other != agreed for other in named):",
+        "agreed = max(named)\n        if self._recovery_order or agreed <= self._current.generation:",
+    ),
+    Mutant(
+        "members switch during a recovery",
+        "members of a generation that is given up train on",
+        _MEMBERSHIP,
+        "if self._recovery_order or agreed <= self._current.generation or any(other != agreed for other in named):",
+        "if agreed <= self._current.generation or any(other != agreed for other in named):",
+    ),
+    Mutant(
+        "members form a generation before its joiners are ready",
+        "members wait for a joiner that is not there",
+        _MEMBERSHIP,
+        "return self._is_linked_to(order.workers) and all((j, order.generation) in self._ready_from for j in joiners)",
+        "return self._is_linked_to(order.workers) and bool(joiners or True)",
+    ),
+    Mutant(
+        "workers obey old orders",
+        "an order that arrives late undoes a newer one",
+        _MEMBERSHIP,
+        "if order.generation in self._orders or (order.generation <= newest and not is_first):",
+        "if order.generation in self._orders:",
+    ),
+    Mutant(
+        "workers connect once",
+        "a connection that broke is never made again",
+        _MEMBERSHIP,
+        "return [*self._connect(self._newest), *self._advance_joining()] if self._orders else []",
+        "return self._advance_joining() if self._orders else []",
+    ),
+    Mutant(
+        "a superseded recovery takes effect",
+        "members start with different generations",
+        _MEMBERSHIP,
+        "case StateSynced(generation) if not self._is_superseded(generation):",
+        "case StateSynced(generation):",
+    ),
+    Mutant(
+        "dropped workers go on",
+        "a worker that was left behind keeps its slot",
+        _MEMBERSHIP,
+        "            return [*forwarded, *self._on_dropped()]\n",
+        "            return forwarded\n",
+    ),
+    Mutant(
+        "members send their rounds once in a recovery",
+        "a recovery waits for a round that was lost with a connection",
+        _SYNC,
+        "        self._sent = {item for item in self._sent if item[0] != peer}\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "a member that is behind gives its state",
+        "an iteration that was committed is lost",
+        "resile_learner.membership.events",
+        "furthest = max(self.rounds.values())",
+        "furthest = min(self.rounds.values())",
+    ),
+    Mutant(
+        "leavers leave at once",
+        "what they sent last is lost, and a member waits for it",
+        _SESSION,
+        "        confirmed = self._leave_acknowledgement.await_confirmations(others, tag, obsolete=is_recalled)\n",
+        "        confirmed = frozenset(others)\n",
+    ),
+    Mutant(
+        "members report a lost peer once",
+        "a report that was lost with the scheduler is never made again",
+        "resile_learner.worker.control_thread",
+        "self._loop.call_later(self._config.detection_seconds / SUSPICIONS_PER_DETECTION, self._repeat, suspicion)",
+        "pass",
+    ),
+    # training and checkpoints
+    Mutant(
+        "training completes before its model is stored",
+        "a completed job without a model",
+        _PROTOCOL,
+        "        while self._idle_round():\n",
+        "        while False:\n",
+    ),
+    Mutant(
+        "a cold start loads no checkpoint",
+        "a job starts from 0 beside a complete checkpoint",
+        _PROTOCOL,
+        "if self._session.resume and self._checkpoints.resume(self._state):",
+        "if False:",
+    ),
+    Mutant(
+        "initial members do not compare what they train",
+        "workers with different data train together",
+        "resile_learner.training.rounds",
+        "check_members_agree(",
+        "print(",
+    ),
+    Mutant(
+        "a checkpoint exists before all of its parts",
+        "a job resumes from half a checkpoint",
+        _CHECKPOINTER,
+        "if tracker is None or self._uploads is None or not tracker.complete or tracker.name == self._committing:",
+        "if tracker is None or self._uploads is None or not tracker.parts or tracker.name == self._committing:",
+    ),
+    Mutant(
+        "checksums are not verified",
+        "a job resumes from damaged parts",
+        _STORE,
+        "            if sha.hexdigest() == part.sha256:\n",
+        "            if True:\n",
+    ),
+    Mutant(
+        "a newer lineage does not fence the older ones in storage",
+        "members that were cut off delete or store checkpoints of a job that has started again",
+        _STORE,
+        "        if newest > lineage:\n            raise FencedError(self._objects.url, lineage, newest)\n",
+        "",
+    ),
+    Mutant(
+        "a manifest replaces another one",
+        "two generations store different checkpoints of one name",
+        _STORE,
+        "if self._objects.create(manifest_key(name), manifest.model_dump_json(indent=1).encode()):",
+        "self._objects.put(manifest_key(name), [memoryview(manifest.model_dump_json(indent=1).encode())])\n"
+        "        if True:",
+    ),
+    Mutant(
+        "a member that is behind keeps its share of a checkpoint",
+        "a checkpoint waits for parts that nobody stores",
+        _CHECKPOINTER,
+        "        if is_behind:\n            self._unfinished = {}\n",
+        "",
+    ),
+    Mutant(
+        "the parts of a lost member are not divided again",
+        "a checkpoint waits for parts that nobody stores",
+        _CHECKPOINTER,
+        "        if has_recovered:\n            self.divide_parts()\n        else:\n            self._commit()\n",
+        "        self._commit()\n",
+    ),
+)
+
+
+def main() -> int:
+    """Try all mutants, or the one that is named; return 1 if a world misses one."""
+    seconds = float(os.environ.get("MUTANT_SECONDS", "60"))
+    wanted = os.environ.get("MUTANT")
+    mutants = [mutant for mutant in MUTANTS if wanted in (None, mutant.name)]
+    with ThreadPoolExecutor(NUM_PROCESSES) as pool:
+        rows = list(pool.map(lambda mutant: _try_in_process(mutant, seconds), mutants))
+    missed = [mutant.name for mutant, found in zip(mutants, rows, strict=True) if not found]
+    print(f"{len(mutants) - len(missed)} of {len(mutants)} mutants were noticed; missed: {', '.join(missed) or 'none'}")
+    return 1 if missed else 0
+
+
+def _try_in_process(mutant: Mutant, seconds: float) -> bool:
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "tests.world.mutants", "--try", mutant.name, str(seconds)]
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = (done.stdout or done.stderr).strip().splitlines()
+    found = done.returncode == 3
+    print(f"| {mutant.name} | {lines[-1] if lines else ''} | {time.monotonic() - begun:.0f} s |", flush=True)
+    return found
+
+
+def _try(mutant: Mutant, seconds: float) -> int:
+    """Run worlds of the mutated product; return 3 when one breaks a promise."""
+    install(mutant)
+    from .campaign import live
+    from .plan import draw
+
+    begun, seed = time.monotonic(), 0
+    while time.monotonic() - begun < seconds:
+        _, broken = live(draw(seed))
+        if broken:
+            print(f"seed {seed}: {broken[0]}".replace("\n", " ")[:200])
+            return 3
+        seed += 1
+    print(f"not noticed by {seed} worlds")
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--try"]:
+        name = sys.argv[2]
+        sys.exit(_try(next(mutant for mutant in MUTANTS if mutant.name == name), float(sys.argv[3])))
+    sys.exit(main())
