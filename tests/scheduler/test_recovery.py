@@ -1,6 +1,7 @@
 """Jobs that lose members: they continue with the survivors, or start again from what is stored."""
 
 import signal
+from functools import partial
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
@@ -437,6 +438,11 @@ deaths = st.lists(
 )
 
 
+def _come_back(sim: SimulatedPool, host: str, incarnation: int, newest: dict[str, int]) -> None:
+    if incarnation == newest[host]:  # it has not failed again meanwhile
+        sim.add_host(host, 3, incarnation=incarnation)
+
+
 @settings(max_examples=40, deadline=None)
 @given(deaths=deaths, num_jobs=st.integers(1, 3), latency=st.floats(0.0, 1.0))
 def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_jobs: int, latency: float) -> None:
@@ -458,16 +464,12 @@ def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_j
     time = 0.0
     incarnations = dict.fromkeys(("host-1", "host-2", "host-3"), 1)
 
-    def come_back(host: str, incarnation: int) -> None:
-        if incarnation == incarnations[host]:  # it has not failed again meanwhile
-            sim.add_host(host, 3, incarnation=incarnation)
-
     def die(what: str, choice: int) -> None:
         if what == "host":
             host = sorted(incarnations)[choice % 3]
             incarnations[host] += 1
             sim.crash(host)
-            sim.later(4.0, lambda incarnation=incarnations[host]: come_back(host, incarnation))  # type: ignore[misc]
+            sim.later(4.0, partial(_come_back, sim, host, incarnations[host], incarnations))
         else:
             living = [(job, number) for job in sim.records for number in sim.alive(job)]
             if living:

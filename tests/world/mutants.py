@@ -366,9 +366,9 @@ MUTANTS = (
     Mutant(
         "members report a lost peer once",
         "a report that was lost with the scheduler is never made again",
-        "resile_learner.worker.control_thread",
-        "self._loop.call_later(self._config.detection_seconds / SUSPICIONS_PER_DETECTION, self._repeat, suspicion)",
-        "pass",
+        "resile_learner.worker.suspicions",
+        "if now - reported >= self._interval]",
+        "if now - reported >= 1e9]",
     ),
     # training and checkpoints
     Mutant(
