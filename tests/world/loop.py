@@ -193,12 +193,15 @@ class Process:
         if self._parked is not None:
             self._parked.append(handle)
             return False
+        return not self.is_crashing()
+
+    def is_crashing(self) -> bool:
+        """Count a step; return whether the process crashes before it."""
         if self._crash_after >= 0:
             self._crash_after -= 1
             if self._crash_after < 0:
                 self.crash()
-                return False
-        return True
+        return self.is_dead
 
     def crash(self) -> None:
         """End it at once: it never runs again."""

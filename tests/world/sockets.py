@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .loop import Process, SimLoop, current_process
-from .threads import SimThreading
+from .threads import SimThreading, crash_point
 
 CAPACITY_BYTES = 1 << 16
 """What one direction holds that has not been read at its end."""
@@ -423,6 +423,7 @@ class DataTransport:
         return self._sock
 
     def send(self, buffers: Sequence[bytes | memoryview], /) -> int:
+        crash_point()
         if self._sock.error is None and not self._sock.room:
             raise BlockingIOError
         data = b"".join(buffers)[: self._sock.room]

@@ -12,7 +12,7 @@ from typing import Any
 from obstore import exceptions as foreign
 
 from .loop import current_process
-from .threads import SimThreading
+from .threads import SimThreading, crash_point
 
 UNREACHABLE = "error sending request"
 SECONDS = 0.01
@@ -52,6 +52,7 @@ class SimObjects:
 
     def request(self) -> None:
         """Take the time of a request. Raises what a client raises that does not reach the store."""
+        crash_point()
         self.num_requests += 1
         process = current_process()
         thread = self._threads.current_thread()
@@ -63,6 +64,7 @@ class SimObjects:
 
     def answer(self) -> None:
         """Raise if the answer to a request that was carried out is lost."""
+        crash_point()
         if self._draw(self.ambiguous):
             self.num_faults += 1
             raise foreign.GenericError(UNREACHABLE)

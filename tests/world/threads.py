@@ -24,6 +24,13 @@ class ProcessEnded(BaseException):
     """The process that runs has ended: nothing of it runs any more."""
 
 
+def crash_point() -> None:
+    """Count a step of the thread that runs: its process may crash before it."""
+    thread = _thread.get()
+    if thread is not None and thread.is_running() and thread.process.is_crashing():
+        thread.end()
+
+
 class SimThread:
     """A thread of the current process."""
 
@@ -113,6 +120,12 @@ class SimThread:
     def is_running(self) -> bool:
         return getcurrent() is self._greenlet
 
+    def end(self) -> None:
+        """Never go on, since its process has ended. Only this thread itself calls it."""
+        assert self._greenlet.parent is not None
+        self._greenlet.parent.switch()
+        raise GreenletExit
+
 
 class SimThreading:
     """In place of the module ``threading``."""
@@ -170,6 +183,7 @@ class Lock:
         self._threads = threads
 
     def __enter__(self) -> None:
+        crash_point()
         if self._threads.rng.random() < PREEMPTION:
             thread = _thread.get()
             if thread is not None and thread.is_running():

@@ -155,8 +155,7 @@ class SimWorker:
         self.process.crash()
         thread = self._cluster.threads.current_thread()
         if thread is not None and thread.is_running():
-            thread._greenlet.parent.switch()  # type: ignore[union-attr]
-            raise GreenletExit
+            thread.end()
         raise ProcessEnded
 
     def _on_death(self) -> None:
