@@ -6,7 +6,6 @@ from typing import Any
 
 import resile_registry.service
 import resile_scheduler.service
-from resile_learner.agent.devices import HostDevices
 from resile_learner.agent.service import Agent
 from resile_learner.agent.settings import LearnerSettings
 from resile_registry.settings import RegistrySettings
@@ -16,7 +15,6 @@ from resile_shared.buckets import ConflictError, FencedError
 from resile_shared.bus import Bus
 from resile_shared.connection import BusClosed
 from resile_shared.credentials import Credentials
-from resile_shared.messages.hosts import Slot
 from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
 
@@ -118,7 +116,6 @@ class Host(Service):
 
     def __init__(self, loop: SimLoop, name: str, *, num_slots: int, clock: Clock) -> None:
         self.folder = SimFolder()
-        self.devices = HostDevices(tuple(Slot(index=number) for number in range(num_slots)), "cpu")
         settings = LearnerSettings(
             credentials=NOWHERE, folder=NOWHERE, storage="sim://storage", host=name, slots=num_slots, address=name
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from resile_learner.agent.devices import TorchDevices
 from resile_learner.messages import WorkerConfig
 from resile_shared.messages.jobs import JobEvent
 
@@ -155,8 +156,8 @@ class World:
     def fork_servers(self) -> "_ForkServers":
         return _ForkServers(self)
 
-    async def devices(self, *, slots: int | None, slots_per_gpu: int) -> Any:
-        return self.this_host().devices
+    async def devices(self, environment: object) -> TorchDevices:
+        return TorchDevices()
 
     def this_host(self) -> Host:
         """The host on which the current process runs."""
