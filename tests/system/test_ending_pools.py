@@ -10,6 +10,7 @@ import pytest
 
 from resile.cli.stopping import ONE_SIGNAL_SECONDS
 from resile.pool.workers import workers_below
+from resile_shared.messages.jobs import JobState
 
 from .conftest import TRAIN
 from .pools import UpPool, pool_up
@@ -120,6 +121,23 @@ def test_a_service_that_restarts_just_then_costs_time_alone(
         saved_at(view)
 
 
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "lost"])
+def test_a_host_that_is_frozen_or_lost_does_not_keep_the_others_from_saving(
+    number: signal.Signals, tmp_path: Path, train: Path, undisturbed: str
+) -> None:
+    home = tmp_path / "home"
+    with pool_up(home, *TWO_HOSTS) as pool:
+        jobs = submit(pool, train, number=1)
+        agent = pool.service("hosts/host-2")
+        for process in (agent, *agent.children(recursive=True)):
+            process.send_signal(number)
+        ended = pool.end(signal.SIGINT)
+    assert ended.status == 0, ended.err
+    assert not pool.left()
+    (view,) = complete(home, jobs, undisturbed)
+    saved_at(view)
+
+
 def test_a_job_that_cannot_be_saved_is_named_and_the_status_says_so(
     tmp_path: Path, train: Path, undisturbed: str
 ) -> None:
@@ -158,3 +176,20 @@ def test_a_second_signal_stops_at_once_and_says_what_is_lost(tmp_path: Path, tra
 def worker_pids(pool: UpPool) -> list[int]:
     agents = [child.pid for child in pool.children() if "resile_learner" in child.cmdline()]
     return [worker.pid for agent in agents for worker in workers_below(agent, "")]
+
+
+def test_a_pool_that_is_stopped_while_it_starts_again_loses_nothing(
+    tmp_path: Path, train: Path, undisturbed: str
+) -> None:
+    home = tmp_path / "home"
+    with pool_up(home, *TWO_HOSTS) as pool:
+        jobs = submit(pool, train, number=1)
+        assert pool.end(signal.SIGINT).status == 0
+    with pool_up(home, *TWO_HOSTS) as pool:
+        pool.becomes(jobs[0], lambda job: JobState(job["state"]) is not JobState.QUEUED)
+        ended = pool.end(signal.SIGINT)
+    assert ended.status == 0, ended.err
+    (view,) = complete(home, jobs, undisturbed)
+    assert not [item for item in view["history"] if "no worker is left" in item["reason"]]
+    starts = [item["iteration"] for item in view["history"] if item["kind"] == "allocation"]
+    assert starts == sorted(starts)
