@@ -116,7 +116,7 @@ class HostList(View):
 class EventView(View):
     """One event of the bus, as stored."""
 
-    stream: Literal["events", "reports"]
+    stream: Literal["events", "reports", "progress"]
     sequence: int
     time: Time
     subject: str

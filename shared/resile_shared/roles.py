@@ -14,6 +14,7 @@ from .subjects import (
     LEASE,
     LOGS,
     POOL,
+    PROGRESS,
     REPORTS,
     STREAMS,
     BucketSpec,
@@ -94,7 +95,7 @@ MONITOR = Role(
         subjects.LOGS_OF_ALL,
         subjects.DEAD_LETTER,
     ),
-    follows=(EVENTS, REPORTS, LOGS, DEAD_LETTERS),
+    follows=(EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS),
     reads=(JOBS, HOSTS),
 )
 PUBLISHER = Role(

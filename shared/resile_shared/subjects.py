@@ -26,6 +26,8 @@ HEARTBEATS = "resile.heartbeat.*"
 INSTRUCTIONS = "resile.instruction.*"
 JOB_EVENTS = "resile.job.>"
 REPORTS_OF_ALL = "resile.report.*.*"
+FACTS = ("ready", "switched", "checkpoint", "warned", "completed", "left", "failed")
+"""The kinds of reports that nothing replaces."""
 SUSPICIONS = "resile.suspicion.*"
 LOGS_OF_ALL = "resile.log.*"
 JOB_COMMANDS = "resile.command.job.*"
@@ -156,10 +158,12 @@ class Stream:
 _MiB = 1 << 20
 EVENTS = Stream("events", (HOST_EVENTS, JOB_EVENTS), 4096 * _MiB)
 """It holds the histories of jobs."""
-REPORTS = Stream("reports", (REPORTS_OF_ALL,), 256 * _MiB, max_per_subject=2000)
+REPORTS = Stream("reports", tuple(map(reports_of_kind, FACTS)), 4096 * _MiB, max_per_subject=2000)
+"""Apart from progress, which is nearly all that is reported: it must not displace what the scheduler has not read."""
+PROGRESS = Stream("progress", (reports_of_kind("progress"),), 256 * _MiB, max_per_subject=2000)
 LOGS = Stream("logs", (LOGS_OF_ALL,), 1024 * _MiB, max_per_subject=20_000, syncs=False)
 DEAD_LETTERS = Stream("deadletters", (DEAD_LETTER,), 64 * _MiB, timedelta(days=30))
-STREAMS = (EVENTS, REPORTS, LOGS, DEAD_LETTERS)
+STREAMS = (EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS)
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -31,7 +31,7 @@ from resile_shared.messages.message import at
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.reports import Report
 from resile_shared.pool_settings import store_pool_settings
-from resile_shared.subjects import ALLOCATIONS, EVENTS, HOSTS, JOBS, LOGS, REPORTS
+from resile_shared.subjects import ALLOCATIONS, EVENTS, HOSTS, JOBS, LOGS, PROGRESS, REPORTS
 from resile_shared.testing.fixtures import Pool
 
 HOST = "host-1"
@@ -76,6 +76,7 @@ class Stage:
         follow = stage._monitor.follow
         for reading in (
             follow(REPORTS, Report, stage._report),
+            follow(PROGRESS, Report, stage._report),
             follow(LOGS, LogLines, stage._log),
             follow(EVENTS, HostHello, stage._hello, subjects=(subjects.HELLOS,)),
             follow(EVENTS, HostGoodbye, stage._goodbye, subjects=(subjects.GOODBYES,)),

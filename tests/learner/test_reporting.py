@@ -8,7 +8,7 @@ from resile_shared.bus import Bus
 from resile_shared.envelope import Received
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import CheckpointSaved, Progress, Report
-from resile_shared.subjects import REPORTS
+from resile_shared.subjects import PROGRESS, REPORTS
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.waiting import until
 
@@ -28,7 +28,11 @@ class Reader:
 
     def __init__(self, bus: Bus) -> None:
         self.seen: list[tuple[str, int]] = []
-        self.task = asyncio.create_task(bus.follow(REPORTS, Report, self._note))
+        self.task = asyncio.create_task(self._read(bus))
+
+    async def _read(self, bus: Bus) -> None:
+        """Read progress and facts as they were stored."""
+        await asyncio.gather(*(bus.follow(stream, Report, self._note) for stream in (REPORTS, PROGRESS)))
 
     async def _note(self, received: Received[Report]) -> None:
         content = received.message.content
@@ -36,9 +40,9 @@ class Reader:
 
 
 async def test_what_an_agent_could_not_tell_the_next_one_tells_first_and_once(pool: Pool, tmp_path: Path) -> None:
-    scheduler = await pool.bus("scheduler")
+    await pool.bus("scheduler")
     bus = await pool.bus("learner")
-    reader = Reader(scheduler)
+    reader = Reader(await pool.bus("monitor"))
     spool = tmp_path / "facts"
     first = ReportQueue(bus, Spool(spool))
     first.put(checkpoint(1))
@@ -56,19 +60,15 @@ async def test_what_an_agent_could_not_tell_the_next_one_tells_first_and_once(po
     second.put(checkpoint(5))
     await second.flush()
     await until(lambda: len(reader.seen) >= 5)
-    assert reader.seen == [
-        ("checkpoint", 1),
-        ("checkpoint", 2),
-        ("progress", 3),
-        ("checkpoint", 4),
-        ("checkpoint", 5),
-    ]
+    assert [iteration for kind, iteration in reader.seen if kind == "checkpoint"] == [1, 2, 4, 5]
+    assert ("progress", 3) in reader.seen
     assert not spool.exists()
     reader.task.cancel()
 
 
 async def test_a_spool_that_cannot_be_written_costs_only_the_survival(pool: Pool, tmp_path: Path) -> None:
-    reader = Reader(await pool.bus("scheduler"))
+    await pool.bus("scheduler")
+    reader = Reader(await pool.bus("monitor"))
     queue = ReportQueue(await pool.bus("learner"), Spool(tmp_path / "missing" / "facts"))
     queue.put(checkpoint(1))
     await queue.flush()

@@ -122,7 +122,7 @@ async def test_a_job_is_followed_in_two_streams_at_once(monitors: Monitors, scen
     path = "/v1/events?job=job-1"
     listed = (await monitor.get(path, EventList)).events
     assert [(event.stream, event.sequence) for event in listed] == [
-        (stream, sequence) for sequence in (1, 3, 5) for stream in ("events", "reports")
+        (stream, sequence) for sequence in (1, 3, 5) for stream in ("events", "progress")
     ]
     assert (await monitor.get(f"{path}&tail=3", EventList)).events == listed[3:]
     for num in range(1, 6):  # whenever it comes back, it sees the rest
@@ -134,7 +134,7 @@ async def test_a_job_is_followed_in_two_streams_at_once(monitors: Monitors, scen
     cut = await take(monitor, f"{path}&follow=1&tail=1", 1)
     await tell(scene, 4)
     late = await take(monitor, f"{path}&follow=1", 1, last=cut[-1].id)
-    assert (late[0].data["stream"], late[0].data["sequence"]) == ("reports", 7)
+    assert (late[0].data["stream"], late[0].data["sequence"]) == ("progress", 7)
 
 
 async def test_events_of_hosts_and_jobs_are_listed_from_the_newest_back(monitors: Monitors, scene: Scene) -> None:

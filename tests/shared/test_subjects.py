@@ -1,4 +1,5 @@
 import contextlib
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,8 @@ from resile_shared.envelope import Malformed
 from resile_shared.messages.commands import JobStop
 from resile_shared.messages.hosts import HostHello
 from resile_shared.messages.jobs import JobEvent
-from resile_shared.subjects import InvalidSubject, Subject
+from resile_shared.messages.reports import Content
+from resile_shared.subjects import STREAMS, InvalidSubject, Subject
 
 ids = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
 
@@ -46,3 +48,14 @@ def test_each_subject_has_its_model() -> None:
     for unknown in ("resile.command.job.explode", "resile.host.host-1.exploded", "resile.job", "other.job.a.b"):
         with pytest.raises(Malformed):
             model_of(unknown)
+
+
+def test_each_report_is_stored_in_one_stream_and_progress_apart_from_facts() -> None:
+    kinds = {content.model_fields["kind"].default for content in get_args(get_args(Content)[0])}
+    stored = {
+        kind: [stream for stream in STREAMS if subjects.reports_of_kind(kind) in stream.subjects] for kind in kinds
+    }
+    assert stored.pop("peer_suspected") == [], "it is repeated instead"
+    assert stored.pop("progress") == [subjects.PROGRESS], "much of it displaces nothing else"
+    assert set(stored) == set(subjects.FACTS)
+    assert all(streams == [subjects.REPORTS] for streams in stored.values())

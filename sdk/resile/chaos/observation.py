@@ -42,7 +42,7 @@ class Observations:
     completed: dict[str, float] = field(default_factory=dict)
     """When a job had completed."""
     sequences: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """The sequences of all messages that were read, by reader: ``pool``, or a job."""
+    """The sequences of all messages that were read, by reader: ``pool``, or a stream of a job."""
 
     def add_event(self, view: EventView) -> None:
         """Add one event of the pool."""
@@ -52,11 +52,11 @@ class Observations:
 
     def add_report(self, view: EventView) -> None:
         """Add one report of a job; its events come with those of the pool."""
-        if view.stream != "reports":
+        if view.stream == "events":
             return
         report = Report.model_validate(view.data)
         job, when = report.job, report.time.timestamp()
-        self.sequences[job].append(view.sequence)
+        self.sequences[f"{view.stream} of {job}"].append(view.sequence)
         match report.content:
             case Progress() as progress:
                 commit = Commit(when, report.generation, progress.iteration, progress.loss, progress.samples_seen)

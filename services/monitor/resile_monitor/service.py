@@ -10,7 +10,7 @@ from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.reports import Report
 from resile_shared.service import ServiceContext
 from resile_shared.storage import ObjectStorage
-from resile_shared.subjects import HEARTBEATS, HOSTS, JOBS, REPORTS, reports_of_kind
+from resile_shared.subjects import HEARTBEATS, HOSTS, JOBS, PROGRESS, REPORTS, reports_of_kind
 
 from .api.application import application, serving
 from .api.pool import Pool
@@ -32,13 +32,14 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
         if settings.url_file:
             await asyncio.to_thread(write_private, settings.url_file, url.encode())
         async with asyncio.TaskGroup() as group:
-            present = [asyncio.Event() for _ in range(4)]
+            present = [asyncio.Event() for _ in range(5)]
             feed = Feed(context.bus, pool.projection)
             await feed.hear()
             group.create_task(feed.jobs(present[0]))
             group.create_task(feed.hosts(present[1]))
-            group.create_task(feed.newest_reports(present[2]))
-            group.create_task(feed.warnings(present[3]))
+            group.create_task(feed.newest_progress(present[2]))
+            group.create_task(feed.newest_failures(present[3]))
+            group.create_task(feed.warnings(present[4]))
             for event in present:
                 await event.wait()
             context.is_ready = pool.has_caught_up = True
@@ -73,9 +74,13 @@ class Feed:
 
         await self._bus.subscribe(HEARTBEATS, Heartbeat, beat)
 
-    async def newest_reports(self, present: asyncio.Event) -> None:
-        """Read the newest progress and failure of each job, and those that follow, for ever."""
-        subjects = (reports_of_kind("progress"), reports_of_kind("failed"))
+    async def newest_progress(self, present: asyncio.Event) -> None:
+        """Read the newest progress of each job, and what follows, for ever."""
+        await self._bus.follow(PROGRESS, Report, self._report, start="last_per_subject", caught_up=present)
+
+    async def newest_failures(self, present: asyncio.Event) -> None:
+        """Read the newest failure of each job, and those that follow, for ever."""
+        subjects = (reports_of_kind("failed"),)
         await self._bus.follow(
             REPORTS, Report, self._report, subjects=subjects, start="last_per_subject", caught_up=present
         )

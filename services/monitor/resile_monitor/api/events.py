@@ -10,7 +10,7 @@ from resile_shared.catalogue import model_of
 from resile_shared.envelope import Received
 from resile_shared.messages.message import Id, Message
 from resile_shared.messages.reports import Report
-from resile_shared.subjects import EVENTS, REPORTS, job_events, reports_of
+from resile_shared.subjects import EVENTS, PROGRESS, REPORTS, job_events, report, reports_of
 
 from .following import follow, newest
 from .pool import Pool
@@ -50,7 +50,12 @@ class Events:
             return [Reading("events", bus.read_stream(EVENTS, model_of), _event)]
         of_job = bus.read_stream(EVENTS, model_of, subject=job_events(job))
         told = bus.read_stream(REPORTS, Report, subject=reports_of(job))
-        return [Reading("events", of_job, _event), Reading("reports", told, _report)]
+        progress = bus.read_stream(PROGRESS, Report, subject=report(job, "progress"))
+        return [
+            Reading("events", of_job, _event),
+            Reading("reports", told, _report),
+            Reading("progress", progress, _progress),
+        ]
 
 
 def _event(received: Received[BaseModel]) -> tuple[EventView]:
@@ -61,7 +66,11 @@ def _report(received: Received[Report]) -> tuple[EventView]:
     return (_view("reports", received),)
 
 
-def _view(stream: Literal["events", "reports"], received: Received[Any]) -> EventView:
+def _progress(received: Received[Report]) -> tuple[EventView]:
+    return (_view("progress", received),)
+
+
+def _view(stream: Literal["events", "reports", "progress"], received: Received[Any]) -> EventView:
     assert received.sequence is not None
     assert received.stored is not None
     return EventView(
