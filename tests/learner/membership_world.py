@@ -5,7 +5,7 @@ sent, so that a round may be committed by some members and abandoned by others.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -31,7 +31,7 @@ from resile_learner.membership.events import (
 )
 from resile_learner.membership.machine import Membership
 from resile_learner.membership.view import MembershipView
-from resile_learner.messages import Member, Order, PeerMessage
+from resile_learner.messages import Heartbeat, Member, Order, PeerMessage
 
 Draw = Callable[[], bool]
 Phase = Literal["joining", "computing", "exchanging", "lost", "syncing state", "leaving"]
@@ -89,6 +89,7 @@ class Node:
     """To whom its state is still to be given."""
     switch: Switch | None = None
     confirmed: set[Confirm] = field(default_factory=set)
+    linked: set[int] = field(default_factory=set)
 
     @property
     def view(self) -> MembershipView:
@@ -144,6 +145,10 @@ class World:
         self.order(survivors, told, is_recovery=True)
         return True
 
+    def tell(self, workers: Iterable[int]) -> None:
+        """Have the agents of ``workers`` send them the newest order."""
+        self.in_flight += (Sent(worker, OrderReceived(self.orders[-1])) for worker in sorted(workers))
+
     @property
     def is_recovering(self) -> bool:
         newest = self.orders[-1]
@@ -154,6 +159,16 @@ class World:
 
     def living(self) -> list[int]:
         return [worker for worker, node in sorted(self.nodes.items()) if not node.gone]
+
+    def reachable_from(self, workers: Iterable[int]) -> set[int]:
+        """The living workers that are linked to one of ``workers``, directly or by others."""
+        reached: set[int] = set()
+        waiting = {worker for worker in workers if worker in self.nodes and not self.nodes[worker].gone}
+        while waiting:
+            reached |= waiting
+            linked = set().union(*(self.nodes[worker].linked for worker in waiting))
+            waiting = {worker for worker in linked - reached if not self.nodes[worker].gone}
+        return reached
 
     # what is on its way
 
@@ -170,10 +185,22 @@ class World:
             case event:
                 self.post(sent.receiver, event)
 
+    def heartbeat(self, worker: int, peers: Iterable[int]) -> None:
+        """What ``worker`` sends its peers again and again."""
+        node = self.nodes[worker]
+        if not node.gone:
+            for peer in node.linked.intersection(peers):
+                self.send(worker, peer, received(worker, Heartbeat(generation=node.view.newest)))
+
     def post(self, worker: int, event: Event) -> None:
         node = self.nodes[worker]
         if node.gone:
             return
+        match event:
+            case LinkUp(peer):
+                node.linked.add(peer)
+            case LinkDown(peer):
+                node.linked.discard(peer)
         for command in node.machine.handle(event):
             self.carry_out(worker, node, command)
         current = node.view.current
@@ -337,11 +364,10 @@ class World:
     def begin_state_sync(self, worker: int, node: Node, sync: SyncState) -> None:
         node.phase, node.sync = "syncing state", sync
         node.owed = list(sync.receivers_of(worker))
-        furthest = max(sync.rounds.values())
-        for member, number in sync.rounds.items():
-            assert number <= max(self.nodes[member].round, len(self.nodes[member].committed))
-        assert furthest == -1 or furthest >= len(node.committed), "the state furthest ahead wins"
-        if furthest == -1:
+        for member in sync.donors:
+            assert sync.round <= max(self.nodes[member].round, len(self.nodes[member].committed))
+        assert sync.round == -1 or sync.round >= len(node.committed), "the state furthest ahead wins"
+        if sync.round == -1:
             self.end(worker, "without any state")
 
     def sync_state(self, worker: int, node: Node) -> None:
@@ -414,6 +440,7 @@ class World:
             while self.in_flight:
                 self.deliver(0, again=False)
             for worker in sorted(self.nodes):
+                self.heartbeat(worker, self.nodes)
                 self.step(worker)
         while self.in_flight:
             self.deliver(0, again=False)
@@ -436,6 +463,9 @@ class Fate:
                 world.deliver(choices.randrange(len(world.in_flight)), again=how == "again")
             case "step":
                 world.step(choices.choice(sorted(world.nodes)))
+            case "heartbeat":
+                sender, receiver = choices.choices(sorted(world.nodes), k=2)
+                world.heartbeat(sender, [receiver])
             case "order" if len(world.orders) < 8 and not world.is_recovering and world.members():
                 self.order()
             case "kill" if world.active and choices.random() < 0.2:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from resile_learner.membership.events import (
     Connect,
+    LinkDown,
     LinkUp,
     MessageReceived,
     OrderReceived,
@@ -25,25 +26,35 @@ from resile_learner.membership.events import (
 )
 from resile_learner.membership.machine import Membership
 from resile_learner.membership.roles import TRANSITIONS, Role
-from resile_learner.messages import ActiveGeneration, CommittedRound, JoinerReady, Order
+from resile_learner.messages import (
+    ActiveGeneration,
+    CommittedRound,
+    CommittedRounds,
+    Heartbeat,
+    JoinerReady,
+    Order,
+    OrderRequest,
+)
 from resile_shared.recent_events import InternalError
 
-from .membership_world import Fate, Sent, order
+from .membership_world import Fate, order
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_any_order_of_messages_keeps_one_lineage_and_ends_in_the_newest_generation(seed: int) -> None:
     choices = random.Random(seed)
-    fate = Fate(choices, ["deliver", "deliver", "deliver", "again", "step", "step", "step", "order"])
+    fate = Fate(choices, [*["deliver"] * 3, "again", *["step"] * 3, "heartbeat", "order"])
     world = fate.world
     for _ in range(choices.randint(5, 150)):
         fate.happen()
-    for worker in world.nodes:  # the agent repeats its word: at least the newest order reaches everyone in the end
-        world.in_flight.append(Sent(worker, OrderReceived(world.orders[-1])))
+    newest = world.orders[-1]
+    informed = choices.choice(sorted(world.members()) or newest.workers)  # the agents of all others are cut off
+    world.tell([informed])
+    world.settle()
+    world.tell(set(world.living()) - world.reachable_from(newest.workers))  # their agents are back in the end
     world.settle()
 
-    newest = world.orders[-1]
     assert world.members() == set(newest.workers)
     assert {world.nodes[w].view.current for w in newest.workers} == {newest}
     for worker, node in world.nodes.items():
@@ -185,8 +196,39 @@ def test_a_state_sync_starts_only_while_no_newer_order_has_arrived() -> None:
     machine.handle(MessageReceived(1, CommittedRound(generation=2, round=5)))
     assert machine.view.can_sync_state
     newer = order(3, 0, 1, is_recovery=True)
-    assert SendToPeer(1, CommittedRound(generation=3, round=4)) in machine.handle(OrderReceived(newer))
+    machine.handle(OrderReceived(newer))
     assert machine.handle(StateSyncRequested()) == [], "the round that was sent for the newer order still holds"
-    machine.handle(MessageReceived(1, CommittedRound(generation=3, round=5)))
-    assert machine.handle(StateSyncRequested()) == [SyncState(newer, {0: 4, 1: 5})]
+    rounds = CommittedRounds(generation=3, round=5, behind=(0,))
+    committed = MessageReceived(1, CommittedRound(generation=3, round=5))
+    assert machine.handle(committed) == [SendToPeer(1, rounds)]
+    assert machine.handle(StateSyncRequested()) == [SyncState(newer, 5, behind=(0,))]
     assert not machine.view.can_sync_state
+
+
+def test_a_newer_order_is_requested_from_one_linked_peer_at_a_time() -> None:
+    machine = member_of(order(1, 0, 1, 2), 0)
+    newer = order(3, 0, 1, 2)
+    assert machine.handle(MessageReceived(7, Heartbeat(generation=3))) == [], "a peer that is not linked answers nobody"
+    assert machine.handle(MessageReceived(1, Heartbeat(generation=3))) == [SendToPeer(1, OrderRequest())]
+    assert machine.handle(MessageReceived(2, Heartbeat(generation=3))) == []
+    machine.handle(LinkDown(1))
+    assert machine.handle(MessageReceived(2, Heartbeat(generation=3))) == [SendToPeer(2, OrderRequest())]
+    machine.handle(OrderReceived(newer))
+    assert machine.handle(MessageReceived(2, OrderRequest())) == [SendToPeer(2, newer)]
+    assert machine.handle(MessageReceived(2, Heartbeat(generation=3))) == []
+
+
+def test_the_rounds_of_a_recovery_are_decided_once_and_sent_again_over_a_new_link() -> None:
+    machine = member_of(order(1, 0, 1), 0)
+    machine.handle(RoundAbandoned(5))
+    machine.handle(MessageReceived(1, CommittedRound(generation=2, round=4)))
+    machine.handle(OrderReceived(order(3, 0, 1, is_recovery=True)))
+    assert not machine.view.can_sync_state, "what was sent for an older recovery may not hold any more"
+    rounds = SendToPeer(1, CommittedRounds(generation=3, round=5, behind=(1,)))
+    assert machine.handle(MessageReceived(1, CommittedRound(generation=3, round=4))) == [rounds]
+    assert machine.handle(StateSyncRequested())
+    machine.handle(StateSynced(3, 5))
+    machine.handle(LinkDown(1))
+    machine.handle(RoundAbandoned(6))
+    machine.handle(MessageReceived(1, CommittedRound(generation=3, round=6)))
+    assert rounds in machine.handle(LinkUp(1))

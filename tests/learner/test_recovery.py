@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from .membership_world import Fate, World
 
-ACTIONS = ["deliver"] * 6 + ["again"] + ["step"] * 8 + ["order", "kill", "recover", "recover", "learn"]
+ACTIONS = ["deliver"] * 6 + ["again"] + ["step"] * 8 + ["heartbeat", "order", "kill", "recover", "recover", "learn"]
 
 
 def live(seed: int) -> World:
@@ -20,10 +20,15 @@ def live(seed: int) -> World:
     if not world.active or not world.members():
         return world
     world.believed = max(world.nodes[worker].generation for worker in world.members())
-    if not world.recover(tuple(world.nodes)):
-        return world
-    world.settle()
-    check_end(world)
+    while world.recover(()):
+        newest = world.orders[-1]
+        world.tell([choices.choice(newest.workers)])  # the agents of all others are cut off
+        world.settle()
+        world.tell(set(world.living()) - world.reachable_from(newest.workers))  # and back in the end
+        world.settle()
+        if not any(world.nodes[worker].gone == "left" for worker in newest.workers):
+            check_end(world)
+            break
     return world
 
 

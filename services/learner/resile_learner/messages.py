@@ -4,6 +4,7 @@ Both ends are ours, but a worker's process also runs the user's code, so everyth
 reports is a content of `resile_shared.messages.reports` with the id of the worker; `content_of` removes the id.
 """
 
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -51,7 +52,7 @@ class Order(Message):
         default=None, ge=0, le=MAX_NUMBER, description="the iteration at which members wait for the next generation"
     )
 
-    @property
+    @cached_property
     def workers(self) -> tuple[int, ...]:
         """Worker ids in rank order."""
         return tuple(member.worker for member in self.members)
@@ -181,6 +182,19 @@ def encode(message: Message) -> bytes:
     return message.model_dump_json().encode() + b"\n"
 
 
+class Heartbeat(Message):
+    """Worker to worker: the sender is alive, and ``generation`` is the newest of which it has the order; 0: none."""
+
+    kind: Literal["heartbeat"] = "heartbeat"
+    generation: int = Field(ge=0, le=MAX_NUMBER)
+
+
+class OrderRequest(Message):
+    """Worker to worker: the sender lacks the newest order of the receiver."""
+
+    kind: Literal["order_request"] = "order_request"
+
+
 class JoinerReady(Message):
     """Worker to worker: a joiner is ready and linked to all members of ``generation``."""
 
@@ -196,7 +210,7 @@ class ActiveGeneration(Message):
 
 
 class CommittedRound(Message):
-    """Worker to worker: how far the sender's state has come, as a recovery begins ``generation``."""
+    """To the first rank: how far the sender's state has come, as a recovery begins ``generation``."""
 
     kind: Literal["committed_round"] = "committed_round"
     generation: Generation
@@ -205,5 +219,15 @@ class CommittedRound(Message):
     )
 
 
-PeerMessage = Order | JoinerReady | ActiveGeneration | CommittedRound
+class CommittedRounds(Message):
+    """From the first rank to the others: how far the members' states have come, as a recovery begins ``generation``."""
+
+    kind: Literal["committed_rounds"] = "committed_rounds"
+    generation: Generation
+    round: int = Field(ge=-1, le=MAX_NUMBER, description="the next round of those that are furthest ahead")
+    behind: tuple[WorkerId, ...] = Field(max_length=MAX_WORKERS, description="the other members, in rank order")
+
+
+MembershipMessage = Heartbeat | OrderRequest | JoinerReady | ActiveGeneration | CommittedRound | CommittedRounds
+PeerMessage = Order | MembershipMessage
 from_peer: TypeAdapter[PeerMessage] = TypeAdapter(Annotated[PeerMessage, Field(discriminator="kind")])

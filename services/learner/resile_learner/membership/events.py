@@ -1,9 +1,8 @@
 """What a worker's membership is told, and what it decides."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..messages import ActiveGeneration, CommittedRound, JoinerReady, Member, Order, PeerMessage
+from ..messages import Member, MembershipMessage, Order, PeerMessage
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class MessageReceived:
     """``peer`` sent something other than an order."""
 
     peer: int
-    message: JoinerReady | ActiveGeneration | CommittedRound
+    message: MembershipMessage
 
 
 @dataclass(frozen=True)
@@ -152,27 +151,28 @@ class Switch:
 class SyncState:
     """Synchronize the state with the members of ``order``, a recovery, and post how it ended.
 
-    ``rounds`` has each member's next round; -1: it has no whole state.
+    ``round`` is the next round of those that are furthest ahead, -1: nobody has a whole state; ``behind`` are the
+    others, in rank order.
     """
 
     order: Order
-    rounds: Mapping[int, int]
+    round: int
+    behind: tuple[int, ...] = ()
 
     @property
     def donors(self) -> tuple[int, ...]:
         """The members that are furthest ahead, in rank order."""
-        furthest = max(self.rounds.values())
-        return tuple(worker for worker in self.order.workers if self.rounds[worker] == furthest)
+        behind = frozenset(self.behind)
+        return tuple(worker for worker in self.order.workers if worker not in behind)
 
     def donor_of(self, receiver: int) -> int | None:
         """The member that gives ``receiver`` its state; None for one that has it."""
         donors = self.donors
-        behind = [worker for worker in self.order.workers if worker not in donors]
-        return donors[behind.index(receiver) % len(donors)] if receiver in behind else None
+        return donors[self.behind.index(receiver) % len(donors)] if receiver in self.behind else None
 
     def receivers_of(self, donor: int) -> tuple[int, ...]:
         """The members that get the state of ``donor``."""
-        return tuple(worker for worker in self.order.workers if self.donor_of(worker) == donor)
+        return tuple(worker for worker in self.behind if self.donor_of(worker) == donor)
 
 
 @dataclass(frozen=True)

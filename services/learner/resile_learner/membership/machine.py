@@ -2,8 +2,8 @@
 
 Events go in through `Membership.handle`, commands come out; the worker's control thread carries them out. The rules:
 
-- An order names a generation newer than all before it. Old orders have no effect; newer ones are forwarded on every
-  link.
+- An order names a generation newer than all before it. Old orders have no effect. Each worker receives orders from its
+  agent. A heartbeat names the newest generation that a peer has the order of: a worker that lacks it requests it.
 - A worker that an order drops is never named by a later one, and ids rise with the order that names them first; so
   those who join generation h are the same for everyone.
 - A *continuing member* has formed h once it is linked to every member of h and each joiner has sent that it is ready
@@ -20,8 +20,8 @@ Events go in through `Membership.handle`, commands come out; the worker's contro
 - A *recovery order* has no part in this, and until its generation is active nothing else is agreed on. It names workers
   of the generation that is believed to be active: members, leavers that have not left, and joiners that the state was
   not handed to yet. A worker that sees it abandons the open round, if that did not fail by itself. The workers it names
-  send each other their next round; once a worker has received it from all others, they synchronize their state (a
-  member that is behind takes the state of one that is ahead), and the generation is the current one. The workers it
+  send their next round to its first rank, and receive the rounds of all from there. Then they synchronize their state
+  (a member that is behind takes the state of one that is ahead), and the generation is the current one. The workers it
   drops exit.
 """
 
@@ -29,7 +29,16 @@ from collections.abc import Iterable, Sequence
 
 from resile_shared.recent_events import RecentEvents
 
-from ..messages import ActiveGeneration, CommittedRound, JoinerReady, Order
+from ..messages import (
+    ActiveGeneration,
+    CommittedRound,
+    CommittedRounds,
+    Heartbeat,
+    JoinerReady,
+    MembershipMessage,
+    Order,
+    OrderRequest,
+)
 from .events import (
     AbandonRound,
     Command,
@@ -67,6 +76,7 @@ class Membership:
         self._successor: Order | None = None  # a leaver's: the generation that follows its last one
         self._orders: dict[int, Order] = {}
         self._links: set[int] = set()
+        self._asked: int | None = None  # the peer that is going to send a newer order
         self._is_ready = False
         self._paused_lineage = 0
         self._ready_from: set[tuple[int, int]] = set()  # joiner, generation
@@ -111,15 +121,28 @@ class Membership:
             case RoundAbandoned() | StateSyncRequested() | StateSynced():
                 return self._on_recovery_step(event)
 
-    def _on_message(self, peer: int, message: JoinerReady | ActiveGeneration | CommittedRound) -> list[Command]:
+    def _on_message(self, peer: int, message: MembershipMessage) -> list[Command]:
         match message:
+            case Heartbeat(generation=generation):
+                return self._on_heartbeat(peer, generation)
+            case OrderRequest():
+                newest = self._newest if self._orders else self._current
+                return [SendToPeer(peer, newest)] if newest else []
             case JoinerReady(generation=generation):
                 self._ready_from.add((peer, generation))
             case ActiveGeneration(generation=generation):
                 return self._on_active_generation(generation)
-            case CommittedRound():
+            case CommittedRound() | CommittedRounds():
                 self._progress.receive(peer, message)
+                return self._send_committed_rounds()
         return []
+
+    def _on_heartbeat(self, peer: int, generation: int) -> list[Command]:
+        """Ask one peer at a time; the next heartbeat of another asks that one, should the link to this one be lost."""
+        if self._asked is not None or peer not in self._links or generation <= self._newest_generation:
+            return []
+        self._asked = peer
+        return [SendToPeer(peer, OrderRequest())]
 
     def _on_recovery_step(self, event: RoundAbandoned | StateSyncRequested | StateSynced) -> list[Command]:
         match event:
@@ -133,7 +156,7 @@ class Membership:
                 return self._become_member(self._orders[generation])
             case RoundAbandoned(number) | StateSynced(_, number):
                 self._progress.round = number
-                return self._send_committed_round()
+                return self._send_committed_rounds()
 
     def _view(self) -> MembershipView:
         return MembershipView(
@@ -142,15 +165,16 @@ class Membership:
             current=self._current,
             first_order=self._first_order,
             recovery_order=self._recovery_order,
+            newest=self._newest_generation,
             can_sync_state=self._state_sync() is not None,
             formed=tuple(order for order in self._orders.values() if self._has_formed(order)),
             is_pause_requested=self._is_pause_requested,
         )
 
     def _state_sync(self) -> SyncState | None:
-        """How the newest recovery begins, once all its members are linked and have sent their rounds."""
+        """How the newest recovery begins, once all its members are linked and their rounds are known."""
         order = self._recovery_order
-        return self._progress.state_sync(order, self.worker) if order and self._is_linked_to(order.workers) else None
+        return self._progress.state_sync(order) if order and self._is_linked_to(order.workers) else None
 
     @property
     def _is_pause_requested(self) -> bool:
@@ -172,6 +196,10 @@ class Membership:
     def _newest(self) -> Order:
         return self._orders[max(self._orders)]
 
+    @property
+    def _newest_generation(self) -> int:
+        return max(self._orders, default=self._current.generation if self._current else 0)
+
     def _is_superseded(self, generation: int) -> bool:
         order = self._recovery_order
         return order is not None and order.generation > generation
@@ -184,17 +212,16 @@ class Membership:
     def _on_order(self, order: Order) -> list[Command]:
         if self._role is Role.NEW and self.worker in order.workers:
             self._change_role(Role.JOINING)
-        newest = max(self._orders, default=self._current.generation if self._current else 0)
         is_first = order.cold_start and self._current is None  # the run begins with it, whatever was ordered since
-        if order.generation in self._orders or (order.generation <= newest and not is_first):
+        if order.generation in self._orders or (order.generation <= self._newest_generation and not is_first):
             return self._advance_joining()
         self._orders[order.generation] = order
-        forwarded: list[Command] = [SendToPeer(peer, order) for peer in sorted(self._links)]
+        self._asked = None
         if not order.is_recovery:
-            return [*forwarded, *self._connect(order), *self._advance_joining()]
+            return [*self._connect(order), *self._advance_joining()]
         if self._role is not Role.NEW and self.worker not in order.workers:
-            return [*forwarded, *self._on_dropped()]
-        return [*forwarded, *self._connect(order), *self._abandon_round(), *self._send_committed_round()]
+            return self._on_dropped()
+        return [*self._connect(order), *self._abandon_round(), *self._send_committed_rounds()]
 
     def _on_dropped(self) -> list[Command]:
         if self._successor is None:
@@ -209,19 +236,21 @@ class Membership:
         lost = [worker for worker in current.workers if worker not in order.workers]
         return [AbandonRound(lost[0] if lost else self.worker, current.generation)]
 
-    def _send_committed_round(self) -> list[Command]:
-        order = self._recovery_order
-        return [*self._progress.send(order, self._links)] if order else []
+    def _send_committed_rounds(self) -> list[Command]:
+        """Of a recovery that is active already too: a link may have broken before its peer learned the rounds."""
+        order = self._recovery_order or (self._current if self._current and self._current.is_recovery else None)
+        return [*self._progress.send(order, self.worker, self._links)] if order else []
 
     def _on_link_up(self, peer: int) -> list[Command]:
         self._links.add(peer)
-        commands: list[Command] = [SendToPeer(peer, self._newest)] if self._orders else []
+        commands: list[Command] = [SendToPeer(peer, Heartbeat(generation=self._newest_generation))]
         if self._current and not self.counts_on(peer):
             commands.append(SendToPeer(peer, ActiveGeneration(generation=self._current.generation)))
-        return [*commands, *self._send_committed_round(), *self._advance_joining()]
+        return [*commands, *self._send_committed_rounds(), *self._advance_joining()]
 
     def _on_link_down(self, peer: int) -> list[Command]:
         self._links.discard(peer)
+        self._asked = None if self._asked == peer else self._asked
         self._ready_from = {item for item in self._ready_from if item[0] != peer}
         self._ready_to = {item for item in self._ready_to if item[0] != peer}
         self._progress.forget(peer)
@@ -302,6 +331,7 @@ class Membership:
         self._change_role(Role.MEMBER)
         self._current, self._successor = order, None
         self._orders = {h: newer for h, newer in self._orders.items() if h > order.generation}
+        self._ready_from = {item for item in self._ready_from if item[1] > order.generation}
         connects = self._connect(self._newest) if self._orders else []
         return [*self._send_active(order, but=but), *connects]
 

@@ -18,8 +18,10 @@ class MembershipView:
     """Before it is a member: the oldest known order that names it."""
     recovery_order: Order | None = None
     """The newest recovery order, as long as its generation is not active."""
+    newest: int = 0
+    """The newest generation of which it has the order; 0: it has none."""
     can_sync_state: bool = False
-    """Whether all members of ``recovery_order`` are linked and have sent their rounds."""
+    """Whether all members of ``recovery_order`` are linked, and their rounds are known."""
     formed: tuple[Order, ...] = ()
     """The newer generations that it has formed."""
     is_pause_requested: bool = False

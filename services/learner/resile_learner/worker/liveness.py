@@ -6,7 +6,6 @@ not run counts against nobody: what the peers sent meanwhile is still to be read
 """
 
 HEARTBEATS_PER_DETECTION = 20
-HEARTBEAT = b"\n"
 
 
 class PeerLiveness:

@@ -16,11 +16,11 @@ from ..collectives.poller import LinkPoller
 from ..collectives.transport import TcpTransport
 from ..membership.events import Event, LinkDown, LinkUp, MessageReceived, OrderReceived
 from ..membership.view import MembershipView
-from ..messages import Member, Order, PeerMessage, WorkerConfig, encode, from_peer
+from ..messages import Heartbeat, Member, Order, PeerMessage, WorkerConfig, encode, from_peer
 from . import links
 from .generations import Generations
 from .handshakes import Handshakes, Spawn
-from .liveness import HEARTBEAT, PeerLiveness
+from .liveness import PeerLiveness
 
 MAX_LINE_BYTES = 4 << 20  # an order of `MAX_WORKERS` members
 RECONNECT_SECONDS = 0.2
@@ -74,9 +74,10 @@ class PeerConnections:
 
     def send_heartbeats(self) -> None:
         """Send every peer a heartbeat."""
+        heartbeat = encode(Heartbeat(generation=self._view().newest))
         for writer in self._writers.values():
             if not writer.is_closing():
-                writer.write(HEARTBEAT)
+                writer.write(heartbeat)
 
     def take_silent(self) -> list[int]:
         """Return, once, the peers that have fallen silent."""
@@ -151,15 +152,17 @@ class PeerConnections:
         try:
             while (line := await reader.readline()) and self._writers.get(peer) is writer:
                 self._liveness.record(peer, now=time.monotonic())
-                if line != HEARTBEAT:
-                    self._on_message(peer, from_peer.validate_json(line))
+                self._on_message(peer, from_peer.validate_json(line))
         except (OSError, ValueError, pydantic.ValidationError):
             pass  # a peer that sends garbage counts as lost
         if self._writers.get(peer) is writer:
             self.disconnect(peer)
 
     def _on_message(self, peer: int, message: PeerMessage) -> None:
-        if isinstance(message, Order):
-            self.on_order(message)
-        else:
-            self._handle(MessageReceived(peer, message))
+        match message:
+            case Order():
+                self.on_order(message)
+            case Heartbeat(generation=generation) if generation <= self._view().newest:
+                pass  # most of them
+            case _:
+                self._handle(MessageReceived(peer, message))

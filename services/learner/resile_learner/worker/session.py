@@ -188,7 +188,7 @@ class WorkerSession:
                 if self._sync_state(sync, state.flatten, allocate_buffers):
                     state.load_received()  # before anything newer can make this worker a donor
                     has_taken, is_torn = True, False
-                number = max(sync.rounds.values())
+                number = sync.round
                 self._control.post(StateSynced(sync.order.generation, number))
             except Abandoned as error:
                 lost = error
@@ -213,7 +213,7 @@ class WorkerSession:
     ) -> bool:
         """Send or receive the state, depending on who is ahead; True if it was received. Raises Abandoned."""
         generation = sync.order.generation
-        if max(sync.rounds.values()) < 0:
+        if sync.round < 0:
             raise StateLost
 
         def obsolete() -> bool:
