@@ -1,10 +1,11 @@
-"""Objects in storage, by key: a folder, S3, Google Cloud or Azure, all through obstore.
+"""Objects in storage, by key: a folder, S3, Google Cloud or Azure, all through obstore. Writes survive a loss of power.
 
 The only place that knows obstore: its errors become a StorageError that says what to do. Credentials and endpoints come
 from the environment that the cloud's own tools use (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AZURE_STORAGE_ACCOUNT_NAME,
 GOOGLE_APPLICATION_CREDENTIALS, ...). Once used, obstore keeps threads, and hangs in any child that is forked later.
 """
 
+import os
 import re
 import shutil
 import time
@@ -65,8 +66,13 @@ class ObjectStorage:
 
     def put(self, key: str, buffers: Sequence[bytes | memoryview]) -> None:
         """Write an object, whole or not at all, over what is there."""
+
         # One request: parts are small enough, and an upload in many can leave some behind when the process is killed.
-        self._do("write", key, lambda: self._store.put(key, buffers, use_multipart=False))
+        def attempt() -> None:
+            self._store.put(key, buffers, use_multipart=False)
+            self._sync(key)
+
+        self._do("write", key, attempt)
 
     def create(self, key: str, content: bytes) -> bool:
         """Write an object only if there is none of that key. False when there is one."""
@@ -76,6 +82,7 @@ class ObjectStorage:
                 self._store.put(key, content, mode="create")
             except foreign.AlreadyExistsError:
                 return False
+            self._sync(key)
             return True
 
         return self._do("write", key, attempt)
@@ -117,7 +124,12 @@ class ObjectStorage:
 
     def upload(self, key: str, path: Path) -> None:
         """Write a file of any size as an object."""
-        self._do("write", key, lambda: self._store.put(key, path))
+
+        def attempt() -> None:
+            self._store.put(key, path)
+            self._sync(key)
+
+        self._do("write", key, attempt)
 
     def download(self, key: str, path: Path) -> None:
         """Write an object of any size to a file, whole or not at all."""
@@ -134,6 +146,21 @@ class ObjectStorage:
             ) from error
         finally:
             staged.unlink(missing_ok=True)
+
+    def _sync(self, key: str) -> None:
+        """In a folder, make an object that was written survive a loss of power, with its name and its folders'."""
+        if not isinstance(self._store, LocalStore) or self._store.prefix is None:
+            return
+        path = self._store.prefix / key
+        with suppress(FileNotFoundError):  # deleted again meanwhile
+            for name in (path, *path.parents):
+                descriptor = os.open(name, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+                if name == self._store.prefix:
+                    break
 
     def _do(self, verb: str, key: str, call: Callable[[], T]) -> T:
         return _attempt(f"{verb} {key} in {self.url}", key, call)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -370,6 +371,32 @@ def test_loading_needs_little_memory_beside_the_tensors(store: CheckpointStore) 
     tracemalloc.stop()
     assert not room.any()
     assert peak < 2_000_000  # python's own; what obstore hands over are pieces of 8 MiB, four at once
+
+
+def test_what_is_written_to_a_folder_is_on_its_disk_and_parts_before_their_manifest(
+    store: CheckpointStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append("" if path == folder else str(path.relative_to(folder)))
+
+    monkeypatch.setattr(os, "fsync", record)
+    manifest = store_parts(store, state(3), CheckpointId(1, 3, 1))
+    name = "checkpoints/lineage-1/000000000003-g1"
+    folders = {name, "checkpoints/lineage-1", "checkpoints", ""}
+    assert {*folders, *(f"{name}/part-{part.number:05d}" for part in manifest.parts)} == set(synced)
+    synced.clear()
+    store.commit(manifest)
+    assert set(synced) == {*folders, f"{name}/manifest.json"}
+    synced.clear()
+    file = folder / "model"
+    file.write_bytes(b"x")
+    store.put_file("models/lineage-1.safetensors", file)
+    assert set(synced) == {"models/lineage-1.safetensors", "models", ""}
 
 
 def test_files_are_stored_and_fetched(store: CheckpointStore, folder: Path, tmp_path: Path) -> None:

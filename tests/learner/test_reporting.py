@@ -7,13 +7,13 @@ from resile_learner.agent.reporting import ReportQueue, Spool
 from resile_shared.bus import Bus
 from resile_shared.envelope import Received
 from resile_shared.messages.message import at
-from resile_shared.messages.reports import CheckpointSaved, Progress, Report
+from resile_shared.messages.reports import CheckpointSaved, Progress, Report, Warned
 from resile_shared.subjects import PROGRESS, REPORTS
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.waiting import until
 
 
-def report(content: CheckpointSaved | Progress) -> Report:
+def report(content: CheckpointSaved | Progress | Warned) -> Report:
     return Report(
         job="job-1", host="host-1", incarnation=1, worker=0, slot=0, generation=1, time=at(1.0), content=content
     )
@@ -64,6 +64,18 @@ async def test_what_an_agent_could_not_tell_the_next_one_tells_first_and_once(po
     assert ("progress", 3) in reader.seen
     assert not spool.exists()
     reader.task.cancel()
+
+
+async def test_what_a_worker_repeats_waits_once(pool: Pool, tmp_path: Path) -> None:
+    await pool.bus("scheduler")
+    queue = ReportQueue(await pool.bus("learner"), Spool(tmp_path / "reports"))
+    paused = report(CheckpointSaved(lineage=1, iteration=9, num_bytes=1, pausing=True))
+    warned = report(Warned(message="the job is waiting for its checkpoint"))
+    for _ in range(100):
+        queue.put(paused)
+        queue.put(warned)
+    assert queue.num_facts == 2
+    assert len((tmp_path / "reports").read_bytes().splitlines()) == 2
 
 
 async def test_a_spool_that_cannot_be_written_costs_only_the_survival(pool: Pool, tmp_path: Path) -> None:

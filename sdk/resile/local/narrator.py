@@ -20,6 +20,7 @@ class Narrator:
         self._steps = steps
         self._ready: Ready | None = None
         self._num_workers = 0
+        self._saved = (0, 0)
         self._pause_seconds: dict[int, float] = {}
         self._failures: list[Failed] = []
 
@@ -29,8 +30,10 @@ class Narrator:
             case Progress() as progress:
                 self.progress = progress
                 yield Progressed(progress, self._num_workers)
-            case CheckpointSaved() as checkpoint:
-                yield Saved(checkpoint)
+            case CheckpointSaved(lineage=lineage, iteration=iteration) as checkpoint:
+                if (lineage, iteration) > self._saved:  # of a pause it is repeated
+                    self._saved = lineage, iteration
+                    yield Saved(checkpoint)
             case Switched(workers=workers, pause_seconds=seconds):
                 self.lowest_rank = workers[0]
                 self._pause_seconds[report.generation] = seconds

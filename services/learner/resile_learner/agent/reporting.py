@@ -20,7 +20,7 @@ from resile_shared.connection import BusClosed
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import HostHello
 from resile_shared.messages.message import Message
-from resile_shared.messages.reports import Progress, Report
+from resile_shared.messages.reports import CheckpointSaved, Progress, Report, Warned
 from resile_shared.telemetry import resumed
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class _Message:
 class ReportQueue:
     """Publishes messages one after the other, first those that an earlier agent left in ``spool``.
 
-    While progress waits, only the newest is kept.
+    While progress waits, only the newest is kept; what is repeated waits once.
     """
 
     def __init__(self, bus: Bus, spool: Spool) -> None:
@@ -103,6 +103,8 @@ class ReportQueue:
     def put(self, content: HostHello | Report) -> None:
         """Queue a message."""
         if isinstance(content, Report):
+            if self._is_repeated(content):
+                return
             self._drop_old_progress(content)
         elif any(message.content == content for message in self._waiting):
             return
@@ -111,6 +113,13 @@ class ReportQueue:
             self._spool.add(Spooled(id=message.id, report=content))
         self._waiting.append(message)
         self._changed.set()
+
+    def _is_repeated(self, new: Report) -> bool:
+        """Whether the same waits already: workers repeat a warning, and that training is paused."""
+        if not isinstance(new.content, CheckpointSaved | Warned):
+            return False
+        waiting = (message.content for message in self._waiting)
+        return any(isinstance(old, Report) and (old.job, old.content) == (new.job, new.content) for old in waiting)
 
     def _drop_old_progress(self, new: Report) -> None:
         """Drop progress of the same job that ``new`` directly follows and replaces."""
