@@ -496,6 +496,19 @@ def test_a_result_that_an_agent_still_has_to_publish_is_waited_for() -> None:
     assert bench.records["job-1"].state is JobState.COMPLETED
 
 
+def test_a_result_is_waited_for_though_not_even_the_start_of_training_is_published() -> None:
+    bench = Bench(1)
+    bench.submit(1)
+    bench.listen()
+    bench.beat(gone(0, kind="finished"), num_waiting=3)
+    bench.now += 11.0
+    bench.tell(Tick())
+    assert bench.records["job-1"].state is JobState.STARTING
+    bench.switch()
+    bench.report(result(), generation=1)
+    assert bench.records["job-1"].state is JobState.COMPLETED
+
+
 def test_a_result_that_was_lost_with_its_agent_is_computed_again() -> None:
     bench = Bench(1)
     bench.submit(1)

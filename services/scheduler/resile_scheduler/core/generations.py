@@ -57,8 +57,13 @@ class JobGenerations:
     @property
     def named(self) -> set[int]:
         """The workers of the newest, the active, and every ordered generation."""
+        return {placement.worker for placement in (*self.placements, *self.possible_members)}
+
+    @property
+    def possible_members(self) -> list[Placement]:
+        """The workers of the active generation, and of those that may be active by now, perhaps several times."""
         orders = (order.placements for order in self.orders.values())
-        return {p.worker for membership in (self.active, self.placements, *orders) for p in membership}
+        return [placement for membership in (self.active, *orders) for placement in membership]
 
     @property
     def members(self) -> set[int]:

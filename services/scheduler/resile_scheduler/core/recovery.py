@@ -59,7 +59,7 @@ class Recovery:
         lost = _lost(job)
         if now - gone_since < (self._detection_seconds if lost and not has_result else RESULT_SECONDS):
             return
-        hosts = [self._pool.hosts.get(placement.host) for placement in job.generations.active]
+        hosts = [self._pool.hosts.get(placement.host) for placement in job.generations.possible_members]
         if any(host and host.is_alive and host.num_waiting for host in hosts):
             return
         if lost:
@@ -71,7 +71,7 @@ class Recovery:
 
     def _silenced(self, job: Job) -> str:
         """Return a host of the members whose agent was lost, and with it perhaps what it had to report."""
-        for placement in job.generations.active:
+        for placement in job.generations.possible_members:
             host = self._pool.hosts.get(placement.host)
             if host is None or not host.is_alive or host.record.incarnation != placement.incarnation:
                 return placement.host
