@@ -24,7 +24,7 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
 PYTHON ?= $(shell for python in $(CANDIDATES); do \
 	if $$python -c '$(NEW_ENOUGH)' 2>/dev/null; then command -v $$python; break; fi; done)
 
-.PHONY: install demo test test-long test-quick test-gpu lint bench chaos chaos-nightly world mutants clean
+.PHONY: install demo test test-long test-quick test-gpu lint bench chaos chaos-wrong chaos-nightly world mutants clean
 
 # In .venv/installed is what TORCH_ARGS was: pip keeps a torch that is there, whatever build of it is asked for.
 define CHECK_TORCH
@@ -70,6 +70,10 @@ mutants: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/resile chaos campaign --own-pool tests/chaos/scripts/attacked.py $(CHAOS_ARGS)
+
+# Pools that are wrong on purpose: a campaign against each must find its broken promise.
+chaos-wrong: $(STAMP)
+	$(BIN)/python tests/chaos/wrong/campaigns.py
 
 chaos-nightly: CHAOS_ARGS = --minutes 120 --seed $(shell date +%Y%m%d)
 chaos-nightly: chaos

@@ -5,11 +5,9 @@ from itertools import islice
 
 import pytest
 
-from resile.chaos.attacks import AttackKind, Target, TargetKind, check, parse, refusal
+from resile.chaos.attacks import MENU, AttackKind, Target, TargetKind, check, parse
 from resile.chaos.plan import MAX_CONCURRENT, PlannedAttack, planned_attacks
 from resile_shared.errors import UsageError
-
-MENU = [(kind, what) for kind in AttackKind for what in TargetKind if not refusal(kind, what)]
 
 
 @pytest.mark.parametrize(

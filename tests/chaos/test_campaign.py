@@ -60,9 +60,21 @@ def test_a_pool_under_random_attacks_keeps_its_promises(start: Start, temporary:
     out, err = process.communicate(timeout=500)
     found = json.loads(out)
     assert found["faults"] == [], err
+    assert found["members"], "the workers said what they committed"
     assert process.returncode == 0
     assert len(found["attacks"]) >= 8
     assert len(found["jobs"]) >= 2
+    assert_nothing_is_left(temporary)
+
+
+@pytest.mark.timeout(600)
+def test_requests_at_bad_moments_and_a_second_scheduler_keep_the_promises(start: Start, temporary: Path) -> None:
+    only = ("pause job", "stop job", "priority job", "drain host", "duplicate scheduler")
+    process = start("--minutes", 0.7, *(word for attack in only for word in ("--only", attack)))
+    out, err = process.communicate(timeout=500)
+    found = json.loads(out)
+    assert found["faults"] == [], err
+    assert {attack["attack"] for attack in found["attacks"]} >= {"pause", "stop", "priority", "drain"}, err
     assert_nothing_is_left(temporary)
 
 

@@ -1,16 +1,24 @@
 """A promise that breaks is found in what a pool tells, and named; what an attack and a restart do to a job is none."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
 
 from resile.chaos.attacks import Attack, AttackKind, Target, TargetKind
+from resile.chaos.members import Saved
 from resile.chaos.observation import Commit, Observations
 from resile.chaos.recovery import InjectedAttack, PartRecovery, checkpoint_recovery_time, job_recovery_time
-from resile.chaos.report import percentile, recovery_times
-from resile.chaos.verdict import CampaignRecord, Outcome, faults, oversubscribed
+from resile.chaos.report import percentile, recovery_times, skipped
+from resile.chaos.slots import slots_with_two_workers
+from resile.chaos.stored_model import stored_sha256
+from resile.chaos.verdict import CampaignRecord, Outcome, Skipped, faults, oversubscribed, stands_still
 from resile.pool.workers import RunningWorker
+from resile_learner.training.digest import params_sha256
 from resile_shared.api import JobView
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 from resile_shared.messages.reports import EpochCount
@@ -142,7 +150,7 @@ def test_a_job_that_has_trained_to_its_end_needs_nobody() -> None:
 
 def test_a_storage_has_recovered_with_the_first_checkpoint_after_the_attack() -> None:
     told = Observations()
-    told.checkpoints["job-1"] += [4.0, 6.0, 7.0]
+    told.checkpoints["job-1"] += [Saved(4.0, 40), Saved(6.0, 60), Saved(7.0, 70)]
     assert checkpoint_recovery_time(told, "job-1", until=5.0) == 6.0
     assert checkpoint_recovery_time(told, "job-1", until=8.0) is None
 
@@ -156,3 +164,74 @@ def test_recovery_times_are_told_by_kind_of_attack_and_what_recovers() -> None:
     assert (host["attack"], host["part"], host["count"], host["median_seconds"]) == ("kill host", "host", 3, 9.0)
     assert (job["part"], job["median_seconds"], job["p99_seconds"]) == ("job", 2.0, 3.0)
     assert percentile([float(n) for n in range(1, 101)], 0.99) == 99.0
+
+
+def test_a_model_that_is_stored_and_is_not_the_one_of_the_completion_is_found() -> None:
+    job = completed()
+    record = CampaignRecord([job.id], [job], Observations(events=events(job)), [], SHA, models={job.id: "b" * 64})
+    assert list(faults(record)) == [f"the stored model of job-1 has sha256 {'b' * 64}, its completion says {SHA}"]
+
+
+def test_the_sha256_of_a_stored_model_is_computed_from_its_file_alone(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).to(torch.float64)
+    model[0] = model[0].to(torch.bfloat16)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    assert stored_sha256(tmp_path / "model.safetensors") == params_sha256(model)
+
+
+def test_a_start_from_the_beginning_beside_a_checkpoint_is_found() -> None:
+    again = (item(1, iteration=0), item(2, "queued", slots=()), item(3, iteration=0), item(4, "completed"))
+    assert any("started from the beginning" in f for f in found(completed(history=again), checkpoints=saved_at(1.5)))
+    assert not found(completed(history=again), checkpoints=saved_at(2.5))
+
+
+def saved_at(time: float) -> dict[str, list[Saved]]:
+    return {"job-1": [Saved(time, 40)]}
+
+
+def test_a_job_that_gets_no_further_stands_still_unless_it_is_paused() -> None:
+    commits = [Commit(1.0, 1, 40, 0.5, 60), Commit(100.0, 1, 40, 0.5, 60), Commit(200.0, 1, 41, 0.5, 61)]
+    (fault,) = stands_still("job-1", commits, [])
+    assert fault == "job-1 stood still at iteration 40 for 199 s"
+    assert not list(stands_still("job-1", commits, [(50.0, 150.0)]))
+
+
+LOG = """2026-01-02T03:04:05.678Z info    learner: starting agent host=host-1 incarnation=1 slots=2
+2026-01-02T03:04:06.000Z info    learner: starting worker job=job-1 worker=0 slot=0 [trace 1]
+2026-01-02T03:04:06.000Z info    learner: starting worker job=job-1 worker=1 slot=1
+2026-01-02T03:04:09.000Z info    learner: worker exited job=job-1 worker=0: worker 0 left
+2026-01-02T03:04:10.000Z info    learner: starting worker job=job-2 worker=0 slot=0
+"""
+
+
+def test_two_workers_on_one_slot_are_found_at_every_moment() -> None:
+    assert not list(slots_with_two_workers("host-1", LOG))
+    again = "2026-01-02T03:05:00.000Z info    learner: starting worker job=job-2 worker=1 slot=1\n"
+    (fault,) = slots_with_two_workers("host-1", LOG + again)
+    assert fault == "host-1/1: worker 1 of job-2 was started at 2026-01-02T03:05:00.000Z, worker 1 of job-1 lives"
+    incarnation = "2026-01-02T03:04:30.000Z info    learner: starting agent host=host-1 incarnation=2 slots=2\n"
+    assert not list(slots_with_two_workers("host-1", LOG + incarnation + again))
+
+
+def test_a_torn_checkpoint_is_found_unless_it_was_damaged_on_purpose() -> None:
+    corrupt = Attack(AttackKind.CORRUPT, Target(TargetKind.OBJECT_STORE, "job-1"))
+    outcome = Outcome(1, InjectedAttack(corrupt, 1.0, 1.0, damaged=40), [])
+    record = CampaignRecord([], [], Observations(), [outcome], SHA, torn={("job-1", 40), ("job-1", 80)})
+    assert list(faults(record)) == [
+        "job-1: the checkpoint of iteration 80 was seen with a manifest and without all its parts"
+    ]
+
+
+def test_a_request_without_effect_is_found_and_a_job_that_was_stopped_need_not_complete() -> None:
+    stop = Attack(AttackKind.STOP, Target(TargetKind.JOB, "job-1"))
+    outcome = Outcome(1, InjectedAttack(stop, 1.0, 1.0), [PartRecovery("stop job-1", None)])
+    job = completed(state=JobState.STOPPED, params_sha256=None, ledger=(), history=(item(1), item(2, "stopped")))
+    record = CampaignRecord(["job-1"], [job], Observations(events=events(job)), [outcome], SHA)
+    assert list(faults(record)) == ["attack 1, stop job job-1: stop job-1 had not recovered after 120 s"]
+
+
+def test_attacks_that_could_not_be_carried_out_are_counted() -> None:
+    left = (Skipped("pause job", "it has completed"), Skipped("pause job", "it is over"), Skipped("kill job", "none"))
+    record = CampaignRecord([], [], Observations(), [], SHA, skipped=left)
+    _, *rows = skipped(record)
+    assert rows == [("kill job", "1", "none"), ("pause job", "2", "it is over")]

@@ -16,11 +16,35 @@ class AttackKind(StrEnum):
     SLOW_LINK = "slow-link"
     DISK_FULL = "disk-full"
     CORRUPT = "corrupt"
+    CUT_PEER = "cut-peer"
+    CUT_ONE_WAY = "cut-one-way"
+    CUT_BUS = "cut-bus"
+    DUPLICATE = "duplicate"
+    KILL_LATE = "kill-late"
+    PAUSE = "pause"
+    STOP = "stop"
+    DRAIN = "drain"
+    PRIORITY = "priority"
 
     @property
     def lasts(self) -> bool:
         """Whether it lasts for some seconds, and is then undone."""
-        return self not in (AttackKind.KILL, AttackKind.CORRUPT)
+        return self not in _AT_ONCE
+
+    @property
+    def kills(self) -> bool:
+        """Whether it kills processes."""
+        return self in (AttackKind.KILL, AttackKind.KILL_LATE)
+
+    @property
+    def is_request(self) -> bool:
+        """Whether it is a request that a user could make: nothing breaks, but it comes at a bad moment."""
+        return self in REQUESTS
+
+    @property
+    def cuts(self) -> bool:
+        """Whether it is done to the network."""
+        return self in _TO_LINKS
 
 
 class TargetKind(StrEnum):
@@ -53,9 +77,21 @@ class TargetKind(StrEnum):
 
 
 SERVICES = (TargetKind.REGISTRY, TargetKind.SCHEDULER, TargetKind.MONITOR, TargetKind.BUS)
-PROCESS_KINDS = (AttackKind.KILL, AttackKind.FREEZE, AttackKind.SLOW)
-_TO_LINKS = (AttackKind.PARTITION, AttackKind.SLOW_LINK)
+PROCESS_KINDS = (AttackKind.KILL, AttackKind.KILL_LATE, AttackKind.FREEZE, AttackKind.SLOW)
+REQUESTS = (AttackKind.PAUSE, AttackKind.STOP, AttackKind.DRAIN, AttackKind.PRIORITY)
+_AT_ONCE = (AttackKind.KILL, AttackKind.KILL_LATE, AttackKind.CORRUPT, AttackKind.STOP, AttackKind.PRIORITY)
+_BETWEEN_HOSTS = (AttackKind.CUT_PEER, AttackKind.CUT_ONE_WAY, AttackKind.CUT_BUS)
+_TO_LINKS = (AttackKind.PARTITION, AttackKind.SLOW_LINK, *_BETWEEN_HOSTS)
 _TO_STORAGE = (AttackKind.DISK_FULL, AttackKind.CORRUPT)
+_LATE_TARGETS = (TargetKind.WORKER, TargetKind.JOB, TargetKind.HOST, TargetKind.SCHEDULER, TargetKind.BUS)
+_ONE_TARGET = {
+    **dict.fromkeys(_TO_STORAGE, TargetKind.OBJECT_STORE),
+    **dict.fromkeys(_BETWEEN_HOSTS, TargetKind.HOST),
+    **dict.fromkeys((AttackKind.PAUSE, AttackKind.STOP, AttackKind.PRIORITY), TargetKind.JOB),
+    AttackKind.DRAIN: TargetKind.HOST,
+    AttackKind.DUPLICATE: TargetKind.SCHEDULER,
+}
+"""The only possible target of some kinds."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +118,14 @@ class Attack:
     target: Target
     seconds: float = 0.0
     rate: str = "5mbit"
+    other: str = ""
+    """The part of the network from which a host is cut off; empty: from all."""
+    priority: int = 0
+    """The new one."""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.target}" + (f" for {self.seconds:g} s" if self.kind.lasts else "")
+        other = f" from {self.other}" if self.other else ""
+        return f"{self.kind} {self.target}{other}" + (f" for {self.seconds:g} s" if self.kind.lasts else "")
 
 
 def check(kind: AttackKind, what: TargetKind) -> None:
@@ -95,8 +136,10 @@ def check(kind: AttackKind, what: TargetKind) -> None:
 
 def refusal(kind: AttackKind, what: TargetKind) -> str:
     """Return why the combination is invalid, empty if it is valid."""
-    if kind in _TO_STORAGE:
-        return "" if what is TargetKind.OBJECT_STORE else f"only the object-store can be attacked with {kind}"
+    if kind in _ONE_TARGET:
+        return "" if what is _ONE_TARGET[kind] else f"only the {_ONE_TARGET[kind]} can be attacked with {kind}"
+    if kind is AttackKind.KILL_LATE and what not in _LATE_TARGETS:
+        return "it does nothing special in the last seconds of a job"
     if kind in _TO_LINKS and what in (TargetKind.WORKER, TargetKind.JOB, TargetKind.AGENT):
         return "links belong to hosts: attack the host"
     if kind in _TO_LINKS and what is TargetKind.OBJECT_STORE:
@@ -115,3 +158,14 @@ def parse(what: TargetKind, name: str) -> Target:
     if what is TargetKind.WORKER and "/" in name and not name.partition("/")[2].isdecimal():
         raise UsageError(f"{name} is not a worker: give the job and the number of the worker, as in job-1/3")
     return Target(what, name)
+
+
+MENU = tuple((kind, what) for kind in AttackKind for what in TargetKind if not refusal(kind, what))
+"""All valid combinations."""
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError unless ``name`` is that of a valid combination, as in "kill job"."""
+    names = [f"{kind} {what}" for kind, what in MENU]
+    if name not in names:
+        raise UsageError(f"{name!r} is not an attack: choose from {', '.join(names)}")

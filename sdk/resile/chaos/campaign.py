@@ -1,9 +1,10 @@
 """Executes a plan of random attacks on a pool that trains, and returns the record."""
 
 import asyncio
+import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,17 +12,26 @@ from resile_learner.agent.packages import Packages, find_script
 from resile_shared.api import JobSummary, JobView
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.jobs import JobSpec, JobState
+from resile_shared.storage import StorageError
 
 from ..client import Client
 from ..undisturbed import train_alone
-from .attacks import Attack, AttackKind, Target, TargetKind, refusal
+from .attacks import MENU, AttackKind, TargetKind
 from .injector import AttackInjector
+from .members import read_commits
 from .observation import Observer
 from .plan import PlannedAttack, planned_attacks
 from .recovery import RecoveryWatcher
-from .verdict import CampaignRecord, Outcome, oversubscribed
+from .requests import Requests
+from .storage_attacks import Checkpoints
+from .stored_model import stored_sha256
+from .targets import choose_attack
+from .verdict import CampaignRecord, Outcome, Skipped, oversubscribed
 
 POLL_SECONDS = 0.5
+LATE_POLL_SECONDS = 0.1
+LATE_ITERATIONS = 20
+STORAGE_SECONDS = 5.0
 STALL_SECONDS = 180.0
 PUBLISHED_SECONDS = 15.0
 
@@ -42,10 +52,20 @@ class Campaign:
     jobs: list[str]
     """The current ones."""
     log: Log
+    account: Path | None = None
+    """The file to which the members of the jobs write what they commit."""
+    only: frozenset[str] = frozenset()
+    """The attacks to choose from; empty: all."""
     accepted: list[str] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     oversubscribed: list[str] = field(default_factory=list)
     """When a host was seen with more workers than slots."""
+    torn: set[tuple[str, int]] = field(default_factory=set)
+    """Jobs and iterations of checkpoints that were seen with a manifest and without all their parts."""
+    skipped: list[Skipped] = field(default_factory=list)
+    """Attacks that could not be carried out."""
+    stopped: set[str] = field(default_factory=set)
+    """Jobs that were stopped on purpose."""
     began: float = field(default_factory=time.time)
     is_aborted: bool = False
     """A job failed: the campaign stops attacking."""
@@ -55,34 +75,48 @@ class Campaign:
         spec = await self.client.spec(self.jobs[0])
         for job in self.jobs:
             self._accept(job)
-        possible = self._possible_attacks()
+        if not (possible := self._possible_attacks()):
+            raise UsageError("none of these attacks is possible on this pool")
         await self._wait_for_training()
         self.began = time.time()
         async with asyncio.TaskGroup() as tasks:
             attacking = tasks.create_task(self._attack(planned_attacks(seed, possible), until=self.began + seconds))
-            beside = [tasks.create_task(self._keep_training(spec)), tasks.create_task(self._count_workers())]
+            watching = (self._keep_training(spec), self._count_workers(), self._check_storage())
+            beside = [tasks.create_task(watch) for watch in watching]
             await asyncio.wait({attacking})
             for task in beside:
                 task.cancel()
         await self._wait_for_completion()
         jobs = await self._collect_jobs()
-        alone = sha256 or await self._train_undisturbed(spec)
-        outcomes = sorted(self.outcomes, key=lambda outcome: outcome.number)
+        models = {job.id: await self._hash_model(job.id) for job in jobs if job.state is JobState.COMPLETED}
+        members = read_commits(self.account.read_text()) if self.account and self.account.exists() else None
         return CampaignRecord(
-            tuple(self.accepted), jobs, self.observer.seen, outcomes, alone, tuple(self.oversubscribed)
+            tuple(self.accepted),
+            jobs,
+            self.observer.seen,
+            sorted(self.outcomes, key=lambda outcome: outcome.number),
+            sha256 or await self._train_undisturbed(spec),
+            tuple(self.oversubscribed),
+            members,
+            agent_logs=dict(self._agent_logs()),
+            models=models,
+            torn=frozenset(self.torn),
+            skipped=tuple(self.skipped),
         )
 
     def _possible_attacks(self) -> list[tuple[AttackKind, TargetKind]]:
         """Return all attacks that are possible on this pool; log the others."""
         possible: list[tuple[AttackKind, TargetKind]] = []
-        for kind, what in ((kind, what) for kind in AttackKind for what in TargetKind if not refusal(kind, what)):
+        for kind, what in MENU:
+            if self.only and f"{kind} {what}" not in self.only:
+                continue
             try:
                 self.injector.check(kind, what)
-                if (kind, what) == (AttackKind.KILL, TargetKind.OBJECT_STORE):
+                if (kind, what) == (AttackKind.KILL, TargetKind.OBJECT_STORE) and self.injector.own_store is None:
                     raise UsageError("kill object-store: nothing would restart it")
                 possible.append((kind, what))
             except UsageError as error:
-                self.log(f"skipping {error}")
+                self._skip(f"{kind} {what}", str(error))
         return possible
 
     def _accept(self, job: str) -> None:
@@ -111,42 +145,41 @@ class Campaign:
                 await asyncio.sleep(planned.pause_seconds)
                 if time.time() >= until or self.is_aborted:
                     return
-                if attack := await asyncio.to_thread(self._choose_target, planned):
-                    under_way.add(tasks.create_task(self._carry_out(planned.number, attack)))
-                else:
-                    await asyncio.sleep(POLL_SECONDS)
+                under_way.add(tasks.create_task(self._carry_out(planned, until=until)))
 
-    def _choose_target(self, planned: PlannedAttack) -> Attack | None:
-        """Choose the target among those that are running."""
-        match planned.what:
-            case TargetKind.WORKER:
-                workers = self.injector.processes.workers()
-                names = [f"{worker.job}/{worker.number}" for worker in workers if worker.job in self.jobs]
-            case TargetKind.AGENT | TargetKind.HOST:
-                names = sorted(self.injector.processes.hosts())
-            case TargetKind.JOB | TargetKind.OBJECT_STORE:
-                names = self.jobs
-            case _:
-                names = [""]
-        if not names:
-            return None
-        return Attack(
-            planned.kind, Target(planned.what, names[int(planned.pick * len(names))]), seconds=planned.seconds
-        )
-
-    async def _carry_out(self, number: int, attack: Attack) -> None:
+    async def _carry_out(self, planned: PlannedAttack, *, until: float) -> None:
+        number = planned.number
         try:
-            async with self.injector.inject(attack) as injected:
+            jobs = [await self._job_that_ends(until)] if planned.kind is AttackKind.KILL_LATE else self.jobs
+            attack = await asyncio.to_thread(choose_attack, planned, jobs, self.injector.processes)
+            if attack.kind is AttackKind.STOP:
+                self.stopped.add(attack.target.job)
+            inject = Requests(self.client, self.injector).inject if attack.kind.is_request else self.injector.inject
+            async with inject(attack) as injected:
                 for job in injected.workers:
                     self.observer.follow(job)
                 self._log(f"#{number} {attack}" + (f" ({injected.detail})" if injected.detail else ""))
                 recovered = await self.recovery.wait(injected)
         except ResileError as error:
-            self._log(f"#{number} {attack}: skipped: {error}")
+            self._skip(f"{planned.kind} {planned.what}", str(error), number=number)
             return
         self.outcomes.append(Outcome(number, injected, recovered))
         parts = (f"{p.what} {'NOT' if p.seconds is None else f'{p.seconds:.2f} s'}" for p in recovered)
         self._log(f"#{number} recovered: {', '.join(parts) or 'no victim'}")
+
+    async def _job_that_ends(self, until: float) -> str:
+        """Wait for the last iterations of a job; return it. Raises ResileError."""
+        while time.time() < until:
+            for job in await self.client.jobs():
+                left = (job.iterations_total or LATE_ITERATIONS + 1) - job.iteration
+                if job.id in self.jobs and not job.state.is_final and left <= LATE_ITERATIONS:
+                    return job.id
+            await asyncio.sleep(LATE_POLL_SECONDS)
+        raise ResileError("no job came to its end before the campaign did")
+
+    def _skip(self, attack: str, reason: str, *, number: int | None = None) -> None:
+        self.skipped.append(Skipped(attack, reason))
+        self._log(f"{'' if number is None else f'#{number} '}{attack}: skipped: {reason}")
 
     def _log(self, text: str) -> None:
         self.log(f"{time.time() - self.began:6.1f} s  {text}")
@@ -162,6 +195,15 @@ class Campaign:
             self.oversubscribed += oversubscribed(living, slots)
             await asyncio.sleep(POLL_SECONDS)
 
+    async def _check_storage(self) -> None:
+        """Look at the stored checkpoints: each must be whole, unless it was damaged on purpose."""
+        while True:
+            for job in self.jobs:
+                with contextlib.suppress(StorageError):  # it is full, or frozen
+                    found = await asyncio.to_thread(Checkpoints(self.injector.storage, job).torn)
+                    self.torn |= {(job, iteration) for iteration in found}
+            await asyncio.sleep(STORAGE_SECONDS)
+
     async def _keep_training(self, spec: JobSpec) -> None:
         """Submit each job again when it completes."""
         while not self.is_aborted:
@@ -174,14 +216,14 @@ class Campaign:
                 self._log(f"the pool does not answer: {error}")
 
     async def _replace(self, job: JobSummary, spec: JobSpec) -> None:
-        if job.state is not JobState.COMPLETED:
+        if job.state is not JobState.COMPLETED and not (job.state is JobState.STOPPED and job.id in self.stopped):
             self._log(f"{job.id} {job.state}: {job.reason}")
             self.is_aborted = True
             return
         again = await self.client.submit(spec)
         self._accept(again)
         self.jobs[self.jobs.index(job.id)] = again
-        self._log(f"{job.id} completed, submitted again as {again}")
+        self._log(f"{job.id} {job.state}, submitted again as {again}")
 
     async def _wait_for_completion(self) -> None:
         """Wait until all jobs have ended, or no job makes progress."""
@@ -213,6 +255,22 @@ class Campaign:
                 break
             await asyncio.sleep(POLL_SECONDS)
         return jobs
+
+    async def _hash_model(self, job: str) -> str:
+        """Return the sha256 of the stored model of a job, or what is wrong with it."""
+        with tempfile.TemporaryDirectory(prefix="resile-chaos-") as folder:
+            file = Path(folder, "model.safetensors")
+            try:
+                await self.client.save_model(job, file)
+                return await asyncio.to_thread(stored_sha256, file)
+            except (ResileError, ValueError, KeyError) as error:
+                return f"none: {error}"
+
+    def _agent_logs(self) -> Iterator[tuple[str, str]]:
+        """Yield the log of each host's agent, with what was moved aside."""
+        for log in sorted((self.injector.home / "logs").glob("host-*.log")):
+            parts = [part for part in (log.with_suffix(".log.old"), log) if part.exists()]
+            yield log.stem, "".join(part.read_text(errors="replace") for part in parts)
 
     async def _train_undisturbed(self, spec: JobSpec) -> str:
         self._log("training the same package undisturbed on one worker")

@@ -19,6 +19,7 @@ from ..pool.home import RunningPool, read_pool
 from ..pool.namespaces import Namespaces
 from .attacks import PROCESS_KINDS, Attack, AttackKind, TargetKind, check
 from .lasting_attack import LastingAttack
+from .own_store import OwnStore
 from .processes import PoolProcesses
 from .recovery import InjectedAttack
 from .storage_attacks import Checkpoints, fill_file
@@ -27,17 +28,20 @@ from .storage_attacks import Checkpoints, fill_file
 class AttackInjector:
     """Attacks the pool in ``home``. Raises UsageError unless it was started with ``--open-to-chaos``."""
 
-    def __init__(self, home: Path, *, rng: Random, object_store: int | None = None) -> None:
+    def __init__(
+        self, home: Path, *, rng: Random, object_store: int | None = None, own_store: OwnStore | None = None
+    ) -> None:
         self.home = home.expanduser().absolute()
         self.pool = attackable(self.home)
-        self.processes = PoolProcesses(self.pool.pid, object_store=object_store)
+        self.own_store = own_store
+        self.processes = PoolProcesses(self.pool.pid, object_store=own_store.pid if own_store else object_store)
         self.storage = (self.home / "storage-url").read_text()
         self._chance = rng
 
     def check(self, kind: AttackKind, what: TargetKind) -> None:
         """Raise UsageError if this attack is not possible on this pool."""
         check(kind, what)
-        if kind in (AttackKind.PARTITION, AttackKind.SLOW_LINK):
+        if kind.cuts:
             network = Namespaces.of(self.home)
             if not what.is_of_host:
                 network.part(what.value)
@@ -60,18 +64,23 @@ class AttackInjector:
             return
         detail = ""
         if attack.kind is AttackKind.CORRUPT:
-            detail = await asyncio.to_thread(Checkpoints(self.storage, attack.target.job).corrupt, self._chance)
+            damage = await asyncio.to_thread(Checkpoints(self.storage, attack.target.job).corrupt, self._chance)
+            aim = replace(aim, damaged=damage.iteration)
+            detail = damage.text
         since = time.time()
-        if attack.kind is AttackKind.KILL:
+        if attack.kind.kills:
             for pid in aim.processes:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        yield replace(aim, since=since, until=since, detail=detail)
+        if attack.kind.kills and attack.target.what is TargetKind.OBJECT_STORE and self.own_store is not None:
+            await self.own_store.start()
+            self.processes.object_store = self.own_store.pid
+        yield replace(aim, since=since, until=time.time() if self.own_store else since, detail=detail)
 
     def _find_victims(self, attack: Attack) -> InjectedAttack:
         """Find the victims of the attack."""
         target = attack.target
-        hits_processes = attack.kind in PROCESS_KINDS
+        hits_processes = attack.kind in PROCESS_KINDS or attack.kind is AttackKind.DUPLICATE
         processes = self.processes.victims(target) if hits_processes or target.what.is_of_host else []
         workers: defaultdict[str, set[int]] = defaultdict(set)
         for worker in self.processes.workers():
@@ -84,10 +93,11 @@ class AttackInjector:
             until=0.0,
             processes=tuple(processes),
             workers={job: frozenset(numbers) for job, numbers in workers.items()},
-            incarnation=self._incarnation(target.name) if target.what.is_of_host else 0,
+            incarnation=self.incarnation(target.name) if target.what.is_of_host else 0,
         )
 
-    def _incarnation(self, host: str) -> int:
+    def incarnation(self, host: str) -> int:
+        """Return the newest incarnation of a host, 0 if there is none."""
         try:
             return int((self.home / "hosts" / host / "incarnation").read_text())
         except (OSError, ValueError):
@@ -103,6 +113,7 @@ class AttackInjector:
             with_descendants=what is TargetKind.HOST,
             home=self.home,
             part=attack.target.name if what.is_of_host else what.value,
+            other=attack.other,
             rate=attack.rate,
             ballast=fill_file(self.storage) if attack.kind is AttackKind.DISK_FULL else Path(),
         )

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -21,6 +22,7 @@ from resile_learner.processes.descendants import descendants
 
 from ..pool.namespaces import Namespaces
 from .attacks import AttackKind
+from .second_scheduler import second_scheduler
 
 ON_SECONDS, OFF_SECONDS = 0.02, 0.08  # of what is slowed
 _BLOCK_BYTES = 1 << 20
@@ -36,6 +38,8 @@ class LastingAttack(BaseModel):
     home: Path = Path()
     part: str = ""
     """Of the pool's network."""
+    other: str = ""
+    """The part from which it is cut off; empty: from all."""
     rate: str = ""
     ballast: Path = Path()
     """The file that takes all space."""
@@ -60,7 +64,10 @@ def _applied(lasting: LastingAttack) -> Iterator[Iterator[float]]:
         case AttackKind.FREEZE | AttackKind.SLOW:
             with _stopped(lasting) as steps:
                 yield steps
-        case AttackKind.PARTITION | AttackKind.SLOW_LINK:
+        case AttackKind.DUPLICATE:
+            with second_scheduler(lasting.processes[0], lasting.home), _stopped(lasting) as steps:
+                yield steps
+        case kind if kind.cuts:
             with _network(lasting):
                 yield _forever()
         case AttackKind.DISK_FULL:
@@ -81,7 +88,7 @@ def _stopped(lasting: LastingAttack) -> Iterator[Iterator[float]]:
                     signal.pidfd_send_signal(handles[pid], signal.SIGSTOP)
             if not new & handles.keys():
                 break
-        yield _forever() if lasting.kind is AttackKind.FREEZE else _duty(handles)
+        yield _duty(handles) if lasting.kind is AttackKind.SLOW else _forever()
     finally:
         _send(handles, signal.SIGCONT)
 
@@ -107,18 +114,21 @@ def _send(handles: dict[int, int], number: signal.Signals) -> None:
 
 @contextlib.contextmanager
 def _network(lasting: LastingAttack) -> Iterator[None]:
-    network = Namespaces.of(lasting.home)
+    network, part, other = Namespaces.of(lasting.home), lasting.part, lasting.other
+    match lasting.kind:
+        case AttackKind.SLOW_LINK:
+            begin, end = partial(network.slow, part, lasting.rate), partial(network.unslow, part)
+        case AttackKind.CUT_ONE_WAY:
+            begin, end = partial(network.cut_one_way, part, other), partial(network.mend_one_way, part, other)
+        case AttackKind.CUT_PEER | AttackKind.CUT_BUS:
+            begin, end = partial(network.cut_between, part, other), partial(network.mend_between, part, other)
+        case _:
+            begin, end = partial(network.cut, part), partial(network.mend, part)
     try:
-        if lasting.kind is AttackKind.PARTITION:
-            network.cut(lasting.part)
-        else:
-            network.slow(lasting.part, lasting.rate)
+        begin()
         yield
     finally:
-        if lasting.kind is AttackKind.PARTITION:
-            network.mend(lasting.part)
-        else:
-            network.unslow(lasting.part)
+        end()
 
 
 @contextlib.contextmanager

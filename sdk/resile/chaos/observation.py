@@ -13,6 +13,7 @@ from resile_shared.messages.jobs import JobEvent
 from resile_shared.messages.reports import CheckpointSaved, Completed, Progress, Report, Switched
 
 from ..client import Client
+from .members import Saved
 
 _EVER = 10_000
 
@@ -37,8 +38,8 @@ class Observations:
     commits: defaultdict[str, list[Commit]] = field(default_factory=lambda: defaultdict(list))
     members: dict[tuple[str, int], frozenset[int]] = field(default_factory=dict)
     """Of a generation of a job that took effect."""
-    checkpoints: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """When a checkpoint was complete."""
+    checkpoints: defaultdict[str, list[Saved]] = field(default_factory=lambda: defaultdict(list))
+    """The complete checkpoints of each job."""
     completed: dict[str, float] = field(default_factory=dict)
     """When a job had completed."""
     sequences: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -63,8 +64,8 @@ class Observations:
                 self.commits[job].append(commit)
             case Switched(workers=workers):
                 self.members[job, report.generation] = frozenset(workers)
-            case CheckpointSaved():
-                self.checkpoints[job].append(when)
+            case CheckpointSaved(iteration=iteration):
+                self.checkpoints[job].append(Saved(view.time.timestamp(), iteration))
             case Completed():
                 self.completed[job] = when
 

@@ -17,6 +17,12 @@ _SECONDS = {
     AttackKind.PARTITION: (0.5, 8.0),
     AttackKind.SLOW_LINK: (2.0, 6.0),
     AttackKind.DISK_FULL: (2.0, 5.0),
+    AttackKind.CUT_PEER: (0.5, 8.0),
+    AttackKind.CUT_ONE_WAY: (0.5, 8.0),
+    AttackKind.CUT_BUS: (0.5, 8.0),
+    AttackKind.DUPLICATE: (1.0, 6.0),
+    AttackKind.PAUSE: (0.0, 4.0),
+    AttackKind.DRAIN: (0.0, 2.0),
 }
 
 

@@ -41,6 +41,10 @@ class InjectedAttack:
     incarnation: int = 0
     """Of the host that was hit."""
     detail: str = ""
+    damaged: int | None = None
+    """The iteration of the checkpoint that was damaged."""
+    effects: dict[str, float | None] = field(default_factory=dict)
+    """Seconds until a request had its effect; None: it had none."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def job_recovery_time(
 ) -> float | None:
     """Return when ``job`` first committed an iteration without ``victims`` after ``since``, or at all after ``until``.
 
-    A job that has completed counts as recovered.
+    A job that has completed counts as recovered. That it goes on from there is for the verdict to see.
     """
     times = [
         commit.time
@@ -71,7 +75,7 @@ def job_recovery_time(
 
 def checkpoint_recovery_time(seen: Observations, job: str, *, until: float) -> float | None:
     """Return when ``job`` first had a complete checkpoint after ``until``; completion counts, too."""
-    times = [when for when in seen.checkpoints[job] if when > until]
+    times = [saved.time for saved in seen.checkpoints[job] if saved.time > until]
     if job in seen.completed:
         times.append(max(until, seen.completed[job]))
     return min(times, default=None)
@@ -83,7 +87,8 @@ def _is_without(members: frozenset[int] | None, victims: frozenset[int]) -> bool
 
 def is_host_recovered(host: HostView, injected: InjectedAttack) -> bool:
     """Whether a host that was hit is up again."""
-    needed = injected.incarnation + (injected.attack.kind is AttackKind.KILL)
+    is_restarted = injected.attack.kind.kills or injected.attack.kind is AttackKind.DRAIN
+    needed = injected.incarnation + is_restarted
     return host.state is HostState.UP and host.incarnation >= needed
 
 
@@ -100,7 +105,7 @@ class RecoveryWatcher:
         """Wait until each part that was hit has recovered, and the attack is over; return the recovery times."""
         found = await asyncio.gather(*(self._wait(*part, injected) for part in self._parts(injected)))
         await asyncio.sleep(max(0.0, injected.until - time.time()))
-        return found
+        return [*(PartRecovery(*effect) for effect in injected.effects.items()), *found]
 
     def _parts(self, injected: InjectedAttack) -> Iterator[tuple[str, float, Callable[[], Awaitable[float | None]]]]:
         """Yield each part that must recover, the start of its recovery time, and a function that finds the end."""
@@ -131,9 +136,8 @@ class RecoveryWatcher:
         return PartRecovery(what, None)
 
     async def _job(self, job: str, injected: InjectedAttack) -> float | None:
-        return job_recovery_time(
-            self._observer.seen, job, injected.workers[job], since=injected.since, until=injected.until
-        )
+        since = injected.until if injected.attack.kind.is_request else injected.since
+        return job_recovery_time(self._observer.seen, job, injected.workers[job], since=since, until=injected.until)
 
     async def _checkpoint(self, injected: InjectedAttack) -> float | None:
         return checkpoint_recovery_time(self._observer.seen, injected.attack.target.name, until=injected.until)
@@ -151,7 +155,7 @@ class RecoveryWatcher:
         pid = self._processes.pid(what)
         if time.time() < injected.until or pid is None:
             return None
-        if injected.attack.kind is AttackKind.KILL and pid in injected.processes:
+        if injected.attack.kind.kills and pid in injected.processes:
             return None
         needing = SERVICES[:-1] if what is TargetKind.BUS else (what,)
         if what is TargetKind.BUS and not await self._bus_listens():

@@ -16,6 +16,7 @@ def recovery_times(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         attack = outcome.injected.attack
         for part in outcome.recovered:
             what = "job" if part.what in outcome.injected.workers else attack.target.what.value
+            what = "request" if part.what in outcome.injected.effects else what
             if part.seconds is not None:
                 seconds[f"{attack.kind} {attack.target.what}", what].append(part.seconds)
     return [
@@ -43,12 +44,24 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
         yield row["attack"], row["part"], str(row["count"]), *times
 
 
+def skipped(record: CampaignRecord) -> Iterator[tuple[str, ...]]:
+    """Return the attacks that could not be carried out as table rows, the heading first."""
+    yield "NOT CARRIED OUT", "COUNT", "REASON"
+    reasons: defaultdict[str, list[str]] = defaultdict(list)
+    for attack in record.skipped:
+        reasons[attack.attack].append(attack.reason)
+    for name, found in sorted(reasons.items()):
+        yield name, str(len(found)), found[-1]
+
+
 def document(record: CampaignRecord, faults: Sequence[str], *, seed: int) -> dict[str, Any]:
     """Return the report as a JSON document."""
     return {
         "seed": seed,
         "jobs": list(record.accepted),
         "attacks": [outcome_document(outcome) for outcome in record.outcomes],
+        "skipped": [{"attack": attack.attack, "reason": attack.reason} for attack in record.skipped],
+        "members": record.members is not None,
         "recovery": recovery_times(record.outcomes),
         "params_sha256": record.undisturbed_sha256,
         "faults": list(faults),

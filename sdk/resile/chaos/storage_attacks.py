@@ -2,18 +2,20 @@
 
 import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
-from resile_learner.checkpoint.manifest import Manifest, PartInfo, manifest_key, part_key
+from resile_learner.checkpoint.manifest import FOLDER, CheckpointId, Manifest, PartInfo, manifest_key, part_key
 from resile_learner.checkpoint.store import CheckpointStore
 from resile_shared.errors import UsageError
 from resile_shared.storage import MissingObjectError, ObjectStorage
 
 BALLAST = ".chaos-ballast"
+_MANIFEST = manifest_key("").removeprefix(FOLDER)  # "/manifest.json"
 
 
 def fill_file(url: str) -> Path:
@@ -31,6 +33,14 @@ def fill_file(url: str) -> Path:
     return folder / BALLAST
 
 
+@dataclass(frozen=True)
+class Damage:
+    """The iteration of the checkpoint that was damaged, and how."""
+
+    iteration: int
+    text: str
+
+
 class Checkpoints:
     """The checkpoints of one job. Calls block, and raise StorageError."""
 
@@ -38,7 +48,7 @@ class Checkpoints:
         self._objects = ObjectStorage(f"{storage.rstrip('/')}/jobs/{job}")
         self._job = job
 
-    def corrupt(self, rng: Random) -> str:
+    def corrupt(self, rng: Random) -> Damage:
         """Damage a part of the newest checkpoint or of an older one; return which. One intact checkpoint is left.
 
         Raises UsageError when there are fewer than two that are intact.
@@ -62,7 +72,16 @@ class Checkpoints:
             how = f"cut off after {len(content)} bytes"
         self._objects.put(key, [bytes(content)])
         age = "newest" if victim is intact[0] else "older"
-        return f"{age} checkpoint {victim.checkpoint.name}, part {part.number}: {how}"
+        text = f"{age} checkpoint {victim.checkpoint.name}, part {part.number}: {how}"
+        return Damage(victim.checkpoint.iteration, text)
+
+    def torn(self) -> list[int]:
+        """Return the iterations of the checkpoints that have a manifest, but not every part as it says."""
+        names = [key.removeprefix(FOLDER).removesuffix(_MANIFEST) for key in self._objects.sizes(FOLDER)]
+        known = [found for name in names if CheckpointId.parse(name) and (found := self._manifest(name))]
+        broken = [manifest for manifest in known if not self._is_intact(manifest)]
+        # Whoever deletes a checkpoint deletes its manifest first.
+        return [m.checkpoint.iteration for m in broken if self._manifest(m.checkpoint.name) is not None]
 
     def _intact(self) -> list[Manifest]:
         """Return the checkpoints that could be loaded, newest first."""

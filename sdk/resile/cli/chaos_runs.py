@@ -17,9 +17,11 @@ from resile_shared.messages.jobs import JobSpec
 from ..chaos.attacks import Attack, Target, TargetKind
 from ..chaos.campaign import Campaign
 from ..chaos.injector import AttackInjector
+from ..chaos.members import COMMITS_VARIABLE
 from ..chaos.observation import Observer
+from ..chaos.own_store import OwnStore
 from ..chaos.recovery import RecoveryWatcher
-from ..chaos.report import document, outcome_document, table
+from ..chaos.report import document, outcome_document, skipped, table
 from ..chaos.temporary_pool import temporary_pool
 from ..chaos.verdict import Outcome, faults
 from ..client import Client, find_server
@@ -35,6 +37,8 @@ class CampaignOptions:
     seed: int
     minutes: float
     sha256: str | None
+    only: frozenset[str]
+    """The attacks to choose from; empty: all."""
     object_store: int | None
     as_json: bool
 
@@ -74,50 +78,74 @@ def campaign(home: Path, job: str, options: CampaignOptions) -> int:
 
 
 def campaign_on_own_pool(
-    script: Path, args: tuple[str, ...], options: CampaignOptions, *, jobs: int, hosts: int, slots: int
+    script: Path,
+    args: tuple[str, ...],
+    options: CampaignOptions,
+    *,
+    jobs: int,
+    hosts: int,
+    slots: int,
+    with_s3: bool,
 ) -> int:
     """Start a pool, attack it, and stop it; return the exit status."""
 
     async def work() -> int:
         package = await asyncio.to_thread(pack, script)
-        async with temporary_pool(hosts=hosts, slots=slots, log=logger_beside(as_json=options.as_json)) as home:
+        log = logger_beside(as_json=options.as_json)
+        async with temporary_pool(hosts=hosts, slots=slots, with_s3=with_s3, log=log) as (home, store):
             async with Client(find_server(home=home)) as client:
                 key = await client.upload(package.content)
-                spec = JobSpec(name=script.stem, package=key, script=package.script, args=args)
+                account = home.with_name("commits.jsonl")
+                spec = JobSpec(
+                    name=script.stem,
+                    package=key,
+                    script=package.script,
+                    args=args,
+                    env={COMMITS_VARIABLE: str(account)},
+                )
                 names = [await client.submit(spec) for _ in range(jobs)]
-            return await _campaign(home, names, options)
+            return await _campaign(home, names, options, account=account, own_store=store)
 
     return _run(work(), as_json=options.as_json)
 
 
-async def _campaign(home: Path, jobs: Sequence[str], options: CampaignOptions) -> int:
+async def _campaign(
+    home: Path,
+    jobs: Sequence[str],
+    options: CampaignOptions,
+    *,
+    account: Path | None = None,
+    own_store: OwnStore | None = None,
+) -> int:
     log = logger_beside(as_json=options.as_json)
-    async with _connected(home, Random(options.seed), options.object_store) as (injector, client, observer, recovery):
+    rng = Random(options.seed)
+    async with _connected(home, rng, options.object_store, own_store) as (injector, client, observer, recovery):
         found_jobs = [await client.find(job) for job in jobs]
-        campaign = Campaign(injector, client, observer, recovery, found_jobs, log)
+        campaign = Campaign(injector, client, observer, recovery, found_jobs, log, account, options.only)
         log(f"seed {options.seed}, {options.minutes:g} minutes, {', '.join(found_jobs)}")
         record = await campaign.run(seed=options.seed, seconds=60 * options.minutes, sha256=options.sha256)
         found = [*faults(record), *([observer.fault] if observer.fault else [])]
     if options.as_json:
         print_json(document(record, found, seed=options.seed))
-    heading, *rows = table(record.outcomes)
-    for line in ("", *columns(heading, rows), ""):
-        log(line)
+    for heading, *rows in (table(record.outcomes), skipped(record)):
+        for line in ("", *columns(heading, rows)) if rows else ():
+            log(line)
+    log("" if record.members is not None else "\nnot checked: the script keeps no account of what its workers commit")
     for fault in found:
         log(f"BROKEN: {fault}")
     if not found:
         log(
-            f"all promises held: {len(record.outcomes)} attacks, {len(record.jobs)} jobs, each with the bits of an "
-            f"undisturbed run ({record.undisturbed_sha256[:16]}...)"
+            f"all promises held: {len(record.outcomes)} attacks, {len(record.skipped)} not carried out, "
+            f"{len(record.jobs)} jobs, each with the bits of an undisturbed run ({record.undisturbed_sha256[:16]}...)"
         )
     return 1 if found else 0
 
 
 @asynccontextmanager
 async def _connected(
-    home: Path, rng: Random, object_store: int | None
+    home: Path, rng: Random, object_store: int | None, own_store: OwnStore | None = None
 ) -> AsyncIterator[tuple[AttackInjector, Client, Observer, RecoveryWatcher]]:
-    injector = AttackInjector(home, rng=rng, object_store=object_store)
+    injector = AttackInjector(home, rng=rng, object_store=object_store, own_store=own_store)
     async with Client(find_server(home=injector.home)) as client, Observer.open(client) as observer:
         yield injector, client, observer, RecoveryWatcher(injector.home, client, observer, injector.processes)
 
