@@ -4,13 +4,13 @@ A plan is data, so that a failing one can be cut shorter.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .training import SimScript
 
-CALM_AT = 60.0
-"""Seconds of virtual time at which the faults cease."""
+LONGEST_SECONDS = 50.0
+"""Virtual time within which all faults and actions of a plan begin."""
 
 FAULTS = (
     "crash scheduler",
@@ -45,6 +45,19 @@ FAULTS = (
     "damaged storage",
     "step clock",
 )
+LOSSES = (
+    "kill worker",
+    "kill worker",
+    "freeze worker",
+    "crash agent",
+    "reset links",
+    "cut pair",
+    "cut pair one way",
+    "cut data links",
+    "cut control links",
+    "slow links",
+)
+"""Of these, those that workers meet alone. Some plans have no others, so that one comes while another is dealt with."""
 ACTIONS = ("pause", "resume", "stop", "priority", "drain", "submit again")
 
 
@@ -57,6 +70,13 @@ class Submission:
     min_workers: int
     max_workers: int
     priority: int
+
+    @property
+    def seconds(self) -> float:
+        """What its training takes about, without faults and alone."""
+        script = self.script
+        shards = max(1, script.num_shards // self.max_workers)
+        return script.import_seconds + script.iterations * shards * script.shard_seconds
 
 
 @dataclass(frozen=True)
@@ -94,6 +114,8 @@ class Plan:
     jobs: tuple[Submission, ...]
     actions: tuple[Action, ...]
     faults: tuple[Fault, ...]
+    calm_at: float
+    """When the faults cease: also when fewer of them are left."""
 
     def first(self, num_faults: int) -> "Plan":
         """The same plan with its first faults only."""
@@ -113,22 +135,39 @@ class Plan:
 def draw(seed: int) -> Plan:
     """Draw the plan of ``seed``. Some plans are mild: what goes wrong without faults must be found as well."""
     rng = random.Random(f"{seed} plan")
-    num_jobs = rng.choice((1, 1, 2, 2, 3, 5))
-    num_faults = rng.choice((0, 1, 2, 4, 8, 16))
-    kinds = rng.sample(FAULTS, rng.randint(1, len(FAULTS)))  # few kinds at a time let each act undisturbed
-    faults = sorted((_fault(rng, rng.choice(kinds)) for _ in range(num_faults)), key=lambda fault: fault.at)
-    num_actions = rng.choice((0, 0, 1, 3, 6))
-    actions = sorted((_action(rng) for _ in range(num_actions)), key=lambda action: action.at)
     slots = tuple(rng.choice((1, 2, 2, 3, 4)) for _ in range(rng.choice((1, 2, 2, 3))))
+    jobs = tuple(_submission(rng, sum(slots)) for _ in range(rng.choice((1, 1, 2, 2, 3, 5))))
+    num_faults = rng.choice((0, 1, 2, 4, 8, 16))
+    group = rng.choice((FAULTS, FAULTS, LOSSES))
+    kinds = rng.sample(group, rng.randint(1, len(group)))  # few kinds at a time let each act undisturbed
+    faults = [_fault(rng, rng.choice(kinds), at) for at in _moments(rng, jobs, num_faults)]
+    actions = [_action(rng, at) for at in _moments(rng, jobs, rng.choice((0, 0, 1, 3, 6)))]
+    ends = [*(fault.at + fault.seconds for fault in faults), *(each.at for each in (*jobs, *actions))]
     return Plan(
         seed=seed,
         slots=slots,
         num_schedulers=rng.choice((1, 1, 2)),
         policy=rng.choice(("fairshare", "fairshare", "priority")),
-        jobs=tuple(_submission(rng, sum(slots)) for _ in range(num_jobs)),
+        jobs=jobs,
         actions=tuple(actions),
         faults=tuple(faults),
+        calm_at=max(ends) + 1.0,
     )
+
+
+def _moments(rng: random.Random, jobs: Sequence[Submission], count: int) -> list[float]:
+    """Draw when things happen: most often while a job trains, and often shortly after one another."""
+    moments: list[float] = []
+    for _ in range(count):
+        how, job = rng.random(), rng.choice(jobs)
+        if moments and how < 0.4:
+            at = moments[-1] + rng.choice((0.01, 0.3, 3.0)) * rng.random()
+        elif how < 0.9:
+            at = job.at + rng.uniform(0.0, 1.5 * job.seconds + 1.0)
+        else:
+            at = rng.uniform(1.0, LONGEST_SECONDS)
+        moments.append(min(max(1.0, at), LONGEST_SECONDS))
+    return sorted(moments)
 
 
 def _submission(rng: random.Random, num_slots: int) -> Submission:
@@ -161,9 +200,9 @@ def _defect(rng: random.Random, script: SimScript) -> dict[str, object]:
     return {kind: value, "only_on": rng.choice((None, 0, 1))}
 
 
-def _fault(rng: random.Random, kind: str) -> Fault:
+def _fault(rng: random.Random, kind: str, at: float) -> Fault:
     return Fault(
-        at=rng.uniform(1.0, CALM_AT - 10),
+        at=at,
         kind=kind,
         target=rng.randrange(1000),
         seconds=rng.choice((0.05, 0.5, 2.0, 5.0, 15.0)) * rng.uniform(0.5, 1.5),
@@ -171,9 +210,9 @@ def _fault(rng: random.Random, kind: str) -> Fault:
     )
 
 
-def _action(rng: random.Random) -> Action:
+def _action(rng: random.Random, at: float) -> Action:
     return Action(
-        at=rng.uniform(1.0, CALM_AT - 10),
+        at=at,
         kind=rng.choice(ACTIONS),
         target=rng.randrange(1000),
         value=rng.choice((100, 5000, 20_000)),

@@ -16,7 +16,7 @@ from .faults import Faults
 from .loop import Clock, SimLoop, Stuck, current_process
 from .nats import Network, SimClient
 from .patches import surroundings
-from .plan import CALM_AT, Plan
+from .plan import Plan
 from .server import SimServer, Stored
 from .services import Host, Service, registry, scheduler
 from .training import Commit, SimScript
@@ -89,7 +89,7 @@ class World:
             self.loop.call_at(fault.at, self.faults.begin, fault)
         for action in self.plan.actions:
             self.loop.call_at(action.at, self.users.act, action)
-        self.loop.call_at(CALM_AT, self._become_calm)
+        self.loop.call_at(self.plan.calm_at, self._become_calm)
         self._sync()
 
     def _on_store(self, stored: Stored) -> None:
@@ -127,7 +127,7 @@ class World:
         self.users.begin_calm()
 
     def _run(self) -> None:
-        if not self.loop.run_until(lambda: self.is_over, limit=CALM_AT + PATIENCE_SECONDS):
+        if not self.loop.run_until(lambda: self.is_over, limit=self.plan.calm_at + PATIENCE_SECONDS):
             for number in range(len(self.plan.jobs)):
                 self.checks.break_promise(self._what_it_waits_for(number))
         scripts = {number: submission.script for number, submission in enumerate(self.plan.jobs)}
@@ -136,7 +136,7 @@ class World:
 
     @property
     def is_over(self) -> bool:
-        return self.loop.now > CALM_AT and self.users.are_satisfied
+        return self.loop.now > self.plan.calm_at and self.users.are_satisfied
 
     def _what_it_waits_for(self, number: int) -> str:
         job = self.users.jobs.get(number)
