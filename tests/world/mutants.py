@@ -318,7 +318,7 @@ MUTANTS = (
         "workers obey old orders",
         "an order that arrives late undoes a newer one",
         _MEMBERSHIP,
-        "if order.generation in self._orders or (order.generation <= newest and not is_first):",
+        "if order.generation in self._orders or (order.generation <= self._newest_generation and not is_first):",
         "if order.generation in self._orders:",
     ),
     Mutant(
@@ -339,8 +339,8 @@ MUTANTS = (
         "dropped workers go on",
         "a worker that was left behind keeps its slot",
         _MEMBERSHIP,
-        "            return [*forwarded, *self._on_dropped()]\n",
-        "            return forwarded\n",
+        "            return self._on_dropped()\n",
+        "            return []\n",
     ),
     Mutant(
         "members send their rounds once in a recovery",
@@ -352,9 +352,11 @@ MUTANTS = (
     Mutant(
         "a member that is behind gives its state",
         "an iteration that was committed is lost",
-        "resile_learner.membership.events",
-        "furthest = max(self.rounds.values())",
-        "furthest = min(self.rounds.values())",
+        _SYNC,
+        "            furthest = max(rounds[worker] for worker in order.workers)\n"
+        "            behind = tuple(worker for worker in order.workers if rounds[worker] < furthest)\n",
+        "            furthest = min(rounds[worker] for worker in order.workers)\n"
+        "            behind = tuple(worker for worker in order.workers if rounds[worker] > furthest)\n",
     ),
     Mutant(
         "leavers leave at once",
