@@ -167,6 +167,10 @@ class Client:
         """
         return self._read(api.Suspension, await self._post("pool/suspend", {})).jobs
 
+    async def delete(self, job: str) -> None:
+        """Remove a job that has ended, with all that is stored of it: history, logs, checkpoints, model, output."""
+        await self._request("DELETE", f"jobs/{job}")
+
     async def ledger(self, job: str) -> api.LedgerView:
         """Return how often the samples of each epoch were used."""
         return await self._get(api.LedgerView, f"jobs/{job}/ledger")

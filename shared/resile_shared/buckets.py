@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 WRONG_LAST_SEQUENCE = 10071
-_PURGE = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+_PURGE = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": "86400s"}
+"""A watcher that was disconnected for less than a day learns of a deletion; then nothing is left of the key."""
 
 
 class ConflictError(ResileError):
@@ -138,9 +139,9 @@ class Bucket(Generic[M]):
         """Remove a value as the only writer. Raises FencedError."""
         await self._send_fenced(key, b"", fence, _PURGE.copy())
 
-    async def entries(self) -> dict[str, Entry[M]]:
-        """Return all valid values, by key."""
-        async with aclosing(self.watch()) as changes:
+    async def entries(self, *, unreadable: set[str] | None = None) -> dict[str, Entry[M]]:
+        """Return all valid values, by key; add the keys of the others to ``unreadable``."""
+        async with aclosing(self.watch(unreadable=unreadable)) as changes:
             async for present in changes:
                 return {c.key: Entry(c.key, c.value, c.revision) for c in present if c.value is not None}
         raise AssertionError("a watch never ends")
@@ -149,10 +150,13 @@ class Bucket(Generic[M]):
         """Return all keys, sorted."""
         return sorted(await self.entries())
 
-    async def watch(self, key: str = "*") -> AsyncGenerator[tuple[Change[M], ...], None]:
+    async def watch(
+        self, key: str = "*", *, unreadable: set[str] | None = None
+    ) -> AsyncGenerator[tuple[Change[M], ...], None]:
         """Yield first the current state of ``key`` or of all keys, which may be empty, then each change. Never ends.
 
-        After an outage it continues with the changes made meanwhile. An invalid value is logged and skipped.
+        After an outage it continues with the changes made meanwhile. An invalid value is logged and
+        skipped, and its key added to ``unreadable``.
         """
         consumer = Consumer(
             self._connection, self._spec.stream, (f"{self._spec.prefix}{key}",), start="last_per_subject"
@@ -165,7 +169,7 @@ class Bucket(Generic[M]):
                     missing = item.num_pending
                 else:
                     missing -= 1
-                    changes = self._change(item)
+                    changes = self._change(item, unreadable)
                     if present is None and changes:
                         yield changes
                     elif present is not None:
@@ -174,7 +178,7 @@ class Bucket(Generic[M]):
                     yield tuple(present)
                     present = None
 
-    def _change(self, message: Msg) -> tuple[Change[M], ...]:
+    def _change(self, message: Msg, unreadable: set[str] | None) -> tuple[Change[M], ...]:
         key = message.subject.removeprefix(self._spec.prefix)
         revision = message.metadata.sequence.stream
         if _is_deleted(message):
@@ -183,6 +187,8 @@ class Bucket(Generic[M]):
             value = self._read(key, message.data)
         except UnreadableError as error:
             logger.error("%s", error)
+            if unreadable is not None:
+                unreadable.add(key)
             return ()
         return (Change(key, value, revision, (message.headers or {}).get("traceparent", "")),)
 

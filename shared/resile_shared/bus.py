@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
+import orjson
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from pydantic import BaseModel
@@ -138,6 +139,11 @@ class Bus:
                     raise ConflictError(stream.name, log, after) from None
                 return sequence_of(newest)
             return int(answer["seq"])
+
+    async def purge(self, stream: Stream, subject: str) -> None:
+        """Remove the messages of ``stream`` that match ``subject``."""
+        body = orjson.dumps({"filter": subject})
+        await self.connection.request_store(f"$JS.API.STREAM.PURGE.{stream.name}", body)
 
     async def last(self, stream: Stream, model: type[M], *, subject: str) -> Received[M] | None:
         """Return the newest message of ``stream`` that matches ``subject``, None without one. Raises Malformed."""

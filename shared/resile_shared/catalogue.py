@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, type[BaseModel]] = {
     "job.stop": commands.JobStop,
     "job.pause": commands.JobPause,
     "job.resume": commands.JobResume,
+    "job.delete": commands.JobDelete,
     "host.drain": commands.HostDrain,
     "pool.suspend": commands.PoolSuspend,
 }

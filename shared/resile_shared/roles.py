@@ -10,9 +10,11 @@ from .subjects import (
     DEAD_LETTERS,
     EVENTS,
     HOSTS,
+    JOB_STREAMS,
     JOBS,
     LEASE,
     LOGS,
+    NUMBERS,
     POOL,
     PROGRESS,
     REPORTS,
@@ -35,6 +37,8 @@ class Role:
     reads: tuple[BucketSpec[Any], ...] = ()
     writes: tuple[BucketSpec[Any], ...] = ()
     """Buckets that it reads and writes."""
+    purges: tuple[Stream, ...] = ()
+    """Streams from which it removes messages."""
     creates_streams: bool = False
     """Whether it creates all streams and buckets that do not exist."""
 
@@ -52,6 +56,7 @@ REGISTRY = Role(
     subscribes=(subjects.HELLOS, subjects.GOODBYES, subjects.HEARTBEATS, subjects.HOST_COMMANDS),
     follows=(EVENTS,),
     writes=(HOSTS, POOL),
+    purges=(EVENTS,),
     creates_streams=True,
 )
 SCHEDULER = Role(
@@ -68,7 +73,8 @@ SCHEDULER = Role(
     ),
     follows=(EVENTS, REPORTS),
     reads=(HOSTS, POOL),
-    writes=(JOBS, ALLOCATIONS, LEASE),
+    writes=(JOBS, ALLOCATIONS, LEASE, NUMBERS),
+    purges=tuple(stream for stream, _ in JOB_STREAMS),
     creates_streams=True,
 )
 LEARNER = Role(
@@ -112,6 +118,7 @@ def permissions(role: Role) -> dict[str, Any]:
     for bucket in (*role.reads, *role.writes):
         publish += _reading(bucket.stream)
     publish += [subject for bucket in role.writes for subject in (f"{bucket.prefix}*", bucket.fence)]
+    publish += [f"{_API}.STREAM.PURGE.{stream.name}" for stream in role.purges]
     for name in stream_names() if role.creates_streams else ():
         publish += [f"{_API}.STREAM.CREATE.{name}", f"{_API}.STREAM.UPDATE.{name}", f"{_API}.STREAM.INFO.{name}"]
     return {

@@ -83,6 +83,7 @@ def _bucket_config(bucket: BucketSpec[Any]) -> dict[str, Any]:
         "discard": "new",
         "max_msgs_per_subject": 1,
         "allow_rollup_hdrs": True,
+        "allow_msg_ttl": True,
         "deny_delete": True,
         "allow_direct": True,
         "duplicate_window": _nanoseconds(DUPLICATES),

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from .errors import ResileError
 from .messages.allocations import Allocation
 from .messages.hosts import HostRecord
-from .messages.jobs import JobRecord
+from .messages.jobs import JobNumber, JobRecord
 from .messages.lease import Lease
 from .messages.pool import PoolSettings
 
@@ -102,6 +102,11 @@ def suspicion(job: str) -> str:
     return _build("suspicion", job)
 
 
+def host_subjects(host: str) -> str:
+    """All that is stored in streams of one host."""
+    return _build("host", host) + ".*"
+
+
 def log(job: str) -> str:
     """Output of a job's workers."""
     return _build("log", job)
@@ -163,6 +168,8 @@ REPORTS = Stream("reports", tuple(map(reports_of_kind, FACTS)), 4096 * _MiB, max
 PROGRESS = Stream("progress", (reports_of_kind("progress"),), 256 * _MiB, max_per_subject=2000)
 LOGS = Stream("logs", (LOGS_OF_ALL,), 1024 * _MiB, max_per_subject=20_000, syncs=False)
 DEAD_LETTERS = Stream("deadletters", (DEAD_LETTER,), 64 * _MiB, timedelta(days=30))
+JOB_STREAMS = ((EVENTS, job_events), (REPORTS, reports_of), (PROGRESS, reports_of), (LOGS, log))
+"""The streams that hold something of jobs, and under which subject each holds what it has of one."""
 STREAMS = (EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS)
 
 M = TypeVar("M", bound=BaseModel)
@@ -202,12 +209,15 @@ ALLOCATIONS = BucketSpec("allocations", Allocation)
 HOSTS = BucketSpec("hosts", HostRecord)
 LEASE = BucketSpec("lease", Lease)
 POOL = BucketSpec("pool", PoolSettings)
+NUMBERS = BucketSpec("numbers", JobNumber)
 BUCKETS: tuple[BucketSpec[Any], ...] = (
     JOBS,
     ALLOCATIONS,
     HOSTS,
     LEASE,
     POOL,
+    NUMBERS,
 )
 LEASE_KEY = "scheduler"
 POOL_KEY = "settings"
+NUMBERS_KEY = "jobs"

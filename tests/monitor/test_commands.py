@@ -1,16 +1,17 @@
 """What people ask for reaches scheduler and registry, and their answers come back."""
 
+import asyncio
 from typing import Any
 
-from resile_shared.api import Empty, JobView, Submission
+from resile_shared.api import Empty, JobList, JobView, Submission
 from resile_shared.catalogue import model_of
 from resile_shared.envelope import Received
 from resile_shared.messages.commands import Accepted, JobSubmit, PoolSuspend, Refused
-from resile_shared.messages.jobs import JobSpec
+from resile_shared.messages.jobs import JobSpec, JobState
 from resile_shared.subjects import HOST_COMMANDS, JOB_COMMANDS, POOL_COMMANDS
 
 from .examples import PACKAGE, SPEC, host, job
-from .monitors import Monitors, Scene
+from .monitors import Monitor, Monitors, Scene
 
 BODY = SPEC.model_dump(mode="json")
 
@@ -95,6 +96,25 @@ async def test_every_command_arrives_as_it_was_asked(monitors: Monitors, scene: 
         ("host.drain", {"host_id": "host-1", "deadline_seconds": 5.0}),
         ("host.drain", {"host_id": "host-1", "deadline_seconds": None}),
     ]
+
+
+async def test_a_job_that_is_deleted_is_gone_at_once(monitors: Monitors, scene: Scene) -> None:
+    answering = Answering(scene)
+    await answering.listen()
+    await scene.store_job(job(state=JobState.COMPLETED))
+    monitor = await monitors.start()
+    async with monitor.http.delete("/v1/jobs/job-1") as answer:
+        assert answer.status == 200, await answer.text()
+    assert answering.asked == [("job.delete", {"job_id": "job-1"})]
+    await scene.store_job(job(state=JobState.COMPLETED, is_deleted=True))  # as the scheduler does before it answers
+    await until_unknown(monitor)
+    assert (await monitor.problem("DELETE", "/v1/jobs/job-1")).status == 404
+
+
+async def until_unknown(monitor: Monitor) -> None:
+    async with asyncio.timeout(30):
+        while (await monitor.get("/v1/jobs", JobList)).jobs:  # noqa: ASYNC110 - it is another process
+            await asyncio.sleep(0.02)
 
 
 async def test_what_is_refused_says_why(monitors: Monitors, scene: Scene) -> None:

@@ -16,6 +16,7 @@ from resile_registry.core import (
     HostsLoaded,
     Publish,
     Registry,
+    RemoveHost,
     Reply,
     StoreHost,
     Tick,
@@ -216,6 +217,21 @@ def test_a_draining_host_that_goes_silent_is_lost() -> None:
     bench.tell(DrainRequested("c1", HostDrain(host_id="host-1")))
     bench.listen(DETECTION + TICK)
     assert bench.stored["host-1"].state is HostState.LOST
+
+
+def test_a_host_that_is_gone_for_long_is_forgotten_and_may_come_back_as_a_new_one() -> None:
+    bench = Bench()
+    for name in ("a", "b"):
+        bench.tell(hello(name, incarnation=7))
+    bench.tell(HostGoodbye(host="a", incarnation=7))
+    bench.now += 89 * 86400.0
+    bench.tell(beat("b", 7))
+    assert [c for c in bench.tell(Tick()) if isinstance(c, RemoveHost)] == []
+    bench.now += 2 * 86400.0
+    assert [c for c in bench.tell(Tick()) if isinstance(c, RemoveHost)] == [RemoveHost("a")]
+    assert set(bench.registry.hosts) == {"b"}, "one that is there is kept, however long it has been"
+    bench.tell(hello("a"))
+    assert bench.registry.hosts["a"].incarnation == 1
 
 
 def test_ten_thousand_hosts_beat_without_a_false_loss() -> None:

@@ -19,6 +19,7 @@ from resile_shared.envelope import Received
 from resile_shared.messages.commands import (
     ID_REUSED,
     Accepted,
+    JobDelete,
     JobPause,
     JobPriority,
     JobResume,
@@ -52,13 +53,20 @@ class Watcher:
         self.records: dict[str, JobRecord] = {}
         self.events: list[JobEvent] = []
         self.items: dict[tuple[str, int], HistoryItem] = {}
+        self.kept: set[str] = set()
+        """The jobs that have a record now."""
 
     async def records_change(self) -> None:
         """Show each record once its history is known: what it does not hold was published before."""
         async for changes in self.bus.bucket(JOBS).watch():
-            for record in (change.value for change in changes if change.value is not None):
+            for change in changes:
+                if (record := change.value) is None:
+                    self.kept.discard(change.key)
+                    continue
+                self.kept.add(record.job)
                 self.items |= {(record.job, item.number): item for item in record.unpublished}
-                await until(lambda record=record: len(self.history(record.job)) >= record.num_items)  # type: ignore[misc]
+                if not record.is_deleted:
+                    await until(lambda record=record: len(self.history(record.job)) >= record.num_items)  # type: ignore[misc]
                 self.records[record.job] = record
 
     async def events_come(self) -> None:
@@ -110,7 +118,7 @@ class House:
         assert answer.job_id is not None
         return answer.job_id
 
-    async def ask(self, request: JobPriority | JobStop | JobPause | JobResume) -> Accepted | Refused:
+    async def ask(self, request: JobPriority | JobStop | JobPause | JobResume | JobDelete) -> Accepted | Refused:
         verb = type(request).__name__.removeprefix("Job").lower()
         return await self.publisher.ask(subjects.command("job", verb), request)
 
@@ -122,9 +130,11 @@ async def house(pool: Pool) -> AsyncIterator[House]:
 
 
 @asynccontextmanager
-async def furnished(pool: Pool) -> AsyncIterator[House]:
+async def furnished(pool: Pool, **settings: object) -> AsyncIterator[House]:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(in_process(pool, "registry", resile_registry.service.run, RegistrySettings))
+        await stack.enter_async_context(
+            in_process(pool, "registry", resile_registry.service.run, RegistrySettings, **settings)
+        )
         watcher = Watcher(await pool.bus("monitor"))
         for work in (watcher.records_change(), watcher.events_come()):
             task = asyncio.create_task(work)

@@ -165,3 +165,11 @@ async def resume(client: "Client", job: Job) -> Answer:
     found = await client.find(job)
     await client.resume(found)
     return {"id": found}, [f"{found} is resuming"]
+
+
+@pool_command(app, short_help="Remove a job that has ended, with all its files.")
+async def delete(client: "Client", job: Job) -> Answer:
+    """Remove a job that has ended: its history, logs, checkpoints, model and output."""
+    found = await client.find(job)
+    await client.delete(found)
+    return {"id": found}, [f"{found} is deleted"]

@@ -71,6 +71,13 @@ def up(
         float,
         typer.Option(metavar="S", min=1, max=86400, help="Seconds that Ctrl-C gives jobs to save a checkpoint."),
     ] = 120.0,
+    keep_jobs: Annotated[
+        int, typer.Option(metavar="N", min=0, max=100_000, help="Of the jobs that have ended, keep the newest N.")
+    ] = 1000,
+    keep_days: Annotated[
+        float,
+        typer.Option(metavar="D", min=0.001, max=36500, help="Keep jobs that have ended, and hosts that left, D days."),
+    ] = 90.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object when ready; everything else goes to stderr.")
     ] = False,
@@ -103,6 +110,8 @@ def up(
             policy=policy,
             detection_seconds=detection_seconds,
             grace_seconds=grace_seconds,
+            keep_jobs=keep_jobs,
+            keep_days=keep_days,
             open_to_chaos=open_to_chaos,
             namespaces=namespaces,
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+from resile_shared.messages.pool import DEFAULT_KEEP_DAYS, DEFAULT_KEEP_JOBS
 from resile_shared.nats_server import NatsServer
 from resile_shared.policies import PolicyName
 
@@ -31,6 +32,10 @@ class PoolOptions:
     """Silence after which a host or worker is lost."""
     grace_seconds: float = 120.0
     """How long jobs may take to save a checkpoint when the pool stops."""
+    keep_jobs: int = DEFAULT_KEEP_JOBS
+    """So many of the jobs that ended are kept."""
+    keep_days: float = DEFAULT_KEEP_DAYS
+    """For so long jobs that ended and hosts that left are kept."""
     open_to_chaos: bool = False
     """Whether `resile chaos` may attack it."""
     namespaces: bool = False
@@ -96,12 +101,17 @@ class Services:
 
     def registry(self) -> ServiceSpec:
         """Return the registry."""
-        return self._spec("registry", "resile_registry", "registry", *self._detection)
+        keeping = ("--keep-jobs", str(self._options.keep_jobs), "--keep-days", f"{self._options.keep_days:g}")
+        return self._spec("registry", "resile_registry", "registry", *self._detection, *keeping)
 
     def scheduler(self) -> ServiceSpec:
         """Return the scheduler."""
         return self._spec(
-            "scheduler", "resile_scheduler", "scheduler", *self._detection, "--policy", self._options.policy
+            "scheduler",
+            "resile_scheduler",
+            "scheduler",
+            *self._detection,
+            *("--policy", self._options.policy, "--storage", self._storage),
         )
 
     def monitor(self, *, port: int) -> ServiceSpec:

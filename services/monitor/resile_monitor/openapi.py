@@ -63,6 +63,7 @@ OPERATIONS = (
     Operation("post", "/v1/jobs/{job}/stop", "End a job for good", api.Empty, body=api.StopJob),
     Operation("post", "/v1/jobs/{job}/pause", "Save a checkpoint and let go of all slots", api.Empty, body=api.Empty),
     Operation("post", "/v1/jobs/{job}/resume", "Have a paused job go on", api.Empty, body=api.Empty),
+    Operation("delete", "/v1/jobs/{job}", "Remove a job that has ended, with all that is stored of it", api.Empty),
     Operation("get", "/v1/hosts", "All hosts, and what runs on their slots", api.HostList),
     Operation("get", "/v1/hosts/{host}", "One host", api.HostView),
     Operation("post", "/v1/hosts/{host}/drain", "Free a host of workers", api.Empty, body=api.DrainHost),
@@ -135,7 +136,7 @@ def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
             yield {"name": name, "in": "query", "schema": schema}
     if operation.streams:
         yield {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}}
-    if operation.method == "post" and operation.body != _GZIP:
+    if operation.method in ("post", "delete") and operation.body != _GZIP:
         yield {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string", "maxLength": 200}}
 
 

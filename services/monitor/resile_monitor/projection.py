@@ -17,6 +17,8 @@ from resile_shared.messages.reports import Failed, Progress, Report, Warned
 from .views import JobReports, active_slots, host_view, job_summary, job_view
 
 MAX_WARNINGS = 100
+MAX_GONE = 10_000
+"""Jobs and hosts without a record of which something is remembered."""
 
 R = TypeVar("R")
 
@@ -36,12 +38,16 @@ class Projection:
     def store_job(self, job: str, record: JobRecord | None, *, revision: int) -> None:
         """Take in what is stored of a job; None: it is gone."""
         if self._is_newer("job", job, revision):
-            _put(self._jobs, job, record)
+            _put(self._jobs, job, record if record and not record.is_deleted else None)
+            if job not in self._jobs:
+                self._told.pop(job, None)
 
     def store_host(self, host: str, record: HostRecord | None, *, revision: int) -> None:
         """Take in what is stored of a host; None: it is gone."""
         if self._is_newer("host", host, revision):
             _put(self._hosts, host, record)
+            if record is None:
+                self._beats.pop(host, None)
 
     def beat(self, beat: Heartbeat) -> None:
         """Take in what runs on a host."""
@@ -69,12 +75,21 @@ class Projection:
                     reports.warnings[message] = None
 
     def _of(self, job: str) -> JobReports:
-        return self._told.setdefault(job, JobReports())
+        reports = self._told.setdefault(job, JobReports())
+        if len(self._told) > len(self._jobs) + MAX_GONE:  # reports may arrive before the records of their jobs
+            del self._told[next(name for name in self._told if name not in self._jobs)]
+        return reports
 
     def _is_newer(self, kind: str, key: str, revision: int) -> bool:
         if revision <= self._revisions.get((kind, key), 0):
             return False
+        self._revisions.pop((kind, key), None)
         self._revisions[kind, key] = revision
+        if len(self._revisions) > len(self._jobs) + len(self._hosts) + MAX_GONE:
+            gone = next(
+                key for key in self._revisions if key[1] not in (self._jobs if key[0] == "job" else self._hosts)
+            )
+            del self._revisions[gone]
         return True
 
     # out

@@ -10,6 +10,7 @@ Events go in through `Registry.handle`, commands come out; the service carries t
 - After a restart the registry knows no deadlines. It gives each host ``detection_seconds`` from its start.
 - A record stored just before the registry exited may not have been published: the next one publishes it again, and the
   bus drops duplicates.
+- A host that was lost or has left is forgotten after ``keep_days``.
 - A heartbeat takes constant time for any number of hosts: all have the same timeout, so the order of their last
   heartbeats is the order of their deadlines.
 """
@@ -30,10 +31,12 @@ from resile_shared.messages.hosts import (
     HostState,
 )
 from resile_shared.messages.message import at
+from resile_shared.messages.pool import DEFAULT_KEEP_DAYS
 from resile_shared.recent_events import RecentEvents
 
 REMEMBERED_COMMANDS = 1000
 ANNOUNCE_AGAIN_SECONDS = 300.0
+DAY_SECONDS = 86400.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,13 @@ class StoreHost:
 
 
 @dataclass(frozen=True)
+class RemoveHost:
+    """Remove all that is stored of a host."""
+
+    host: str
+
+
+@dataclass(frozen=True)
 class Publish:
     """Publish the event."""
 
@@ -90,14 +100,17 @@ class Reply:
     answer: Accepted | Refused
 
 
-Command = StoreHost | Publish | Reply
+Command = StoreHost | RemoveHost | Publish | Reply
 
 
 class Registry:
     """The state of all hosts and all decisions about them. Only `handle` changes it."""
 
-    def __init__(self, *, detection_seconds: float = 3.0, tick_seconds: float = 0.25) -> None:
+    def __init__(
+        self, *, detection_seconds: float = 3.0, keep_days: float = DEFAULT_KEEP_DAYS, tick_seconds: float = 0.25
+    ) -> None:
         self._detection_seconds = detection_seconds
+        self._keep_seconds = keep_days * DAY_SECONDS
         self._max_tick_gap = 2 * tick_seconds  # a later tick does not count as listening
         self._listening_time = 0.0  # until the last tick
         self._last_tick: float | None = None
@@ -147,7 +160,16 @@ class Registry:
                 break
             silent.append(host)
         reason = f"silent for {self._detection_seconds:g} seconds"
-        return [command for host in silent for command in self._gone(host, HostState.LOST, reason, now)]
+        lost = [command for host in silent for command in self._gone(host, HostState.LOST, reason, now)]
+        return [*lost, *self._remove_old(now)]
+
+    def _remove_old(self, now: float) -> list[Command]:
+        """Forget the hosts that were lost or have left long ago; one that comes back is a new host."""
+        oldest = at(max(0.0, now - self._keep_seconds))
+        gone = [name for name in self.hosts.keys() - self._last_heard.keys() if self.hosts[name].since < oldest]
+        for name in gone:
+            del self.hosts[name]
+        return [RemoveHost(name) for name in sorted(gone)]
 
     def _record_message(self, host: str, now: float) -> None:
         self._last_heard.pop(host, None)

@@ -33,7 +33,6 @@ from resile_shared.messages.hosts import (
     HostRecord,
 )
 from resile_shared.messages.message import timestamp
-from resile_shared.messages.pool import PoolSettings
 from resile_shared.pool_settings import store_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.subjects import EVENTS, GOODBYES, HELLOS, HOSTS
@@ -47,6 +46,7 @@ from .core import (
     HostsLoaded,
     Publish,
     Registry,
+    RemoveHost,
     Reply,
     StoreHost,
     Tick,
@@ -64,7 +64,7 @@ _WHAT = {HostJoined: "joined", HostDraining: "draining", HostLost: "lost", HostL
 
 async def run(context: ServiceContext[RegistrySettings]) -> None:
     """Keep the records of all hosts, until cancelled. Raises ConflictError when another registry does."""
-    await store_pool_settings(context.bus, PoolSettings(detection_seconds=context.settings.detection_seconds))
+    await store_pool_settings(context.bus, context.settings.pool)
     async with asyncio.TaskGroup() as group:
         await _Service(context, group).start()
 
@@ -101,7 +101,11 @@ class _Service:
         self._hosts = context.bus.bucket(HOSTS)
         self._revisions: dict[str, int] = {}
         self._clock = SteadyClock()
-        self._core = Registry(detection_seconds=context.settings.detection_seconds, tick_seconds=TICK_SECONDS)
+        self._core = Registry(
+            detection_seconds=context.settings.detection_seconds,
+            keep_days=context.settings.keep_days,
+            tick_seconds=TICK_SECONDS,
+        )
         self._group = group
         self._queues = _HostQueues(self._carry_out, group)
         self._answers: dict[str, asyncio.Future[Accepted | Refused]] = {}
@@ -171,6 +175,8 @@ class _Service:
         match command:
             case StoreHost(record):
                 await self._store(record)
+            case RemoveHost(host):
+                await self._remove(host)
             case Publish(event):
                 await self._announce(event)
             case Reply(asked, answer):
@@ -181,6 +187,12 @@ class _Service:
         logger.info("host %s host=%s incarnation=%d reason=%r", what, event.host, event.incarnation, event.reason)
         message_id = f"{event.host}/{event.incarnation}/{what}/{timestamp(event.time)}"
         await self._bus.publish(subjects.host_event(event.host, what), event, message_id=message_id)
+
+    async def _remove(self, host: str) -> None:
+        """Remove the events first: a hello without a record would make the host join."""
+        logger.info("host removed host=%s", host)
+        await self._bus.purge(EVENTS, subjects.host_subjects(host))
+        await self._hosts.delete(host, revision=self._revisions.pop(host))
 
     async def _store(self, record: HostRecord) -> None:
         known = self._revisions.get(record.host)
@@ -194,6 +206,8 @@ def _host_of(command: Command) -> str:
     match command:
         case StoreHost(record):
             return record.host
+        case RemoveHost(host):
+            return host
         case Publish(event):
             return event.host
         case Reply(asked, _):

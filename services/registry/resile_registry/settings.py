@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from resile_shared.messages.pool import DEFAULT_KEEP_DAYS, DEFAULT_KEEP_JOBS, MAX_KEEP_JOBS, PoolSettings
 from resile_shared.settings import DetectionSeconds, ServiceSettings
 
 
@@ -12,3 +13,16 @@ class RegistrySettings(ServiceSettings):
         default=3.0,
         description="silence after which a host or worker is lost, three heartbeat intervals",
     )
+    keep_jobs: int = Field(
+        default=DEFAULT_KEEP_JOBS, ge=0, le=MAX_KEEP_JOBS, description="of the jobs that ended, so many are kept"
+    )
+    keep_days: float = Field(
+        default=DEFAULT_KEEP_DAYS, gt=0, description="for so long jobs that ended and hosts that left are kept"
+    )
+
+    @property
+    def pool(self) -> PoolSettings:
+        """What it stores for all services."""
+        return PoolSettings(
+            detection_seconds=self.detection_seconds, keep_jobs=self.keep_jobs, keep_days=self.keep_days
+        )

@@ -26,11 +26,12 @@ from resile_shared.errors import MessageTooLarge
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted, Refused
 from resile_shared.messages.instructions import Instruction
-from resile_shared.messages.jobs import MAX_UNPUBLISHED, FailureCounts, HistoryItem, JobRecord
+from resile_shared.messages.jobs import MAX_UNPUBLISHED, FailureCounts, HistoryItem, JobNumber, JobRecord
 from resile_shared.outbox import Outbox
-from resile_shared.subjects import ALLOCATIONS, JOBS
+from resile_shared.subjects import ALLOCATIONS, JOBS, NUMBERS, NUMBERS_KEY
 from resile_shared.telemetry import resumed, traced
 
+from .core.pool import number_of
 from .lease import Lease
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,16 @@ class Batch:
     context: Context = field(default_factory=get_current)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What a new leader finds."""
+
+    records: tuple[JobRecord, ...]
+    allocations: tuple[Allocation, ...]
+    last_number: int
+    """The highest number of a job that is gone, or that cannot be read: it is not given to another."""
+
+
 class Executor:
     """Executes batches in the order in which they are put, and publishes what is stored."""
 
@@ -68,21 +79,36 @@ class Executor:
         """The jobs that the bus has refused to store, and the items of their histories that are not stored."""
         self._jobs = _Owned(bus.bucket(JOBS))
         self._allocations = _Owned(bus.bucket(ALLOCATIONS))
+        self._numbers = _Owned(bus.bucket(NUMBERS))
+        self._last_number = 0
+        """The highest number of a removed job that this scheduler has stored."""
         self._outbox = Outbox(bus)
         self._batches: asyncio.Queue[Batch] = asyncio.Queue()
         self._to_publish: asyncio.Queue[tuple[str, Context]] = asyncio.Queue()
         self._answers: dict[str, asyncio.Future[Accepted | Refused]] = {}
 
-    async def read(self) -> tuple[tuple[JobRecord, ...], tuple[Allocation, ...]]:
-        """Take over from earlier leaders; return all jobs and all allocations, as they are stored.
-
-        Raises FencedError if a later leader has done so.
-        """
+    async def read(self) -> Stored:
+        """Take over from earlier leaders; return what is stored. Raises FencedError if a later leader has done so."""
         epoch = self._lease.epoch
-        records = await self._jobs.take_over(epoch)
+        records, unreadable = await self._jobs.take_over(epoch)
+        allocations, _ = await self._allocations.take_over(epoch)
+        numbers, _ = await self._numbers.take_over(epoch)
         for record in records:
             self._publish_later(record)
-        return records, await self._allocations.take_over(epoch)
+        known = (*(stored.number for stored in numbers), *map(number_of, unreadable))
+        return Stored(records, allocations, max(known, default=0))
+
+    async def remove(self, job: str) -> None:
+        """Remove the allocation and the record of a job, of which nothing else is stored any more."""
+        await self._lease.confirm()
+        await self._outbox.forget(job)
+        number = number_of(job)
+        if number > self._last_number:
+            await self._numbers.put(NUMBERS_KEY, JobNumber(number=number))
+            self._last_number = number
+        await self._allocations.remove(job)
+        await self._jobs.remove(job)
+        self._refused.pop(job, None)
 
     def put(self, batch: Batch) -> None:
         """Add ``batch`` to the queue."""
@@ -208,9 +234,15 @@ class _Owned(Generic[M]):
         self._bucket = bucket
         self._fence: Fence
 
-    async def take_over(self, epoch: int) -> tuple[M, ...]:
+    async def take_over(self, epoch: int) -> tuple[tuple[M, ...], set[str]]:
+        """Return all values, and the keys of those that cannot be read."""
         self._fence = await self._bucket.take_over(epoch)
-        return tuple(entry.value for entry in (await self._bucket.entries()).values())
+        unreadable: set[str] = set()
+        entries = await self._bucket.entries(unreadable=unreadable)
+        return tuple(entry.value for entry in entries.values()), unreadable
+
+    async def remove(self, key: str) -> None:
+        await self._bucket.remove(key, fence=self._fence)
 
     async def put(self, key: str, value: M) -> None:
         await self._bucket.put(key, value, fence=self._fence)

@@ -26,6 +26,7 @@ from resile_shared.envelope import Received
 from resile_shared.messages import instructions
 from resile_shared.messages.commands import (
     Accepted,
+    JobDelete,
     JobPause,
     JobPriority,
     JobResume,
@@ -48,13 +49,16 @@ from .core.core import Scheduler
 from .core.events import (
     Command,
     Event,
+    HostRemoved,
     JobChangeRequested,
     JobNotStored,
+    JobRemoved,
     JobSubmitted,
     PauseWorkers,
     PoolSuspendRequested,
     ProbeExpired,
     ProbeHost,
+    RemoveJob,
     Reply,
     StateRestored,
     StopWorkers,
@@ -63,8 +67,10 @@ from .core.events import (
     WriteAllocation,
 )
 from .core.policies import POLICIES
+from .core.retention import Limits
 from .executor import Batch, Executor
 from .lease import Lease
+from .remover import Remover
 from .settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
@@ -104,18 +110,21 @@ class _Service:
             secret=secrets.token_hex(32),
             policy=POLICIES[context.settings.policy],
             detection_seconds=pool.detection_seconds,
+            limits=Limits(pool.keep_jobs, pool.keep_days),
         )
         self._clock = SteadyClock()
         self._lease = lease
         self._executor = Executor(context.bus, lease, on_refused=self._on_refused)
+        self._remover = Remover(context.bus, self._executor, context.settings.storage, on_removed=self._on_removed)
 
     async def start(self) -> None:
-        jobs, allocations = await self._executor.read()
+        stored = await self._executor.read()
         changes = self._bus.bucket(HOSTS).watch()
         hosts = tuple(change.value for change in await anext(changes) if change.value is not None)
         self._group.create_task(self._executor.run())
         self._group.create_task(self._executor.publish())
-        restored = self._handle(StateRestored(jobs, allocations, hosts))
+        self._group.create_task(self._remover.run())
+        restored = self._handle(StateRestored(stored.records, stored.allocations, hosts, stored.last_number))
         if restored is not None:
             await restored.done.wait()
         self._group.create_task(self._watch(changes))
@@ -127,7 +136,7 @@ class _Service:
         for commands in (subjects.JOB_COMMANDS, subjects.POOL_COMMANDS):
             await self._bus.answer(commands, model_of, self._on_command)
         self._context.is_ready = True
-        logger.info("restored jobs=%s hosts=%s", len(jobs), len(hosts))
+        logger.info("restored jobs=%s hosts=%s", len(stored.records), len(hosts))
 
     # events
 
@@ -135,9 +144,8 @@ class _Service:
         async with aclosing(changes):
             async for batch in changes:
                 for change in batch:
-                    if change.value is not None:
-                        with continued(f"host {change.key}", change.headers, always=False):
-                            self._handle(change.value)
+                    with continued(f"host {change.key}", change.headers, always=False):
+                        self._handle(change.value or HostRemoved(change.key))
 
     async def _on_suspicion(self, received: Received[Report]) -> None:
         self._handle(received.message)
@@ -160,7 +168,7 @@ class _Service:
         match received.message:
             case JobSubmit(spec=spec):
                 event: Event = JobSubmitted(received.id, spec)
-            case JobPriority() | JobStop() | JobPause() | JobResume() as request:
+            case JobPriority() | JobStop() | JobPause() | JobResume() | JobDelete() as request:
                 event = JobChangeRequested(received.id, request)
             case PoolSuspend():
                 event = PoolSuspendRequested(received.id)
@@ -168,6 +176,9 @@ class _Service:
                 raise AssertionError(f"not a command on jobs: {other}")
         self._handle(event)
         return await self._executor.answer_to(received.id)
+
+    def _on_removed(self, job: str) -> None:
+        self._handle(JobRemoved(job))
 
     def _on_refused(self, job: str, reason: str) -> None:
         self._handle(JobNotStored(job, reason))
@@ -184,6 +195,11 @@ class _Service:
             num_steady = num_steady + 1 if time.monotonic() - begun < 2 * TICK_SECONDS else 0
             if num_steady >= SETTLE_TICKS:
                 self._handle(Tick())
+
+    async def _remove(self, command: RemoveJob, batch: Batch) -> None:
+        """Remove a job once it is stored that it is deleted."""
+        await batch.done.wait()
+        self._remover.put(command)
 
     async def _probe(self, probe: ProbeHost, batch: Batch) -> None:
         """Ask for a heartbeat; report the end of the time for it, after all that arrived by then."""
@@ -205,6 +221,8 @@ class _Service:
         for command in commands:
             if isinstance(command, ProbeHost):
                 self._group.create_task(self._probe(command, batch))
+            elif isinstance(command, RemoveJob):
+                self._group.create_task(self._remove(command, batch))
         for allocation in batch.allocations:
             slots = ",".join(placement.slot_name for placement in allocation.placements) or "none"
             what = "ordered" if allocation.has_addresses else "allocated"

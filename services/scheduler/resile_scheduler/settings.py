@@ -9,6 +9,9 @@ from resile_shared.settings import DetectionSeconds, ServiceSettings
 class SchedulerSettings(ServiceSettings):
     """Settings of the scheduler."""
 
+    storage: str | None = Field(
+        default=None, description="URL of the pool's object storage, from which deleted jobs are removed"
+    )
     policy: PolicyName = Field(default=PolicyName.FAIRSHARE, description=POLICIES_HELP)
     detection_seconds: DetectionSeconds | None = Field(
         default=None, description="must equal that of the pool, which is the default"

@@ -49,6 +49,12 @@ class PoolSuspend(Message):
     """
 
 
+class JobDelete(Message):
+    """``job.delete``: remove a job that has ended, with all that is stored of it."""
+
+    job_id: Id
+
+
 class HostDrain(Message):
     """``host.drain``: jobs leave the host at an iteration boundary; it gets no new workers."""
 

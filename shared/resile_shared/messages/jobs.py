@@ -154,6 +154,8 @@ class JobRecord(Message):
     ready: Ready | None = None
     checkpoint: CheckpointSaved | None = Field(default=None, description="the newest one that was reported")
     completed: Completed | None = None
+    ended: Time | None = Field(default=None, description="when it entered its final state")
+    is_deleted: bool = Field(default=False, description="it is being removed")
 
     @model_validator(mode="after")
     def _is_numbered(self) -> Self:
@@ -161,6 +163,12 @@ class JobRecord(Message):
         if any(item.number != number for number, item in enumerate(self.unpublished, start=first)):
             raise ValueError("unpublished items must be numbered without a gap up to the last of the history")
         return self
+
+
+class JobNumber(Message):
+    """The highest number of a job that was removed: numbers never come again."""
+
+    number: Count
 
 
 class JobEvent(Message):

@@ -6,6 +6,9 @@ from .message import Message
 
 MIN_DETECTION_SECONDS = 1.0
 MAX_DETECTION_SECONDS = 3600.0
+DEFAULT_KEEP_JOBS = 1000
+DEFAULT_KEEP_DAYS = 90.0
+MAX_KEEP_JOBS = 100_000
 
 
 class PoolSettings(Message):
@@ -13,6 +16,16 @@ class PoolSettings(Message):
 
     detection_seconds: float = Field(
         ge=MIN_DETECTION_SECONDS, le=MAX_DETECTION_SECONDS, description="silence after which somebody is lost"
+    )
+
+    keep_jobs: int = Field(
+        default=DEFAULT_KEEP_JOBS, ge=0, le=MAX_KEEP_JOBS, description="the newest jobs that ended are kept"
+    )
+    keep_days: float = Field(
+        default=DEFAULT_KEEP_DAYS,
+        gt=0,
+        le=36500,
+        description="for so long jobs that ended and hosts that left are kept",
     )
 
     @property

@@ -65,6 +65,8 @@ class AgentIncarnation:
         self._runner = WorkerRunner(fork_server, self._workers)
         self._reports = ReportQueue(bus, Spool(context.folder.path / "facts"))
         self._has_read_allocations = False
+        self._deleted: set[str] = set()
+        """Jobs that were deleted, whose files have to be removed."""
         self._ended: asyncio.Future[EndIncarnation] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> EndIncarnation:
@@ -100,7 +102,7 @@ class AgentIncarnation:
         await self._send_waiting_lines(MAX_WAITING_LINES)
         if self._bus.is_up:
             await self._reports.flush()
-        for job in self._context.folder.jobs_with_files():
+        for job in set(self._context.folder.jobs_with_files()) - self._deleted:
             await self._workers.upload_output(job)
 
     def _post(self, event: Event, context: Context | None = None) -> None:
@@ -120,6 +122,8 @@ class AgentIncarnation:
     async def _watch_allocations(self) -> None:
         async for changes in self._bus.bucket(ALLOCATIONS).watch():
             for change in changes:
+                if change.value is None:
+                    self._deleted.add(change.key)
                 self._post(change.value or AllocationGone(change.key), context_of(change.headers))
             self._has_read_allocations = True
 
@@ -209,7 +213,11 @@ class AgentIncarnation:
         folder = self._context.folder
         while True:
             await asyncio.sleep(OUTPUT_SECONDS)
-            for job in folder.jobs_with_files():
+            for job in [job for job in self._deleted if not self._core.needs(job)]:
+                await self._remove_files(job)
+                await asyncio.to_thread(shutil.rmtree, folder.jobs / job, ignore_errors=True)
+                self._deleted.discard(job)
+            for job in set(folder.jobs_with_files()) - self._deleted:
                 is_done = self._has_read_allocations and not self._core.needs(job)
                 is_stored = await self._workers.upload_output(job)
                 if is_done and is_stored and not self._core.needs(job):

@@ -42,6 +42,7 @@ class Outputs:
     def forget(self, job: str) -> None:
         """Forget a job whose output folder is removed."""
         self._uploaded.pop(job, None)
+        self._locks.pop(job, None)
 
     def _upload(self, job: str, folder: Path) -> None:
         uploaded = self._uploaded[job]

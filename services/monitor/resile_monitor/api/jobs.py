@@ -5,7 +5,7 @@ import asyncio
 from aiohttp import web
 
 from resile_shared.api import Empty, HistoryPage, LedgerView, NewPriority, StopJob, Submission, Suspension
-from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop, JobSubmit
+from resile_shared.messages.commands import JobDelete, JobPause, JobPriority, JobResume, JobStop, JobSubmit
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.messages.message import MAX_INTEGER, Message, Positive
 
@@ -32,6 +32,7 @@ class Jobs:
             web.get("/v1/jobs", self._list),
             web.post("/v1/jobs", self._submit),
             web.get("/v1/jobs/{job}", self._view),
+            web.delete("/v1/jobs/{job}", self._delete),
             web.get("/v1/jobs/{job}/history", self._history),
             web.get("/v1/jobs/{job}/spec", self._spec),
             web.get("/v1/jobs/{job}/ledger", self._ledger),
@@ -86,6 +87,9 @@ class Jobs:
     async def _suspend(self, request: web.Request) -> web.Response:
         await read_body(request, Empty)
         return answer(Suspension(jobs=await self._pool.suspend(key=read_key(request))))
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        return await self._change(request, "delete", JobDelete(job_id=await self._named(request)))
 
     async def _named(self, request: web.Request) -> str:
         return (await self._pool.record(request.match_info["job"])).job

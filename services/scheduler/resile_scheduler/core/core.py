@@ -20,8 +20,10 @@ from .decisions import Decisions
 from .events import (
     Command,
     Event,
+    HostRemoved,
     JobChangeRequested,
     JobNotStored,
+    JobRemoved,
     JobSubmitted,
     PolicyChanged,
     PoolSuspendRequested,
@@ -40,6 +42,7 @@ from .pool import Pool
 from .probing import HostProber
 from .recovery import Recovery
 from .restore import Restore
+from .retention import Limits, Retention
 from .worker_ends import WorkerEnds
 from .worker_reports import WorkerReports
 
@@ -48,11 +51,17 @@ class Scheduler:
     """The state of the pool and all decisions about it. Only `handle` changes it; the queries return copies.
 
     ``epoch`` is that of its lease; the secrets of generations are derived from ``secret``; after ``detection_seconds``
-    of silence the pool counts a host or worker as lost.
+    of silence the pool counts a host or worker as lost; jobs that ended are kept within ``limits``.
     """
 
     def __init__(
-        self, *, epoch: int = 1, secret: str = "", policy: Policy = fairshare, detection_seconds: float = 3.0
+        self,
+        *,
+        epoch: int = 1,
+        secret: str = "",
+        policy: Policy = fairshare,
+        detection_seconds: float = 3.0,
+        limits: Limits | None = None,
     ) -> None:
         self.epoch = epoch
         self._recent = RecentEvents("scheduler")
@@ -60,7 +69,8 @@ class Scheduler:
         allocator = Allocator(pool, epoch=epoch, secret=secret)
         recovery = self._recovery = Recovery(pool, allocator, detection_seconds=detection_seconds)
         ends = WorkerEnds(pool, allocator, recovery)
-        self._job_commands = JobCommands(pool, allocator)
+        self._retention = Retention(pool, limits)
+        self._job_commands = JobCommands(pool, allocator, self._retention)
         self._prober = HostProber(pool, detection_seconds=detection_seconds)
         self._host_events = HostEvents(pool, allocator, ends, ForkServerDeaths(pool, recovery))
         self._worker_reports = WorkerReports(pool, allocator, self._job_commands, self._prober, ends)
@@ -88,7 +98,13 @@ class Scheduler:
         self._decisions.decide(now=now)
         outgoing = self._outgoing
         stored = [*outgoing.records(jobs), *replies, *outgoing.allocations(jobs)]
-        return [*stored, *outgoing.stops(event, jobs), *outgoing.pauses(jobs, now=now), *self._prober.take_probes()]
+        return [
+            *stored,
+            *outgoing.stops(event, jobs),
+            *outgoing.pauses(jobs, now=now),
+            *self._prober.take_probes(),
+            *self._retention.removals(),
+        ]
 
     def _apply(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -96,10 +112,18 @@ class Scheduler:
                 return [Reply(event.command, self._answer(event, now))]
             case JobNotStored(job, reason):
                 self._recovery.on_not_stored(self._pool.jobs[job], reason, now=now)
+            case JobRemoved(job):
+                self._retention.on_removed(job)
+                self._outgoing.forget(job)
+            case HostRemoved(host):
+                self._retention.on_host_removed(host)
+                self._prober.forget(host)
             case PolicyChanged(policy, cause):
                 self._decisions.change_policy(policy, cause)
             case StateRestored():
+                self._outgoing.restore(event)
                 self._restore.restore(event, now=now)
+                self._retention.restore(self._pool.jobs.values())
             case _:
                 self._observe(event, now)
         return []
@@ -107,6 +131,7 @@ class Scheduler:
     def _observe(self, event: HostRecord | Heartbeat | Report | Tick | ProbeExpired, now: float) -> None:
         match event:
             case HostRecord():
+                self._retention.on_host(event.host)
                 self._host_events.on_record(event, now=now)
             case Heartbeat():
                 self._host_events.on_heartbeat(event, now=now)
@@ -114,6 +139,7 @@ class Scheduler:
                 self._worker_reports.handle(event, now=now)
             case Tick():
                 self._deadlines.check(now=now)
+                self._retention.check(now=now)
             case ProbeExpired():
                 self._prober.on_probe_expired(event, now=now)
 

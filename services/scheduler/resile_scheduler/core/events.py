@@ -6,7 +6,7 @@ Host records, heartbeats and reports are events as they arrive from the bus.
 from dataclasses import dataclass
 
 from resile_shared.messages.allocations import Allocation
-from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
+from resile_shared.messages.commands import Accepted, JobDelete, JobPause, JobPriority, JobResume, JobStop, Refused
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec
 from resile_shared.messages.reports import Report
@@ -21,6 +21,8 @@ class StateRestored:
     jobs: tuple[JobRecord, ...] = ()
     allocations: tuple[Allocation, ...] = ()
     hosts: tuple[HostRecord, ...] = ()
+    last_number: int = 0
+    """The highest number of a job that is gone, or that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class JobChangeRequested:
     """A user wants to change a job; ``command`` is the id of the request."""
 
     command: str
-    request: JobPriority | JobStop | JobPause | JobResume
+    request: JobPriority | JobStop | JobPause | JobResume | JobDelete
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,20 @@ class PoolSuspendRequested:
     """The pool is about to stop: all jobs are suspended, and none starts. ``command`` is the id of the request."""
 
     command: str
+
+
+@dataclass(frozen=True)
+class JobRemoved:
+    """Nothing is stored of the job any more."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class HostRemoved:
+    """The registry has removed the record of a host that was gone for long."""
+
+    host: str
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,8 @@ Event = (
     | JobChangeRequested
     | JobNotStored
     | PoolSuspendRequested
+    | JobRemoved
+    | HostRemoved
     | PolicyChanged
     | HostRecord
     | Heartbeat
@@ -133,6 +151,14 @@ class PauseWorkers:
 
 
 @dataclass(frozen=True)
+class RemoveJob:
+    """Remove all that is stored of a job, and ``package`` unless it is empty; then return `JobRemoved`."""
+
+    job: str
+    package: str
+
+
+@dataclass(frozen=True)
 class ProbeHost:
     """Ask the agent of ``host`` for a heartbeat at once, and return `ProbeExpired` after ``seconds``.
 
@@ -153,4 +179,4 @@ class Reply:
     answer: Accepted | Refused
 
 
-Command = StoreJob | WriteAllocation | StopWorkers | PauseWorkers | ProbeHost | Reply
+Command = StoreJob | WriteAllocation | StopWorkers | PauseWorkers | ProbeHost | RemoveJob | Reply

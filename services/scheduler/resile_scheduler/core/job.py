@@ -149,6 +149,8 @@ class Job:
         )
         self.new_items.append(item)
         self.update(num_items=item.number, iteration=item.iteration)
+        if self.is_over:
+            self.update(ended=item.time)
         if kind not in _NO_REASON:
             self.update(kind=kind, reason=item.reason)
         if kind == "allocation":

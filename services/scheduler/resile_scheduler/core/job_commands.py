@@ -1,8 +1,15 @@
 """Commands on jobs. A command has its effect once, though it may arrive twice."""
 
-from collections.abc import Iterable
-
-from resile_shared.messages.commands import ID_REUSED, Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
+from resile_shared.messages.commands import (
+    ID_REUSED,
+    Accepted,
+    JobDelete,
+    JobPause,
+    JobPriority,
+    JobResume,
+    JobStop,
+    Refused,
+)
 from resile_shared.messages.jobs import Intent, JobRecord, JobState
 from resile_shared.messages.message import at
 
@@ -11,6 +18,7 @@ from .events import JobChangeRequested, JobSubmitted
 from .job import Job
 from .lifecycle import Step
 from .pool import Pool
+from .retention import Retention
 
 Answer = Accepted | Refused
 
@@ -18,8 +26,9 @@ Answer = Accepted | Refused
 class JobCommands:
     """Handles commands, and returns the answers."""
 
-    def __init__(self, pool: Pool, allocator: Allocator) -> None:
+    def __init__(self, pool: Pool, allocator: Allocator, retention: Retention) -> None:
         self._pool = pool
+        self._retention = retention
         self._allocator = allocator
 
     def submit(self, event: JobSubmitted, *, now: float) -> Answer:
@@ -28,15 +37,17 @@ class JobCommands:
             return Accepted(job_id=earlier.id) if _is_submission(event, earlier) else ID_REUSED
         if event.job in self._pool.jobs:
             return Refused(code="conflict", reason=f"there is a job {event.job} already: submit it again")
+        if self._retention.is_going(event.spec.package):
+            reason = "its package is being removed with the last job that used it: upload it again in some seconds"
+            return Refused(code="conflict", reason=reason)
         record = JobRecord(
-            job=event.job or _next_id(self._pool.jobs),
+            job=event.job or f"job-{self._pool.last_number + 1}",
             spec=event.spec,
             state=JobState.ACCEPTED,
             priority=event.spec.priority,
             submitted=at(now),
         )
-        job = Job(record, number=len(self._pool.jobs))
-        self._pool.jobs[job.id] = job
+        job = self._pool.add_job(record)
         self._mark_applied(job, event.command)
         job.note("accepted", "", now=now)
         self._pool.changed(f"fair share with {job.id}", by=job.id)
@@ -49,8 +60,10 @@ class JobCommands:
             is_same = earlier.id == request.job_id and earlier.record.applied_commands[0] != event.command
             return Accepted(job_id=earlier.id) if is_same else ID_REUSED
         job = self._pool.jobs.get(request.job_id)
-        if job is None:
+        if job is None or job.record.is_deleted:
             return Refused(code="unknown", reason=f"there is no job {request.job_id}: `resile jobs` lists them")
+        if isinstance(request, JobDelete):
+            return self._delete(job)
         if job.is_over:
             return Refused(code="conflict", reason=f"job {job.id} is {job.record.state.value} and cannot change")
         if isinstance(request, JobPause) and job.record.completed:
@@ -70,6 +83,13 @@ class JobCommands:
     def _applied_to(self, command: str) -> Job | None:
         """Return the job to which a command with this id was applied, if there was one."""
         return self._pool.jobs.get(self._pool.applied_commands.get(command, ""))
+
+    def _delete(self, job: Job) -> Answer:
+        if not job.is_over:
+            state = job.record.state.value
+            return Refused(code="conflict", reason=f"job {job.id} is {state}: stop it first (`resile stop {job.id}`)")
+        self._retention.delete(job)
+        return Accepted(job_id=job.id)
 
     def _mark_applied(self, job: Job, command: str) -> None:
         self._pool.applied_commands[command] = job.id
@@ -123,9 +143,3 @@ class JobCommands:
 def _is_submission(event: JobSubmitted, job: Job) -> bool:
     """Whether ``event`` is what ``job`` was submitted with."""
     return job.record.applied_commands[0] == event.command and job.record.spec == event.spec
-
-
-def _next_id(jobs: Iterable[str]) -> str:
-    """Return the id of the next job: ``job-1``, ``job-2``, ..."""
-    numbers = (name.removeprefix("job-") for name in jobs)
-    return f"job-{1 + max((int(number) for number in numbers if number.isdecimal()), default=0)}"

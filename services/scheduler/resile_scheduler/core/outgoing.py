@@ -6,7 +6,7 @@ from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.jobs import Intent, JobRecord
 
-from .events import Event, PauseWorkers, StopWorkers, StoreJob, WriteAllocation
+from .events import Event, PauseWorkers, StateRestored, StopWorkers, StoreJob, WriteAllocation
 from .job import Job
 from .pool import Pool
 from .worker import Worker
@@ -22,6 +22,17 @@ class Outgoing:
         self._stored: dict[str, JobRecord] = {}
         self._written: dict[str, Allocation] = {}
         self._paused_at: dict[str, float] = {}
+
+    def restore(self, event: StateRestored) -> None:
+        """Leave as they are the jobs that are over: nothing follows their end."""
+        over = {record.job: record for record in event.jobs if record.state.is_final}
+        self._stored.update(over)
+        self._written.update((a.job, a) for a in event.allocations if a.job in over and not a.placements)
+
+    def forget(self, job: str) -> None:
+        """Forget a job that is removed."""
+        for known in (self._stored, self._written, self._paused_at):
+            known.pop(job, None)
 
     def records(self, jobs: Iterable[Job]) -> list[StoreJob]:
         """Return the records that have changed."""

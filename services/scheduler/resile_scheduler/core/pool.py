@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from resile_shared.messages.hosts import HostRecord, HostState
+from resile_shared.messages.jobs import JobRecord
 
 from .job import Job
 from .placement import SlotId
@@ -55,6 +56,10 @@ class Pool:
     holders: dict[SlotId, tuple[str, int]] = field(default_factory=dict)
     applied_commands: dict[str, str] = field(default_factory=dict)
     """Ids of handled commands, and their jobs."""
+    last_number: int = 0
+    """The highest number that a job has had."""
+    num_added: int = 0
+    """Jobs that were ever added here."""
     has_changed: bool = False
     """Whether a decision is due."""
     cause: str = ""
@@ -73,6 +78,13 @@ class Pool:
         change = self.cause, self.causer
         self.has_changed, self.cause, self.causer = False, "", ""
         return change
+
+    def add_job(self, record: JobRecord) -> Job:
+        """Add a job."""
+        job = self.jobs[record.job] = Job(record, number=self.num_added)
+        self.num_added += 1
+        self.last_number = max(self.last_number, number_of(record.job))
+        return job
 
     def add_worker(self, job: Job, worker: Worker) -> None:
         """Add ``worker`` as the holder of its slot."""
@@ -110,3 +122,9 @@ class Pool:
         """Return the workers that hold slots of one host, and their jobs."""
         held = [self.holders[slot] for slot in self.hosts[host].slots if slot in self.holders]
         return [(self.jobs[job], self.jobs[job].workers[number]) for job, number in held]
+
+
+def number_of(job: str) -> int:
+    """Return the number in ``job-1``, ``job-2``, ..., and 0 for another id."""
+    number = job.removeprefix("job-")
+    return int(number) if number.isdecimal() and number != job else 0

@@ -32,6 +32,10 @@ class HostProber:
         self._probes: list[ProbeHost] = []
         self._probed_at: dict[tuple[str, float], float] = {}
 
+    def forget(self, host: str) -> None:
+        """Forget a host that is removed."""
+        self._probed_at = {probe: time for probe, time in self._probed_at.items() if probe[0] != host}
+
     def take_probes(self) -> list[ProbeHost]:
         """Return, once, the hosts to be probed."""
         probes, self._probes = self._probes, []

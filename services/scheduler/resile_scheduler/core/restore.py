@@ -24,9 +24,9 @@ class Restore:
 
     def restore(self, event: StateRestored, *, now: float) -> None:
         """Take over what is stored."""
+        self._pool.last_number = event.last_number
         for record in sorted(event.jobs, key=lambda r: (r.submitted, r.job)):
-            job = Job(record, number=len(self._pool.jobs))
-            self._pool.jobs[job.id] = job
+            job = self._pool.add_job(record)
             self._pool.applied_commands.update(dict.fromkeys(record.applied_commands, job.id))
         for host in event.hosts:
             self._host_events.on_record(host, now=now, is_live=False)
@@ -40,7 +40,8 @@ class Restore:
         self._pool.changed()
 
     def _restore_allocation(self, job: Job, allocation: Allocation, now: float) -> None:
-        job.restore(allocation.model_copy(update={"epoch": self._epoch}))
+        is_settled = job.is_over and not allocation.placements
+        job.restore(allocation if is_settled else allocation.model_copy(update={"epoch": self._epoch}))
         for placement in allocation.placements:
             worker = Worker(
                 placement.worker,

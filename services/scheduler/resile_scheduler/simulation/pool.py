@@ -20,10 +20,13 @@ from ..core.core import Scheduler
 from ..core.events import (
     Command,
     Event,
+    HostRemoved,
+    JobRemoved,
     JobSubmitted,
     PauseWorkers,
     ProbeExpired,
     ProbeHost,
+    RemoveJob,
     StateRestored,
     StopWorkers,
     StoreJob,
@@ -31,6 +34,8 @@ from ..core.events import (
     WriteAllocation,
 )
 from ..core.policies import Policy, fairshare
+from ..core.pool import number_of
+from ..core.retention import Limits
 from .job import SimulatedJob, SimulatedWorker
 from .workload import Submission
 
@@ -44,12 +49,13 @@ DETECTION_SECONDS = 3.0
 class SimulatedPool:
     """A pool in virtual time. ``now``, ``hosts`` and what was stored can be read at any moment between two steps."""
 
-    def __init__(self, *, policy: Policy = fairshare, start: float = 1_000_000.0) -> None:
+    def __init__(self, *, policy: Policy = fairshare, start: float = 1_000_000.0, limits: Limits | None = None) -> None:
         self.now = start
         self.start = start
         self._epoch = 1
         self.policy = policy
-        self.scheduler = Scheduler(epoch=1, secret="simulated", policy=policy)
+        self._limits = limits
+        self.scheduler = Scheduler(epoch=1, secret="simulated", policy=policy, limits=limits)
         self.records: dict[str, JobRecord] = {}
         self.histories: dict[str, list[HistoryItem]] = {}
         self.allocations: list[Allocation] = []
@@ -57,6 +63,7 @@ class SimulatedPool:
         self._num_queued = 0
         self._jobs: dict[str, SimulatedJob] = {}
         self.hosts: dict[str, HostRecord] = {}
+        self._last_number = 0
         self._silent: set[str] = set()
         self._beats = 0
         self._events: deque[Event] = deque()
@@ -86,6 +93,11 @@ class SimulatedPool:
         if state in (HostState.LOST, HostState.LEFT):
             self._end_workers(name)
         self.handle(self.hosts[name])
+
+    def remove_host(self, name: str) -> None:
+        """Remove the record of a host that has left."""
+        del self.hosts[name]
+        self.handle(HostRemoved(name))
 
     def crash(self, name: str) -> None:
         """End a host and its workers now; it counts as lost after ``DETECTION_SECONDS`` of silence."""
@@ -132,9 +144,10 @@ class SimulatedPool:
     def restart_scheduler(self) -> None:
         """Replace the scheduler by a new one, which takes over what is stored."""
         self._epoch += 1
-        self.scheduler = Scheduler(epoch=self._epoch, secret="simulated", policy=self.policy)
+        self.scheduler = Scheduler(epoch=self._epoch, secret="simulated", policy=self.policy, limits=self._limits)
         newest = {allocation.job: allocation for allocation in self.allocations}
-        self.handle(StateRestored(tuple(self.records.values()), tuple(newest.values()), tuple(self.hosts.values())))
+        stored = (tuple(self.records.values()), tuple(newest.values()), tuple(self.hosts.values()))
+        self.handle(StateRestored(*stored, last_number=self._last_number))
 
     def step(self) -> bool:
         """Call the next action; return False if there is none."""
@@ -180,6 +193,12 @@ class SimulatedPool:
             case StopWorkers(job=job, host=host, workers=workers):
                 for number in workers:
                     self.later(EXIT_SECONDS, lambda n=number: self._stop(job, host, n))  # type: ignore[misc]
+            case RemoveJob(job=job):
+                self._last_number = max(self._last_number, number_of(job))
+                for stored in (self.records, self.histories, self._jobs):
+                    stored.pop(job)
+                self.allocations = [allocation for allocation in self.allocations if allocation.job != job]
+                self.later(0.0, lambda: self.handle(JobRemoved(job)))
             case PauseWorkers(job=job):
                 self._jobs[job].is_pausing = True
             case ProbeHost(host, incarnation, beat, seconds):

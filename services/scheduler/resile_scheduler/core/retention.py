@@ -1,0 +1,95 @@
+"""Which jobs are removed, with all that is stored of them: those that users delete, and the oldest that have ended.
+
+A job that is deleted is marked in its record first, so that a new scheduler goes on with its removal. It is removed
+once no worker of it can be alive, and forgotten once all that was stored of it is gone. Its number never comes again. A
+host is forgotten when its record is gone and no worker holds a slot of it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from resile_shared.messages.message import at
+
+from .events import RemoveJob
+from .job import Job
+from .pool import Pool
+
+DAY_SECONDS = 86400.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many of the jobs that have ended are kept, and for how long."""
+
+    jobs: int
+    days: float
+
+
+class Retention:
+    """Decides which jobs are removed. Without ``limits``, only those that users delete."""
+
+    def __init__(self, pool: Pool, limits: Limits | None) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._deleted: set[str] = set()
+        """Jobs that are deleted and still have to be removed."""
+        self._left_hosts: set[str] = set()
+        """Hosts whose records are gone."""
+
+    def delete(self, job: Job) -> None:
+        """Mark a job that has ended as deleted."""
+        job.update(is_deleted=True)
+        self._deleted.add(job.id)
+
+    def restore(self, jobs: Iterable[Job]) -> None:
+        """Go on with what an earlier scheduler began."""
+        self._deleted.update(job.id for job in jobs if job.record.is_deleted)
+
+    def check(self, *, now: float) -> None:
+        """Delete the jobs that are beyond the limits."""
+        self._forget_hosts()
+        if self._limits is None:
+            return
+        ended = [(job.record.ended, job.number, job) for job in self._pool.jobs.values() if job.record.ended]
+        kept = sorted(entry for entry in ended if not entry[2].record.is_deleted)
+        oldest = at(max(0.0, now - self._limits.days * DAY_SECONDS))
+        num_beyond = len(kept) - self._limits.jobs
+        for position, (time, _, job) in enumerate(kept):
+            if position < num_beyond or time < oldest:
+                self.delete(job)
+
+    def removals(self) -> list[RemoveJob]:
+        """Return, once, the deleted jobs of which no worker can be alive."""
+        due = [name for name in sorted(self._deleted) if not self._pool.jobs[name].workers]
+        self._deleted.difference_update(due)
+        return [RemoveJob(name, self._unused_package(name)) for name in due]
+
+    def is_going(self, package: str) -> bool:
+        """Whether ``package`` is being removed with the last job that used it."""
+        users = [job for job in self._pool.jobs.values() if job.record.spec.package == package]
+        return bool(users) and all(job.record.is_deleted for job in users)
+
+    def on_removed(self, name: str) -> None:
+        """Forget a job of which nothing is stored any more."""
+        job = self._pool.jobs.pop(name, None)
+        for command in job.record.applied_commands if job else ():
+            self._pool.applied_commands.pop(command, None)
+
+    def on_host_removed(self, host: str) -> None:
+        """Forget a host whose record is gone, as soon as no worker holds a slot of it."""
+        self._left_hosts.add(host)
+        self._forget_hosts()
+
+    def on_host(self, host: str) -> None:
+        """Handle that a host has a record."""
+        self._left_hosts.discard(host)
+
+    def _forget_hosts(self) -> None:
+        for name in list(self._left_hosts):
+            if name not in self._pool.hosts or not self._pool.held_on(name):
+                self._pool.hosts.pop(name, None)
+                self._left_hosts.discard(name)
+
+    def _unused_package(self, name: str) -> str:
+        package = self._pool.jobs[name].record.spec.package
+        return package if self.is_going(package) else ""

@@ -1,0 +1,62 @@
+"""Removes all that is stored of jobs, one after the other: objects, messages in streams, and the records last.
+
+What fails is tried again, also by the next scheduler: the record, which says that the job is deleted, goes last.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from resile_shared.bus import Bus
+from resile_shared.connection import StoreFailed
+from resile_shared.storage import ObjectStorage, StorageError
+from resile_shared.subjects import JOB_STREAMS
+
+from .core.events import RemoveJob
+from .executor import Executor
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 60.0
+
+
+class Remover:
+    """Carries out `RemoveJob`. Without ``storage`` objects stay where they are."""
+
+    def __init__(self, bus: Bus, executor: Executor, storage: str | None, *, on_removed: Callable[[str], None]) -> None:
+        self._bus = bus
+        self._executor = executor
+        self._url = storage
+        self._storage: ObjectStorage | None = None
+        self._on_removed = on_removed
+        self._waiting: asyncio.Queue[RemoveJob] = asyncio.Queue()
+
+    def put(self, command: RemoveJob) -> None:
+        """Add a job to the queue."""
+        self._waiting.put_nowait(command)
+
+    async def run(self) -> None:
+        """Remove jobs forever. Raises FencedError and LeadershipLost."""
+        while True:
+            command = await self._waiting.get()
+            try:
+                await self._remove(command)
+            except (StorageError, StoreFailed) as error:
+                logger.warning("job not removed yet, retrying job=%s: %s", command.job, error)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self.put, command)
+            else:
+                logger.info("removed job=%s", command.job)
+                self._on_removed(command.job)
+
+    async def _remove(self, command: RemoveJob) -> None:
+        if self._url is not None:
+            await asyncio.to_thread(self._remove_objects, self._url, command)
+        for stream, subject_of in JOB_STREAMS:
+            await self._bus.purge(stream, subject_of(command.job))
+        await self._executor.remove(command.job)
+
+    def _remove_objects(self, url: str, command: RemoveJob) -> None:
+        self._storage = self._storage or ObjectStorage(url)
+        self._storage.delete_folder(f"jobs/{command.job}")
+        if command.package:
+            self._storage.delete([command.package])
