@@ -5,6 +5,7 @@
 #   PYTEST_ARGS=... more arguments for pytest; `-n 0` runs the tests in one process, for a debugger
 #   BENCH_ARGS=...  arguments for the benchmarks, instead of --quick
 #   CHAOS_ARGS=...  arguments for the campaign, instead of --minutes 10
+#   FUZZ_SECONDS=... how long `make fuzz` tries new input for each fuzzer, instead of 120
 #   WORLD_SECONDS=... how long `make world` runs, instead of 60; SEED=... the world of one seed alone, with its story
 
 BIN := .venv/bin
@@ -17,6 +18,7 @@ PYTEST := $(BIN)/python -m pytest
 IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?= --quick
 CHAOS_ARGS ?= --minutes 10
+FUZZ_SECONDS ?= 120
 BENCHMARKS := $(wildcard bench/checkpoint.py bench/exchange.py bench/pool.py bench/recovery.py bench/registry.py bench/rescale.py bench/shards.py bench/startup.py bench/steady.py)
 
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
@@ -24,7 +26,7 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
 PYTHON ?= $(shell for python in $(CANDIDATES); do \
 	if $$python -c '$(NEW_ENOUGH)' 2>/dev/null; then command -v $$python; break; fi; done)
 
-.PHONY: install demo test test-long test-quick test-gpu lint bench chaos chaos-wrong chaos-nightly world mutants clean
+.PHONY: install demo test test-long test-quick test-gpu lint bench chaos chaos-wrong chaos-nightly fuzz world mutants clean
 
 # In .venv/installed is what TORCH_ARGS was: pip keeps a torch that is there, whatever build of it is asked for.
 define CHECK_TORCH
@@ -77,6 +79,9 @@ chaos-wrong: $(STAMP)
 
 chaos-nightly: CHAOS_ARGS = --minutes 120 --seed $(shell date +%Y%m%d)
 chaos-nightly: chaos
+
+fuzz: $(STAMP)
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) -o timeout=0 tests/fuzz $(PYTEST_ARGS)
 
 world: $(STAMP)
 	$(BIN)/python -m tests.world

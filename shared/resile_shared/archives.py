@@ -16,6 +16,7 @@ from .errors import ResileError
 
 MAX_PATHS = 20_000
 MAX_NAME_BYTES = 1024
+MAX_PART_BYTES = 255
 MEMORY_BYTES = 256 << 20
 CPU_SECONDS = 60
 WALL_SECONDS = 180.0
@@ -66,26 +67,30 @@ async def _run(*arguments: str) -> None:
 
 def _read(archive: Path, folder: Path | None, max_bytes: int) -> None:
     """Check all members, and unpack them into ``folder`` if there is one. Reads forward only."""
-    num_files = num_bytes = 0
-    paths: set[PurePosixPath] = set()
+    num_bytes = 0
+    files: set[PurePosixPath] = set()
+    folders: set[PurePosixPath] = set()
     with gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as members:
         for member in members:
             _check_member(member)
-            num_files += member.isreg()
             num_bytes += _BLOCK_BYTES + member.size
-            path = PurePosixPath(member.name)
-            paths.update((path, *path.parents))
-            if len(paths) > MAX_PATHS:
+            path = PurePosixPath(member.name.lstrip("/"))
+            folders.update(path.parents)
+            (files if member.isreg() else folders).add(path)
+            if not files.isdisjoint((path, *path.parents) if path in folders else path.parents):
+                raise InvalidArchive(f"{member.name!a} is a file and a folder")
+            if len(files) + len(folders) > MAX_PATHS:
                 raise InvalidArchive(f"it has more than {MAX_PATHS} files and folders", is_too_large=True)
             if max(num_bytes, members.offset) > max_bytes:
                 raise InvalidArchive(f"unpacked it is larger than {max_bytes} bytes", is_too_large=True)
+            member.mtime = 0  # not every number is a time to every file system
             if folder is not None:
                 members.extract(member, folder, filter="data")
         while piece := stream.read(_PIECE_BYTES):  # the checksum follows
             num_bytes += len(piece)
             if num_bytes > max_bytes:
                 raise InvalidArchive(f"unpacked it is larger than {max_bytes} bytes", is_too_large=True)
-    if not num_files:
+    if not files:
         raise InvalidArchive("it contains no file: pack the folder of the script")
 
 
@@ -95,9 +100,12 @@ def _check_member(member: tarfile.TarInfo) -> None:
         raise InvalidArchive(f"{name} is neither a file nor a folder: pack what links lead to (tar --dereference)")
     if member.size < 0:
         raise InvalidArchive("the size of a file is negative")
-    if len(member.name.encode(errors="surrogateescape")) > MAX_NAME_BYTES:
-        raise InvalidArchive(f"the path of a file is longer than {MAX_NAME_BYTES} bytes")
+    path = member.name.encode(errors="surrogateescape")
+    if len(path) > MAX_NAME_BYTES or any(len(name) > MAX_PART_BYTES for name in path.split(b"/")):
+        raise InvalidArchive(f"a path is longer than {MAX_NAME_BYTES} bytes, or a name in it than {MAX_PART_BYTES}")
     tarfile.data_filter(member, "/package")
+    if ".." in member.name.split("/"):
+        raise InvalidArchive(f"{member.name!a} leads out of a folder")
 
 
 def _limit(max_bytes: int) -> None:
@@ -107,22 +115,28 @@ def _limit(max_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def judge(archive: Path, folder: Path | None, max_bytes: int) -> tuple[int, str]:
+    """Check an archive, and unpack it into ``folder`` if there is one; return an exit status and the reason."""
+    try:
+        _read(archive, folder, max_bytes)
+    except InvalidArchive as error:
+        status, reason = _TOO_LARGE if error.is_too_large else _INVALID, str(error)
+    except tarfile.FilterError as error:
+        status, reason = _INVALID, f"it cannot be unpacked safely: {error}"
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        status, reason = _INVALID, f"it is no tar.gz: {error}"
+    except (OSError, ValueError, OverflowError) as error:
+        status, reason = _INVALID, f"it cannot be unpacked: {error}"
+    else:
+        return 0, ""
+    return status, ascii(" ".join(reason.split()))[1:-1]
+
+
 def _main() -> int:
     max_bytes, archive, *folder = sys.argv[1:]
     _limit(int(max_bytes))
-    try:
-        _read(Path(archive), Path(folder[0]) if folder else None, int(max_bytes))
-    except InvalidArchive as error:
-        reason, status = str(error), _TOO_LARGE if error.is_too_large else _INVALID
-    except tarfile.FilterError as error:
-        reason, status = f"it cannot be unpacked safely: {error}", _INVALID
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        reason, status = f"it is no tar.gz: {error}", _INVALID
-    except (OSError, ValueError, OverflowError) as error:
-        reason, status = f"it cannot be unpacked: {error}", _INVALID
-    else:
-        return 0
-    sys.stdout.write(ascii(" ".join(reason.split()))[1:-1])
+    status, reason = judge(Path(archive), Path(folder[0]) if folder else None, int(max_bytes))
+    sys.stdout.write(reason)
     return status
 
 

@@ -6,12 +6,14 @@ requests, the new one is closed. A request must arrive within a time, and so mus
 """
 
 import asyncio
+import logging
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 MAX_CONNECTIONS = 512
@@ -22,6 +24,7 @@ LINGER_SECONDS = 2.0
 BODY_SECONDS = 10.0
 """For the body of a request, or a piece of a large one."""
 WRITE_SECONDS = 60.0
+_OF_CLIENTS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 """For a client to take a piece of a response."""
 
 
@@ -84,6 +87,13 @@ class _Newcomer(asyncio.Protocol):
         protocol.connection_made(connection)
 
 
+def _logger() -> logging.Logger:
+    """The logger of a server, which is silent about malformed requests and lost clients: anyone could fill the disk."""
+    logger = logging.getLogger(f"{__name__}.requests")
+    logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], _OF_CLIENTS)))
+    return logger
+
+
 @asynccontextmanager
 async def listening(
     application: web.Application, *, host: str, port: int, stop_seconds: float = 60.0, cancels_handlers: bool = False
@@ -100,6 +110,8 @@ async def listening(
         handler_cancellation=cancels_handlers,
         shutdown_timeout=stop_seconds,
         keepalive_timeout=REQUEST_SECONDS,
+        logger=_logger(),
+        auto_decompress=False,
         lingering_time=LINGER_SECONDS,
     )
     await runner.setup()

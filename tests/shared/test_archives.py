@@ -125,7 +125,9 @@ async def test_deep_folders_count_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [1025, 200_000, 20_000_000])
 async def test_a_name_that_is_too_long_is_refused(tmp_path: Path, length: int) -> None:
-    assert "longer than 1024" in str(await refusal(tmp_path, packed(file("x" * length)), max_bytes=100 << 20))
+    assert "a path is longer than 1024 bytes" in str(
+        await refusal(tmp_path, packed(file("x" * length)), max_bytes=100 << 20)
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,3 +151,21 @@ async def test_what_needs_too_much_memory_is_refused(tmp_path: Path) -> None:
 async def test_what_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "WALL_SECONDS", 0.0)
     assert "takes over 0 seconds" in str(await refusal(tmp_path, WHOLE))
+
+
+@pytest.mark.parametrize(
+    "members",
+    [(file("n" * 256),), (file("a"), file("a/b")), (file("a/b"), file("a")), (file("."),), (file("a/../b"),)],
+)
+async def test_what_no_file_system_can_hold_is_refused_at_the_upload(
+    tmp_path: Path, members: tuple[tuple[tarfile.TarInfo, bytes], ...]
+) -> None:
+    await refusal(tmp_path, packed(file("train.py"), *members))
+
+
+async def test_any_time_of_a_file_will_do(tmp_path: Path) -> None:
+    archive = tmp_path / "package.tar.gz"
+    archive.write_bytes(packed(file("train.py", mtime=2**62)))
+    await check_archive(archive, max_bytes=MAX_BYTES)
+    await unpack_archive(archive, tmp_path / "unpacked", max_bytes=MAX_BYTES)
+    assert (tmp_path / "unpacked" / "train.py").exists()
