@@ -6,6 +6,9 @@ header        what members report about checkpoints in the headers of rounds
 manifest      what a checkpoint is: its name, parts and manifest, and which parts are still missing
 snapshot      a state copied to memory, cut into parts
 store         writes, finds, verifies, loads and prunes checkpoints
-uploads       the background threads of one worker
+cold_start    how the members of a cold start agree on the checkpoint that they begin with
+lineage       which checkpoints are a job's, and why members that were cut off cannot add to them
+upload_queue  what the background threads of one worker do next
+uploads       those threads
 model         the final model as a safetensors file
 """

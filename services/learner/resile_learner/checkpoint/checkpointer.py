@@ -26,6 +26,7 @@ from .lineage import Start, model_key
 from .manifest import CheckpointId, PartTracker
 from .snapshot import Snapshot
 from .store import CheckpointStore, DamagedError, Loaded
+from .upload_queue import UploadQueue
 from .uploads import Uploads
 
 NUM_KEPT = 2
@@ -72,13 +73,20 @@ class Checkpointer:
         every: int | str | None,
         clock: Callable[[], float] | None = None,
         sleep: Callable[[float], None] | None = None,
+        uploads: Callable[[CheckpointStore], Uploads | UploadQueue] | None = None,
     ) -> None:
+        """Make the part of the member of ``session``.
+
+        A test passes its own ``clock`` and ``sleep``, and ``uploads`` that return an `UploadQueue` whose tasks it
+        carries out itself, without threads.
+        """
         self._session = session
+        self._make_uploads = uploads or self._start_uploads
         self._clock = clock or time.monotonic
         self._sleep = sleep or time.sleep
         self._interval = CheckpointInterval(every, self._clock)
         self._store = CheckpointStore(session.storage) if session.storage is not None else None
-        self._uploads: Uploads | None = None
+        self._uploads: Uploads | UploadQueue | None = None
         self._snapshot: Snapshot | None = None
         self._unfinished: dict[str, _Unfinished] = {}
         self._committing: str | None = None
@@ -321,10 +329,13 @@ class Checkpointer:
         if self._uploads is not None:
             self._uploads.close(wait=False)
 
-    def _started(self, store: CheckpointStore) -> Uploads:
+    def _started(self, store: CheckpointStore) -> Uploads | UploadQueue:
         if self._uploads is None:
-            self._uploads = Uploads(store, job=self._session.job, keep=NUM_KEPT)
+            self._uploads = self._make_uploads(store)
         return self._uploads
+
+    def _start_uploads(self, store: CheckpointStore) -> Uploads:
+        return Uploads(store, job=self._session.job, keep=NUM_KEPT)
 
     def _current(self) -> tuple[PartTracker | None, list[int]]:
         """The tracker of the current checkpoint, and its holders that are still members."""
@@ -367,7 +378,7 @@ class Checkpointer:
             self._uploads.finish(ended.checkpoint)
             self.divide_parts()
 
-    def _warn_of_failure(self, uploads: Uploads) -> None:
+    def _warn_of_failure(self, uploads: Uploads | UploadQueue) -> None:
         """Warn once for each checkpoint, and for the model, that the storage does not take it."""
         failure = uploads.failure
         if failure is None:
