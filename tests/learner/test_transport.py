@@ -1,5 +1,9 @@
 """The contract of a transport, and that links rely on nothing else."""
 
+import ctypes
+import socket
+import struct
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -8,9 +12,11 @@ import torch
 
 from resile_learner.collectives.spec import Tag
 from resile_learner.collectives.transport import TcpTransport, Transport
+from resile_learner.worker import links
 
-from .link_group import PAIRS, Group, check_round, make_work, start
+from .link_group import PAIRS, Group, check_round, make_work, start, tcp_pair
 
+SO_ATTACH_FILTER = 26
 Ends = tuple[Transport, Transport]
 
 
@@ -104,3 +110,42 @@ def test_links_need_no_transport_that_moves_everything_at_once() -> None:
     assert received.result() == (0, 2)
     assert [tensor.sum().item() for tensor in room] == [20_000, 0]
     group.close()
+
+
+def swallow(sock: socket.socket) -> None:
+    """Drop all that arrives for ``sock`` before its TCP sees it, as a broken path does."""
+    drop_all = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF: return 0
+    program = ctypes.create_string_buffer(drop_all)
+    sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
+
+
+def test_what_a_broken_path_swallows_stays_unacknowledged() -> None:
+    here, there = tcp_pair()
+    transport = TcpTransport(here)
+    assert transport.unacknowledged_seconds() == 0
+    swallow(there)
+    transport.send([b"lost"])
+    while transport.unacknowledged_seconds() < 1:
+        time.sleep(0.05)
+    transport.close()
+    assert transport.unacknowledged_seconds() == 0
+    there.close()
+
+
+def test_what_a_peer_does_not_read_is_acknowledged_all_the_same() -> None:
+    """A peer that computes for long leaves what it cannot use yet unread."""
+    here, there = tcp_pair()
+    links.keep_alive(here, seconds=1)
+    transport = TcpTransport(here)
+    with suppress(BlockingIOError):
+        while True:
+            transport.send([b"x" * 65536])
+    longest = 0.0
+    for _ in range(60):
+        time.sleep(0.05)
+        longest = max(longest, transport.unacknowledged_seconds())
+        with suppress(BlockingIOError):
+            transport.send([b"x"])
+    assert longest < 1
+    transport.close()
+    there.close()

@@ -118,6 +118,8 @@ class _Pipe:
         self._items: deque[bytes | OSError | None] = deque()
         self._due = 0
         self._last = 0.0
+        self.cut_since: float | None = None
+        """Since when something has been kept on its way by a cut."""
         self.num_unread = 0
 
     def send(self, item: bytes | OSError | None) -> None:
@@ -146,7 +148,9 @@ class _Pipe:
         source, target = self._source, self._target
         while self._due and self._items:
             if not source.is_local and self._network.is_cut(source.host, target.host, source.kind):
+                self.cut_since = self._network.loop.now if self.cut_since is None else self.cut_since
                 return
+            self.cut_since = None
             self._due -= 1
             target.receive(self._items.popleft())
         if not self._items:
@@ -440,6 +444,10 @@ class DataTransport:
             if taken == len(data):
                 break
         return taken
+
+    def unacknowledged_seconds(self) -> float:
+        pipe = self._sock._out
+        return 0.0 if pipe is None or pipe.cut_since is None else self._sock.network.loop.now - pipe.cut_since
 
     def write_eof(self) -> None:
         self._sock.shutdown(socket.SHUT_WR)

@@ -104,6 +104,10 @@ class Link:
         """See ``Transport.fileno``."""
         return self._transport.fileno()
 
+    def unacknowledged_seconds(self) -> float:
+        """See ``Transport.unacknowledged_seconds``."""
+        return self._transport.unacknowledged_seconds()
+
     @property
     def pending(self) -> bool:
         """Whether something remains to be sent."""

@@ -2,9 +2,15 @@
 
 import os
 import socket
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
+
+_INFO = struct.Struct("=3xB20xI28xI")
+"""Of Linux's ``struct tcp_info``: tcpi_probes, tcpi_unacked, tcpi_last_ack_recv."""
+_LOST_PROBES = 3
+"""Unanswered probes of a full receiver that mean a broken path: it need not answer each one."""
 
 
 class Transport(Protocol):
@@ -22,6 +28,9 @@ class Transport(Protocol):
 
     def receive(self, buffers: Sequence[memoryview], /) -> int:
         """Fill ``buffers`` from the beginning; return how many bytes were received, 0 at the end of the stream."""
+
+    def unacknowledged_seconds(self) -> float:
+        """For how long nothing has confirmed what was sent; 0 when nothing is awaited. From any thread."""
 
     def write_eof(self) -> None:
         """Let the peer see the end of the stream behind what was sent; receiving goes on."""
@@ -54,6 +63,19 @@ class TcpTransport:
     def receive(self, buffers: Sequence[memoryview], /) -> int:
         """See ``Transport``."""
         return os.readv(self._fd, buffers)
+
+    def unacknowledged_seconds(self) -> float:
+        """See ``Transport``.
+
+        The kernel's ``TCP_USER_TIMEOUT`` would also end a connection whose peer confirms everything and reads nothing
+        for a while, as a peer does that still computes.
+        """
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+            probes, unacknowledged, last_ms = _INFO.unpack(info)
+        except (OSError, struct.error):  # closed, or no TCP socket
+            return 0.0
+        return last_ms / 1000 if unacknowledged or probes >= _LOST_PROBES else 0.0
 
     def write_eof(self) -> None:
         """See ``Transport``."""

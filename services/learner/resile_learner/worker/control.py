@@ -248,6 +248,8 @@ class WorkerControl:
             self._peers.send_heartbeats()
             for peer in self._peers.take_silent():
                 self._on_silent(peer)
+            for peer in self._peers.take_blocked():
+                self._on_blocked(peer)
             for suspicion in self._suspicions.due(generation=self._generation, now=now):
                 self._send_to_agent(suspicion)
             if stall := self._stalls.check(self.phases, now=now):
@@ -258,13 +260,23 @@ class WorkerControl:
 
     def _on_silent(self, peer: int) -> None:
         """Close all connections to ``peer``, so that nothing waits for it any more."""
+        seconds = self._config.detection_seconds
+        self._report_if_counted_on(peer, "silence", f"nothing was heard from it for {seconds:g} seconds")
+        self._peers.disconnect(peer)
+        self._poller.remove(peer)
+
+    def _on_blocked(self, peer: int) -> None:
+        """Break the data connection to ``peer``, which is alive: the round ends, and both connect anew."""
+        seconds = self._config.detection_seconds
+        reason = f"its system confirmed nothing that was sent to it for {seconds:g} seconds"
+        self._report_if_counted_on(peer, "broken link", reason)
+        self._poller.remove(peer)
+
+    def _report_if_counted_on(self, peer: int, evidence: Evidence, reason: str) -> None:
         with self._changed:
             counts_on_it = self._membership.counts_on(peer)
         if counts_on_it:
-            seconds = self._config.detection_seconds
-            self._report_suspect(peer, "silence", f"nothing was heard from it for {seconds:g} seconds")
-        self._peers.disconnect(peer)
-        self._poller.remove(peer)
+            self._report_suspect(peer, evidence, reason)
 
     def _handle(self, event: Event) -> MainThreadCommand | None:
         """Handle ``event``, publish the view, and have the control thread carry the commands out.

@@ -9,6 +9,7 @@ that it sends is bounded, and of what it names nothing is kept.
 import asyncio
 import hashlib
 import hmac
+import math
 import secrets
 import socket
 import struct
@@ -26,6 +27,7 @@ from .generations import Credentials
 OPENING_SECONDS = 5.0
 HANDSHAKE_SECONDS = 30.0
 MAX_MESSAGE_BYTES = 4096
+KEEPALIVE_PROBES = 3
 _BACKLOG = 1024
 _LENGTH = struct.Struct(">I")
 
@@ -74,6 +76,18 @@ def listen(host: str) -> socket.socket:
     listener = socket.create_server((host, 0), backlog=_BACKLOG)
     listener.setblocking(False)
     return listener
+
+
+def keep_alive(sock: socket.socket, *, seconds: float) -> None:
+    """Let an idle connection break when the peer's system does not answer for about ``seconds``, at least 4."""
+    interval = max(1, math.ceil(seconds / (KEEPALIVE_PROBES + 1)))
+    for option, value in (
+        (socket.TCP_KEEPIDLE, interval),
+        (socket.TCP_KEEPINTVL, interval),
+        (socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
+    ):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 async def dial(member: Member, *, job: str, worker: int, generation: int, secret: str, kind: Kind) -> socket.socket:

@@ -55,6 +55,7 @@ class PeerConnections:
         self._established: defaultdict[int, set[str]] = defaultdict(set)
         self._connecting: set[int] = set()
         self._liveness = PeerLiveness(detection_seconds=config.detection_seconds)
+        self._data_liveness = PeerLiveness(detection_seconds=config.detection_seconds)
 
     def on_order(self, order: Order) -> None:
         """Let its workers prove that they belong to ``order``, then have the membership handle it."""
@@ -82,6 +83,14 @@ class PeerConnections:
     def take_silent(self) -> list[int]:
         """Return, once, the peers that have fallen silent."""
         return self._liveness.take_silent(now=time.monotonic())
+
+    def take_blocked(self) -> list[int]:
+        """Return, once, the peers whose systems have not confirmed what was sent for ``detection_seconds``."""
+        now, peers = time.monotonic(), self._poller.links
+        for peer, link in peers.items():
+            if link.unacknowledged_seconds() <= self._data_liveness.interval:
+                self._data_liveness.record(peer, now=now)
+        return [peer for peer in self._data_liveness.take_silent(now=now) if peer in peers]
 
     def disconnect(self, peer: int) -> None:
         """Close the control connection to ``peer``.
@@ -137,6 +146,7 @@ class PeerConnections:
     async def _adopt(self, peer: int, kind: str, sock: socket.socket) -> None:
         if kind in self._established[peer]:  # the peer has seen the end of the old connections already
             self.disconnect(peer)
+        links.keep_alive(sock, seconds=self._config.detection_seconds)
         if kind == "data":
             self._poller.add(peer, TcpTransport(sock))
         else:
