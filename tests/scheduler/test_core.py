@@ -166,6 +166,20 @@ def test_accepted_is_answered_after_the_job_is_stored() -> None:
     assert bench.records["job-1"].applied_commands == ("submit-1",)
 
 
+def test_what_happens_to_one_job_writes_nothing_of_those_that_wait() -> None:
+    bench = Bench(2, 2)
+    bench.submit(1)
+    bench.listen()
+    bench.beat(*(worker(p.worker, p.slot) for p in bench.newest().placements if p.host == "host-2"), host="host-2")
+    bench.switch()
+    for number in range(2, 60):
+        bench.submit(number, min_workers=4)
+    lost = bench.hosts["host-2"].model_copy(update={"state": HostState.LOST})
+    written = bench.tell(lost)
+    assert bench.newest().is_recovery
+    assert [type(command) for command in written] == [StoreJob, WriteAllocation]
+
+
 def test_the_id_of_a_request_cannot_be_used_for_another_one() -> None:
     bench = Bench(1)
     bench.submit(1)
