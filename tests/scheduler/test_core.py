@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from random import Random
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -534,6 +535,35 @@ def test_a_result_that_was_lost_with_its_agent_is_computed_again() -> None:
     assert bench.records["job-1"].state is JobState.QUEUED
     reason = bench.histories["job-1"][-1].reason
     assert reason.startswith("host-1 was lost, perhaps with the result: no worker is left, so it starts again")
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.STARTING, JobState.PAUSED])
+def test_a_result_that_comes_late_completes_a_job_that_was_to_start_again(state: JobState) -> None:
+    bench = Bench(1)
+    bench.submit(1)
+    bench.activate()
+    if state is JobState.PAUSED:
+        bench.tell(JobChangeRequested("pause", JobPause(job_id="job-1")))
+    bench.host("host-1", 1, state=HostState.LOST)
+    if state is JobState.STARTING:
+        bench.host("host-2", 1)
+    assert bench.records["job-1"].state is state
+    bench.report(result(), generation=1)
+    assert bench.records["job-1"].state is JobState.COMPLETED
+    assert bench.records["job-1"].completed is not None
+    assert bench.newest().placements == ()
+
+
+def test_a_result_that_comes_when_the_job_trains_again_is_too_late() -> None:
+    bench = Bench(1)
+    bench.submit(1)
+    bench.activate()
+    bench.host("host-1", 1, state=HostState.LOST)
+    bench.host("host-2", 1)
+    bench.beat(worker(bench.newest().placements[0].worker, 0), host="host-2")
+    bench.switch()
+    bench.report(result(), generation=1)
+    assert bench.records["job-1"].completed is None
 
 
 def test_a_job_without_a_maximum_starts_with_no_more_workers_than_shards() -> None:

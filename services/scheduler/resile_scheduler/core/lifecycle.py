@@ -6,7 +6,8 @@
 - It is *recovering* after the loss of members until a generation without them is active.
 - A job that loses all its slots for now goes back to the queue: from `running` after a checkpoint, from `starting` at
   once. It is *paused* in the same way, but leaves that state only when a user resumes it.
-- *completed*, *failed* and *stopped* are final. A job can complete, fail or be stopped at any moment of its training.
+- *completed*, *failed* and *stopped* are final. A job can complete, fail or be stopped at any moment of its training;
+  it completes while it is waiting or paused if the report of its result comes late.
 
 A step that the table does not have is a bug of the scheduler, not of a sender: requests are checked before.
 """
@@ -41,8 +42,7 @@ TRANSITIONS: dict[JobState, dict[Step, JobState]] = {
     JobState.QUEUED: {
         Step.START: JobState.STARTING,
         Step.PAUSE: JobState.PAUSED,
-        Step.FAIL: JobState.FAILED,
-        Step.STOP: JobState.STOPPED,
+        **_ENDS,
     },
     JobState.STARTING: {Step.SETTLE: JobState.RUNNING, **_INTERRUPTIONS},
     JobState.RUNNING: {Step.RESCALE: JobState.RESCALING, Step.RECOVER: JobState.RECOVERING, **_INTERRUPTIONS},
@@ -57,7 +57,7 @@ TRANSITIONS: dict[JobState, dict[Step, JobState]] = {
         Step.RECOVER: JobState.RECOVERING,
         **_INTERRUPTIONS,
     },
-    JobState.PAUSED: {Step.RESUME: JobState.QUEUED, Step.FAIL: JobState.FAILED, Step.STOP: JobState.STOPPED},
+    JobState.PAUSED: {Step.RESUME: JobState.QUEUED, **_ENDS},
     JobState.COMPLETED: {},
     JobState.FAILED: {},
     JobState.STOPPED: {},

@@ -69,6 +69,10 @@ class WorkerEnds:
         if not is_completed:
             job.generations.mark_gone(now=now)
             return
+        self.complete(job, now=now)
+
+    def complete(self, job: Job, *, now: float) -> None:
+        """End the job: its result is stored, and no member has anything left to do."""
         self._allocator.abandon(job, "completed")
         job.enter(Step.COMPLETE)
         job.note("completed", "", now=now)

@@ -98,15 +98,24 @@ class WorkerReports:
         self._job_commands.give_up_slots(job, now=now)
 
     def _on_completed(self, job: Job, report: Report, completed: Completed, now: float) -> None:
-        """Training is complete; the job is, when the scripts of its members have ended."""
-        is_possible = job.generations.has_started or report.generation in job.generations.orders
-        if job.record.completed or not is_possible:
+        """Training is complete; the job is, when the scripts of its members have ended.
+
+        The report may come late, from an agent that was away, when the job is about to start again already: as long as
+        nothing has trained since, there is nothing left to train.
+        """
+        if job.record.completed:
+            return
+        is_late = not job.generations.has_started and 0 < report.generation == job.record.generation
+        if not (is_late or job.generations.has_started or report.generation in job.generations.orders):
             return
         self._allocator.activate(job, report.generation, iteration=completed.iteration, now=now)
         job.go_back(completed.iteration)
         job.update(completed=completed)
         self._pool.changed(f"{job.id} completed", by=job.id)
-        self._ends.check_members(job, now=now)
+        if is_late:
+            self._ends.complete(job, now=now)
+        else:
+            self._ends.check_members(job, now=now)
 
 
 def _difference(one: Ready, other: Ready) -> str:
