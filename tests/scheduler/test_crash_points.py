@@ -80,6 +80,7 @@ class Scenario:
             await until(lambda: watcher.state("job-1") == "completed" and shape(watcher) == {"job-2": 2})
             await first.complete("job-2")
             await until(lambda: watcher.state("job-2") == "completed" and not alive(first))
+            await until(lambda: not any(newest.placements for newest in first.allocations.values()))
 
 
 def alive(agent: FakeAgent) -> list[tuple[str, int]]:
