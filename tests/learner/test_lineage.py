@@ -1,5 +1,6 @@
 """One lineage in storage: members that were cut off change nothing, and a cold start begins with one checkpoint."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -163,6 +164,34 @@ def test_a_member_that_cannot_read_what_was_decided_on_never_uses_another(storag
     assert storage.start(2) == (1, 20)
     storage.damage(newest)
     assert storage.start(3) == (1, 10), "the next cold start decides again"
+
+
+class LaggingObjects(ObjectStorage):
+    """The first listings are older than the last writes, and each read arrives damaged the first time."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._old = [super().sizes("checkpoints/")] * 3
+        self._num_reads: Counter[tuple[str, int]] = Counter()
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        return self._old.pop() if self._old else super().sizes(prefix)
+
+    def read_range(self, key: str, start: int, stop: int) -> memoryview:
+        content = super().read_range(key, start, stop)
+        self._num_reads[key, stop] += 1
+        return memoryview(bytes(len(content))) if self._num_reads[key, stop] == 1 else content
+
+
+def test_listings_that_lag_behind_and_reads_that_arrive_damaged_hide_no_checkpoint(storage: Storage) -> None:
+    storage.save(1, 10)
+    store = CheckpointStore(storage.folder.as_uri())
+    store._objects = LaggingObjects(storage.folder.as_uri())
+    storage.save(1, 20)
+    start, loaded = load_agreed(store, job="job-1", lineage=2, allocate=allocate)
+    assert loaded is not None
+    assert (start.base, start.skipped) == (CheckpointId(1, 20, 1), ())
+    assert loaded.manifest.checkpoint == start.base
 
 
 def test_a_cold_start_that_came_too_late_ends(storage: Storage) -> None:

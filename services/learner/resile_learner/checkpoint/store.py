@@ -21,7 +21,7 @@ from .manifest import FOLDER, CheckpointId, Manifest, PartInfo, manifest_key, ou
 from .snapshot import sha256
 
 _READ_BYTES = 8 * 2**20
-_ATTEMPTS = 2
+_ATTEMPTS = 2  # what arrives damaged may be whole in storage
 _LISTINGS = 5
 _READERS = 4  # with _READ_BYTES, what loading needs beside the tensors: 32 MiB
 
@@ -264,15 +264,16 @@ class CheckpointStore:
 
     def _read_skeleton(self, manifest: Manifest) -> bytes:
         name = manifest.checkpoint.name
-        skeleton = b""
-        for part in manifest.parts:
-            wanted = min(part.num_bytes, manifest.skeleton.num_bytes - len(skeleton))
-            if wanted:
-                self._check_size(name, part)
-                skeleton += self._objects.read_range(part_key(name, part.number), 0, wanted)
-        if hashlib.sha256(skeleton).hexdigest() != manifest.skeleton.sha256:
-            raise DamagedError(name, "the checksum of its skeleton is wrong")
-        return skeleton
+        for _ in range(_ATTEMPTS):
+            skeleton = b""
+            for part in manifest.parts:
+                wanted = min(part.num_bytes, manifest.skeleton.num_bytes - len(skeleton))
+                if wanted:
+                    self._check_size(name, part)
+                    skeleton += self._objects.read_range(part_key(name, part.number), 0, wanted)
+            if hashlib.sha256(skeleton).hexdigest() == manifest.skeleton.sha256:
+                return skeleton
+        raise DamagedError(name, "the checksum of its skeleton is wrong")
 
     def _read_parts(self, manifest: Manifest, stream: ByteStream[memoryview]) -> None:
         name = manifest.checkpoint.name
