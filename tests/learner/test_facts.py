@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
 from resile.training import seed
@@ -34,6 +35,19 @@ def facts(
         dataset=[first, *range(1, samples)],
         num_validation_samples=validation,
     )
+
+
+def test_settings_of_torch_are_compared() -> None:
+    expected = facts()
+    torch.set_float32_matmul_precision("high")
+    try:
+        other = facts()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    with pytest.raises(
+        MembersDiffer, match=r"worker 1 has another `torch\.\S*precision\S*` than the others: .*Set it be"
+    ):
+        check_members_agree([expected, other, expected], [0, 1, 2])
 
 
 def test_workers_that_agree_go_on() -> None:

@@ -20,12 +20,13 @@ def test_a_header_survives_the_wire() -> None:
         PartialSums({"loss": 1e-300, "accuracy": 2.0}),
     ]
     pace = Pace(2, 0.1, 0.2, 0.25, 0.0, 1, 0.01)
-    computed = ComputedShards(partials, np.array([5, 3, 9]), bytes([1, 0, 1]), pace)
+    computed = ComputedShards(partials, np.array([5, 3, 9]), bytes([1, 0, 1]), pace, ("put_",))
     header = RoundHeader(2**60 + 1, checkpoint, computed, pause=True, facts={"dataset": "x"})
     generation, read = RoundHeader.decode(header.encode(generation=4), like.__getitem__)
     assert generation == 4
     assert (read.digest, read.checkpoint, read.pause, read.facts) == (2**60 + 1, checkpoint, True, {"dataset": "x"})
     assert (read.computed.used, read.computed.pace) == (bytes([1, 0, 1]), pace)
+    assert read.computed.operations == ("put_",)
     assert read.computed.indices.tolist() == [5, 3, 9]
     assert math.isnan(read.computed.partials[0].scalars["loss"])
     assert read.computed.partials[1].scalars == {"loss": 1e-300, "accuracy": 2.0}

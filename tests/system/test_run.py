@@ -243,12 +243,14 @@ def test_a_reader_that_goes_away_does_not_end_training(resile: Any, until: Calla
 
 async def test_each_worker_sees_an_accelerator_of_its_own(resile: Any) -> None:
     """The accelerators are imagined: the workers train on the CPU, and print what they are shown."""
-    script = resile.script("import os; print('sees', os.environ['CUDA_VISIBLE_DEVICES'])\n" + TRAIN)
+    script = resile.script(
+        "import os; print('sees', *map(os.getenv, ('CUDA_VISIBLE_DEVICES', 'CUBLAS_WORKSPACE_CONFIG')))\n" + TRAIN
+    )
     settings = RunSettings(script, workers=2, home=resile.home, env={"CUDA_VISIBLE_DEVICES": "all"})
     devices = TorchDevices(accelerators=(("GPU-a", "new"), ("GPU-b", "old"), ("GPU-c", "new")))
     events: list[RunEvent] = []
     result = await LocalRun(settings, devices=devices).run(events.append)
     assert result.outcome.state == "completed", result.outcome
     lines = {(event.worker, event.line) for event in events if isinstance(event, Printed)}
-    assert {(0, "sees GPU-a"), (1, "sees GPU-c")} <= lines
+    assert {(0, "sees GPU-a :4096:8"), (1, "sees GPU-c :4096:8")} <= lines
     assert any("accelerators GPU-b are not used" in event.text for event in events if isinstance(event, Noted))

@@ -7,6 +7,11 @@ A training call is all that a script needs::
     ElasticModel(model, datasets, loss_fn, optimizer).train(epochs=3, batch_size=192)
 """
 
+import os
+
+# PyTorch reads it once, at the first matrix product on a GPU, which may come before the training call.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
 from resile_learner.training.iteration import Iteration
 from resile_learner.training.loop import ElasticLoop
 from resile_learner.training.model import Callback, ElasticModel

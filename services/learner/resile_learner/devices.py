@@ -4,6 +4,7 @@ The agent runs it as a process of its own, since agents never import torch, and 
 fork workers.
 """
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -18,14 +19,15 @@ from .probe import probe_digest
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MIG = "MIG-"
 _CACHES = "/sys/devices/system/cpu/cpu0/cache"
-_VALUE_LENGTH = 40
+_MAX_TEXT = 500
 # What libraries of numerical code read from the environment; without the number of threads, which training sets.
 _PREFIXES = (
     "ATEN_", "BLIS_ARCH", "CUBLAS", "CUDNN_", "DISABLE_ADDMM_CUDA_LT", "DNNL_", "MKL_", "NVIDIA_TF32", "OMP_DYNAMIC",
     "OMP_THREAD_LIMIT", "ONEDNN_", "OPENBLAS_CORETYPE", "PYTORCH_TUNABLEOP", "TORCH_ALLOW_TF32", "TORCH_BLAS_",
     "TORCH_CUDNN", "TORCH_LINALG_",
 )  # fmt: skip
-_HARMLESS = ("_NUM_THREADS", "VERBOSE", "CUBLAS_WORKSPACE_CONFIG=:4096:8")
+_HARMLESS = ("_NUM_THREADS", "VERBOSE")
+_DEFAULT = "CUBLAS_WORKSPACE_CONFIG=:4096:8"
 
 
 def device_class(device: torch.device) -> str:
@@ -40,10 +42,11 @@ def device_class(device: torch.device) -> str:
 
 
 def _environment() -> list[str]:
-    """List the variables that choose kernels."""
-    found = (f"{name}={value[:_VALUE_LENGTH]}" for name, value in sorted(os.environ.items()))
-    return [entry for entry in found if entry.startswith(_PREFIXES) and not entry.partition("=")[0].endswith(_HARMLESS)
-            and entry not in _HARMLESS]  # fmt: skip
+    """List the variables that choose kernels; a long list as its digest."""
+    found = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)]
+    found = [each for each in found if not each.partition("=")[0].endswith(_HARMLESS) and each != _DEFAULT]
+    text = ", ".join(found)
+    return found if len(text) <= _MAX_TEXT else [f"variables {hashlib.sha256(text.encode()).hexdigest()[:12]}"]
 
 
 def _processor() -> str:

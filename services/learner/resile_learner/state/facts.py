@@ -36,6 +36,10 @@ _SETTING = (
     "{has} another `{name}` than {others}: {value} instead of {expected}",
     "Pass the same value to the training call in every worker, also when a run is resumed",
 )
+_TORCH = (
+    _SETTING[0],
+    "Set it before the training call, alike in every worker, and not by what the worker or the machine is",
+)
 
 
 class MembersDiffer(ResileError):
@@ -73,6 +77,6 @@ def minority(values: Sequence[object], workers: Sequence[int]) -> tuple[object, 
 
 
 def _message(who: str, name: str, value: object, expected: object, others: str) -> str:
-    what, advice = _EXPLAINED.get(name, _SETTING)
+    what, advice = _EXPLAINED.get(name, _TORCH if name.startswith("torch.") else _SETTING)
     has = "have" if who.startswith("workers") else "has"
     return f"{who} {what.format(has=has, name=name, value=value, expected=expected, others=others)}. {advice}"

@@ -40,6 +40,8 @@ class ComputedShards(NamedTuple):
     """For each trainable parameter, whether one of its shards gave it a gradient."""
     pace: Pace | None = None
     """In an iteration: the time it took."""
+    operations: tuple[str, ...] = ()
+    """Operations without a deterministic form that it has observed."""
 
 
 _NOT_COMPUTED = ComputedShards()
@@ -63,12 +65,12 @@ class RoundHeader:
 
         ``generation`` is the highest that the member has formed.
         """
-        partials, indices, used, pace = self.computed
+        partials, indices, used, pace, operations = self.computed
         names = next((list(partial.scalars) for partial in partials if partial.scalars), [])
         scalars = np.array([[partial.scalars[name] for name in names] for partial in partials], dtype=np.float64)
         touched = [list(partial.deltas) for partial in partials]
         own = [generation, self.digest, self.checkpoint.to_json(), self.pause, self.facts]
-        head = orjson.dumps([*own, len(indices), len(used), names, touched, pace and list(pace)])
+        head = orjson.dumps([*own, len(indices), len(used), names, touched, pace and list(pace), operations])
         raw = [tensor_bytes(delta.cpu().contiguous()) for partial in partials for delta in partial.deltas.values()]
         return b"".join([_LENGTH.pack(len(head)), head, indices.tobytes(), used, scalars.tobytes(), *raw])
 
@@ -80,7 +82,7 @@ class RoundHeader:
         """
         (length,) = _LENGTH.unpack_from(data)
         head: list[Any] = orjson.loads(data[_LENGTH.size : _LENGTH.size + length])
-        generation, digest, checkpoint, pause, facts, num_indices, num_used, names, touched, pace = head
+        generation, digest, checkpoint, pause, facts, num_indices, num_used, names, touched, pace, operations = head
         reader = _Reader(data, _LENGTH.size + length)
         indices = np.frombuffer(reader.read(8 * num_indices), dtype=np.int64)
         used = reader.read(num_used)
@@ -92,7 +94,7 @@ class RoundHeader:
             )
             for row, numbers in zip(rows.reshape(len(touched), len(names)).tolist(), touched, strict=True)
         ]
-        computed = ComputedShards(partials, indices, used, Pace(*pace) if pace else None)
+        computed = ComputedShards(partials, indices, used, Pace(*pace) if pace else None, tuple(operations))
         return generation, RoundHeader(digest, CheckpointHeader.from_json(checkpoint), computed, pause, facts)
 
 
@@ -104,6 +106,8 @@ class Totals:
     deltas: Deltas
     used: list[bool]
     indices: Indices
+    operations: frozenset[str]
+    """Operations without a deterministic form that some member has observed."""
 
     @staticmethod
     def of(computed: Sequence[ComputedShards], pieces: Sequence[Sequence[Interval]], num_leaves: int) -> "Totals":
@@ -116,7 +120,8 @@ class Totals:
             if each.used:
                 used |= np.frombuffer(each.used, dtype=np.uint8)
         indices = np.concatenate([each.indices for each in computed])
-        return Totals(total.scalars, total.deltas, used.astype(bool).tolist(), indices)
+        operations = frozenset(name for each in computed for name in each.operations)
+        return Totals(total.scalars, total.deltas, used.astype(bool).tolist(), indices, operations)
 
 
 def add_partials(left: PartialSums, right: PartialSums) -> PartialSums:

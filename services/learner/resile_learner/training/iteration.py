@@ -17,6 +17,7 @@ from ..collectives.tree import Interval
 from ..phases import Phases
 from .batches import Batch, Indices
 from .buffers import Buffers, Deltas
+from .determinism import Determinism
 from .fetch import Fetched
 from .gradients import Gradients
 from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, fold_leaves
@@ -54,6 +55,7 @@ class Iteration:
         rounds: Rounds,
         phases: Phases,
         scalers: Sequence[GradScaler],
+        determinism: Determinism,
         header: RoundHeader,
         last: tuple[int, float],
     ) -> None:
@@ -76,6 +78,7 @@ class Iteration:
         self._allows_nan = False
         self._phases = phases
         self._scalers = scalers
+        self._determinism = determinism
         self._header = header
         self._last = last
         self._processor = 0.0
@@ -88,6 +91,7 @@ class Iteration:
             fetched = self._fetch()
             self._phases.enter("compute")
             self._indices.append(fetched.indices)
+            self._determinism.apply()
             self._buffers.restore()
             self._gradients.clear()
             if leaf == self._held.hi - 1:
@@ -120,7 +124,9 @@ class Iteration:
         weight = self._batch.weight(leaf)
         weighted = loss if weight == 1.0 else loss * weight
         self._allows_nan = scaler is not None
-        (weighted if scaler is None else scaler.scale(weighted)).backward()
+        scaled = weighted if scaler is None else scaler.scale(weighted)
+        with self._determinism.backward(scaled):
+            scaled.backward()
         if leaf < self._held.hi - 1:
             self._gradients.fold(self._plan.steps[leaf - self._held.lo])
         values = {"loss": loss.detach(), **{name: _detached(value) for name, value in metrics.items()}}
@@ -140,7 +146,8 @@ class Iteration:
         self._phases.enter("waiting")
         try:
             indices = np.concatenate([NO_INDICES, *self._indices])
-            computed = ComputedShards(partials, indices, bytes(self._gradients.used), self._pace())
+            observed = tuple(sorted(self._determinism.reproducibility.observed))
+            computed = ComputedShards(partials, indices, bytes(self._gradients.used), self._pace(), observed)
             self.outcome = self._round.finish(replace(self._header, computed=computed), next_iteration=self.number + 1)
         except Abandoned as lost:
             self.lost = lost
@@ -150,6 +157,8 @@ class Iteration:
         self.loss = self.metrics.pop("loss")
         if math.isnan(self.loss) and not self._allows_nan:
             raise NotANumber(self.number)
+        self._determinism.reproducibility.agree(totals.operations)
+        self._determinism.apply()  # the update depends on it as well
         self._buffers.commit(totals.deltas)
         self._gradients.assign(totals.used)
         self._phases.enter("callback")

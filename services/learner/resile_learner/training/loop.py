@@ -28,7 +28,7 @@ from ..state.optimizer import OptimizerState
 from ..state.run import RunState, Stateful
 from .batches import Batch, BatchPlan, default_num_shards
 from .buffers import Buffers
-from .determinism import Reproducibility, deterministic
+from .determinism import Determinism, Reproducibility, deterministic
 from .digest import RollingDigest, params_sha256
 from .fetch import Collate, Fetched, Fetcher, ShardKey, checked_dataset
 from .gradients import Gradients
@@ -40,6 +40,7 @@ from .rounds import Rounds
 from .scalers import prepared_scalers
 from .seeds import mix, seed_all
 from .settings import Mode, TrainingSettings, facts_of
+from .torch_settings import check_unchanged, script_settings
 from .validation import Validation, Validator
 
 
@@ -84,6 +85,8 @@ class ElasticLoop:
         self._optimizer = optimizer
         self._dataset = dataset
         self._entered = False
+        self._determinism: Determinism
+        self._torch_settings: dict[str, str]
         self._parameters = list(model.parameters())
         self._requires_grad = [parameter.requires_grad for parameter in self._parameters]
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
@@ -98,7 +101,11 @@ class ElasticLoop:
         )
         self._scalers = prepared_scalers(state or {}, self._parameters)
         ledger = Ledger(num_samples)
-        parts: dict[str, Stateful] = {"optimizer": OptimizerState(optimizer), "ledger": ledger}
+        parts: dict[str, Stateful] = {
+            "optimizer": OptimizerState(optimizer),
+            "ledger": ledger,
+            "reproducibility": self.bits,
+        }
         if self._validator:
             parts["validation"] = self._validator
         self._state = RunState(model, parts, state or {}, after_load=self._buffers.adopt)
@@ -167,7 +174,8 @@ class ElasticLoop:
             )
         self._entered = True
         with ExitStack() as stack:
-            stack.enter_context(deterministic(self.bits, threads=self._settings.threads))
+            self._determinism = stack.enter_context(deterministic(self.bits, threads=self._settings.threads))
+            self._torch_settings = script_settings()
             stack.callback(self._checkpoints.close)
             self._state.facts = facts_of(
                 self._settings,
@@ -213,6 +221,7 @@ class ElasticLoop:
             rounds=self._protocol.rounds,
             phases=self._phases,
             scalers=self._scalers,
+            determinism=self._determinism,
             header=self._protocol.header(next_iteration=self.iteration + 1),
             last=self._protocol.reports.last,
         )
@@ -228,9 +237,9 @@ class ElasticLoop:
         self._protocol.commit(batch, iteration.outcome, loss=iteration.loss, metrics=iteration.metrics)
 
     def _check_unchanged(self) -> None:
-        """Restore the number of threads if the script changed it; refuse parameters that it froze meanwhile."""
-        if torch.get_num_threads() != self._settings.threads:
-            torch.set_num_threads(self._settings.threads)
+        """Refuse what a joining worker could not know."""
+        if self._settings.mode == "same-bits":
+            check_unchanged(self._torch_settings)
         if [parameter.requires_grad for parameter in self._parameters] != self._requires_grad:
             raise UsageError(
                 "parameters were frozen or unfrozen after the training call began: a joining worker could not know; "

@@ -12,6 +12,7 @@ from resile_shared.errors import UsageError
 from ..devices import device_class
 from ..state.facts import Facts
 from .digest import dataset_digest, params_sha256
+from .torch_settings import script_settings
 
 Mode = Literal["same-bits", "fast"]
 
@@ -46,4 +47,5 @@ def facts_of(
     if settings.mode == "same-bits":
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         facts["device_class"] = device_class(device)
+        facts.update(script_settings())
     return facts
