@@ -34,6 +34,7 @@ from .fetch import Collate, Fetched, Fetcher, ShardKey, checked_dataset
 from .gradients import Gradients
 from .iteration import Iteration
 from .ledger import Ledger
+from .optimizer_watch import OptimizerWatch
 from .protocol import TrainingProtocol
 from .reports import Result
 from .rounds import Rounds
@@ -88,7 +89,6 @@ class ElasticLoop:
         self._determinism: Determinism
         self._torch_settings: dict[str, str]
         self._parameters = list(model.parameters())
-        self._requires_grad = [parameter.requires_grad for parameter in self._parameters]
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         self._fetcher = Fetcher(dataset, seed=seed, collate_fn=collate_fn, num_workers=num_workers)
         self._stream: Iterator[Fetched] | None = None
@@ -99,12 +99,14 @@ class ElasticLoop:
         self._validator = (
             Validator(validation, model, batch_size=batch_size, num_shards=shards, seed=seed) if validation else None
         )
+        self._watch = OptimizerWatch(model, optimizer, state or {})
         self._scalers = prepared_scalers(state or {}, self._parameters)
         ledger = Ledger(num_samples)
         parts: dict[str, Stateful] = {
             "optimizer": OptimizerState(optimizer),
             "ledger": ledger,
             "reproducibility": self.bits,
+            "steps": self._watch,
         }
         if self._validator:
             parts["validation"] = self._validator
@@ -225,9 +227,12 @@ class ElasticLoop:
             header=self._protocol.header(next_iteration=self.iteration + 1),
             last=self._protocol.reports.last,
         )
+        steps = self._watch.steps
         self._phases.enter("callback")
         yield iteration
         self._phases.enter("waiting")
+        may_skip = bool(self._scalers) or iteration.outcome is None
+        self._watch.check_steps(before=steps, is_lost=iteration.lost is not None, may_skip=may_skip)
         if iteration.lost:
             raise iteration.lost
         if iteration.outcome is None:
@@ -240,11 +245,7 @@ class ElasticLoop:
         """Refuse what a joining worker could not know."""
         if self._settings.mode == "same-bits":
             check_unchanged(self._torch_settings)
-        if [parameter.requires_grad for parameter in self._parameters] != self._requires_grad:
-            raise UsageError(
-                "parameters were frozen or unfrozen after the training call began: a joining worker could not know; "
-                "decide it before, or use parameter groups with a learning rate of 0"
-            )
+        self._watch.check()
 
     def _batch(self, number: int) -> Batch:
         return self.plan.batch(number, num_shards=self._session.view.size if self._settings.mode == "fast" else None)
@@ -275,7 +276,7 @@ class _Computation:
         return str(self._loop.bits)
 
     def digest(self, round_: int) -> int:
-        return self._loop._digest.at(round_)
+        return self._loop._digest.at(round_) ^ mix("steps", self._loop._watch.steps)
 
     def discard_round(self) -> None:
         self._loop._buffers.restore()

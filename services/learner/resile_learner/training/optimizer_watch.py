@@ -1,0 +1,86 @@
+"""What a script does with its optimizer, as far as the other workers could not know or do alike."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from resile_shared.errors import UsageError
+
+
+class OptimizerWatch:
+    """Refuses what would break equal bits, and counts the steps of an optimizer.
+
+    The count is part of the run's state and of each round's digest, so that a step that one worker alone makes or skips
+    is noticed at once. ``state`` are the script's own parts of the state. Raises UsageError.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        self.steps = 0
+        self._optimizer = optimizer
+        self._parameters = list(model.parameters())
+        self._requires_grad = [parameter.requires_grad for parameter in self._parameters]
+        self._trained = self._ids()
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UsageError("LBFGS computes the loss several times a step, and an iteration does once: use another")
+        if not set(self._trained) <= {id(parameter) for parameter in self._parameters}:
+            raise UsageError(
+                "the optimizer trains parameters that are not the model's, whose gradients no worker would exchange: "
+                "make them part of the model"
+            )
+        if any("initial_lr" in group for group in optimizer.param_groups) and not _has_schedule(state):
+            raise UsageError(
+                "the learning-rate schedule is not part of the run's state, so that a worker that joins or resumes "
+                'would begin it anew: pass it to the training call, as in ElasticLoop(..., state={"schedule": ...})'
+            )
+        optimizer.register_step_post_hook(self._on_step)
+
+    def check(self) -> None:
+        """Raises UsageError when other parameters are trained than before the training call."""
+        if [parameter.requires_grad for parameter in self._parameters] != self._requires_grad:
+            raise UsageError(
+                "parameters were frozen or unfrozen after the training call began: a joining worker could not know; "
+                "decide it before, or use parameter groups with a learning rate of 0"
+            )
+        if self._ids() != self._trained:
+            raise UsageError(
+                "the optimizer got other parameters after the training call began, whose gradients no worker would "
+                "exchange: give it all of them before, with a learning rate of 0 as long as they are not to be trained"
+            )
+
+    def check_steps(self, *, before: int, is_lost: bool, may_skip: bool) -> None:
+        """After an iteration that began with ``before`` steps: it makes one, unless a member was lost meanwhile."""
+        steps = self.steps - before
+        if is_lost and steps:
+            raise UsageError(
+                "optimizer.step() was called although iteration.exchange() returned False, which means that a member "
+                "was lost and the iteration is repeated: write `if iteration.exchange(): optimizer.step()`"
+            )
+        if not (is_lost or steps or may_skip):
+            warnings.warn(
+                "an iteration ended without optimizer.step(): its gradients are lost, since the next one clears them",
+                stacklevel=2,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the number of steps of the run."""
+        self.steps = state_dict["steps"]
+
+    def _ids(self) -> list[int]:
+        return [id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def _on_step(self, *arguments: object) -> None:
+        self.steps += 1
+
+
+def _has_schedule(state: Mapping[str, Any]) -> bool:
+    """Whether a part of ``state`` is a schedule, or an object of the script's that holds one."""
+    held = [value for part in state.values() for value in (part, *getattr(part, "__dict__", {}).values())]
+    return any(isinstance(value, LRScheduler) for value in held)

@@ -1,0 +1,125 @@
+"""What a script does with its optimizer that other workers could not know, or did not do alike, is named."""
+
+import warnings
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from resile.training import ElasticLoop, Iteration, seed
+from resile_learner.collectives.round import OpenRound
+from resile_learner.collectives.spec import RoundSpec
+from resile_learner.session import SoloSession, enter_session
+from resile_learner.training.header import RoundHeader
+from resile_learner.training.optimizer_watch import OptimizerWatch
+from resile_shared.errors import UsageError
+
+Parts = tuple[nn.Module, torch.optim.Optimizer]
+
+
+def parts(learning_rate: float = 0.1) -> Parts:
+    seed(0)
+    model = nn.Linear(4, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=learning_rate)
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    update: Callable[[Iteration], object] | None = None,
+    **options: Any,
+) -> list[int]:
+    """Train with ``update`` after each exchange; return the digests of all headers."""
+    digests: list[int] = []
+
+    class Recording(SoloSession):
+        def begin(self, spec: RoundSpec) -> OpenRound:
+            round_ = super().begin(spec)
+            finish = round_.finish
+
+            def recorded(header: bytes) -> tuple[bytes, ...]:
+                digests.append(RoundHeader.decode(header, lambda _: torch.empty(0))[1].digest)
+                return finish(header)
+
+            round_.finish = recorded  # type: ignore[method-assign]
+            return round_
+
+    def run() -> None:
+        enter_session(Recording())
+        data = TensorDataset(torch.ones(16, 4))
+        loop = ElasticLoop(model, optimizer, data, epochs=3, batch_size=16, num_shards=2, **options)
+        for iteration in loop:
+            for (inputs,) in iteration.shards():
+                iteration.backward(model(inputs).square().mean())
+            if iteration.exchange():
+                (update or (lambda _: optimizer.step()))(iteration)
+
+    copy_context().run(run)
+    return digests
+
+
+def test_parameters_that_come_later_are_refused() -> None:
+    model, optimizer = parts()
+
+    def update(iteration: Iteration) -> None:
+        optimizer.step()
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+
+    with pytest.raises(UsageError, match="other parameters after the training call began"):
+        train(model, optimizer, update)
+
+
+def test_parameters_that_are_not_the_models_are_refused() -> None:
+    model, _ = parts()
+    alone = nn.Parameter(torch.zeros(2))
+    with pytest.raises(UsageError, match="not the model's"):
+        train(model, torch.optim.SGD([*model.parameters(), alone]))
+
+
+def test_an_optimizer_that_computes_the_loss_itself_is_refused() -> None:
+    model, _ = parts()
+    with pytest.raises(UsageError, match="LBFGS"):
+        train(model, torch.optim.LBFGS(model.parameters()))
+
+
+def test_a_schedule_that_joiners_would_not_receive_is_refused() -> None:
+    model, optimizer = parts()
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    with pytest.raises(UsageError, match="learning-rate schedule is not part of the run's state"):
+        train(model, optimizer)
+    train(model, optimizer, state={"schedule": schedule})
+
+
+def test_a_step_that_one_worker_alone_skips_shows_in_its_next_header_even_if_no_parameter_does() -> None:
+    def skip_second(iteration: Iteration) -> None:
+        if iteration.number != 1:
+            optimizer.step()
+
+    model, optimizer = parts(learning_rate=0.0)
+    all_steps = train(model, optimizer)
+    model, optimizer = parts(learning_rate=0.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        one_less = train(model, optimizer, skip_second)
+    assert [mine == other for mine, other in zip(all_steps, one_less, strict=True)][:4] == [True, True, True, False]
+    assert any("its gradients are lost" in str(warning.message) for warning in caught)
+
+
+def test_a_step_in_an_iteration_that_is_repeated_is_refused() -> None:
+    model, optimizer = parts()
+    watch = OptimizerWatch(model, optimizer, {})
+    watch.check_steps(before=0, is_lost=True, may_skip=False)
+    optimizer.step()
+    with pytest.raises(UsageError, match=r"write `if iteration.exchange\(\): optimizer.step\(\)`"):
+        watch.check_steps(before=0, is_lost=True, may_skip=False)
+    watch.check_steps(before=0, is_lost=False, may_skip=False)
+
+
+def test_the_number_of_steps_is_part_of_the_state() -> None:
+    watch = OptimizerWatch(*parts(), {})
+    watch.load_state_dict({"steps": 7})
+    assert watch.state_dict() == {"steps": 7}
