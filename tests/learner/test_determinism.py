@@ -1,6 +1,7 @@
 """A run never says that its bits are the same when it did not see to it."""
 
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -16,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from resile.training import ElasticLoop, Iteration, seed
 from resile_learner.state.run import RunState
-from resile_learner.training.determinism import Reproducibility
+from resile_learner.training.determinism import FUSED_ATTENTION, Reproducibility, deterministic
 from resile_learner.training.header import ComputedShards, Totals
 from resile_shared.errors import UsageError
 
@@ -141,33 +142,53 @@ def test_the_backward_pass_of_an_operation_is_seen_however_the_script_filters_wa
 
 
 def test_only_the_backward_pass_of_fused_attention_may_not_choose_what_is_not_deterministic() -> None:
+    """On no real accelerator: the device is "meta", and the kernel of fused attention has its name alone."""
     FlashAttention.warns = []
+    bits = Reproducibility("same-bits")
+    with deterministic(bits, threads=1) as determinism:
+        for _ in range(2):
+            weight = torch.ones((), device="meta", requires_grad=True)
+            loss: Tensor = Other.apply(FlashAttention.apply(Other.apply(weight)))  # type: ignore[no-untyped-call]
+            with determinism.backward(loss):
+                loss.backward()  # type: ignore[no-untyped-call]
+            assert torch.is_deterministic_algorithms_warn_only_enabled()
+    assert FlashAttention.warns == [False] * 2
+    assert str(bits) == "bits not guaranteed: put_", "the other operation warned, before and after it"
 
-    def body(model: nn.Module, inputs: Tensor, iteration: Iteration) -> Tensor:
-        loss: Tensor = Other.apply(FlashAttention.apply(plainly(model, inputs, iteration)))  # type: ignore[no-untyped-call]
+
+def test_the_mode_is_as_before_when_a_backward_pass_fails() -> None:
+    weight = torch.ones((), device="meta", requires_grad=True)
+    loss: Tensor = FlashAttention.apply(weight)  # type: ignore[no-untyped-call]
+    assert loss.grad_fn is not None
+    node = loss.grad_fn
+
+    def attempt() -> None:
+        with determinism.backward(loss):
+            node.register_prehook(fail)
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    with deterministic(Reproducibility("same-bits"), threads=1) as determinism:
+        with pytest.raises(ZeroDivisionError):
+            attempt()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
-        return loss
 
-    def after() -> None:
-        assert torch.is_deterministic_algorithms_warn_only_enabled()
 
-    assert train(body, after) == "bits not guaranteed: put_", "the other operation warned"
-    assert FlashAttention.warns == [False] * 8
+def fail(gradients: object) -> None:
+    raise ZeroDivisionError
 
 
 def test_the_nodes_of_pytorchs_fused_attention_have_the_names_that_are_looked_for() -> None:
-    seen: list[str] = []
+    heads = torch.randn(1, 1, 4, 8, requires_grad=True)
+    attention = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+    assert attention.grad_fn is not None
+    assert FUSED_ATTENTION.search(attention.grad_fn.name())
+    for name in ("FlashAttention", "EfficientAttention", "CudnnAttention", "FusedAttentionOverrideable"):
+        assert hasattr(torch.ops.aten, f"_scaled_dot_product_{snake_case(name)}")
+        assert FUSED_ATTENTION.search(f"ScaledDotProduct{name}Backward0")
 
-    def body(model: nn.Module, inputs: Tensor, iteration: Iteration) -> Tensor:
-        heads = model(inputs).reshape(1, 1, -1, 2)
-        attention = nn.functional.scaled_dot_product_attention(heads, heads, heads)
-        assert attention.grad_fn is not None
-        assert attention.grad_fn.name() == "ScaledDotProductFlashAttentionForCpuBackward0"
-        attention.grad_fn.register_hook(lambda *_: seen.append(str(torch.get_deterministic_debug_mode())))
-        return attention.sum()
 
-    assert train(body) == "same bits"
-    assert seen == ["2"] * 8  # raising; the hook of the test comes before the one that ends it
+def snake_case(name: str) -> str:
+    return re.sub(r"(?<=.)([A-Z])", r"_\1", name).lower()
 
 
 def test_settings_that_a_run_makes_are_made_again_when_a_script_changes_them() -> None:

@@ -109,6 +109,23 @@ def test_a_step_that_one_worker_alone_skips_shows_in_its_next_header_even_if_no_
     assert any("its gradients are lost" in str(warning.message) for warning in caught)
 
 
+def test_a_frozen_parameter_that_one_worker_alone_changes_shows_in_its_next_header() -> None:
+    def frozen() -> Parts:
+        model, _ = parts()
+        model.bias.requires_grad_(False)  # type: ignore[operator]
+        return model, torch.optim.SGD([model.weight], lr=0.1)  # type: ignore[list-item]
+
+    def change(iteration: Iteration) -> None:
+        optimizer.step()
+        if iteration.number == 1:
+            model.bias.data += 1  # type: ignore[operator]
+
+    expected = train(*frozen())
+    model, optimizer = frozen()
+    changed = train(model, optimizer, change)
+    assert [mine == other for mine, other in zip(expected, changed, strict=True)][:4] == [True, True, True, False]
+
+
 def test_a_step_in_an_iteration_that_is_repeated_is_refused() -> None:
     model, optimizer = parts()
     watch = OptimizerWatch(model, optimizer, {})

@@ -94,7 +94,7 @@ class ElasticLoop:
         self._stream: Iterator[Fetched] | None = None
         self._gradients = Gradients(trained)
         self._buffers = Buffers(model)
-        self._digest = RollingDigest(trained)
+        self._digest = RollingDigest(self._parameters)
         self._checkpoints = Checkpointer(self._session, every=checkpoint_every)
         self._validator = (
             Validator(validation, model, batch_size=batch_size, num_shards=shards, seed=seed) if validation else None
