@@ -68,3 +68,16 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monitors: Monitors, s
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 408 "), answer
     assert b'"code":"timeout"' in answer
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/packages"])
+async def test_a_body_that_is_no_http_is_the_clients_fault_and_fills_no_log(
+    monitors: Monitors, scene: Scene, path: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monitor = await monitors.start()
+    head = f"HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for chunk in ("2\r\n{}\r\nZZ\r\n", "-1\r\n", "fffffffffffffffffff\r\n"):
+        async with idle_connections(monitor, 1, says=f"POST {path} {head}{chunk}".encode()) as (reader,):
+            answer = await reader.read()
+        assert answer.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 ")), answer
+    assert "Traceback" not in capfd.readouterr().err

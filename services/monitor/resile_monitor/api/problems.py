@@ -57,8 +57,6 @@ def _of(error: Exception, request: web.Request) -> web.Response:
     match error:
         case ProblemError(code=code):
             return _response(_STATUSES[code], code, str(error))
-        case web.RequestPayloadError():
-            return _response(HTTPStatus.BAD_REQUEST, "malformed", f"malformed request body: {error}")
         case MissingObjectError():
             return _response(HTTPStatus.NOT_FOUND, "unknown", str(error))
         case ResileError():
