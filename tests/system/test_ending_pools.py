@@ -193,3 +193,17 @@ def test_a_pool_that_is_stopped_while_it_starts_again_loses_nothing(
     assert not [item for item in view["history"] if "no worker is left" in item["reason"]]
     starts = [item["iteration"] for item in view["history"] if item["kind"] == "allocation"]
     assert starts == sorted(starts)
+
+
+def test_hosts_that_are_drained_one_right_after_the_other_lose_nothing(
+    tmp_path: Path, train: Path, undisturbed: str
+) -> None:
+    home = tmp_path / "home"
+    with pool_up(home, *TWO_HOSTS) as pool:
+        jobs = submit(pool, train, number=1)
+        for host in ("host-1", "host-2"):
+            assert pool.run("drain", host).status == 0
+        pool.becomes(jobs[0], lambda job: job["state"] == "queued")
+        assert pool.end(signal.SIGINT).status == 0
+    (view,) = complete(home, jobs, undisturbed)
+    saved_at(view)
