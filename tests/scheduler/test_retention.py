@@ -10,7 +10,7 @@ from resile_scheduler.core.events import JobChangeRequested, RemoveJob, Reply
 from resile_scheduler.core.retention import Limits
 from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.workload import Submission
-from resile_shared.messages.commands import Accepted, JobDelete, Refused
+from resile_shared.messages.commands import Accepted, JobDelete, JobStop, Refused
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobSpec, JobState
 
@@ -83,6 +83,20 @@ def test_a_job_is_deleted_when_it_has_ended_and_its_number_never_comes_again() -
     assert again.code == "unknown"
     sim.restart_scheduler()
     assert sim.scheduler._pool.last_number == 3
+
+
+def test_a_job_is_removed_only_once_its_workers_are_gone() -> None:
+    """A worker that is being ended may still write to storage."""
+    sim = pool()
+    sim.submit([submission(1, at=0.0, iterations=10_000)])
+    sim.run(until=5.0)
+    assert sim.alive("job-1")
+    sim.handle(JobChangeRequested("stop", JobStop(job_id="job-1")))
+    commands = sim.handle(JobChangeRequested("delete", JobDelete(job_id="job-1")))
+    assert not [command for command in commands if isinstance(command, RemoveJob)]
+    assert "job-1" in sim.records
+    sim.run(until=sim.now - sim.start + 1.0)
+    assert not sim.records
 
 
 def test_a_removal_that_a_crash_interrupts_is_gone_on_with() -> None:

@@ -349,7 +349,9 @@ class SimulatedPool:
             self.later(EXIT_SECONDS, lambda n=number: self._exit(job, n, "finished"))  # type: ignore[misc]
 
     def _stop(self, name: str, host: str, number: int) -> None:
-        job = self._jobs[name]
+        job = self._jobs.get(name)
+        if job is None:
+            return
         if number in job.workers:
             self._exit(job, number, "exited")
         else:
