@@ -45,6 +45,7 @@ class Faults:
             "cut data links": lambda f: self._cut_pair(f, both=True, kinds=("data",)),
             "cut control links": lambda f: self._cut_pair(f, both=True, kinds=("control",)),
             "reset links": self._reset_links,
+            "reset data links": lambda f: self._reset_links(f, kinds=("data",)),
             "slow links": self._slow_links,
             "cut storage": self._cut_storage,
             "storage fails": lambda f: self._spoil_storage(f, failing=0.5),
@@ -174,10 +175,10 @@ class Faults:
         self._later(fault.seconds, network.heal)
         return True
 
-    def _reset_links(self, fault: Fault) -> bool:
+    def _reset_links(self, fault: Fault, *, kinds: tuple[str, ...] = KINDS) -> bool:
         hosts = list(self._world.hosts)
         one, other = hosts[fault.target % len(hosts)], hosts[(fault.target + fault.number) % len(hosts)]
-        self._world.workers.network.reset_between(one, other)
+        self._world.workers.network.reset_between(one, other, kinds)
         return True
 
     def _slow_links(self, fault: Fault) -> bool:

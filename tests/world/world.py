@@ -26,6 +26,7 @@ from .worker import SimCluster, SimForkServer, SimWorker
 PATIENCE_SECONDS = 3000.0
 """Virtual time that a calm world gets to complete its jobs: longer than all deadlines, one after the other."""
 SYNC_SECONDS = 2.0
+LOOK_SECONDS = 0.1
 
 
 class World:
@@ -127,16 +128,17 @@ class World:
         self.users.begin_calm()
 
     def _run(self) -> None:
-        if not self.loop.run_until(lambda: self.is_over, limit=self.plan.calm_at + PATIENCE_SECONDS):
+        self._look()
+        if not self.loop.run_until(lambda: self._is_over, limit=self.plan.calm_at + PATIENCE_SECONDS):
             for number in range(len(self.plan.jobs)):
                 self.checks.break_promise(self._what_it_waits_for(number))
         scripts = {number: submission.script for number, submission in enumerate(self.plan.jobs)}
         self.loop.run_until(lambda: False, limit=self.loop.now + 5.0)  # the last events are published
         self.checks.check_end(self.users.jobs, scripts, self.users.stopped, self.workers.objects.objects)
 
-    @property
-    def is_over(self) -> bool:
-        return self.loop.now > self.plan.calm_at and self.users.are_satisfied
+    def _look(self) -> None:
+        self._is_over = self.loop.now > self.plan.calm_at and self.users.are_satisfied
+        self.loop.call_later(LOOK_SECONDS, self._look)
 
     def _what_it_waits_for(self, number: int) -> str:
         job = self.users.jobs.get(number)
