@@ -58,7 +58,11 @@ def live(plan: Plan) -> tuple[World, list[str]]:
     logging.disable()
     warnings.simplefilter("ignore", RuntimeWarning)
     world = World(plan)
-    return world, world.live()
+    gc.disable()  # else what crashed processes left behind is finalized in the middle of others
+    try:
+        return world, world.live()
+    finally:
+        gc.enable()
 
 
 def run(seeds: Iterable[int], *, seconds: float) -> Totals:

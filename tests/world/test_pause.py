@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from resile_learner.messages import CheckpointSaved, Pause
+from resile_learner.messages import CheckpointSaved, Joined, Pause
 
 from .test_worker import SCRIPT, Scene
 
@@ -78,7 +78,7 @@ def test_a_pause_survives_all_members_that_had_stopped_training(scene: PausedSce
 def test_a_pause_survives_the_loss_of_all_members_that_had_a_snapshot(scene: PausedScene) -> None:
     scene.start(2)
     scene.order(0, 1, 2)
-    scene.run(scene.is_active(2))
+    scene.run(lambda: any(isinstance(message, Joined) and message.worker == 2 for message in scene.messages))
     for worker in (0, 1):
         scene.processes[worker].kill()
     scene.run(lambda: {0, 1} <= scene.exits.keys())

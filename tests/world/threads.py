@@ -184,10 +184,9 @@ class Lock:
 
     def __enter__(self) -> None:
         crash_point()
-        if self._threads.rng.random() < PREEMPTION:
-            thread = _thread.get()
-            if thread is not None and thread.is_running():
-                thread.park(0.0)
+        thread = _thread.get()
+        if thread is not None and thread.is_running() and self._threads.rng.random() < PREEMPTION:
+            thread.park(0.0)
 
     def __exit__(self, *_: object) -> None:
         pass
