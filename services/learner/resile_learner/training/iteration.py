@@ -116,7 +116,7 @@ class Iteration:
             raise UsageError(
                 f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
             )
-        if scaler is not None and not any(scaler is known for known in self._scalers):
+        if isinstance(scaler, GradScaler) and not any(scaler is known for known in self._scalers):
             raise UsageError(
                 "the GradScaler is not part of the run's state, so that a joining worker would scale otherwise: pass "
                 'it to the training call, as in ElasticLoop(..., state={"scaler": scaler})'
