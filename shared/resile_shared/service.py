@@ -25,6 +25,7 @@ from aiohttp import web
 from .bus import Bus
 from .connection import BusClosed
 from .credentials import read_credentials, write_private
+from .descriptors import raise_descriptor_limit
 from .errors import ResileError, UsageError
 from .http_server import listening
 from .settings import ServiceSettings, load
@@ -53,6 +54,7 @@ def main(name: str, settings: type[S], run: Run[S], *, arguments: Sequence[str] 
     """Run a service until it is stopped; the whole ``__main__`` of a service."""
     try:
         chosen = load(settings, program=f"resile_{name}", arguments=arguments)
+        raise_descriptor_limit()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(name, chosen, run))
     except ResileError as error:

@@ -21,6 +21,7 @@ from resile_learner.messages import Member, Order, WorkerConfig, WorkerListening
 from resile_learner.worker import links
 from resile_learner.worker.control_thread import ControlThread
 from resile_learner.worker.handshakes import MAX_HANDSHAKES
+from resile_learner.worker.peers import TooFewDescriptors
 
 NUM_IDLE = 1100
 OPENING = {"job": "j", "dialer": 1, "acceptor": 0, "generation": 1, "kind": "control", "nonce": "0" * 32}
@@ -76,6 +77,12 @@ class Victim:
         with self.control._changed:
             assert self.control._changed.wait_for(lambda: self.control._fault or self.control.view.current, timeout=60)
         assert self.control._fault is None
+
+    def wait_for_fault(self) -> None:
+        with self.control._changed:
+            assert self.control._changed.wait_for(lambda: self.control._fault, timeout=60)
+            assert self.control._fault is not None
+            raise self.control._fault
 
     def close(self) -> None:
         def close_agent() -> None:
@@ -198,3 +205,12 @@ async def test_nothing_is_kept_of_generations_that_strangers_name(victim: Victim
         stranger.close()
     await victim.peer_joins()
     assert len(victim.control._peers.generations) == 1
+
+
+async def test_a_worker_that_cannot_have_enough_connections_says_which_limit_to_raise(victim: Victim) -> None:
+    many = tuple(Member(worker=number, host="127.0.0.1", port=1) for number in range(200))
+    order = Order(job="j", generation=2, members=many, secret="s")
+    with descriptors(soft=300):
+        victim.agent.sendall(encode(order))
+        with pytest.raises(TooFewDescriptors, match=r"200 workers.* 300 files.*raise the hard limit"):
+            await asyncio.to_thread(victim.wait_for_fault)

@@ -11,7 +11,7 @@ another member.
 import time
 from functools import partial
 
-from .frames import MAX_HEADER_BYTES, Kind, encode, encode_abort, encode_tag
+from .frames import MAX_HEADER_BYTES, Kind, Malformed, encode, encode_abort, encode_tag
 from .layout import Transfer
 from .link import BrokenLink, DrainSink, Link
 from .memory import Scratch
@@ -172,6 +172,8 @@ class OpenRound:
                 self._fail(peer.link.peer, "its link was removed")
 
     def _on_abort(self, link: Link, suspect: int, reason: str) -> None:
+        if suspect not in self._spec.members:
+            raise Malformed(f"an ABORT frame names worker {suspect}, which is no member")
         self._fail(suspect, reason, reporter=link, is_hearsay=True)
 
     def _progress(self) -> None:

@@ -29,6 +29,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from resile_shared.descriptors import raise_descriptor_limit
+
 from ..messages import Message, WorkerConfig
 from .descendants import (
     JANITOR_SECONDS,
@@ -233,6 +235,7 @@ def _remove_staged(folder: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Import, then serve the client at the other end of ``--fd`` until it has ended."""
     options = _parse(arguments)
+    raise_descriptor_limit()  # also for the workers
     scratch = Scratch()
     _exit_with_parent(options.parent, scratch)
     control = socket.socket(fileno=options.fd)

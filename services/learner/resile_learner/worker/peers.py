@@ -5,12 +5,15 @@ handed to the link poller.
 """
 
 import asyncio
+import resource
 import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable
 
 import pydantic
+
+from resile_shared.errors import ResileError
 
 from ..collectives.poller import LinkPoller
 from ..collectives.transport import TcpTransport
@@ -24,6 +27,20 @@ from .liveness import PeerLiveness
 
 MAX_LINE_BYTES = 4 << 20  # an order of `MAX_WORKERS` members
 RECONNECT_SECONDS = 0.2
+OTHER_DESCRIPTORS = 64
+"""What a worker has open besides the connections to its peers, at least."""
+
+
+class TooFewDescriptors(ResileError):
+    """This process may not have enough connections open for the generation of an order."""
+
+    def __init__(self, order: Order, limit: int) -> None:
+        super().__init__(
+            f"generation {order.generation} has {len(order.members)} workers, of which each needs two connections to "
+            f"every other one, and a process may have {limit} files open here: raise the hard limit of open files "
+            "(ulimit -Hn, LimitNOFILE in systemd) on this host, or use fewer workers"
+        )
+        self.limit = limit
 
 
 class PeerConnections:
@@ -58,7 +75,14 @@ class PeerConnections:
         self._data_liveness = PeerLiveness(detection_seconds=config.detection_seconds)
 
     def on_order(self, order: Order) -> None:
-        """Let its workers prove that they belong to ``order``, then have the membership handle it."""
+        """Let its workers prove that they belong to ``order``, then have the membership handle it.
+
+        Raises TooFewDescriptors.
+        """
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = len(links.KINDS) * len(order.members) + OTHER_DESCRIPTORS
+        if self._config.worker in order.workers and limit != resource.RLIM_INFINITY and needed > limit:
+            raise TooFewDescriptors(order, limit)
         self.generations.add(order)
         self._handle(OrderReceived(order))
 
