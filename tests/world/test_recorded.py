@@ -5,20 +5,18 @@ real bus, real agents and real workers make happen leads nowhere else.
 """
 
 import asyncio
+import os
+import pickle
+import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-import resile_learner.agent.service
 import resile_registry.service
 import resile_scheduler.service
-from resile_learner.agent.core import AgentCore
-from resile_learner.agent.settings import LearnerSettings
 from resile_registry.core import Registry
 from resile_registry.settings import RegistrySettings
 from resile_scheduler.core.core import Scheduler
@@ -31,65 +29,35 @@ from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.services import in_process
 
 from ..learner.agents import Stage, until
+from .recording import Recording, record
 
-SCRIPT = Path(__file__).parents[1] / "chaos" / "scripts" / "attacked.py"
-CORES: tuple[type[Any], ...] = (Registry, Scheduler, AgentCore)
-
-
-@dataclass
-class Recording:
-    """The life of one core: how it was made, and all that it was told and answered."""
-
-    core: type[Any]
-    arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    steps: list[tuple[Any, float, list[Any]]] = field(default_factory=list)
-
-    def replay(self) -> None:
-        """Tell a new core the same; it has to answer the same."""
-        arguments, keywords = self.arguments
-        core = self.core(*arguments, **keywords)
-        for number, (event, now, commands) in enumerate(self.steps):
-            assert core.handle(event, now=now) == commands, f"step {number} of {self.core.__name__}: {event}"
-
-
-@pytest.fixture
-def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
-    """Every core of this process from now on."""
-    found: list[Recording] = []
-    for core in CORES:
-        _record(core, found, monkeypatch)
-    return found
-
-
-def _record(core: type[Any], found: list[Recording], monkeypatch: pytest.MonkeyPatch) -> None:
-    make, handle = core.__init__, core.handle
-    of: dict[int, Recording] = {}
-
-    def recorded_init(self: Any, *arguments: Any, **keywords: Any) -> None:
-        make(self, *arguments, **keywords)
-        of[id(self)] = Recording(core, (arguments, keywords))
-        found.append(of[id(self)])
-
-    def recorded_handle(self: Any, event: Any, *, now: float) -> list[Any]:
-        commands: list[Any] = handle(self, event, now=now)
-        of[id(self)].steps.append((event, now, list(commands)))
-        return commands
-
-    monkeypatch.setattr(core, "__init__", recorded_init)
-    monkeypatch.setattr(core, "handle", recorded_handle)
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "chaos" / "scripts" / "attacked.py"
 
 
 @asynccontextmanager
-async def agent(pool: Pool, stage: Stage, host: str) -> AsyncIterator[None]:
-    values: dict[str, object] = {"folder": stage.folder / host, "storage": stage.storage.as_uri(), "slots": 2}
-    async with in_process(pool, "learner", resile_learner.agent.service.run, LearnerSettings, host=host, **values):
+async def agent(pool: Pool, stage: Stage, host: str, recordings: list[Recording]) -> AsyncIterator[None]:
+    """Run a recorded agent; end it with SIGTERM."""
+    file = stage.folder / f"{host}.recording"
+    command = [sys.executable, "-m", "tests.world.recorded_agent", "--credentials", pool.server.credentials("learner")]
+    command += ["--folder", stage.folder / host, "--storage", stage.storage.as_uri(), "--host", host, "--slots", "2"]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env={**os.environ, "RECORDING": str(file)})
+    try:
         yield
+    finally:
+        process.terminate()
+        await process.wait()
+    recordings += pickle.loads(file.read_bytes())
 
 
 def workers() -> list[psutil.Process]:
-    """The worker processes below the fork servers of this process."""
-    servers = [c for c in psutil.Process().children() if any("fork_server" in part for part in c.cmdline())]
-    return [worker for server in servers for worker in server.children()]
+    """The worker processes of all agents: two levels below each."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if len(process.parents()) == len(psutil.Process().parents()) + 3:
+                found.append(process)
+    return found
 
 
 async def reach(stage: Stage, job: str, *states: JobState) -> None:
@@ -101,8 +69,11 @@ async def reach(stage: Stage, job: str, *states: JobState) -> None:
 
 @pytest.mark.long
 async def test_what_the_cores_of_an_attacked_pool_decided_they_decide_again(
-    pool: Pool, tmp_path: Path, recordings: list[Recording]
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    recordings: list[Recording] = []
+    record(Registry, recordings, monkeypatch.setattr)
+    record(Scheduler, recordings, monkeypatch.setattr)
     stage = await Stage.open(pool, tmp_path)
     monitor = await pool.bus("monitor", service="users")
     package = stage.store_package({"train.py": SCRIPT.read_text()})
@@ -117,8 +88,8 @@ async def test_what_the_cores_of_an_attacked_pool_decided_they_decide_again(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(in_process(pool, "registry", resile_registry.service.run, RegistrySettings))
         await stack.enter_async_context(in_process(pool, "scheduler", resile_scheduler.service.run, SchedulerSettings))
-        await stack.enter_async_context(agent(pool, stage, "host-1"))
-        async with agent(pool, stage, "host-2"):
+        await stack.enter_async_context(agent(pool, stage, "host-1", recordings))
+        async with agent(pool, stage, "host-2", recordings):
             first, second = await submit("first"), await submit("second")
             await reach(stage, first, JobState.RUNNING)
             workers()[0].kill()
@@ -131,7 +102,8 @@ async def test_what_the_cores_of_an_attacked_pool_decided_they_decide_again(
         await reach(stage, first, JobState.COMPLETED)
         await reach(stage, second, JobState.COMPLETED)
     await stage.close()
-    assert {recording.core for recording in recordings} == set(CORES)
+    monkeypatch.undo()
+    assert {recording.core.__name__ for recording in recordings} == {"Registry", "Scheduler", "AgentCore"}
     assert sum(len(recording.steps) for recording in recordings) > 50
     for recording in recordings:
         recording.replay()

@@ -1,0 +1,21 @@
+"""``python -m tests.world.recorded_agent``: an agent that writes recordings of its cores to RECORDING when it ends."""
+
+import os
+import pickle
+import sys
+from pathlib import Path
+
+from resile_learner.agent.core import AgentCore
+from resile_learner.agent.service import run
+from resile_learner.agent.settings import LearnerSettings
+from resile_shared.service import main
+
+from .recording import Recording, record
+
+if __name__ == "__main__":
+    found: list[Recording] = []
+    record(AgentCore, found)
+    try:
+        main("learner", LearnerSettings, run, arguments=sys.argv[1:])
+    finally:
+        Path(os.environ["RECORDING"]).write_bytes(pickle.dumps(found))
