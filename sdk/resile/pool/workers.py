@@ -28,9 +28,13 @@ class RunningWorker:
 
 
 def workers_below(agent: int, host: str) -> Iterator[RunningWorker]:
-    """Find the workers that descend from the process ``agent``."""
+    """Find the workers that descend from the process ``agent``, below its fork servers.
+
+    A fork server has the file of a worker open too, for a moment, while it forks it.
+    """
     for process in descendants(agent):
-        if process.session == process.pid and (name := _name_of(process.pid)):
+        is_leader = process.session == process.pid and process.parent != agent
+        if is_leader and (name := _name_of(process.pid)):
             job, _, number = name.partition("/")
             yield RunningWorker(job, int(number), host, process.pid)
 
