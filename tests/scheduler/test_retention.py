@@ -56,6 +56,14 @@ def test_the_newest_jobs_that_ended_are_kept() -> None:
     assert set(sim.records) == {"job-3", "job-4", "job-5"}
 
 
+def test_what_a_job_has_made_stays_unless_somebody_deletes_the_job() -> None:
+    sim = pool(keep_jobs=1)
+    train(sim, 1, 2)
+    delete(sim, "job-2")
+    sim.run(until=sim.now - sim.start)
+    assert {(removal.job, removal.keeps_results) for removal in sim.removals} == {("job-1", True), ("job-2", False)}
+
+
 def test_jobs_that_ended_long_ago_are_removed() -> None:
     sim = pool(keep_days=2.0)
     train(sim, 1)

@@ -72,7 +72,13 @@ def up(
         typer.Option(metavar="S", min=1, max=86400, help="Seconds that Ctrl-C gives jobs to save a checkpoint."),
     ] = 120.0,
     keep_jobs: Annotated[
-        int, typer.Option(metavar="N", min=0, max=100_000, help="Of the jobs that have ended, keep the newest N.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=100_000,
+            help="Of the jobs that have ended, keep the newest N, and of others their models and output alone.",
+        ),
     ] = 1000,
     keep_days: Annotated[
         float,

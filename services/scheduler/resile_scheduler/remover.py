@@ -57,6 +57,7 @@ class Remover:
 
     def _remove_objects(self, url: str, command: RemoveJob) -> None:
         self._storage = self._storage or ObjectStorage(url)
-        self._storage.delete_folder(f"jobs/{command.job}")
+        folder = f"jobs/{command.job}"
+        self._storage.delete_folder(f"{folder}/checkpoints/" if command.keeps_results else folder)
         if command.package:
             self._storage.delete([command.package])

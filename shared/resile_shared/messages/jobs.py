@@ -156,6 +156,9 @@ class JobRecord(Message):
     completed: Completed | None = None
     ended: Time | None = Field(default=None, description="when it entered its final state")
     is_deleted: bool = Field(default=False, description="it is being removed")
+    keeps_results: bool = Field(
+        default=False, description="of a job that is being removed: its model and its output stay in storage"
+    )
 
     @model_validator(mode="after")
     def _is_numbered(self) -> Self:

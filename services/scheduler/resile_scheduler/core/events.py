@@ -152,10 +152,14 @@ class PauseWorkers:
 
 @dataclass(frozen=True)
 class RemoveJob:
-    """Remove all that is stored of a job, and ``package`` unless it is empty; then return `JobRemoved`."""
+    """Remove all that is stored of a job, and ``package`` unless it is empty; then return `JobRemoved`.
+
+    With ``keeps_results`` its final model and its output stay in storage.
+    """
 
     job: str
     package: str
+    keeps_results: bool = False
 
 
 @dataclass(frozen=True)

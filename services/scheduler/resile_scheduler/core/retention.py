@@ -1,8 +1,9 @@
 """Which jobs are removed, with all that is stored of them: those that users delete, and the oldest that have ended.
 
-A job that is deleted is marked in its record first, so that a new scheduler goes on with its removal. It is removed
-once no worker of it can be alive, and forgotten once all that was stored of it is gone. Its number never comes again. A
-host is forgotten when its record is gone and no worker holds a slot of it.
+What a job has made stays in storage unless somebody deletes the job. A job that is deleted is marked in its record
+first, so that a new scheduler goes on with its removal. It is removed once no worker of it can be alive, and forgotten
+once all that was stored of it is gone. Its number never comes again. A host is forgotten when its record is gone and no
+worker holds a slot of it.
 """
 
 from collections.abc import Iterable
@@ -36,9 +37,9 @@ class Retention:
         self._left_hosts: set[str] = set()
         """Hosts whose records are gone."""
 
-    def delete(self, job: Job) -> None:
+    def delete(self, job: Job, *, keeps_results: bool = False) -> None:
         """Mark a job that has ended as deleted."""
-        job.update(is_deleted=True)
+        job.update(is_deleted=True, keeps_results=keeps_results)
         self._deleted.add(job.id)
 
     def restore(self, jobs: Iterable[Job]) -> None:
@@ -56,13 +57,13 @@ class Retention:
         num_beyond = len(kept) - self._limits.jobs
         for position, (time, _, job) in enumerate(kept):
             if position < num_beyond or time < oldest:
-                self.delete(job)
+                self.delete(job, keeps_results=True)
 
     def removals(self) -> list[RemoveJob]:
         """Return, once, the deleted jobs of which no worker can be alive."""
         due = [name for name in sorted(self._deleted) if not self._pool.jobs[name].workers]
         self._deleted.difference_update(due)
-        return [RemoveJob(name, self._unused_package(name)) for name in due]
+        return [RemoveJob(name, self._unused_package(name), self._pool.jobs[name].record.keeps_results) for name in due]
 
     def is_going(self, package: str) -> bool:
         """Whether ``package`` is being removed with the last job that used it."""

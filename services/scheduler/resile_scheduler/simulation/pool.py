@@ -59,6 +59,7 @@ class SimulatedPool:
         self.records: dict[str, JobRecord] = {}
         self.histories: dict[str, list[HistoryItem]] = {}
         self.allocations: list[Allocation] = []
+        self.removals: list[RemoveJob] = []
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._num_queued = 0
         self._jobs: dict[str, SimulatedJob] = {}
@@ -194,6 +195,7 @@ class SimulatedPool:
                 for number in workers:
                     self.later(EXIT_SECONDS, lambda n=number: self._stop(job, host, n))  # type: ignore[misc]
             case RemoveJob(job=job):
+                self.removals.append(command)
                 self._last_number = max(self._last_number, number_of(job))
                 for stored in (self.records, self.histories, self._jobs):
                     stored.pop(job)
