@@ -384,6 +384,22 @@ def test_a_worker_that_is_gone_before_the_first_heartbeat_to_a_new_scheduler_rel
     assert [placement.slot_name for placement in bench.newest("job-2").placements] == ["host-1/1"]
 
 
+def test_members_that_ended_while_nobody_led_and_the_job_moved_are_missed() -> None:
+    bench = running(2, 2, max_workers=2)
+    bench.host("host-1", 2, state=HostState.DRAINING)
+    assert {placement.host for placement in bench.newest().placements} == {"host-2"}
+    joiners = [worker(number, slot, state="ready") for slot, number in enumerate(named(bench))]
+    bench.beat(*joiners, host="host-2")
+    bench.restart()
+    bench.beat(*joiners, host="host-2")
+    bench.beat(host="host-1")  # its workers ended before the new scheduler heard of them
+    for _ in range(20):
+        bench.now += 1.0
+        bench.tell(Tick())
+    bench.beat(*(gone(number, slot) for slot, number in enumerate(named(bench))), host="host-2")
+    assert any("starts again" in item.reason for item in bench.histories["job-1"])
+
+
 def test_a_new_scheduler_counts_failures_on_and_none_twice() -> None:
     bench = running(4)
     alive = [0, 1, 2]

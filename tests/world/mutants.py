@@ -2,6 +2,7 @@
 
     MUTANT=name         this one alone
     MUTANT_SECONDS=60   how long worlds are tried for each
+    MUTANT_PROCESSES=2  how many are tried at once; by default as many as there are cores
 
 Every protection of the protocol has an entry here. One that no world notices is either not needed or not tested.
 """
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from .mutation import Mutant, install
 
-NUM_PROCESSES = os.cpu_count() or 1
+NUM_PROCESSES = int(os.environ.get("MUTANT_PROCESSES", os.cpu_count() or 1))
 
 _AGENT = "resile_learner.agent.core"
 _REPORTING = "resile_learner.agent.reporting"

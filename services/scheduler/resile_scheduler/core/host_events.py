@@ -6,6 +6,8 @@ Agents repeat all they know with every heartbeat, so the order and number of mes
 - A generation becomes active when it is reported, or when heartbeats have named it for a while without a report.
 - A worker that was listed in a heartbeat and is missing in a later one of the same incarnation is gone. How it ended is
   then not known, so agents list a worker that is gone as long as the newest allocation names it.
+- Members whose slots alone are known, from the record of an earlier scheduler, are gone when all of their hosts are
+  lost or have sent a heartbeat without them.
 """
 
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
@@ -35,6 +37,8 @@ class HostEvents:
         self._deaths = deaths
         self._allocator = allocator
         self._ends = ends
+        self._unreconciled: set[str] = set()
+        """Jobs of which no member is known, but only the slots of an earlier scheduler's active generation."""
 
     def on_record(self, record: HostRecord, *, now: float, is_live: bool = True) -> None:
         """Handle a change of a host; an older incarnation has no effect, nor has an older state."""
@@ -60,9 +64,12 @@ class HostEvents:
         how = record.state.value if is_gone else "lost"
         for job, worker in held:
             self._lose(job, worker, f"{record.host} {how}", now)
+        self._check_unreconciled()
 
     def drop_orphans(self, job: Job, *, now: float) -> None:
         """End the restored workers of a job whose hosts are gone."""
+        if job.generations.unreconciled_slots and not job.generations.active:
+            self._unreconciled.add(job.id)
         for worker in list(job.workers.values()):
             host = self._pool.hosts.get(worker.slot.host)
             if host is None or host.record.incarnation != worker.incarnation or not host.is_alive:
@@ -88,6 +95,29 @@ class HostEvents:
                 self._lose(
                     job, worker, f"worker {worker.number} on {worker.slot.name} disappeared without a report", now
                 )
+
+        self._check_unreconciled()
+
+    def _check_unreconciled(self) -> None:
+        """Record for each job that all of its members ended while no scheduler led, if that is so."""
+        for name in sorted(self._unreconciled):
+            job = self._pool.jobs.get(name)
+            slots = job.generations.unreconciled_slots if job else ()
+            if job is not None and any(self._may_have_member(job, slot) for slot in slots):
+                continue
+            self._unreconciled.remove(name)
+            if job is not None and slots:
+                job.suspicions.record_vanished("all members")
+                self._pool.changed()
+
+    def _may_have_member(self, job: Job, slot_name: str) -> bool:
+        name, _, number = slot_name.rpartition("/")
+        host = self._pool.hosts.get(name)
+        if host is None or not host.is_alive:
+            return False
+        holder = self._pool.holders.get(SlotId(name, int(number)))
+        is_held = holder is not None and holder[0] == job.id and job.workers[holder[1]].phase < Phase.GONE
+        return is_held or not host.is_heard
 
     def _lose(self, job: Job, worker: Worker, reason: str, now: float) -> None:
         self._ends.on_gone(job, worker, WorkerExit(kind="abandoned", message=reason), now=now)

@@ -96,7 +96,7 @@ class HostProber:
             job.backoff.add(job.workers[number].slot.host, now=now)
         behind = verdict.mute | verdict.cut_off
         if unknown := behind - job.workers.keys():
-            job.suspicions.record_vanished(min(unknown))
+            job.suspicions.record_vanished(f"worker {min(unknown)}")
         how = "is silent" if job.suspicions.has_silence else "did not take part"
         workers = [job.workers[number] for number in sorted(behind - unknown)]
         self._leave_behind(

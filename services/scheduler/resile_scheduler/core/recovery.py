@@ -62,8 +62,8 @@ class Recovery:
         hosts = [self._pool.hosts.get(placement.host) for placement in job.generations.possible_members]
         if any(host and host.is_alive and host.num_waiting for host in hosts):
             return
-        if lost:
-            self._restart(job, lost[0].reason, now=now)
+        if lost or job.suspicions.vanished:
+            self._restart(job, lost[0].reason if lost else job.suspicions.vanished, now=now)
         elif silenced := self._silenced(job):
             self._restart(job, f"{silenced} was lost, perhaps with the result", now=now)
         else:

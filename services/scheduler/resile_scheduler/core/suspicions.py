@@ -80,9 +80,9 @@ class SuspicionTracker:
         accusers, suspects = (frozenset(pair[side] for pair in fresh) for side in (0, 1))
         return Verdict(suspects - accusers, accusers - largest_connected_set(accusers & members, fresh))
 
-    def record_vanished(self, worker: int) -> None:
-        """Record that ``worker``, which this scheduler never saw, is lost."""
-        self.vanished = f"worker {worker} disappeared without a report"
+    def record_vanished(self, who: str) -> None:
+        """Record that members that this scheduler never saw are lost."""
+        self.vanished = f"{who} disappeared without a report"
 
     def drop_accusations(self) -> None:
         """Forget all accusations: they were made in an earlier generation, or are answered."""
