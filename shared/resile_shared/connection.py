@@ -7,6 +7,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 RESEND_SECONDS = 1.0
 PAUSE_SECONDS = 0.1
 RECONNECT_SECONDS = 0.25
+CLOSE_SECONDS = 1.0
 _PATIENCE: dict[str, Any] = {
     "max_reconnect_attempts": -1,
     "reconnect_time_wait": RECONNECT_SECONDS,
@@ -89,8 +91,13 @@ class Connection:
                     f"the bus at {credentials.url} rejects the user {credentials.user!r}: check the credentials"
                 )
             await connecting
-        finally:
+        except BaseException:
             connecting.cancel()
+            await asyncio.wait({connecting}, timeout=CLOSE_SECONDS)
+            with suppress(Exception):  # whatever is wrong with it, it leaves no task behind
+                await connection._client.close()
+            raise
+        finally:
             connection._refused.cancel()
         return connection
 
