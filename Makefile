@@ -7,6 +7,7 @@
 #   CHAOS_ARGS=...  arguments for the campaign, instead of --minutes 10
 #   FUZZ_SECONDS=... how long `make fuzz` tries new input for each fuzzer, instead of 120
 #   WORLD_SECONDS=... how long `make world` runs, instead of 60; SEED=... the world of one seed alone, with its story
+#   MUTANT_SECONDS=... how long `make mutants` tries each, instead of 60; MUTANT=... one alone
 
 BIN := .venv/bin
 STAMP := .venv/installed
