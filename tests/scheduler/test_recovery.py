@@ -10,7 +10,7 @@ from resile_scheduler.core.events import Event, JobChangeRequested, StopWorkers,
 from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import JobPause
-from resile_shared.messages.hosts import HostState, WorkerExit, WorkerReport
+from resile_shared.messages.hosts import Heartbeat, HostState, WorkerExit, WorkerReport
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import CheckpointSaved, Failed, Left, Switched, Warned
 
@@ -382,6 +382,36 @@ def test_a_worker_that_is_gone_before_the_first_heartbeat_to_a_new_scheduler_rel
     bench.switch(iteration=5)  # the shrink came into force, and the leaver was gone and forgotten meanwhile
     bench.beat(member(0))
     assert [placement.slot_name for placement in bench.newest("job-2").placements] == ["host-1/1"]
+
+
+def test_a_heartbeat_of_another_incarnation_has_no_effect() -> None:
+    bench = running(1)
+    before = bench.newest()
+    for incarnation in (2, 3):
+        bench.tell(Heartbeat(host="host-1", incarnation=incarnation, number=1000, workers=(gone(0, kind="killed"),)))
+    assert bench.newest() == before
+    assert bench.records["job-1"].state is JobState.RUNNING
+
+
+def test_a_member_that_is_listed_no_more_is_lost() -> None:
+    bench = running(2)
+    bench.beat(member(0), member(1))
+    bench.beat(member(0))
+    assert bench.newest().is_recovery
+    assert named(bench) == [0]
+
+
+def test_a_host_that_was_lost_while_nobody_led_has_no_members() -> None:
+    bench = running(1, 1, max_workers=1)
+    bench.hosts["host-1"] = bench.hosts["host-1"].model_copy(update={"state": HostState.LOST})
+    bench.restart()
+    bench.beat(host="host-2")
+    order = bench.newest()
+    assert (order.cold_start, order.resume, [placement.host for placement in order.placements]) == (
+        True,
+        True,
+        ["host-2"],
+    )
 
 
 def test_members_that_ended_while_nobody_led_and_the_job_moved_are_missed() -> None:
