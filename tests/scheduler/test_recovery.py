@@ -4,6 +4,7 @@ import signal
 from functools import partial
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from resile_scheduler.core.events import Event, JobChangeRequested, StopWorkers, Tick
@@ -414,20 +415,38 @@ def test_a_host_that_was_lost_while_nobody_led_has_no_members() -> None:
     )
 
 
-def test_members_that_ended_while_nobody_led_and_the_job_moved_are_missed() -> None:
-    bench = running(2, 2, max_workers=2)
+def moving(bench: Bench) -> list[WorkerReport]:
+    """Let a job move from host-1 to host-2 as a scheduler is replaced; return the joiners, which wait for members."""
     bench.host("host-1", 2, state=HostState.DRAINING)
     assert {placement.host for placement in bench.newest().placements} == {"host-2"}
     joiners = [worker(number, slot, state="ready") for slot, number in enumerate(named(bench))]
     bench.beat(*joiners, host="host-2")
     bench.restart()
     bench.beat(*joiners, host="host-2")
+    return joiners
+
+
+def test_members_that_ended_while_nobody_led_and_the_job_moved_are_missed() -> None:
+    bench = running(2, 2, max_workers=2)
+    moving(bench)
     bench.beat(host="host-1")  # its workers ended before the new scheduler heard of them
     for _ in range(20):
         bench.now += 1.0
         bench.tell(Tick())
     bench.beat(*(gone(number, slot) for slot, number in enumerate(named(bench))), host="host-2")
     assert any("starts again" in item.reason for item in bench.histories["job-1"])
+
+
+@pytest.mark.parametrize("is_result_first", [True, False])
+def test_a_job_that_moved_may_complete_while_nobody_leads(is_result_first: bool) -> None:
+    bench = running(2, 2, max_workers=2)
+    moving(bench)
+    if is_result_first:
+        bench.report(result(), generation=1)
+    bench.beat(host="host-1")
+    if not is_result_first:
+        bench.report(result(), generation=1)
+    assert bench.records["job-1"].state is JobState.COMPLETED
 
 
 def test_a_new_scheduler_counts_failures_on_and_none_twice() -> None:

@@ -5,7 +5,7 @@ import pytest
 from .campaign import live, tell
 from .plan import draw
 
-BROKE_ONCE = (13, 45, 78, 147, 262, 342, 400, 536, 672, 723, 769)
+BROKE_ONCE = (13, 45, 78, 147, 262, 342, 400, 536, 672, 723, 769, 589431836)
 """Seeds of worlds that broke a promise at some time."""
 
 

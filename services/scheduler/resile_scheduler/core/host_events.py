@@ -64,7 +64,7 @@ class HostEvents:
         how = record.state.value if is_gone else "lost"
         for job, worker in held:
             self._lose(job, worker, f"{record.host} {how}", now)
-        self._check_unreconciled()
+        self._check_unreconciled(now)
 
     def drop_orphans(self, job: Job, *, now: float) -> None:
         """End the restored workers of a job whose hosts are gone."""
@@ -96,9 +96,9 @@ class HostEvents:
                     job, worker, f"worker {worker.number} on {worker.slot.name} disappeared without a report", now
                 )
 
-        self._check_unreconciled()
+        self._check_unreconciled(now)
 
-    def _check_unreconciled(self) -> None:
+    def _check_unreconciled(self, now: float) -> None:
         """Record for each job that all of its members ended while no scheduler led, if that is so."""
         for name in sorted(self._unreconciled):
             job = self._pool.jobs.get(name)
@@ -108,6 +108,7 @@ class HostEvents:
             self._unreconciled.remove(name)
             if job is not None and slots:
                 job.suspicions.record_vanished("all members")
+                self._ends.check_members(job, now=now)
                 self._pool.changed()
 
     def _may_have_member(self, job: Job, slot_name: str) -> bool:

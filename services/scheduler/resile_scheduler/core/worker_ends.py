@@ -64,7 +64,7 @@ class WorkerEnds:
         newest = () if is_completed else job.generations.placements
         counted = {placement.worker for placement in (*job.generations.active, *newest)}
         alive = [number for number in counted if (w := job.workers.get(number)) and w.phase < Phase.GONE]
-        if alive or not counted:
+        if alive or not (counted or job.suspicions.vanished):
             return
         if not is_completed:
             job.generations.mark_gone(now=now)
