@@ -148,6 +148,14 @@ def test_a_job_that_has_trained_to_its_end_needs_nobody() -> None:
     assert checkpoint_recovery_time(told, "job-1", until=5.0) == 5.0
 
 
+def test_a_job_that_was_stopped_needs_nobody() -> None:
+    told = seen(Commit(4.0, 1, 1, None, 0))
+    assert job_recovery_time(told, "job-1", frozenset({1}), since=5.0, until=5.0) is None
+    told.stopped["job-1"] = 6.0
+    assert job_recovery_time(told, "job-1", frozenset({1}), since=5.0, until=5.0) == 6.0
+    assert checkpoint_recovery_time(told, "job-1", until=7.0) == 7.0
+
+
 def test_a_storage_has_recovered_with_the_first_checkpoint_after_the_attack() -> None:
     told = Observations()
     told.checkpoints["job-1"] += [Saved(4.0, 40), Saved(6.0, 60), Saved(7.0, 70)]

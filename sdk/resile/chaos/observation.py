@@ -42,6 +42,8 @@ class Observations:
     """The complete checkpoints of each job."""
     completed: dict[str, float] = field(default_factory=dict)
     """When a job had completed."""
+    stopped: dict[str, float] = field(default_factory=dict)
+    """When a job was stopped."""
     sequences: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """The sequences of all messages that were read, by reader: ``pool``, or a stream of a job."""
 
@@ -49,7 +51,17 @@ class Observations:
         """Add one event of the pool."""
         self.sequences["pool"].append(view.sequence)
         if view.subject.startswith("resile.job."):
-            self.events.append(JobEvent.model_validate(view.data))
+            event = JobEvent.model_validate(view.data)
+            self.events.append(event)
+            if event.item.kind == "stopped":
+                self.stopped[event.job] = event.item.time.timestamp()
+
+    def over(self, job: str) -> list[float]:
+        """Return when ``job`` completed or was stopped; empty before.
+
+        The verdict condemns a job that was stopped by nobody.
+        """
+        return [ends[job] for ends in (self.completed, self.stopped) if job in ends]
 
     def add_report(self, view: EventView) -> None:
         """Add one report of a job; its events come with those of the pool."""

@@ -60,7 +60,7 @@ def job_recovery_time(
 ) -> float | None:
     """Return when ``job`` first committed an iteration without ``victims`` after ``since``, or at all after ``until``.
 
-    A job that has completed counts as recovered. That it goes on from there is for the verdict to see.
+    A job that has completed or was stopped counts as recovered. That it goes on from there is for the verdict to see.
     """
     times = [
         commit.time
@@ -68,16 +68,14 @@ def job_recovery_time(
         if commit.time > since
         and (commit.time > until > since or _is_without(seen.members.get((job, commit.generation)), victims))
     ]
-    if job in seen.completed:
-        times.append(max(since, seen.completed[job]))
+    times += [max(since, end) for end in seen.over(job)]
     return min(times, default=None)
 
 
 def checkpoint_recovery_time(seen: Observations, job: str, *, until: float) -> float | None:
-    """Return when ``job`` first had a complete checkpoint after ``until``; completion counts, too."""
+    """Return when ``job`` first had a complete checkpoint after ``until``; the end of the job counts, too."""
     times = [saved.time for saved in seen.checkpoints[job] if saved.time > until]
-    if job in seen.completed:
-        times.append(max(until, seen.completed[job]))
+    times += [max(until, end) for end in seen.over(job)]
     return min(times, default=None)
 
 
