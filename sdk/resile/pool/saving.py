@@ -5,7 +5,7 @@ time and nothing else.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from resile_shared.errors import ResileError
 
@@ -19,28 +19,12 @@ Log = Callable[[str], None]
 
 async def save_jobs(server: Server, *, seconds: float, log: Log) -> str:
     """Suspend all jobs of a pool; return what could not be saved within ``seconds``, empty if all is well."""
-    saving: tuple[str, ...] = ()
-    fault = ""
-    try:
-        async with asyncio.timeout(seconds), Client(server) as client:
-            while True:
-                try:
-                    jobs = await client.suspend_all()
-                except ResileError as error:
-                    fault = f": {error}"
-                else:
-                    if not jobs:
-                        return ""
-                    if jobs != saving:
-                        log(f"saving {_names(jobs)}")
-                    saving, fault = jobs, ""
-                await asyncio.sleep(_POLL_SECONDS)
-    except TimeoutError:
-        what = _names(saving) if saving else "what was training"
-        return (
-            f"not saved within {seconds:g} s: {what}{fault}: the next `resile up` in this home continues from the last "
-            "checkpoint"
-        )
+    left = await _repeat(server, Client.suspend_all, seconds=seconds, log=lambda names: log(f"saving {names}"))
+    if not left:
+        return ""
+    return (
+        f"not saved within {seconds:g} s: {left}: the next `resile up` in this home continues from the last checkpoint"
+    )
 
 
 async def drain_host(server: Server, name: str, *, seconds: float, has_workers: Callable[[], bool], log: Log) -> str:
@@ -48,29 +32,43 @@ async def drain_host(server: Server, name: str, *, seconds: float, has_workers: 
 
     A pool that does not answer is waited for only while ``has_workers`` says that workers run here.
     """
-    leaving: tuple[str, ...] = ()
+
+    async def drain(client: Client) -> tuple[str, ...]:
+        try:
+            await client.drain(name)
+            return await _jobs_on(client, name)
+        except ResileError as error:
+            if has_workers():
+                raise
+            log(f"{name} was not drained, but no job runs on it: {error}")
+            return ()
+
+    left = await _repeat(server, drain, seconds=seconds, log=lambda names: log(f"{names} leaving {name}"))
+    return left and f"did not leave {name} within {seconds:g} s: {left}: the pool continues without its workers"
+
+
+async def _repeat(
+    server: Server, ask: Callable[[Client], Awaitable[tuple[str, ...]]], *, seconds: float, log: Log
+) -> str:
+    """Ask until no job is left to wait for; return which are left after ``seconds``, and why if that is known."""
+    waiting: tuple[str, ...] = ()
     fault = ""
     try:
         async with asyncio.timeout(seconds), Client(server) as client:
             while True:
                 try:
-                    await client.drain(name)
-                    jobs = await _jobs_on(client, name)
+                    jobs = await ask(client)
                 except ResileError as error:
                     fault = f": {error}"
-                    if not has_workers():
-                        log(f"{name} was not drained, but no job runs on it{fault}")
-                        return ""
                 else:
                     if not jobs:
                         return ""
-                    if jobs != leaving:
-                        log(f"{_names(jobs)} leaving {name}")
-                    leaving, fault = jobs, ""
+                    if jobs != waiting:
+                        log(_names(jobs))
+                    waiting, fault = jobs, ""
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
-        what = _names(leaving) if leaving else "what was training"
-        return f"did not leave {name} within {seconds:g} s: {what}{fault}: the pool continues without its workers"
+        return f"{_names(waiting) if waiting else 'what was training'}{fault}"
 
 
 async def _jobs_on(client: Client, name: str) -> tuple[str, ...]:
