@@ -437,6 +437,18 @@ def test_members_that_ended_while_nobody_led_and_the_job_moved_are_missed() -> N
     assert any("starts again" in item.reason for item in bench.histories["job-1"])
 
 
+def test_a_result_that_an_agent_has_not_published_is_waited_for_though_the_job_moved() -> None:
+    bench = running(2, 2, max_workers=2)
+    moving(bench)
+    for _ in range(20):
+        bench.beat(host="host-1", num_waiting=2)
+        bench.now += 1.0
+        bench.tell(Tick())
+    assert not any("starts again" in item.reason for item in bench.histories["job-1"])
+    bench.report(result(), generation=1)
+    assert bench.records["job-1"].state is JobState.COMPLETED
+
+
 @pytest.mark.parametrize("is_result_first", [True, False])
 def test_a_job_that_moved_may_complete_while_nobody_leads(is_result_first: bool) -> None:
     bench = running(2, 2, max_workers=2)

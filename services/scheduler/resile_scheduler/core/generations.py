@@ -70,6 +70,12 @@ class JobGenerations:
         """The workers of the active generation."""
         return {placement.worker for placement in self.active}
 
+    @property
+    def possible_hosts(self) -> set[str]:
+        """The hosts that have members, or may have had some when this scheduler took over."""
+        unreconciled = (slot.rpartition("/")[0] for slot in self.unreconciled_slots)
+        return {*(placement.host for placement in self.possible_members), *unreconciled}
+
     def names(self, number: int) -> bool:
         """Whether the newest membership has this worker."""
         return any(placement.worker == number for placement in self.placements)

@@ -59,7 +59,7 @@ class Recovery:
         lost = _lost(job)
         if now - gone_since < (self._detection_seconds if lost and not has_result else RESULT_SECONDS):
             return
-        hosts = [self._pool.hosts.get(placement.host) for placement in job.generations.possible_members]
+        hosts = [self._pool.hosts.get(name) for name in job.generations.possible_hosts]
         if any(host and host.is_alive and host.num_waiting for host in hosts):
             return
         if lost or job.suspicions.vanished:
