@@ -30,7 +30,7 @@ from resile_shared.messages.commands import (
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSpec
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
-from resile_shared.messages.reports import PeerSuspected
+from resile_shared.messages.reports import PeerSuspected, Warned
 from resile_shared.nats_server import NatsServer
 from resile_shared.subjects import ALLOCATIONS, DEAD_LETTERS, EVENTS, JOB_EVENTS, JOBS
 from resile_shared.telemetry import set_up_tracing, traced
@@ -450,26 +450,56 @@ async def test_a_long_history_leaves_the_record_small_and_is_whole(house: House)
     assert [item.kind for item in history].count("priority") == 160
 
 
-async def test_a_job_that_the_bus_refuses_to_store_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example one whose result is too large for a bus that takes smaller messages than that of `resile up`."""
+@asynccontextmanager
+async def with_small_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    """A pool whose bus takes smaller messages than that of `resile up`."""
     monkeypatch.setattr(nats_server, "MAX_PAYLOAD_BYTES", 64 << 10)
     async with AsyncExitStack() as stack:
         server = NatsServer(tmp_path / "small")
         await server.start()
         stack.push_async_callback(server.stop)
-        house = await stack.enter_async_context(
-            furnished(Pool(server, await stack.enter_async_context(AsyncExitStack())))
-        )
+        pool = Pool(server, await stack.enter_async_context(AsyncExitStack()))
+        yield await stack.enter_async_context(furnished(pool))
+
+
+async def run_large_and_small(house: House) -> tuple[str, str]:
+    """Submit a job whose record nearly fills a message, and another one; return them when both train."""
+    large = await house.submit(args=("x" * 40_000,), max_workers=2)
+    small = await house.submit(max_workers=2)
+    await until(lambda: {house.watcher.state(job) for job in (large, small)} == {"running"})
+    return large, small
+
+
+async def test_a_job_that_the_bus_refuses_to_store_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with with_small_messages(tmp_path, monkeypatch) as house:
         async with scheduler(house.pool):
             agent = await house.agent("host-1")
-            large = await house.submit(args=("x" * 40_000,), max_workers=2)
-            small = await house.submit(max_workers=2)
-            await until(lambda: {house.watcher.state(job) for job in (large, small)} == {"running"})
-            for job in (large, small):
-                await agent.complete(job, epochs=700)
-            await until(lambda: house.watcher.state(small) == "completed" and house.watcher.state(large) == "failed")
+            large, small = await run_large_and_small(house)
+            for number in range(20):
+                if (large, 0) in agent.workers:  # its job fails as soon as one is too much
+                    await agent.report(large, 0, Warned(message=f"{number} {'y' * 1900}"))
+            await until(lambda: house.watcher.state(large) == "failed")
+            await agent.complete(small, epochs=700)
+            await until(lambda: house.watcher.state(small) == "completed")
             assert "exceeds the maximum message size" in house.watcher.records[large].reason
             assert await house.submit() == "job-3"
             await check_history(house.pool, house.watcher.records[large])
         async with scheduler(house.pool):
             assert await house.submit() == "job-4"
+
+
+async def test_a_job_whose_result_the_bus_refuses_to_store_completes_without_its_details(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_small_messages(tmp_path, monkeypatch) as house, scheduler(house.pool):
+        agent = await house.agent("host-1")
+        large, small = await run_large_and_small(house)
+        for job in (large, small):
+            await agent.complete(job, epochs=700)
+        await until(lambda: {house.watcher.state(job) for job in (large, small)} == {"completed"})
+        await until(lambda: "warning" in house.watcher.kinds(large))
+        results = [house.watcher.records[job].completed for job in (large, small)]
+        assert [len(result.ledger) for result in results if result is not None] == [0, 700]
+        (warning,) = [item.reason for item in house.watcher.history(large) if item.kind == "warning"]
+        assert warning.startswith("the ledger and the metrics of its result cannot be stored: ")
+        await check_history(house.pool, house.watcher.records[large])

@@ -216,7 +216,7 @@ async def _concurrently(work: Iterable[Coroutine[Any, Any, None]]) -> None:
 def _reduced(record: JobRecord, items: tuple[HistoryItem, ...]) -> tuple[JobRecord, tuple[HistoryItem, ...]]:
     """Return what little is stored of a job that ended because the bus refused to store it."""
     spec = record.spec.model_copy(update={"args": (), "env": {}})
-    completed = record.completed and record.completed.model_copy(update={"ledger": (), "metrics": {}, "validation": {}})
+    completed = record.completed and record.completed.brief()
     update = {"allocation": None, "warnings": (), "failures": FailureCounts(), "completed": completed}
     reduced = record.model_copy(update={"spec": spec, **update})
     return reduced, tuple(item.model_copy(update={"slots": ()}) for item in items)

@@ -105,6 +105,10 @@ class Completed(Message):
     ledger: tuple[EpochCount, ...] = Field(max_length=MAX_COUNTS)
     bits: Text
 
+    def brief(self) -> "Completed":
+        """Return the result without its ledger, metrics and scores, which may be long."""
+        return self.model_copy(update={"ledger": (), "metrics": {}, "validation": {}})
+
 
 class Left(Message):
     """A leaver has let go: every peer confirmed its last iteration. Its slot is free once the process is gone."""

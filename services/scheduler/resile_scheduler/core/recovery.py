@@ -78,8 +78,15 @@ class Recovery:
         return ""
 
     def on_not_stored(self, job: Job, reason: str, *, now: float) -> None:
-        """End a job that cannot be stored: what a new scheduler does not know of must not go on."""
-        if not job.is_over:
+        """End a job that cannot be stored: what a new scheduler does not know of must not go on.
+
+        One whose training is complete has completed, without the details of its result.
+        """
+        completed = job.record.completed
+        if completed is not None:
+            job.update(completed=completed.brief())
+            job.warn(f"the ledger and the metrics of its result cannot be stored: {reason}", now=now)
+        elif not job.is_over:
             self.fail(job, f"it cannot be stored: {reason}", now=now)
 
     def fail(self, job: Job, reason: str, *, now: float) -> None:
