@@ -86,7 +86,8 @@ def test_a_script_that_raises(pool: UpPool, resile: Resile) -> None:
     script = resile.script(FAULTY)
     local = in_a_local_run(resile, script, number=None, args=())
     pooled = on_pool(pool, script, number=None, args=())
-    assert [item[0] for item in local] == [item[0] for item in pooled]
+    for history in (local, pooled):  # the first error is tolerated, so a recovery may begin before the next is known
+        assert list(dict.fromkeys(item[0] for item in history)) == ["accepted", "allocation", "failed"]
     assert "ValueError: bad loss" in local[-1][2]
     assert "ValueError: bad loss" in pooled[-1][2]
 
