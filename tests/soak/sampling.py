@@ -1,0 +1,59 @@
+"""What a pool uses while none of its jobs runs: memory, descriptors and threads of its processes, and files."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from resile.pool.workers import workers_below
+
+MIB = 1 << 20
+SLACK = {"memory": 6.0, "descriptors": 4.0, "threads": 3.0, "processes": 0.0, "files": 10.0, "bytes": 2.0}
+"""By the first word of a measure: MiB for memory and bytes, counts for the others."""
+_PARTS = ("nats-server", "resile_registry", "resile_scheduler", "resile_monitor", "resile_learner")
+_FOLDERS = ("bus", "storage", "hosts", "logs")
+
+
+def sample(up: psutil.Process, home: Path) -> dict[str, float]:
+    """Measure the pool of the process ``up`` in ``home``. Workers are left out: they come and go with their jobs.
+
+    So are the models of completed jobs, which stay until somebody deletes them.
+    """
+    measured: dict[str, float] = defaultdict(float)
+    workers = {worker.pid for worker in workers_below(up.pid, "")}
+    for process in [up, *up.children(recursive=True)]:
+        if process.pid in workers or process.status() == psutil.STATUS_ZOMBIE:
+            continue
+        part = _part(process)
+        measured["processes"] += 1
+        measured[f"memory {part}"] += process.memory_full_info().uss / MIB
+        measured[f"descriptors {part}"] += process.num_fds()
+        measured[f"threads {part}"] += process.num_threads()
+    for folder in _FOLDERS:
+        sizes = list(_sizes(home / folder))
+        measured[f"files {folder}"] = len(sizes)
+        measured[f"bytes {folder}"] = sum(sizes) / MIB
+    return dict(measured)
+
+
+def _part(process: psutil.Process) -> str:
+    """The name of the service that a process is, or belongs to."""
+    for each in [process, *process.parents()]:
+        command = " ".join(each.cmdline())
+        if part := next((part for part in _PARTS if part in command), ""):
+            return part.removeprefix("resile_")
+    return "up"
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    for path, _, names in os.walk(folder):
+        for name in names:
+            file = Path(path, name)
+            if file.parent.name == "models":
+                continue
+            try:
+                yield file.lstat().st_size
+            except FileNotFoundError:  # deleted meanwhile
+                continue
