@@ -3,6 +3,7 @@
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -24,18 +25,25 @@ def sample(up: psutil.Process, home: Path) -> dict[str, float]:
     measured: dict[str, float] = defaultdict(float)
     workers = {worker.pid for worker in workers_below(up.pid, "")}
     for process in [up, *up.children(recursive=True)]:
-        if process.pid in workers or process.status() == psutil.STATUS_ZOMBIE:
-            continue
-        part = _part(process)
-        measured["processes"] += 1
-        measured[f"memory {part}"] += process.memory_full_info().uss / MIB
-        measured[f"descriptors {part}"] += process.num_fds()
-        measured[f"threads {part}"] += process.num_threads()
+        with suppress(psutil.NoSuchProcess):  # a worker that is just ending
+            if process.pid not in workers and process.status() != psutil.STATUS_ZOMBIE:
+                for name, value in _used_by(process).items():
+                    measured[name] += value
     for folder in _FOLDERS:
         sizes = list(_sizes(home / folder))
         measured[f"files {folder}"] = len(sizes)
         measured[f"bytes {folder}"] = sum(sizes) / MIB
     return dict(measured)
+
+
+def _used_by(process: psutil.Process) -> dict[str, float]:
+    part = _part(process)
+    return {
+        "processes": 1,
+        f"memory {part}": process.memory_full_info().uss / MIB,
+        f"descriptors {part}": process.num_fds(),
+        f"threads {part}": process.num_threads(),
+    }
 
 
 def _part(process: psutil.Process) -> str:
