@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class PolicyName(StrEnum):
-    """How jobs share slots; `resile_scheduler/core/policies.py` has the rules."""
+    """How jobs share slots; the modules of `resile_scheduler/policies/` have the rules."""
 
     FAIRSHARE = "fairshare"
     PRIORITY = "priority"

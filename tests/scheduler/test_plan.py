@@ -7,8 +7,8 @@ from hypothesis import given
 
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import JobChangeRequested, PolicyChanged
-from resile_scheduler.core.plan import PlanPolicy, PlanStep
-from resile_scheduler.core.policies import Demand
+from resile_scheduler.policies.demand import Demand
+from resile_scheduler.policies.plan import PlanPolicy, PlanStep
 from resile_shared.messages.commands import JobPause
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import Failed

@@ -6,7 +6,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from resile_scheduler.core.policies import POLICIES, Demand, Policy, Target, fairshare, priority
+from resile_scheduler.policies.demand import Demand, Policy, Target
+from resile_scheduler.policies.fairshare import fairshare
+from resile_scheduler.policies.priority import priority
+from resile_scheduler.policies.table import POLICIES
 
 Job = tuple[int, int, int, int | None, bool]
 

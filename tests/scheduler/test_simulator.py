@@ -4,7 +4,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from resile_scheduler.core.events import JobChangeRequested
-from resile_scheduler.core.policies import POLICIES, Demand
+from resile_scheduler.policies.demand import Demand
+from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import JobPause, JobPriority, JobResume

@@ -18,7 +18,7 @@ from resile_learner.messages import (
 )
 from resile_scheduler.core import events as scheduler
 from resile_scheduler.core.core import Scheduler
-from resile_scheduler.core.plan import PlanPolicy, PlanStep
+from resile_scheduler.policies.plan import PlanPolicy, PlanStep
 from resile_shared.messages.commands import JobPause
 from resile_shared.messages.hosts import HostHello, Slot, WorkerExit
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState

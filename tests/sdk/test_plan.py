@@ -3,7 +3,7 @@
 import pytest
 
 from resile.local.plan import PlanError, parse_plan
-from resile_scheduler.core.plan import PlanStep
+from resile_scheduler.policies.plan import PlanStep
 
 
 @pytest.mark.parametrize(

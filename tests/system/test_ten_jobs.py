@@ -12,7 +12,8 @@ import pytest
 from resile.chaos.verdict import histories, slots_held_twice
 from resile.client import Client, find_server
 from resile.demo.verdict import used_once
-from resile_scheduler.core.policies import Demand, fairshare
+from resile_scheduler.policies.demand import Demand
+from resile_scheduler.policies.fairshare import fairshare
 from resile_shared.api import HostView, JobSummary, JobView
 from resile_shared.messages.jobs import JobEvent, JobState
 

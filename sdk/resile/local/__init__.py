@@ -6,6 +6,6 @@ narrator.py  what the user is shown of the records and reports
 runs.py      the folders that runs are kept in, and what of a run outlives its process
 plan.py      --plan as text; settings.py: what a run is asked to do; result.py: how it ended
 
-Nothing here decides who trains: that is the scheduler's core, with `PlanPolicy` (`resile_scheduler/core/plan.py`).
+Nothing here decides who trains: that is the scheduler's core, with `PlanPolicy` (`resile_scheduler/policies/plan.py`).
 Nothing here loads torch.
 """

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from resile_scheduler.core.plan import PlanStep
+from resile_scheduler.policies.plan import PlanStep
 from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.messages.reports import CheckpointSaved, Failed, Progress, Ready, Report, Switched
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from resile_scheduler.core.plan import PlanStep
+from resile_scheduler.policies.plan import PlanStep
 from resile_shared.errors import UsageError
 
 MAX_WORKERS = 1024

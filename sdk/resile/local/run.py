@@ -25,7 +25,7 @@ from resile_learner.processes.runner import WorkerRunner
 from resile_learner.processes.worker_process import Stream
 from resile_scheduler.core import events as scheduler
 from resile_scheduler.core.core import Scheduler
-from resile_scheduler.core.plan import PlanPolicy, PlanStep
+from resile_scheduler.policies.plan import PlanPolicy, PlanStep
 from resile_shared.clock import SteadyClock
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.allocations import Allocation

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resile_scheduler.core.plan import PlanPolicy, PlanStep
+from resile_scheduler.policies.plan import PlanPolicy, PlanStep
 from resile_shared.errors import UsageError
 
 from .plan import MAX_WORKERS

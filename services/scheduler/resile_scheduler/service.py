@@ -66,10 +66,10 @@ from .core.events import (
     Tick,
     WriteAllocation,
 )
-from .core.policies import POLICIES
 from .core.retention import Limits
 from .executor import Batch, Executor
 from .lease import Lease
+from .policies.table import POLICIES
 from .remover import Remover
 from .settings import SchedulerSettings
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 
 from resile_shared.messages.allocations import Allocation, Placement
 
+from ..policies.demand import Target
 from .job import Job
 from .lifecycle import Step
 from .placement import SlotId
-from .policies import Target
 from .pool import Pool
 from .worker import Phase, Worker
 

@@ -14,6 +14,8 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.reports import Report
 from resile_shared.recent_events import RecentEvents
 
+from ..policies.demand import Policy
+from ..policies.fairshare import fairshare
 from .allocator import Allocator
 from .deadlines import Deadlines
 from .decisions import Decisions
@@ -37,7 +39,6 @@ from .host_events import HostEvents
 from .job import Job
 from .job_commands import Answer, JobCommands
 from .outgoing import Outgoing
-from .policies import Policy, fairshare
 from .pool import Pool
 from .probing import HostProber
 from .recovery import Recovery

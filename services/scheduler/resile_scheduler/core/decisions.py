@@ -1,6 +1,6 @@
 """Decides which slots each job should have, and takes the next steps towards that.
 
-1. `policies`: how many workers should each job have?
+1. `resile_scheduler.policies`: how many workers should each job have?
 2. `placement`: on which slots?
 3. `allocator`: what can be done towards that now? A slot of another job is free, and so ordered for this one, only once
    the release of its worker was seen.
@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 
 from resile_shared.messages.jobs import Intent, JobState
 
+from ..policies.demand import Demand, Policy, Target
+from ..policies.table import no_slots
 from .allocator import Allocator, next_change
 from .job import Job
 from .lifecycle import Step
 from .placement import SlotId, Want, place
-from .policies import Demand, Policy, Target, no_slots
 from .pool import Pool
 from .recovery import Recovery
 

@@ -11,7 +11,7 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec
 from resile_shared.messages.reports import Report
 
-from .policies import Policy
+from ..policies.demand import Policy
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from resile_shared.messages.jobs import (
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Ready
 
+from ..policies.demand import Target
 from .backoff import HostBackoff, StartBackoff
 from .generations import JobGenerations
 from .lifecycle import Step, advance
 from .placement import SlotId
-from .policies import Target
 from .suspicions import SuspicionTracker
 from .worker import Phase, Worker
 

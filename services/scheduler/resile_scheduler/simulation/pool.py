@@ -33,9 +33,10 @@ from ..core.events import (
     Tick,
     WriteAllocation,
 )
-from ..core.policies import Policy, fairshare
 from ..core.pool import number_of
 from ..core.retention import Limits
+from ..policies.demand import Policy
+from ..policies.fairshare import fairshare
 from .job import SimulatedJob, SimulatedWorker
 from .workload import Submission
 

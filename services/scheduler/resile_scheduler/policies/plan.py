@@ -9,7 +9,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .policies import Demand, Target
+from .demand import Demand, Target
 
 
 @dataclass(frozen=True)

@@ -1,107 +1,15 @@
-"""How many slots each job should have. Pure functions of (jobs, number of slots).
-
-All policies keep the same promises: never more than there is; no slot idle while a job can take it; every job that
-gets anything gets its minimum, and never more than its maximum or its number of shards. They differ in who is admitted
-when the minimums do not all fit, and in how what is left is shared.
-
-`fairshare`, the default: shares follow priority. Each job's quota is proportional to its priority, within its minimum
-and maximum, and quotas are rounded by the largest remainder. Jobs that hold slots are admitted before new ones, so that
-none is preempted for a new job.
-
-`priority`: one job after the other, the highest priority first. All get their minimum as long as there is something;
-the first takes all it can use, then the second. Jobs of low priority may be preempted.
-
-An iteration takes as long as the worker with most shards, ceil(V / N) of them. A slot that would leave this unchanged
-is offered to the other jobs first, and stays where it is if no job gains by it.
-"""
+"""Steps that policies have in common: who is admitted, quotas, rounding, and handing out what is left."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
-from resile_shared.policies import PolicyName
+from .demand import Demand, Target
 
-
-@dataclass(frozen=True)
-class Demand:
-    """What a job can use.
-
-    ``most`` is the smallest of its maximum, its number of shards and the slots that it may run on at all; ``number``
-    rises with the submissions.
-    """
-
-    job: str
-    number: int
-    priority: int
-    least: int
-    most: int
-    num_shards: int | None = None
-    holds_slots: bool = False
-    iteration: int = 0
-    """The next one, as far as is known."""
-    batch_size: int = 0
-    iterations_total: int | None = None
-    """None: not known before its script has reached the training call."""
-    active_workers: int = 0
-    """Members of the generation that trains; 0 while none does."""
-    active_since: int = 0
-    """The first iteration of that generation."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """How many workers a job should have, and why.
-
-    ``is_exact``: no other number will do, so it waits until it can have them all at once.
-    """
-
-    workers: int
-    reason: str
-    is_exact: bool = False
-    not_before: int = 0
-    """The first iteration that they may train."""
-    until: int | None = None
-    """The iteration at which they wait for the next generation."""
-    error: str = ""
-    """Why the job can never have what it was given by its user: it fails."""
-
-
-Policy = Callable[[Sequence[Demand], int], dict[str, Target]]
 Shares = dict[str, int]
 
 
-def fairshare(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
-    """Shares in proportion to priority."""
-    admitted = _admit(demands, num_slots, key=lambda d: (not d.holds_slots, -d.priority, d.number))
-    shares = _largest_remainder(admitted, num_slots)
-    surplus = num_slots - sum(shares.values())
-    for demand in admitted:
-        useful = max(demand.least, _useful(demand, shares[demand.job]))
-        surplus += shares[demand.job] - useful
-        shares[demand.job] = useful
-    _hand_out(admitted, shares, surplus, key=lambda d, share: (Fraction(share, d.priority), -d.priority, d.number))
-    return _targets(demands, shares, num_slots)
-
-
-def priority(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
-    """The highest priority takes what it can use, then the next."""
-    admitted = _admit(demands, num_slots, key=lambda d: (-d.priority, d.number))
-    shares = {demand.job: demand.least for demand in admitted}
-    surplus = num_slots - sum(shares.values())
-    _hand_out(admitted, shares, surplus, key=lambda d, _: (-d.priority, d.number))
-    return _targets(demands, shares, num_slots)
-
-
-def no_slots(demands: Sequence[Demand], _: int) -> dict[str, Target]:
-    """Nothing for any job: the pool is about to stop."""
-    return {demand.job: Target(0, "the pool is stopping: it continues when the pool is up again") for demand in demands}
-
-
-POLICIES: dict[PolicyName, Policy] = {PolicyName.FAIRSHARE: fairshare, PolicyName.PRIORITY: priority}
-
-
-def _admit(
+def admit(
     demands: Iterable[Demand], num_slots: int, *, key: Callable[[Demand], tuple[bool | int, ...]]
 ) -> list[Demand]:
     """Return those whose minimums fit together, taken in the order of ``key``; a smaller one may pass a larger one."""
@@ -113,7 +21,7 @@ def _admit(
     return admitted
 
 
-def _largest_remainder(admitted: Sequence[Demand], num_slots: int) -> Shares:
+def largest_remainder(admitted: Sequence[Demand], num_slots: int) -> Shares:
     """Round the quotas to whole slots: each down, and what is left to the largest remainders."""
     quotas = _quotas(admitted, num_slots)
     shares = {job: int(quota) for job, quota in quotas.items()}
@@ -146,7 +54,7 @@ def _quotas(admitted: Sequence[Demand], num_slots: int) -> dict[str, Fraction]:
     return at_level(low + (high - low) * (num_slots - used(low)) / (used(high) - used(low)))
 
 
-def _useful(demand: Demand, share: int) -> int:
+def useful(demand: Demand, share: int) -> int:
     """Return the smallest number of workers that is as fast as ``share``."""
     if demand.num_shards is None or share == 0:
         return share
@@ -162,7 +70,7 @@ def _next_useful(demand: Demand, share: int) -> int:
     return -(-demand.num_shards // (per_worker - 1)) if per_worker > 1 else demand.most + 1
 
 
-def _hand_out(
+def hand_out(
     admitted: Sequence[Demand],
     shares: Shares,
     surplus: int,
@@ -181,7 +89,8 @@ def _hand_out(
         surplus -= more
 
 
-def _targets(demands: Sequence[Demand], shares: Shares, num_slots: int) -> dict[str, Target]:
+def targets(demands: Sequence[Demand], shares: Shares, num_slots: int) -> dict[str, Target]:
+    """Return the target of each job: its share, or nothing, and the reason."""
     return {d.job: Target(shares.get(d.job, 0), _reason(d, demands, shares, num_slots)) for d in demands}
 
 

@@ -1,0 +1,51 @@
+"""What a policy sees of a job, and what it returns for it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a job can use.
+
+    ``most`` is the smallest of its maximum, its number of shards and the slots that it may run on at all; ``number``
+    rises with the submissions.
+    """
+
+    job: str
+    number: int
+    priority: int
+    least: int
+    most: int
+    num_shards: int | None = None
+    holds_slots: bool = False
+    iteration: int = 0
+    """The next one, as far as is known."""
+    batch_size: int = 0
+    iterations_total: int | None = None
+    """None: not known before its script has reached the training call."""
+    active_workers: int = 0
+    """Members of the generation that trains; 0 while none does."""
+    active_since: int = 0
+    """The first iteration of that generation."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """How many workers a job should have, and why.
+
+    ``is_exact``: no other number will do, so it waits until it can have them all at once.
+    """
+
+    workers: int
+    reason: str
+    is_exact: bool = False
+    not_before: int = 0
+    """The first iteration that they may train."""
+    until: int | None = None
+    """The iteration at which they wait for the next generation."""
+    error: str = ""
+    """Why the job can never have what it was given by its user: it fails."""
+
+
+Policy = Callable[[Sequence[Demand], int], dict[str, Target]]

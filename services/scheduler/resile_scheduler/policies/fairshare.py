@@ -1,0 +1,24 @@
+"""Shares follow priority.
+
+Each job's quota is proportional to its priority, within its minimum and maximum, and quotas are rounded by the largest
+remainder. Jobs that hold slots are admitted before new ones, so that none is preempted for a new job.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from .demand import Demand, Target
+from .shares import admit, hand_out, largest_remainder, targets, useful
+
+
+def fairshare(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
+    """Shares in proportion to priority."""
+    admitted = admit(demands, num_slots, key=lambda d: (not d.holds_slots, -d.priority, d.number))
+    shares = largest_remainder(admitted, num_slots)
+    surplus = num_slots - sum(shares.values())
+    for demand in admitted:
+        enough = max(demand.least, useful(demand, shares[demand.job]))
+        surplus += shares[demand.job] - enough
+        shares[demand.job] = enough
+    hand_out(admitted, shares, surplus, key=lambda d, share: (Fraction(share, d.priority), -d.priority, d.number))
+    return targets(demands, shares, num_slots)

@@ -1,0 +1,19 @@
+"""One job after the other, the highest priority first.
+
+All get their minimum as long as there is something; the first takes all it can use, then the second. Jobs of low
+priority may be preempted.
+"""
+
+from collections.abc import Sequence
+
+from .demand import Demand, Target
+from .shares import admit, hand_out, targets
+
+
+def priority(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
+    """The highest priority takes what it can use, then the next."""
+    admitted = admit(demands, num_slots, key=lambda d: (-d.priority, d.number))
+    shares = {demand.job: demand.least for demand in admitted}
+    surplus = num_slots - sum(shares.values())
+    hand_out(admitted, shares, surplus, key=lambda d, _: (-d.priority, d.number))
+    return targets(demands, shares, num_slots)
