@@ -5,7 +5,6 @@ remainder. Jobs that hold slots are admitted before new ones, so that none is pr
 """
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 from .demand import Demand, Target
 from .shares import admit, hand_out, largest_remainder, targets, useful
@@ -20,5 +19,5 @@ def fairshare(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
         enough = max(demand.least, useful(demand, shares[demand.job]))
         surplus += shares[demand.job] - enough
         shares[demand.job] = enough
-    hand_out(admitted, shares, surplus, key=lambda d, share: (Fraction(share, d.priority), -d.priority, d.number))
+    hand_out(admitted, shares, surplus, key=lambda d, share: (share / d.priority, -d.priority, d.number))
     return targets(demands, shares, num_slots)

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from heapq import heapify, heappop, heapreplace
 
 from .demand import Demand, Target
 
@@ -23,35 +24,45 @@ def admit(
 
 def largest_remainder(admitted: Sequence[Demand], num_slots: int) -> Shares:
     """Round the quotas to whole slots: each down, and what is left to the largest remainders."""
-    quotas = _quotas(admitted, num_slots)
-    shares = {job: int(quota) for job, quota in quotas.items()}
-    left = int(sum(quotas.values())) - sum(shares.values())
-    by_remainder = sorted(admitted, key=lambda d: (shares[d.job] - quotas[d.job], -d.priority, d.number))
-    for demand in by_remainder[:left]:
+    quotas, unit = _quotas(admitted, num_slots)
+    shares = {demand.job: quota // unit for demand, quota in zip(admitted, quotas, strict=True)}
+    left = sum(quotas) // unit - sum(shares.values())
+    by_remainder = sorted(zip(admitted, quotas, strict=True), key=lambda dq: (-(dq[1] % unit), *_rank(dq[0])))
+    for demand, _ in by_remainder[:left]:
         shares[demand.job] += 1
     return shares
 
 
-def _quotas(admitted: Sequence[Demand], num_slots: int) -> dict[str, Fraction]:
+def _rank(demand: Demand) -> tuple[int, int]:
+    return -demand.priority, demand.number
+
+
+def _quotas(admitted: Sequence[Demand], num_slots: int) -> tuple[list[int], int]:
     """Return ``clamp(level * priority, least, most)`` for each job, with the level at which all slots are used.
 
-    The sum rises with the level, and is linear between the levels at which a job meets its minimum or maximum.
+    They are exact: whole numbers of units, and how many units are one slot. The sum rises with the level, and is linear
+    between the levels at which a job meets its minimum or maximum.
     """
+    limits = [(d.priority, d.least, d.most) for d in admitted]
 
-    def at_level(level: Fraction) -> dict[str, Fraction]:
-        return {d.job: min(max(level * d.priority, Fraction(d.least)), Fraction(d.most)) for d in admitted}
+    def at_level(slots: int, per: int) -> list[int]:
+        """Return the quotas at the level ``slots / per``, in units of ``1 / per`` slots."""
+        return [min(max(slots * priority, least * per), most * per) for priority, least, most in limits]
 
-    def used(level: Fraction) -> Fraction:
-        return sum(at_level(level).values(), start=Fraction(0))
+    def used(level: tuple[int, int]) -> Fraction:
+        return Fraction(sum(at_level(*level)), level[1])
 
-    levels = sorted({Fraction(0), *(Fraction(limit, d.priority) for d in admitted for limit in (d.least, d.most))})
+    # Floats order them rightly: those of two different levels differ as long as limit x priority is below 2**52.
+    levels = [(0, 1), *((limit, priority) for priority, *both in limits for limit in both)]
+    levels.sort(key=lambda level: level[0] / level[1])
     above = bisect_left(levels, Fraction(num_slots), key=used)
-    if above == len(levels):
-        return at_level(levels[-1])
-    if above == 0:
-        return at_level(levels[0])
-    low, high = levels[above - 1], levels[above]
-    return at_level(low + (high - low) * (num_slots - used(low)) / (used(high) - used(low)))
+    if above in (0, len(levels)):
+        level = levels[max(above - 1, 0)]
+        return at_level(*level), level[1]
+    low, high = Fraction(*levels[above - 1]), Fraction(*levels[above])
+    used_low, used_high = used(levels[above - 1]), used(levels[above])
+    level = (low + (high - low) * (num_slots - used_low) / (used_high - used_low)).as_integer_ratio()
+    return at_level(*level), level[1]
 
 
 def useful(demand: Demand, share: int) -> int:
@@ -70,45 +81,52 @@ def _next_useful(demand: Demand, share: int) -> int:
     return -(-demand.num_shards // (per_worker - 1)) if per_worker > 1 else demand.most + 1
 
 
+def _next_slot(_: Demand, share: int) -> int:
+    return share + 1
+
+
 def hand_out(
-    admitted: Sequence[Demand],
-    shares: Shares,
-    surplus: int,
-    *,
-    key: Callable[[Demand, int], tuple[Fraction | int, ...]],
+    admitted: Sequence[Demand], shares: Shares, surplus: int, *, key: Callable[[Demand, int], tuple[float, ...]]
 ) -> None:
-    """Give the surplus to the first job by ``key`` that gains by it; then to the first that can hold it."""
-    while surplus:
-        able = [d for d in admitted if _next_useful(d, shares[d.job]) <= min(d.most, shares[d.job] + surplus)]
-        holding = [d for d in admitted if shares[d.job] < d.most]
-        if not holding:
-            return
-        first = min(able or holding, key=lambda d: key(d, shares[d.job]))
-        more = _next_useful(first, shares[first.job]) - shares[first.job] if able else 1
-        shares[first.job] += more
-        surplus -= more
+    """Give the surplus to the first job, by ``key`` of it and its share, that gains; then to one that can hold it.
+
+    A job that cannot use what is left will not be able to later: what is left only becomes less.
+    """
+    for step in (_next_useful, _next_slot):
+        queue = [(key(d, shares[d.job]), number) for number, d in enumerate(admitted)]
+        heapify(queue)
+        while queue and surplus:
+            demand = admitted[queue[0][1]]
+            share = step(demand, shares[demand.job])
+            more = share - shares[demand.job]
+            if share > demand.most or more > surplus:
+                heappop(queue)
+                continue
+            shares[demand.job] = share
+            surplus -= more
+            heapreplace(queue, (key(demand, share), queue[0][1]))
 
 
 def targets(demands: Sequence[Demand], shares: Shares, num_slots: int) -> dict[str, Target]:
     """Return the target of each job: its share, or nothing, and the reason."""
-    return {d.job: Target(shares.get(d.job, 0), _reason(d, demands, shares, num_slots)) for d in demands}
+    sharing = sorted(shares)
+    return {d.job: Target(shares.get(d.job, 0), _reason(d, sharing, shares, num_slots)) for d in demands}
 
 
-def _reason(demand: Demand, demands: Sequence[Demand], shares: Shares, num_slots: int) -> str:
+def _reason(demand: Demand, sharing: Sequence[str], shares: Shares, num_slots: int) -> str:
     """Say why a job gets what it gets, or what it is waiting for."""
     if demand.job in shares:
-        others = [job for job in shares if job != demand.job]
-        if shares[demand.job] == demand.most or not others:
+        if shares[demand.job] == demand.most or len(sharing) == 1:
             return "all it can use"
-        return f"fair share with {_names(others)}"
+        return f"fair share with {_names([job for job in sharing[:4] if job != demand.job], len(sharing) - 1)}"
     if num_slots == 0:
         return "waiting for a host: the pool has no slots"
     if demand.least > min(num_slots, demand.most):
         return f"waiting for hosts: its minimum is {demand.least} and it can have at most {min(num_slots, demand.most)}"
     wanted = f"{demand.least} slots" if demand.least > 1 else "a slot"
-    return f"waiting for {wanted}: the minimums of {_names(list(shares))} leave fewer"
+    return f"waiting for {wanted}: the minimums of {_names(sharing, len(sharing))} leave fewer"
 
 
-def _names(jobs: Sequence[str]) -> str:
-    shown = sorted(jobs)[:3]
-    return ", ".join(shown) + (f" and {len(jobs) - 3} more" if len(jobs) > 3 else "")
+def _names(first: Sequence[str], num: int) -> str:
+    """Name the first three of ``num`` jobs."""
+    return ", ".join(first[:3]) + (f" and {num - 3} more" if num > 3 else "")
