@@ -9,5 +9,5 @@ service.py    passes messages to the core as events
 executor.py   executes its commands, in the order that keeps the promises
 lease.py      which scheduler leads
 settings.py   flags and environment
-simulation/   the same core in virtual time
+simulation/   the same core in virtual time, and workloads replayed under any scheduler
 """

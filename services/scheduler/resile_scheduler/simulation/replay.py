@@ -1,0 +1,296 @@
+"""Replays a workload of profiled applications in simulated time, under any scheduler.
+
+A job trains at the speed that its application's profile (`profiles`) has for its placement and batch, and needs as much
+progress as the profile has epochs. Everything is deterministic.
+
+There are two clocks. `Ticks` decides every so many seconds: jobs first advance with what they have, and a completion in
+between frees nothing before the tick. `Events` decides at every submission and completion, and at the latest so many
+seconds after the last decision. Under both, a job whose workers change, also at its first start, loses time.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from resile_shared.errors import ResileError
+
+from .arrivals import Arrival
+from .profiles import Application, Placement, split_batch
+
+Nodes = tuple[int, ...]
+"""The node of each worker, those of one node beside each other."""
+Batch = tuple[int, int]
+"""The samples of one step of one worker, and how many steps it takes before the one with the exchange."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal nodes."""
+
+    num_nodes: int
+    slots_per_node: int
+
+    @property
+    def num_slots(self) -> int:
+        """All slots together."""
+        return self.num_nodes * self.slots_per_node
+
+    def free(self, allocations: Iterable[Nodes]) -> list[int]:
+        """Return how many slots of each node are free beside ``allocations``."""
+        used = Counter(node for nodes in allocations for node in nodes)
+        return [self.slots_per_node - used[node] for node in range(self.num_nodes)]
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """Decide every ``seconds``."""
+
+    seconds: float = 60.0
+    change_seconds: float = 30.0
+    """What a change costs the job, in seconds without training."""
+
+    @property
+    def on_events(self) -> bool:
+        """Whether submissions and completions are decided at once."""
+        return False
+
+
+@dataclass(frozen=True)
+class Events:
+    """Decide at submissions and completions, and ``seconds`` after the last decision."""
+
+    seconds: float = 60.0
+    change_seconds: float = 1.0
+
+    @property
+    def on_events(self) -> bool:
+        """Whether submissions and completions are decided at once."""
+        return True
+
+
+Clock = Ticks | Events
+
+
+class Overcommitted(ResileError):
+    """A scheduler gave away slots that do not exist."""
+
+    def __init__(self, free: Sequence[int]) -> None:
+        nodes = ", ".join(str(node) for node, left in enumerate(free) if left < 0)
+        super().__init__(f"the scheduler gave away more slots than these nodes have: {nodes}")
+
+
+class Sizing(Protocol):
+    """Chooses a job's batch and keeps what it has measured. One for each job."""
+
+    def batch(self, num_nodes: int, num_workers: int) -> Batch:
+        """Return the batch for an allocation."""
+
+    def measured(
+        self, *, num_nodes: int, num_workers: int, local: int, step: float, sync: float, gradient: tuple[float, float]
+    ) -> None:
+        """Record the seconds of a step and of the exchange within it, and the gradient's squared norm and variance."""
+
+
+class FixedBatch:
+    """The batch of the request, whatever the allocation is."""
+
+    def __init__(self, application: Application, batch_size: int) -> None:
+        self._application = application
+        self._batch_size = batch_size
+
+    def batch(self, num_nodes: int, num_workers: int) -> Batch:
+        """Return the request's batch, split over the workers."""
+        return split_batch(
+            self._batch_size,
+            num_workers,
+            initial=self._application.initial_batch,
+            largest_local=self._application.largest_local,
+            largest_batch=self._application.largest_batch,
+        )
+
+    def measured(self, **_: object) -> None:
+        """Ignore it."""
+
+
+@dataclass(eq=False)
+class ReplayedJob:
+    """A job under way."""
+
+    arrival: Arrival
+    sizing: Sizing
+    nodes: Nodes = ()
+    progress: float = 0.0
+    """Iterations at the initial batch."""
+    epoch: int = 0
+    """How many are complete."""
+    attained: float = 0.0
+    """Slot-seconds held, changes included."""
+    completed: float | None = None
+    """When, in seconds."""
+    num_changes: int = 0
+    """The first start is none."""
+    batch: Batch = (0, 0)
+    _placement: Placement = ()
+    _to_lose: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Its name in the workload."""
+        return self.arrival.job
+
+    def assign(self, nodes: Nodes, *, change_seconds: float) -> None:
+        """Give it these workers. To lose all of them costs nothing until it gets some again."""
+        if nodes == self.nodes:
+            return
+        if nodes:
+            self.num_changes += bool(self.attained)
+            self._to_lose = change_seconds
+        self.nodes = nodes
+        self._placement = tuple(Counter(nodes).values())
+        self._size()
+
+    def advance(self, seconds: float, *, now: float) -> None:
+        """Let ``seconds`` pass from ``now`` on, and train in them until it is complete."""
+        if not self.nodes:
+            return
+        end = now + seconds
+        lost = min(self._to_lose, seconds)
+        self._to_lose -= lost
+        now += lost
+        while now < end and self.completed is None:
+            speed = self._measure()
+            to_epoch_end = self._to_epoch_end(speed)
+            if to_epoch_end > end - now:
+                self.progress += speed * (end - now)
+                now = end
+            else:
+                now = min(now + to_epoch_end, end)
+                self._end_epoch(now)
+            self._size()
+        self.attained += (seconds - (end - now)) * len(self.nodes)
+
+    def earliest_completion(self, *, now: float) -> float:
+        """Return a time before which it cannot be complete: the end of its epoch."""
+        return now + self._to_lose + self._to_epoch_end(self._speed()[0]) if self.nodes else math.inf
+
+    def _to_epoch_end(self, speed: float) -> float:
+        return max(self.arrival.application.progress_after(self.epoch + 1) - self.progress, 0.0) / speed
+
+    def _end_epoch(self, now: float) -> None:
+        application = self.arrival.application
+        self.epoch += 1
+        self.progress = application.progress_after(self.epoch)
+        if self.epoch == application.num_epochs:
+            self.completed = now
+
+    def _size(self) -> None:
+        if self.nodes and self.completed is None:
+            self.batch = self.sizing.batch(len(self._placement), len(self.nodes))
+
+    def _speed(self) -> tuple[float, tuple[float, float], tuple[float, float]]:
+        """Return the progress per second, the seconds of a step and its exchange, and what the gradient is like."""
+        application, (local, steps) = self.arrival.application, self.batch
+        step, sync = application.step_times(self._placement, local)
+        batch = len(self.nodes) * local * (steps + 1)
+        squared, variance = application.gradient(batch, self.epoch)
+        noise = variance * application.initial_batch / batch + squared
+        gain = (variance + squared) / noise if noise else 1.0
+        return gain / (step + steps * (step - sync)), (step, sync), (squared, variance)
+
+    def _measure(self) -> float:
+        speed, (step, sync), gradient = self._speed()
+        self.sizing.measured(
+            num_nodes=len(self._placement),
+            num_workers=len(self.nodes),
+            local=self.batch[0],
+            step=step,
+            sync=sync,
+            gradient=gradient,
+        )
+        return speed
+
+
+class Scheduler(Protocol):
+    """Decides who has which slots."""
+
+    def sizing(self, arrival: Arrival) -> Sizing:
+        """Return how a job's batch is chosen."""
+
+    def decide(self, jobs: Sequence[ReplayedJob], cluster: Cluster, *, now: float) -> dict[str, Nodes]:
+        """Return the workers of each job, in the order of submission; a job that is left out has none."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one job. Times are seconds; ``completed`` less ``submitted`` is its completion time."""
+
+    job: str
+    submitted: float
+    completed: float
+    num_changes: int
+    slot_seconds: float
+
+    @property
+    def completion_time(self) -> float:
+        """From submission to completion."""
+        return self.completed - self.submitted
+
+
+def replay(arrivals: Sequence[Arrival], scheduler: Scheduler, cluster: Cluster, clock: Clock) -> list[Outcome]:
+    """Return what becomes of each job, in the order of ``arrivals``.
+
+    Raises:
+        Overcommitted: the scheduler gave away slots that the cluster does not have.
+
+    """
+    jobs = [ReplayedJob(arrival, scheduler.sizing(arrival)) for arrival in arrivals]
+    waiting = sorted(jobs, key=lambda job: job.arrival.time)
+    active: list[ReplayedJob] = []
+    now = decided = 0.0
+    while waiting or active:
+        then = _next_time(waiting, active, clock, now=now, decided=decided)
+        for job in active:
+            job.advance(then - now, now=now)
+        now = then
+        is_due = now >= decided + clock.seconds
+        while waiting and waiting[0].arrival.time <= now:
+            active.append(waiting.pop(0))
+            is_due = is_due or clock.on_events
+        remaining = [job for job in active if job.completed is None]
+        is_due = is_due or (clock.on_events and len(remaining) < len(active))
+        if is_due:
+            active, decided = remaining, now
+            _decide(active, scheduler, cluster, clock, now=now)
+    return [_outcome(job) for job in jobs]
+
+
+def _next_time(
+    waiting: Sequence[ReplayedJob], active: Sequence[ReplayedJob], clock: Clock, *, now: float, decided: float
+) -> float:
+    """Return when something can happen that the clock decides at."""
+    if not clock.on_events:
+        return decided + clock.seconds
+    submission = waiting[0].arrival.time if waiting else math.inf
+    due = decided + clock.seconds if active else math.inf
+    return min(submission, due, *(job.earliest_completion(now=now) for job in active))
+
+
+def _decide(jobs: Sequence[ReplayedJob], scheduler: Scheduler, cluster: Cluster, clock: Clock, *, now: float) -> None:
+    allocations = scheduler.decide(jobs, cluster, now=now)
+    if min(free := cluster.free(allocations.values())) < 0:
+        raise Overcommitted(free)
+    for job in jobs:
+        job.assign(allocations.get(job.name, ()), change_seconds=clock.change_seconds)
+
+
+def _outcome(job: ReplayedJob) -> Outcome:
+    assert job.completed is not None
+    return Outcome(
+        job=job.name,
+        submitted=job.arrival.time,
+        completed=job.completed,
+        num_changes=job.num_changes,
+        slot_seconds=job.attained,
+    )
