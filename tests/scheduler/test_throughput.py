@@ -1,0 +1,123 @@
+"""The throughput model: what is measured is learnt, and what is not is taken to scale perfectly."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from resile_scheduler.policies.throughput import (
+    MOST_CONFIGURATIONS,
+    Line,
+    Measurement,
+    Measurements,
+    Throughput,
+)
+
+TRUE = Throughput(
+    compute=Line(0.02, 0.001), exchange=Line(0.03, 0.002), exchange_across=Line(0.08, 0.004), num_measured=1
+)
+
+
+def measured(*configurations: tuple[int, int, int], of: Throughput = TRUE, times: int = 4) -> Measurements:
+    """Return what iterations with these workers, batches and hosts measure."""
+    measurements = Measurements(of.num_shards)
+    for workers, batch, hosts in configurations:
+        computing = float(of.compute.at(of.samples(workers, batch)))
+        exchanging = float(of.seconds(workers, batch, across=hosts > 1)) - computing
+        for _ in range(times):
+            measurements.add(Measurement(workers, batch, hosts, computing, exchanging))
+    return measurements
+
+
+def test_the_formula() -> None:
+    assert TRUE.seconds(1, 100) == pytest.approx(0.12)
+    assert TRUE.seconds(4, 100) == pytest.approx(0.02 + 0.025 + 0.03 + 2 * 0.002)
+    assert TRUE.seconds(4, 100, across=True) == pytest.approx(0.02 + 0.025 + 0.08 + 2 * 0.004)
+    assert TRUE.rate([1, 4], 100) == pytest.approx([100 / 0.12, 100 / 0.079])
+
+
+def test_the_slowest_worker_computes_whole_shards() -> None:
+    assert Throughput(num_shards=8).seconds([1, 2, 3, 4, 7, 8], 80) == pytest.approx([80, 40, 30, 20, 20, 10])
+
+
+def test_before_anything_is_measured_a_job_scales_perfectly_and_nothing_is_known() -> None:
+    unknown = Measurements().fit()
+    assert unknown.rate([1, 2, 16], 64) / unknown.rate(1, 64) == pytest.approx([1, 2, 16])
+    assert np.isinf(unknown.uncertainty(4, 64))
+
+
+@given(workers=st.integers(1, 64), batch=st.integers(1, 10_000), seconds=st.floats(1e-4, 1e3))
+def test_one_measurement_is_reproduced(workers: int, batch: int, seconds: float) -> None:
+    measurements = Measurements()
+    measurements.add(Measurement(workers, batch, 1, seconds, seconds / 3 if workers > 1 else 0.0))
+    fitted = measurements.fit()
+    assert fitted.seconds(workers, batch) == pytest.approx(seconds * (4 / 3 if workers > 1 else 1), rel=0.02)
+
+
+def test_one_worker_says_nothing_of_an_exchange() -> None:
+    fitted = measured((1, 64, 1)).fit()
+    assert fitted.rate(8, 64) == pytest.approx(8 * fitted.rate(1, 64), rel=0.02)
+    assert fitted.uncertainty(8, 64) > 1.0 > 0.1 > fitted.uncertainty(1, 64)
+
+
+def test_an_exchange_seen_with_two_workers_is_expected_of_more_and_across_hosts() -> None:
+    fitted = measured((1, 100, 1), (2, 100, 1)).fit()
+    seen = TRUE.exchange.intercept
+    assert fitted.exchange.at(np.array([0.0, 6.0])) == pytest.approx([seen, seen], rel=0.05)
+    assert fitted.exchange_across.at(np.array([0.0, 6.0])) == pytest.approx([seen, seen], rel=0.05)
+    assert fitted.uncertainty(8, 100, across=True) > fitted.uncertainty(8, 100) > fitted.uncertainty(2, 100)
+
+
+def test_what_was_varied_is_learnt() -> None:
+    every = [(n, b, hosts) for n in (1, 2, 4, 8) for b in (64, 256) for hosts in (1, 2) if hosts <= n]
+    fitted = measured(*every).fit()
+    for n, b, across in [(3, 128, False), (6, 512, True), (16, 1024, True)]:
+        assert fitted.seconds(n, b, across=across) == pytest.approx(float(TRUE.seconds(n, b, across=across)), rel=0.05)
+        assert fitted.uncertainty(n, b, across=across) < 0.3
+
+
+def test_a_slow_iteration_changes_little() -> None:
+    measurements = measured((1, 64, 1), (2, 64, 1), (4, 64, 1), times=9)
+    before = measurements.fit().seconds([1, 2, 4, 8], 64)
+    measurements.add(Measurement(2, 64, 1, 30.0, 12.0))
+    assert measurements.fit().seconds([1, 2, 4, 8], 64) == pytest.approx(before, rel=0.02)
+
+
+def test_more_measurements_make_it_more_certain() -> None:
+    uncertain = [float(measured((2, 64, 1), times=times).fit().uncertainty(2, 64)) for times in (1, 4, 16)]
+    assert uncertain == sorted(uncertain, reverse=True)
+
+
+measurement = st.builds(
+    Measurement,
+    workers=st.integers(1, 64),
+    batch=st.integers(1, 4096),
+    hosts=st.integers(1, 4),
+    compute_seconds=st.floats(1e-6, 1e4),
+    exchange_seconds=st.floats(0.0, 1e4),
+)
+
+
+@given(seen=st.lists(measurement, min_size=1, max_size=12), shards=st.none() | st.integers(1, 64))
+def test_whatever_is_measured_times_are_positive_and_a_larger_batch_is_never_slower(
+    seen: list[Measurement], shards: int | None
+) -> None:
+    measurements = Measurements(shards)
+    for one in seen:
+        measurements.add(one)
+    fitted = measurements.fit()
+    workers, batches = np.meshgrid([1, 2, 7, 64], [1, 32, 1000])
+    for across in (False, True):
+        seconds = fitted.seconds(workers, batches, across=across)
+        assert (seconds > 0.0).all()
+        assert np.isfinite(seconds).all()
+        rates = fitted.rate(workers, batches, across=across)
+        assert (rates[1:] >= rates[:-1] * (1 - 1e-9)).all()
+        assert (fitted.uncertainty(workers, batches, across=across) >= 0.0).all()
+
+
+def test_only_the_newest_configurations_are_kept() -> None:
+    measurements = Measurements()
+    for batch in range(1, 3 * MOST_CONFIGURATIONS):
+        measurements.add(Measurement(1, batch, 1, 1.0, 0.0))
+    assert measurements.fit().num_measured == MOST_CONFIGURATIONS
