@@ -3,6 +3,18 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .throughput import Throughput
+
+
+@dataclass(frozen=True)
+class BatchRange:
+    """The global batches with which a job may train, in samples."""
+
+    least: int
+    most: int
+    per_slot: int | None = None
+    """The most samples of a batch that fit in the memory of one slot; None: any number."""
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -28,6 +40,14 @@ class Demand:
     """Members of the generation that trains; 0 while none does."""
     active_since: int = 0
     """The first iteration of that generation."""
+    sizes: tuple[int, ...] | None = None
+    """The numbers of workers that are allowed, in rising order; None: any."""
+    batch: BatchRange | None = None
+    """None: the batch is ``batch_size``, whatever the number of workers."""
+    throughput: Throughput | None = None
+    """None: nothing is measured yet."""
+    slots_per_host: int | None = None
+    """More workers than this train across hosts; None: not known, as if on one host."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +59,8 @@ class Target:
 
     workers: int
     reason: str
+    batch_size: int | None = None
+    """The global batch, in samples; None: as it is."""
     is_exact: bool = False
     not_before: int = 0
     """The first iteration that they may train."""

@@ -1,0 +1,120 @@
+"""Slots and batch sizes together: the sum of all jobs' scaling factors is largest (V. Saxena et al., arXiv:2006.13878).
+
+A larger batch makes the same exchange serve more samples, so a job whose batch may grow scales further. For each number
+of workers n that a job may have, b*(n) is its best batch, within its range and the memory of n slots. Its scaling
+factor T(n, b*(n)) / T(n_min, b_min) says how many times as fast it is as with its least. `solver` shares the slots so
+that the sum of these is largest, each weighted by the job's priority.
+
+Arrivals are admitted one at a time, after the jobs that hold slots, as long as the minimums of all fit; the others
+wait. A slot that makes no job faster stays idle. A job that was not measured is taken to scale perfectly.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .demand import BatchRange, Demand, Target
+from .shares import admit, targets
+from .solver import Curve, Ints, solve
+from .throughput import Floats, Throughput
+
+Mask = NDArray[np.bool_]
+
+ENOUGH = 0.99
+"""The best batch is the smallest with this much of the highest throughput: a larger one learns less per sample."""
+
+
+def elastic_batch(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
+    """Workers and batches for the largest sum of scaling factors."""
+    options = {demand.job: _options_of(demand) for demand in demands}
+    able = [replace(d, least=int(options[d.job].sizes[0])) for d in demands if len(options[d.job].sizes)]
+    admitted = admit(able, num_slots, key=lambda d: (not d.holds_slots, -d.priority, d.number))
+    curves = [Curve(options[d.job].sizes, d.priority * options[d.job].scaling) for d in admitted]
+    shares = dict(zip((d.job for d in admitted), solve(curves, num_slots), strict=True))
+    given = targets(demands, shares, num_slots)
+    for demand in demands:
+        if demand.job in shares:
+            given[demand.job] = options[demand.job].target(demand, shares[demand.job])
+        elif not len(options[demand.job].sizes):
+            given[demand.job] = Target(0, _impossible(demand))
+    return given
+
+
+@dataclass(frozen=True, eq=False)
+class _Options:
+    """What a job may have: numbers of workers in rising order, and for each the best batch and the scaling factor."""
+
+    sizes: Ints
+    batches: Ints
+    scaling: Floats
+
+    def target(self, demand: Demand, workers: int) -> Target:
+        """Return ``workers`` with their batch, and why."""
+        index = int(np.searchsorted(self.sizes, workers))
+        least = int(self.sizes[0])
+        speed = f"{self.scaling[index]:.1f} times as fast as on {least} slot{'s' if least > 1 else ''}"
+        if demand.batch is not None:
+            speed += f" with a batch of {demand.batch.least}"
+        if demand.throughput is None or not demand.throughput.num_measured:
+            speed = f"expected to be {speed}"
+        batch = int(self.batches[index]) if demand.batch is not None else None
+        if workers == self.sizes[-1]:
+            return Target(workers, f"all it can use: {speed}", batch_size=batch)
+        return Target(workers, f"{speed}: all jobs together gain most this way", batch_size=batch)
+
+
+def _options_of(demand: Demand) -> _Options:
+    throughput = demand.throughput or Throughput(num_shards=demand.num_shards)
+    fixed = max(demand.batch_size, 1)
+    batches = demand.batch or BatchRange(fixed, fixed)
+    return _options(throughput, batches, demand.least, demand.most, demand.sizes, demand.slots_per_host)
+
+
+@lru_cache(maxsize=16384)
+def _options(
+    throughput: Throughput,
+    batches: BatchRange,
+    least: int,
+    most: int,
+    allowed: tuple[int, ...] | None,
+    slots_per_host: int | None,
+) -> _Options:
+    sizes = np.arange(max(least, 1), most + 1) if allowed is None else np.array(allowed, dtype=np.int64)
+    sizes = sizes[(sizes >= max(least, 1)) & (sizes <= most)]
+    largest = np.full(sizes.shape, batches.most)
+    if batches.per_slot is not None:
+        fitting = np.floor(batches.per_slot / throughput.samples(sizes, 1.0) + 1e-9).astype(np.int64)
+        sizes, largest = sizes[fitting >= batches.least], np.minimum(largest, fitting)[fitting >= batches.least]
+    across = sizes > (slots_per_host or most)
+    best = _smallest_enough(throughput, sizes, largest, across, least=batches.least)
+    rates = throughput.rate(sizes, best, across=across)
+    unit = throughput.rate(sizes[:1], batches.least, across=across[:1])
+    return _Options(sizes, best, rates / unit if len(sizes) else rates)
+
+
+def _smallest_enough(throughput: Throughput, sizes: Ints, largest: Ints, across: Mask, *, least: int) -> Ints:
+    """Return the smallest batches with `ENOUGH` of the throughput of the largest, for each number of workers.
+
+    The time of an iteration is ``fixed + slope * b``, so the throughput rises with the batch b, and is
+    ``ENOUGH * rate`` where ``b = ENOUGH * rate * (fixed + slope * b)``.
+    """
+    fixed = throughput.seconds(sizes, 0.0, across=across)
+    seconds = throughput.seconds(sizes, largest, across=across)
+    rate = ENOUGH * largest / seconds
+    slope = (seconds - fixed) / largest
+    return np.clip(np.ceil(rate * fixed / (1.0 - rate * slope)).astype(np.int64), least, largest)
+
+
+def _impossible(demand: Demand) -> str:
+    """Say why no number of workers will do."""
+    if demand.most < demand.least:
+        return f"waiting for hosts: its minimum is {demand.least} and it can have at most {demand.most}"
+    if demand.batch is not None and demand.batch.per_slot is not None:
+        return (
+            f"waiting for hosts: a batch of {demand.batch.least} does not fit in the memory of the"
+            f" {demand.most} slots that it can have, {demand.batch.per_slot} each"
+        )
+    return f"waiting for hosts: none of its allowed sizes is from {demand.least} to {demand.most}"

@@ -1,0 +1,202 @@
+"""Slots and batches together: the arithmetic of small cases, and what holds for all."""
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from resile_scheduler.policies.demand import BatchRange, Demand, Target
+from resile_scheduler.policies.elastic_batch import ENOUGH, elastic_batch
+from resile_scheduler.policies.throughput import Line, Throughput
+
+COMMUNICATES = Throughput(
+    compute=Line(0.0, 0.001), exchange=Line(0.05, 0.0), exchange_across=Line(0.2, 0.0), num_measured=4
+)
+COMPUTES = Throughput(compute=Line(0.0, 0.001), num_measured=4)
+
+
+def demand(number: int = 1, *, least: int = 1, most: int = 100, **fields: object) -> Demand:
+    return replace(Demand(f"job-{number}", number, 5000, least, most, batch_size=64), **fields)
+
+
+def workers(targets: dict[str, Target]) -> list[int]:
+    return [target.workers for target in targets.values()]
+
+
+def test_jobs_that_were_not_measured_share_equally() -> None:
+    jobs = [demand(number) for number in (1, 2, 3)]
+    assert workers(elastic_batch(jobs[:1], 8)) == [8]
+    assert workers(elastic_batch(jobs, 12)) == [4, 4, 4]
+    assert elastic_batch(jobs, 12)["job-1"].reason == (
+        "expected to be 4.0 times as fast as on 1 slot: all jobs together gain most this way"
+    )
+
+
+def test_slots_go_where_they_make_a_job_faster() -> None:
+    jobs = [demand(1, throughput=COMMUNICATES), demand(2, throughput=COMPUTES)]
+    targets = elastic_batch(jobs, 10)
+    assert workers(targets) == [1, 9]
+    assert targets["job-2"].reason == "9.0 times as fast as on 1 slot: all jobs together gain most this way"
+
+
+def test_a_batch_that_may_grow_pays_for_the_exchange() -> None:
+    batch = BatchRange(64, 1024)
+    alone = elastic_batch([demand(throughput=COMMUNICATES, batch=batch, most=8)], 8)["job-1"]
+    assert alone.workers == 8
+    assert alone.batch_size == pytest.approx(1024, rel=0.05)
+    assert alone.reason == "all it can use: 5.7 times as fast as on 1 slot with a batch of 64"
+    fixed = elastic_batch([demand(throughput=COMMUNICATES, most=8)], 8)["job-1"]
+    assert fixed.workers == 8
+    assert fixed.batch_size is None
+    assert "1.1 times as fast" in fixed.reason
+
+
+def test_a_batch_does_not_grow_without_a_gain() -> None:
+    targets = elastic_batch([demand(throughput=COMPUTES, batch=BatchRange(64, 1024))], 8)
+    assert targets["job-1"].batch_size == 64
+    assert elastic_batch([demand(batch=BatchRange(64, 1024))], 8)["job-1"].batch_size == 64
+
+
+def test_the_memory_of_the_slots_limits_the_batch_and_may_ask_for_more_of_them() -> None:
+    limited = demand(throughput=COMMUNICATES, batch=BatchRange(64, 1024, per_slot=40))
+    target = elastic_batch([limited], 8)["job-1"]
+    assert (target.workers, target.batch_size) == (8, 315)
+    two_at_least = elastic_batch([limited, *(demand(number) for number in range(2, 9))], 8)
+    assert workers(two_at_least) == [2, 1, 1, 1, 1, 1, 1, 0]
+    one_slot = elastic_batch([replace(limited, most=1)], 8)["job-1"]
+    assert one_slot == Target(
+        0, "waiting for hosts: a batch of 64 does not fit in the memory of the 1 slots that it can have, 40 each"
+    )
+
+
+def test_the_slowest_worker_computes_whole_shards_and_their_memory_counts() -> None:
+    throughput = Throughput(num_shards=4, compute=Line(0.0, 0.001), exchange=Line(0.05, 0.0), num_measured=1)
+    job = demand(throughput=throughput, batch=BatchRange(40, 400, per_slot=100), num_shards=4, most=4)
+    assert [elastic_batch([replace(job, most=most)], 4)["job-1"].workers for most in (1, 2, 3, 4)] == [1, 2, 2, 4]
+
+
+def test_an_exchange_across_hosts_is_worth_less() -> None:
+    job = demand(throughput=COMMUNICATES, batch=BatchRange(64, 512))
+    assert elastic_batch([job], 16)["job-1"].workers == 16
+    assert elastic_batch([replace(job, slots_per_host=8)], 16)["job-1"].workers == 8
+
+
+def test_only_allowed_sizes_are_given() -> None:
+    jobs = [demand(number, sizes=(1, 2, 4, 8)) for number in (1, 2, 3)]
+    assert sorted(workers(elastic_batch(jobs, 11))) == [1, 2, 8]
+    assert elastic_batch([demand(sizes=(4, 8), most=3)], 8)["job-1"] == Target(
+        0, "waiting for hosts: none of its allowed sizes is from 1 to 3"
+    )
+
+
+def test_a_higher_priority_is_worth_more() -> None:
+    jobs = [demand(1, throughput=COMPUTES), demand(2, throughput=COMPUTES, priority=5001)]
+    assert workers(elastic_batch(jobs, 8)) == [1, 7]
+
+
+def test_arrivals_are_admitted_one_at_a_time_while_the_minimums_fit() -> None:
+    running = demand(1, least=3, holds_slots=True)
+    jobs = [running, demand(2, least=6, priority=9000), demand(3, least=2), demand(4, least=2)]
+    targets = elastic_batch(jobs, 6)
+    assert workers(targets) == [3, 0, 3, 0]
+    assert targets["job-2"].reason == "waiting for 6 slots: the minimums of job-1, job-3 leave fewer"
+    assert elastic_batch([running], 0)["job-1"].reason == "waiting for a host: the pool has no slots"
+
+
+throughputs = st.builds(
+    Throughput,
+    num_shards=st.none() | st.sampled_from([4, 8, 24]),
+    compute=st.builds(Line, st.floats(0.0, 0.1), st.floats(1e-5, 0.01)),
+    exchange=st.builds(Line, st.floats(0.0, 0.3), st.floats(0.0, 0.05)),
+    exchange_across=st.builds(Line, st.floats(0.0, 0.5), st.floats(0.0, 0.1)),
+    num_measured=st.just(3),
+)
+
+
+@st.composite
+def demands(draw: st.DrawFn) -> list[Demand]:
+    jobs = []
+    for number in range(1, draw(st.integers(0, 6)) + 1):
+        most = draw(st.integers(1, 12))
+        batch = draw(st.integers(1, 256))
+        per_slot = draw(st.none() | st.integers(max(batch // 8, 1), 512))
+        jobs.append(
+            demand(
+                number,
+                least=draw(st.integers(1, most)),
+                most=most,
+                priority=draw(st.integers(1, 10_000)),
+                holds_slots=draw(st.booleans()),
+                batch_size=batch,
+                throughput=draw(st.none() | throughputs),
+                batch=draw(
+                    st.none() | st.builds(BatchRange, st.just(batch), st.integers(batch, 8 * batch), st.just(per_slot))
+                ),
+                sizes=draw(st.none() | st.just((1, 2, 4, 8))),
+                slots_per_host=draw(st.none() | st.integers(1, 8)),
+            )
+        )
+    return jobs
+
+
+slots = st.integers(0, 24)
+
+
+@given(jobs=demands(), num_slots=slots)
+def test_limits_are_kept(jobs: list[Demand], num_slots: int) -> None:
+    targets = elastic_batch(jobs, num_slots)
+    assert list(targets) == [job.job for job in jobs]
+    assert sum(workers(targets)) <= num_slots
+    for job in jobs:
+        target = targets[job.job]
+        assert target.reason
+        if target.workers == 0:
+            continue
+        assert job.least <= target.workers <= job.most
+        assert job.sizes is None or target.workers in job.sizes
+        if job.batch is None:
+            assert target.batch_size is None
+            continue
+        assert target.batch_size is not None
+        assert job.batch.least <= target.batch_size <= job.batch.most
+        if job.batch.per_slot is not None:
+            throughput = job.throughput or Throughput(job.num_shards)
+            assert throughput.samples(target.workers, target.batch_size) <= job.batch.per_slot + 1e-6
+
+
+@settings(max_examples=200)
+@given(jobs=demands(), num_slots=slots)
+def test_a_batch_that_cannot_change_makes_no_difference(jobs: list[Demand], num_slots: int) -> None:
+    """The benefit of the paper's policy is exactly zero where no batch may change."""
+    fixed = [replace(job, batch=BatchRange(job.batch_size, job.batch_size)) for job in jobs]
+    without = [replace(job, batch=None) for job in jobs]
+    assert workers(elastic_batch(fixed, num_slots)) == workers(elastic_batch(without, num_slots))
+
+
+@given(job=demands().filter(bool).map(lambda jobs: jobs[0]), num_slots=st.integers(1, 24))
+def test_the_batch_has_nearly_the_highest_throughput(job: Demand, num_slots: int) -> None:
+    target = elastic_batch([job], num_slots)["job-1"]
+    if target.batch_size is None or job.batch is None or job.throughput is None:
+        return
+    across = job.slots_per_host is not None and target.workers > job.slots_per_host
+    batches = np.arange(job.batch.least, job.batch.most + 1)
+    if job.batch.per_slot is not None:
+        batches = batches[job.throughput.samples(target.workers, batches) <= job.batch.per_slot]
+    rates = job.throughput.rate(target.workers, batches, across=across)
+    chosen = job.throughput.rate(target.workers, target.batch_size, across=across)
+    assert chosen >= ENOUGH * rates.max() * (1 - 1e-9)
+    if target.batch_size > job.batch.least:
+        smaller = job.throughput.rate(target.workers, target.batch_size - 1, across=across)
+        assert smaller <= ENOUGH * rates.max() * (1 + 1e-9)
+
+
+@given(jobs=demands(), num_slots=slots, data=st.data())
+def test_a_job_in_the_queue_changes_nothing(jobs: list[Demand], num_slots: int, data: st.DataObject) -> None:
+    targets = elastic_batch(jobs, num_slots)
+    waiting = [job for job in jobs if targets[job.job].workers == 0]
+    if waiting:
+        gone = data.draw(st.sampled_from(waiting))
+        rest = elastic_batch([job for job in jobs if job is not gone], num_slots)
+        assert workers(rest) == [targets[job.job].workers for job in jobs if job is not gone]
