@@ -8,6 +8,10 @@ class PolicyName(StrEnum):
 
     FAIRSHARE = "fairshare"
     PRIORITY = "priority"
+    ELASTIC_BATCH = "elastic-batch"
 
 
-POLICIES_HELP = "fairshare: slots in proportion to priority; priority: the highest priority first"
+POLICIES_HELP = (
+    "fairshare: slots in proportion to priority; priority: the highest priority first; "
+    "elastic-batch: slots and batch sizes where they make jobs fastest"
+)

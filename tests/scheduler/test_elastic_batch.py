@@ -192,6 +192,23 @@ def test_the_batch_has_nearly_the_highest_throughput(job: Demand, num_slots: int
         assert smaller <= ENOUGH * rates.max() * (1 + 1e-9)
 
 
+@given(jobs=demands(), num_slots=slots)
+def test_an_idle_slot_would_make_no_job_faster(jobs: list[Demand], num_slots: int) -> None:
+    targets = elastic_batch(jobs, num_slots)
+    idle = num_slots - sum(workers(targets))
+    for job in jobs:
+        had = targets[job.job].workers
+        if had and idle:
+            alone = elastic_batch([job], had + idle)[job.job]
+            assert _speed(job, alone) <= _speed(job, targets[job.job]) * (1 + 1e-9)
+
+
+def _speed(job: Demand, target: Target) -> float:
+    across = job.slots_per_host is not None and target.workers > job.slots_per_host
+    throughput = job.throughput or Throughput(job.num_shards)
+    return float(throughput.rate(target.workers, target.batch_size or job.batch_size, across=across))
+
+
 @given(jobs=demands(), num_slots=slots, data=st.data())
 def test_a_job_in_the_queue_changes_nothing(jobs: list[Demand], num_slots: int, data: st.DataObject) -> None:
     targets = elastic_batch(jobs, num_slots)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from resile_shared.messages.jobs import Intent, JobState
 
 from ..policies.demand import Demand, Policy, Target
-from ..policies.table import no_slots
+from ..policies.no_slots import no_slots
 from .allocator import Allocator, next_change
 from .job import Job
 from .lifecycle import Step

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from .throughput import Throughput
+if TYPE_CHECKING:  # `resile run` does not load numpy
+    from .throughput import Throughput
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Demand:
     """The numbers of workers that are allowed, in rising order; None: any."""
     batch: BatchRange | None = None
     """None: the batch is ``batch_size``, whatever the number of workers."""
-    throughput: Throughput | None = None
+    throughput: "Throughput | None" = None
     """None: nothing is measured yet."""
     slots_per_host: int | None = None
     """More workers than this train across hosts; None: not known, as if on one host."""

@@ -1,16 +1,14 @@
-"""The policies by name, and the one of a pool that is about to stop."""
-
-from collections.abc import Sequence
+"""The policies by name."""
 
 from resile_shared.policies import PolicyName
 
-from .demand import Demand, Policy, Target
+from .demand import Policy
+from .elastic_batch import elastic_batch
 from .fairshare import fairshare
 from .priority import priority
 
-POLICIES: dict[PolicyName, Policy] = {PolicyName.FAIRSHARE: fairshare, PolicyName.PRIORITY: priority}
-
-
-def no_slots(demands: Sequence[Demand], _: int) -> dict[str, Target]:
-    """Nothing for any job: the pool is about to stop."""
-    return {demand.job: Target(0, "the pool is stopping: it continues when the pool is up again") for demand in demands}
+POLICIES: dict[PolicyName, Policy] = {
+    PolicyName.FAIRSHARE: fairshare,
+    PolicyName.PRIORITY: priority,
+    PolicyName.ELASTIC_BATCH: elastic_batch,
+}
