@@ -1,5 +1,7 @@
 """On which slots: nothing twice, nothing moved without need, few hosts."""
 
+from collections.abc import Iterable
+
 import hypothesis.strategies as st
 from hypothesis import given
 
@@ -14,52 +16,56 @@ def names(placed: tuple[SlotId, ...]) -> list[str]:
     return [slot.name for slot in placed]
 
 
+def hosts(slots: Iterable[SlotId]) -> frozenset[str]:
+    return frozenset(slot.host for slot in slots)
+
+
 TWO = slots(a=4, b=4)
-ALL = frozenset(TWO)
+ALL = frozenset("ab")
 
 
 def test_a_job_keeps_what_it_has_and_gives_up_a_whole_host() -> None:
     held = (*slots(a=4), *slots(b=3))
-    placed = place([Want("job-1", 4, held, eligible=ALL)], usable=TWO, free=())
+    placed = place([Want("job-1", 4, held, hosts=ALL)], usable=TWO, free=())
     assert placed["job-1"] == tuple(slots(a=4))
 
 
 def test_joiners_go_before_members() -> None:
     held = tuple(slots(a=2, b=2))
-    want = Want("job-1", 3, held, joining=frozenset({SlotId("a", 0)}), eligible=ALL)
+    want = Want("job-1", 3, held, joining=frozenset({SlotId("a", 0)}), hosts=ALL)
     assert SlotId("a", 0) not in place([want], usable=TWO, free=())["job-1"]
 
 
 def test_what_one_gives_up_another_gets() -> None:
-    wants = [Want("job-1", 4, tuple(TWO), eligible=ALL), Want("job-2", 4, eligible=ALL)]
+    wants = [Want("job-1", 4, tuple(TWO), hosts=ALL), Want("job-2", 4, hosts=ALL)]
     placed = place(wants, usable=TWO, free=())
     assert names(placed["job-1"]) == ["a/0", "a/1", "a/2", "a/3"]
     assert names(placed["job-2"]) == ["b/0", "b/1", "b/2", "b/3"]
 
 
 def test_free_slots_come_before_those_that_are_let_go() -> None:
-    placed = place([Want("job-1", 2, eligible=ALL)], usable=TWO, free=slots(b=2))
+    placed = place([Want("job-1", 2, hosts=ALL)], usable=TWO, free=slots(b=2))
     assert placed["job-1"] == tuple(slots(b=2))
 
 
 def test_the_smallest_host_that_has_enough_is_taken() -> None:
     usable = slots(a=8, b=3, c=2)
-    placed = place([Want("job-1", 3, eligible=frozenset(usable))], usable=usable, free=usable)
+    placed = place([Want("job-1", 3, hosts=hosts(usable))], usable=usable, free=usable)
     assert placed["job-1"] == tuple(slots(b=3))
-    placed = place([Want("job-1", 10, eligible=frozenset(usable))], usable=usable, free=usable)
+    placed = place([Want("job-1", 10, hosts=hosts(usable))], usable=usable, free=usable)
     assert placed["job-1"] == (*slots(a=8), *slots(c=2))
 
 
 def test_who_can_run_on_few_hosts_chooses_first() -> None:
     usable = slots(a=2, b=2)
-    wants = [Want("job-1", 2, eligible=frozenset(usable)), Want("job-2", 2, eligible=frozenset(slots(a=2)))]
+    wants = [Want("job-1", 2, hosts=hosts(usable)), Want("job-2", 2, hosts=frozenset("a"))]
     placed = place(wants, usable=usable, free=usable)
     assert placed == {"job-1": tuple(slots(b=2)), "job-2": tuple(slots(a=2))} or placed["job-2"] == tuple(slots(a=2))
     assert placed["job-1"] == (SlotId("b", 0), SlotId("b", 1))
 
 
 def test_slots_that_may_not_be_used_are_left() -> None:
-    placed = place([Want("job-1", 4, tuple(slots(a=4)), eligible=frozenset(slots(b=4)))], usable=slots(b=4), free=())
+    placed = place([Want("job-1", 4, tuple(slots(a=4)), hosts=frozenset("b"))], usable=slots(b=4), free=())
     assert placed["job-1"] == tuple(slots(b=4))
 
 
@@ -71,8 +77,8 @@ def pools(draw: st.DrawFn) -> tuple[list[Want], list[SlotId], list[SlotId]]:
     wants = []
     for number in (1, 2, 3):
         held = draw(st.permutations([slot for slot, owner in zip(every, owners, strict=True) if owner == number]))
-        eligible = frozenset(slot for slot in every if slot.host in draw(st.sets(st.sampled_from("abcd"))))
-        wants.append(Want(f"job-{number}", draw(st.integers(0, 8)), tuple(held), eligible=eligible))
+        hosts = draw(st.frozensets(st.sampled_from("abcd")))
+        wants.append(Want(f"job-{number}", draw(st.integers(0, 8)), tuple(held), hosts=hosts))
     return wants, usable, [slot for slot, owner in zip(every, owners, strict=True) if owner == 0 and slot in usable]
 
 
@@ -88,6 +94,6 @@ def test_the_promises_of_a_placement(pool: tuple[list[Want], list[SlotId], list[
         kept = [slot for slot in want.held if slot in usable]
         assert len(chosen) <= want.workers
         assert len(set(chosen) & set(kept)) == min(len(kept), want.workers), "nothing moves without need"
-        assert set(chosen) - set(kept) <= want.eligible
-        left = want.eligible & set(usable) - set(everything)
+        assert {slot.host for slot in set(chosen) - set(kept)} <= want.hosts
+        left = {slot for slot in set(usable) - set(everything) if slot.host in want.hosts}
         assert len(chosen) == want.workers or not left, "nothing that fits is left over"

@@ -120,15 +120,15 @@ def _a_submission_is_forgotten(job_commands: Any) -> None:
 def _a_slot_is_given_twice(module: Any) -> None:
     if module.__name__.endswith("core.pool"):
 
-        def is_free(self: Any, slot: Any) -> bool:
-            host = self.hosts[slot.host]
-            return bool(host.is_usable and host.is_heard)
+        def free_slots(self: Any) -> Any:
+            hosts = (host for host in self.hosts.values() if host.is_usable and host.is_heard)
+            return frozenset(slot for host in hosts for slot in host.slots)
 
         def add_worker(self: Any, job: Any, worker: Any) -> None:
             job.workers[worker.number] = worker
             self.holders[worker.slot] = (job.id, worker.number)
 
-        _replace(module.Pool, is_free=is_free, add_worker=add_worker)
+        _replace(module.Pool, free_slots=free_slots, add_worker=add_worker)
         return
 
     def start(self: Any, job: str, placement: Any, now: float) -> list[Any]:

@@ -39,9 +39,14 @@ class Change:
     until: int | None = None
 
 
-def next_change(job: Job, target: Target, wanted: Sequence[SlotId], *, pool: Pool) -> Change | None:
-    """Return what can be done now towards ``target`` on the slots ``wanted``; None: nothing, or it has to wait."""
-    change = _next_membership(job, wanted, pool=pool)
+def next_change(
+    job: Job, target: Target, wanted: Sequence[SlotId], *, free: frozenset[SlotId], pool: Pool
+) -> Change | None:
+    """Return what can be done now towards ``target`` on the slots ``wanted``; None: nothing, or it has to wait.
+
+    On those of them that are ``free`` workers may be started.
+    """
+    change = _next_membership(job, wanted, free=free, pool=pool)
     if change is None:
         return _next_schedule(job, target)
     size = len(change.kept) + len(change.joining)
@@ -68,11 +73,11 @@ def _may_change(job: Job) -> bool:
     return not (generations.is_cold_starting or generations.is_recovering or generations.gone_since is not None)
 
 
-def _next_membership(job: Job, wanted: Sequence[SlotId], *, pool: Pool) -> Change | None:
+def _next_membership(job: Job, wanted: Sequence[SlotId], *, free: frozenset[SlotId], pool: Pool) -> Change | None:
     held = job.held
     sound = tuple(p for p in job.generations.placements if p.worker in held)
     kept = tuple(p for p in sound if held[p.worker] in wanted)
-    joining = tuple(slot for slot in wanted if slot not in held.values() and pool.is_free(slot))
+    joining = tuple(slot for slot in wanted if slot in free and slot not in held.values())
     if not _may_change(job):
         return Change(()) if not wanted and _cannot_train_yet(job, pool) else None
     if not job.generations.has_started:

@@ -6,7 +6,7 @@
    the release of its worker was seen.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from resile_shared.messages.jobs import Intent, JobState
 
@@ -29,8 +29,10 @@ class Decisions:
         self._recovery = recovery
         self._policy = policy
         self.explanations: dict[str, str] = {}
-        self._groups: dict[tuple[str, str], frozenset[SlotId]] = {}
-        """The usable slots of a class of device that fit a job's group, as of one decision."""
+        self._groups: dict[tuple[str, str], frozenset[str]] = {}
+        """The usable hosts of a class of device that fit a job's group, as of one decision."""
+        self._num_slots: dict[frozenset[str], int] = {}
+        """How many slots such hosts have."""
 
     def change_policy(self, policy: Policy, cause: str) -> None:
         """Use ``policy`` from now on; ``cause`` is the reason in the histories."""
@@ -50,6 +52,7 @@ class Decisions:
     def _decide(self, now: float) -> None:
         cause, causer = self._pool.take_change()
         self._groups.clear()
+        self._num_slots.clear()
         self.explanations.clear()
         for job in self._pool.jobs.values():
             self._recovery.answer(job, now=now)
@@ -89,23 +92,28 @@ class Decisions:
         return self._pool.hosts[job.generations.placements[0].host].record.device_class
 
     def _num_fitting(self, job: Job, device_class: str) -> int:
-        return len(self._eligible(job, device_class, now=float("inf")))
+        return self._num_slots_of(self._eligible(job, device_class, now=float("inf")))
 
-    def _eligible(self, job: Job, device_class: str, *, now: float) -> frozenset[SlotId]:
-        """Return the slots on which the job may start workers, or will when they are free."""
+    def _eligible(self, job: Job, device_class: str, *, now: float) -> frozenset[str]:
+        """Return the hosts on which the job may start workers, or will when slots are free."""
         group = (device_class, job.record.spec.group)
         if group not in self._groups:
-            self._groups[group] = frozenset(self._slots_of(*group))
+            self._groups[group] = frozenset(self._hosts_of(*group))
         fitting = self._groups[group]
         avoided = job.backoff.avoided(now=now)
-        allowed = frozenset(slot for slot in fitting if slot.host not in avoided) if avoided else fitting
+        allowed = fitting - avoided if avoided else fitting
         # A job without workers, or whose number of workers is exact, is never left without any host.
         return allowed or (fitting if job.target.is_exact or not job.generations.has_started else allowed)
 
-    def _slots_of(self, device_class: str, group: str) -> Iterable[SlotId]:
-        for host in self._pool.hosts.values():
+    def _hosts_of(self, device_class: str, group: str) -> Iterable[str]:
+        for name, host in self._pool.hosts.items():
             if host.is_usable and host.record.device_class == device_class and host.fits(group):
-                yield from host.slots
+                yield name
+
+    def _num_slots_of(self, hosts: frozenset[str]) -> int:
+        if hosts not in self._num_slots:
+            self._num_slots[hosts] = sum(len(self._pool.hosts[host].slots) for host in hosts)
+        return self._num_slots[hosts]
 
     def _share(self, device_class: str, jobs: list[Job], now: float, causes: Mapping[str, str]) -> None:
         usable = {
@@ -118,9 +126,10 @@ class Decisions:
         training = [job for job in jobs if job.is_training and not self._must_wait(job, now)]
         targets = self._policy([self._demand(job, usable, eligible[job.id]) for job in training], len(usable))
         wants = [self._want(job, targets.get(job.id), eligible[job.id]) for job in jobs]
-        placed = place(wants, usable=usable, free=[slot for slot in usable if self._pool.is_free(slot)])
+        free = self._pool.free_slots()
+        placed = place(wants, usable=usable, free=free)
         for job in training:
-            self._approach(job, targets[job.id], placed[job.id], causes.get(job.id, ""), now)
+            self._approach(job, targets[job.id], placed[job.id], free, causes.get(job.id, ""), now=now)
 
     def _must_wait(self, job: Job, now: float) -> bool:
         is_waiting = not job.generations.placements and job.start_backoff.is_waiting(now=now)
@@ -128,10 +137,11 @@ class Decisions:
             self.explanations[job.id] = "waiting a while: its last starts made no progress"
         return is_waiting
 
-    def _demand(self, job: Job, usable: Iterable[SlotId], eligible: frozenset[SlotId]) -> Demand:
+    def _demand(self, job: Job, usable: Container[SlotId], eligible: frozenset[str]) -> Demand:
         ready = job.record.ready
         held = set(job.held.values())
-        most = min(job.record.spec.max_workers, len(eligible | held.intersection(usable)))
+        elsewhere = sum(slot in usable and slot.host not in eligible for slot in held)
+        most = min(job.record.spec.max_workers, self._num_slots_of(eligible) + elsewhere)
         if ready is not None:
             most = min(most, ready.num_shards)
         return Demand(
@@ -149,7 +159,7 @@ class Decisions:
             active_since=job.generations.active_since,
         )
 
-    def _want(self, job: Job, target: Target | None, eligible: frozenset[SlotId]) -> Want:
+    def _want(self, job: Job, target: Target | None, hosts: frozenset[str]) -> Want:
         """Return what the job should have; a job that shares no slots keeps what it has."""
         slots = job.held
         return Want(
@@ -157,10 +167,12 @@ class Decisions:
             workers=target.workers if target else len(slots),
             held=tuple(slots.values()),
             joining=frozenset(slots[worker] for worker in job.joiners & slots.keys()),
-            eligible=eligible,
+            hosts=hosts,
         )
 
-    def _approach(self, job: Job, target: Target, wanted: tuple[SlotId, ...], cause: str, now: float) -> None:
+    def _approach(
+        self, job: Job, target: Target, wanted: tuple[SlotId, ...], free: frozenset[SlotId], cause: str, *, now: float
+    ) -> None:
         """Take the next step towards ``wanted``."""
         if target.error:
             self._recovery.fail(job, target.error, now=now)
@@ -169,7 +181,7 @@ class Decisions:
         if not target.workers and job.generations.has_started:
             job.intend(Intent.SUSPEND, target.reason, now=now)
             return
-        change = next_change(job, target, wanted, pool=self._pool)
+        change = next_change(job, target, wanted, free=free, pool=self._pool)
         if change is not None:
             self._allocator.apply(job, change, now=now)
         self._allocator.give_order(job)

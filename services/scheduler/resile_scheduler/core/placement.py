@@ -25,16 +25,20 @@ class SlotId(NamedTuple):
         return f"{self.host}/{self.number}"
 
 
+SlotsByHost = dict[str, list[SlotId]]
+
+
 @dataclass(frozen=True)
 class Want:
-    """How many slots a job should have, which it has (in rank order), and which it may have besides."""
+    """How many slots a job should have, which it has (in rank order), and where it may have others."""
 
     job: str
     workers: int
     held: tuple[SlotId, ...] = ()
     joining: frozenset[SlotId] = frozenset()
     """Those of ``held`` whose workers do not train yet."""
-    eligible: frozenset[SlotId] = frozenset()
+    hosts: frozenset[str] = frozenset()
+    """Where it may start workers."""
 
 
 def place(wants: Sequence[Want], *, usable: Iterable[SlotId], free: Iterable[SlotId]) -> dict[str, tuple[SlotId, ...]]:
@@ -45,13 +49,11 @@ def place(wants: Sequence[Want], *, usable: Iterable[SlotId], free: Iterable[Slo
     """
     usable, free = frozenset(usable), frozenset(free)
     placed = {want.job: _keep(want, usable) for want in wants}
-    taken = {slot for slots in placed.values() for slot in slots}
-    for want in sorted(wants, key=lambda w: (len(w.eligible), w.job)):
+    left = usable.difference(*placed.values())
+    offered = _by_host(left & free), _by_host(left - free)
+    for want in sorted(wants, key=lambda w: (len(w.hosts), w.job)):
         kept = placed[want.job]
-        offered = (want.eligible & usable) - taken
-        gained = _choose(want.workers - len(kept), kept, offered, free)
-        placed[want.job] = (*kept, *gained)
-        taken.update(gained)
+        placed[want.job] = (*kept, *_take(want.workers - len(kept), kept, want.hosts, offered))
     return placed
 
 
@@ -64,20 +66,33 @@ def _keep(want: Want, usable: frozenset[SlotId]) -> tuple[SlotId, ...]:
     return tuple(kept)
 
 
-def _choose(num: int, kept: Sequence[SlotId], offered: frozenset[SlotId], free: frozenset[SlotId]) -> list[SlotId]:
-    chosen: list[SlotId] = []
-    for candidates in (offered & free, offered - free):
-        if len(chosen) >= num:
-            break
-        by_host: dict[str, list[SlotId]] = {}
-        for slot in sorted(candidates):
-            by_host.setdefault(slot.host, []).append(slot)
-        while by_host and len(chosen) < num:
-            missing = num - len(chosen)
-            own = Counter(slot.host for slot in (*kept, *chosen))
-            host = min(by_host, key=lambda h: (-own[h], *_fit(len(by_host[h]), missing), h))
-            chosen += by_host.pop(host)[:missing]
-    return chosen
+def _by_host(slots: Iterable[SlotId]) -> SlotsByHost:
+    by_host: SlotsByHost = {}
+    for slot in slots:
+        by_host.setdefault(slot.host, []).append(slot)
+    for of_host in by_host.values():
+        of_host.sort()
+    return by_host
+
+
+def _take(
+    num: int, kept: Sequence[SlotId], hosts: frozenset[str], offered: tuple[SlotsByHost, SlotsByHost]
+) -> list[SlotId]:
+    """Take ``num`` slots on ``hosts``, or as many as there are, from ``offered``, the first before the second."""
+    taken: list[SlotId] = []
+    for by_host in offered:
+        while len(taken) < num:
+            own = Counter(slot.host for slot in (*kept, *taken) if slot.host in by_host and slot.host in hosts)
+            candidates = own or [host for host in by_host if host in hosts]
+            if not candidates:
+                break
+            missing = num - len(taken)
+            host = min(candidates, key=lambda h: (-own[h], *_fit(len(by_host[h]), missing), h))
+            taken += by_host[host][:missing]
+            by_host[host] = by_host[host][missing:]
+            if not by_host[host]:
+                del by_host[host]
+    return taken
 
 
 def _fit(num: int, missing: int) -> tuple[bool, int]:

@@ -107,12 +107,16 @@ class Pool:
                 del self.holders[worker.slot]
                 self.changed()
 
-    def is_free(self, slot: SlotId) -> bool:
-        """Whether a worker may be started on it now."""
-        host = self.hosts[slot.host]
-        if not (host.is_usable and host.is_heard) or slot in self.holders:
-            return False
-        return not any(slot.name in job.generations.unreconciled_slots for job in self.jobs.values())
+    def free_slots(self) -> frozenset[SlotId]:
+        """Return the slots on which a worker may be started now."""
+        unreconciled = frozenset().union(*(job.generations.unreconciled_slots for job in self.jobs.values()))
+        return frozenset(
+            slot
+            for host in self.hosts.values()
+            if host.is_usable and host.is_heard
+            for slot in host.slots
+            if slot not in self.holders and not (unreconciled and slot.name in unreconciled)
+        )
 
     def jobs_with_slots(self) -> tuple[str, ...]:
         """Return the jobs that have workers now, or will when those are started."""
