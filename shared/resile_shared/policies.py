@@ -7,11 +7,12 @@ class PolicyName(StrEnum):
     """How jobs share slots; the modules of `resile_scheduler/policies/` have the rules."""
 
     FAIRSHARE = "fairshare"
+    FIFO = "fifo"
     PRIORITY = "priority"
     ELASTIC_BATCH = "elastic-batch"
 
 
 POLICIES_HELP = (
-    "fairshare: slots in proportion to priority; priority: the highest priority first; "
-    "elastic-batch: slots and batch sizes where they make jobs fastest"
+    "fairshare: slots in proportion to priority; fifo: the job submitted first takes all it can use, then the next; "
+    "priority: the highest priority first; elastic-batch: slots and batch sizes where they make jobs fastest"
 )

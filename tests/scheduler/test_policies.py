@@ -1,6 +1,7 @@
 """Who should have how many slots: the promises of every policy, and the worked examples of the design."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import hypothesis.strategies as st
 import pytest
@@ -8,8 +9,11 @@ from hypothesis import given, settings
 
 from resile_scheduler.policies.demand import Demand, Policy, Target
 from resile_scheduler.policies.fairshare import fairshare
+from resile_scheduler.policies.fifo import fifo
+from resile_scheduler.policies.preemption import without_preemption
 from resile_scheduler.policies.priority import priority
 from resile_scheduler.policies.table import POLICIES
+from resile_shared.policies import PolicyName
 
 Job = tuple[int, int, int, int | None, bool]
 
@@ -33,14 +37,21 @@ def demands(draw: st.DrawFn, *, shards: bool = True) -> list[Demand]:
         jobs.append(
             replace(
                 demand(number, rank=draw(st.integers(1, 10_000)), least=least, most=most, shards=num_shards),
-                holds_slots=draw(st.booleans()),
+                assigned_workers=draw(st.integers(0, 12)),
             )
         )
-    return jobs
+    return [replace(job, holds_slots=job.assigned_workers > 0) for job in jobs]
 
 
-policies = st.sampled_from(sorted(POLICIES)).map(POLICIES.__getitem__)
-work_conserving = st.sampled_from([fairshare, priority])
+def policy_for(name: PolicyName, *, preemption: bool) -> Policy:
+    return POLICIES[name] if preemption else without_preemption(POLICIES[name])
+
+
+names = st.sampled_from(sorted(POLICIES))
+policies = st.builds(lambda name, preemption: policy_for(name, preemption=preemption), names, st.booleans())
+greedy = st.sampled_from([fairshare, fifo, priority])
+"""They leave no slot idle that a job can take; `elastic-batch` does, if it would make no job faster."""
+work_conserving = greedy | greedy.map(without_preemption)
 slots = st.integers(0, 24)
 
 
@@ -99,6 +110,37 @@ def test_strict_priority_serves_the_first_first() -> None:
     assert workers(priority([demand(1, rank=1), demand(2, rank=9000, most=6), demand(3, rank=10)], 10)) == [1, 6, 3]
 
 
+def test_the_first_in_line_takes_all_it_can_use() -> None:
+    assert workers(fifo([demand(1, rank=1), demand(2, rank=9000)], 8)) == [8, 0]
+    assert workers(fifo([demand(2, most=8), demand(1, most=5)], 8)) == [3, 5]
+    assert workers(fifo([demand(1, shards=8), demand(2)], 7)) == [4, 3], "the first is no faster on 7 than on 4"
+    assert workers(fifo([demand(1, shards=8), demand(2, least=4)], 7)) == [7, 0], "nobody else can use the rest"
+
+
+def test_a_small_job_passes_one_whose_minimum_does_not_fit() -> None:
+    targets = fifo([demand(1, most=5), demand(2, least=4), demand(3)], 8)
+    assert workers(targets) == [5, 0, 3]
+    assert targets["job-2"].reason == "waiting for 4 slots: job-1, job-3 leave fewer"
+    assert workers(fifo([demand(2, least=4), demand(3)], 8)) == [8, 0], "when it fits, it takes the slots back"
+
+
+@pytest.mark.parametrize("served", [fairshare, fifo, priority])
+def test_without_preemption_a_job_keeps_what_it_has(served: Policy) -> None:
+    policy = without_preemption(served)
+    running = replace(demand(3, rank=1), holds_slots=True, assigned_workers=6)
+    targets = policy([demand(1, rank=9000), demand(2, least=3), running], 8)
+    assert [target.workers for target in targets.values()] == [2, 0, 6]
+    assert targets["job-3"].reason == "it keeps what it has: preemption is off"
+    assert targets["job-2"].reason == "waiting for 3 slots: preemption is off, and job-1, job-3 leave fewer"
+
+
+def test_without_preemption_slots_that_are_gone_are_shared_by_the_policy() -> None:
+    both = [replace(demand(n, rank=n * 1000), holds_slots=True, assigned_workers=4) for n in (1, 2)]
+    assert workers(policy_for(PolicyName.PRIORITY, preemption=False)(both, 5)) == [1, 4]
+    assert workers(policy_for(PolicyName.FIFO, preemption=False)(both, 5)) == [4, 1]
+    assert workers(policy_for(PolicyName.FAIRSHARE, preemption=False)(both, 6)) == [2, 4]
+
+
 def test_reasons_name_the_others() -> None:
     targets = fairshare([demand(1), demand(2)], 8)
     assert targets["job-1"].reason == "fair share with job-2"
@@ -126,7 +168,7 @@ def test_no_slot_is_idle_while_a_job_can_take_it(jobs: list[Demand], num_slots: 
         assert not idle or got == job.most or (got == 0 and job.least > idle)
 
 
-@given(jobs=demands(), num_slots=slots, policy=policies)
+@given(jobs=demands(), num_slots=slots, policy=greedy)
 def test_no_useful_step_is_left_undone(jobs: list[Demand], num_slots: int, policy: Policy) -> None:
     """No job keeps slots that do not make it faster while they would another, except for its minimum."""
     targets = policy(jobs, num_slots)
@@ -162,7 +204,72 @@ def test_the_order_in_which_jobs_are_given_does_not_matter(
     assert policy(jobs, num_slots) == policy(shuffled, num_slots)
 
 
-@pytest.mark.parametrize("policy", [fairshare, priority])
+@given(jobs=demands(), num_slots=slots, name=names)
+def test_without_preemption_nothing_is_taken_for_another_job(
+    jobs: list[Demand], num_slots: int, name: PolicyName
+) -> None:
+    policy = policy_for(name, preemption=False)
+    targets = policy(jobs, num_slots)
+    having = [job for job in jobs if job.holds_slots]
+    kept = {job.job: min(job.most, max(job.least, job.assigned_workers)) for job in having}
+    if sum(kept.values()) <= num_slots:
+        assert all(targets[job].workers >= kept[job] for job in kept)
+
+
+@given(jobs=demands(), num_slots=slots, served=greedy)
+def test_without_preemption_slots_that_disappear_are_not_made_up_for_by_another_job(
+    jobs: list[Demand], num_slots: int, served: Policy
+) -> None:
+    policy = without_preemption(served)
+    having = [job for job in jobs if job.holds_slots]
+    targets, alone = policy(jobs, num_slots), policy(having, num_slots)
+    for job in having:
+        had = min(job.most, max(job.least, job.assigned_workers))
+        assert targets[job.job].workers >= min(had, alone[job.job].workers), "it loses nothing to new jobs"
+
+
+@given(jobs=demands(), num_slots=slots, name=names, data=st.data())
+def test_without_preemption_nothing_is_taken_because_of_a_priority(
+    jobs: list[Demand], num_slots: int, name: PolicyName, data: st.DataObject
+) -> None:
+    policy = policy_for(name, preemption=False)
+    given = policy(jobs, num_slots)
+    now = [replace(j, holds_slots=n > 0, assigned_workers=n) for j in jobs for n in (given[j.job].workers,)]
+    changed = [replace(job, priority=data.draw(st.integers(1, 10_000))) for job in now]
+    assert workers(policy(changed, num_slots)) == workers(given), "nothing is free, so nothing changes"
+
+
+@given(jobs=demands(), num_slots=slots, policy=st.sampled_from([fairshare, priority]))
+def test_no_job_waits_while_all_minimums_fit(jobs: list[Demand], num_slots: int, policy: Policy) -> None:
+    if sum(job.least for job in jobs) <= num_slots:
+        assert all(workers(policy(jobs, num_slots)))
+
+
+@given(jobs=demands(), num_slots=slots, policy=greedy)
+def test_a_job_that_waits_could_not_have_had_its_minimum(jobs: list[Demand], num_slots: int, policy: Policy) -> None:
+    """Slots are not kept for a job that has only a part of its minimum: nobody waits for what nobody uses."""
+    targets = policy(jobs, num_slots)
+    waiting = [job for job in jobs if not targets[job.job].workers]
+    assert all(job.least > num_slots - sum(workers(targets)) for job in waiting)
+
+
+@given(jobs=demands(shards=False), num_slots=slots)
+def test_fair_shares_are_within_a_slot_of_the_ideal(jobs: list[Demand], num_slots: int) -> None:
+    """The ideal rises with one level for all, ``clamp(level * priority, least, most)``: no job is a slot apart from it.
+
+    So no slot could move from one job to another and leave both nearer to a common level.
+    """
+    shares = {job.job: target for job, target in zip(jobs, workers(fairshare(jobs, num_slots)), strict=True)}
+    having = [job for job in jobs if shares[job.job]]
+    for rich in having:
+        for poor in having:
+            if shares[rich.job] > rich.least and shares[poor.job] < poor.most:
+                level_of_rich = Fraction(shares[rich.job] - 1, rich.priority)
+                level_of_poor = Fraction(shares[poor.job] + 1, poor.priority)
+                assert level_of_rich < level_of_poor
+
+
+@pytest.mark.parametrize("policy", [fairshare, fifo, priority])
 def test_a_large_pool_is_quick(policy: Policy) -> None:
     jobs = [demand(number, rank=number, most=50) for number in range(1, 101)]
     assert sum(workers(policy(jobs, 2000))) == 2000

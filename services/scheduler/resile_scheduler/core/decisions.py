@@ -152,6 +152,7 @@ class Decisions:
             most=most,
             num_shards=ready.num_shards if ready else None,
             holds_slots=bool(held),
+            assigned_workers=job.num_assigned if held else 0,
             iteration=job.iteration,
             batch_size=ready.batch_size if ready else 0,
             iterations_total=ready.iterations_total if ready else None,
@@ -177,7 +178,7 @@ class Decisions:
         if target.error:
             self._recovery.fail(job, target.error, now=now)
             return
-        job.set_target(target, cause)
+        job.set_target(target, cause, num_assigned=len(wanted))
         if not target.workers and job.generations.has_started:
             job.intend(Intent.SUSPEND, target.reason, now=now)
             return

@@ -51,6 +51,8 @@ class Job:
         """Items of the history that are not handed over to be stored yet."""
         self.iteration = record.iteration
         self.target = Target(0, "")
+        self.num_assigned = 0
+        """How many slots the newest decision found for the target."""
         self.target_reason = ""
         """Why the number of workers is what it is, for the history."""
         self.change_reason = ""
@@ -186,11 +188,14 @@ class Job:
         self.update(ready=ready)
         self.first_ready = worker
 
-    def set_target(self, target: Target, cause: str) -> None:
-        """Take over what the policy decided; ``cause`` is what moved it, if something outside the job did."""
+    def set_target(self, target: Target, cause: str, *, num_assigned: int) -> None:
+        """Take over what the policy decided, and for how many workers there are slots.
+
+        ``cause`` is what moved it, if something outside the job did.
+        """
         if target.workers != self.target.workers or target.is_exact:
             self.target_reason = target.reason if target.is_exact else cause or target.reason
-        self.target = target
+        self.target, self.num_assigned = target, num_assigned
 
     def explain_change(self, reason: str) -> None:
         """Give the next generation its reason; empty: that of the target."""
@@ -213,5 +218,5 @@ class Job:
     def restore(self, allocation: Allocation) -> None:
         """Take over ``allocation``, which an earlier scheduler stored."""
         self.generations.restore(allocation, self.record)
-        self.target = Target(len(allocation.placements), "")
+        self.target, self.num_assigned = Target(len(allocation.placements), ""), len(allocation.placements)
         self.target_reason = "the scheduler restarted"

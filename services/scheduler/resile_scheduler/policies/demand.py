@@ -33,6 +33,10 @@ class Demand:
     most: int
     num_shards: int | None = None
     holds_slots: bool = False
+    assigned_workers: int = 0
+    """How many workers it was assigned by the decision before; 0 if it holds no slots."""
+    is_preemptible: bool = True
+    """False: its minimum is served before that of any job that is preemptible."""
     iteration: int = 0
     """The next one, as far as is known."""
     batch_size: int = 0

@@ -16,4 +16,4 @@ def priority(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     shares = {demand.job: demand.least for demand in admitted}
     surplus = num_slots - sum(shares.values())
     hand_out(admitted, shares, surplus, key=lambda d, _: (-d.priority, d.number))
-    return targets(demands, shares, num_slots)
+    return targets(demands, shares, num_slots, rule="by priority, beside")

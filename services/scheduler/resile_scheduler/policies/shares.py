@@ -13,9 +13,12 @@ Shares = dict[str, int]
 def admit(
     demands: Iterable[Demand], num_slots: int, *, key: Callable[[Demand], tuple[bool | int, ...]]
 ) -> list[Demand]:
-    """Return those whose minimums fit together, taken in the order of ``key``; a smaller one may pass a larger one."""
+    """Return those whose minimums fit together, taken in the order of ``key``; a smaller one may pass a larger one.
+
+    Jobs that are not preemptible come first.
+    """
     admitted = []
-    for demand in sorted(demands, key=key):
+    for demand in sorted(demands, key=lambda d: (d.is_preemptible, *key(d))):
         if 0 < demand.least <= demand.most and demand.least <= num_slots:
             admitted.append(demand)
             num_slots -= demand.least
@@ -107,24 +110,41 @@ def hand_out(
             heapreplace(queue, (key(demand, share), queue[0][1]))
 
 
-def targets(demands: Sequence[Demand], shares: Shares, num_slots: int) -> dict[str, Target]:
-    """Return the target of each job: its share, or nothing, and the reason."""
+def targets(
+    demands: Sequence[Demand],
+    shares: Shares,
+    num_slots: int,
+    *,
+    rule: str = "fair share with",
+    waiting: str = "the minimums of {} leave fewer",
+) -> dict[str, Target]:
+    """Return the target of each job: its share, or nothing, and the reason.
+
+    ``rule`` precedes the names of the jobs with which it shares, ``waiting`` has a place for those it waits for.
+    """
     sharing = sorted(shares)
-    return {d.job: Target(shares.get(d.job, 0), _reason(d, sharing, shares, num_slots)) for d in demands}
+    if not all(demand.is_preemptible for demand in demands):
+        waiting = "preemption is off, and {} leave fewer"
 
-
-def _reason(demand: Demand, sharing: Sequence[str], shares: Shares, num_slots: int) -> str:
-    """Say why a job gets what it gets, or what it is waiting for."""
-    if demand.job in shares:
+    def reason(demand: Demand) -> str:
+        if demand.job not in shares:
+            return _reason_to_wait(demand, num_slots, waiting.format(_names(sharing, len(sharing))))
         if shares[demand.job] == demand.most or len(sharing) == 1:
             return "all it can use"
-        return f"fair share with {_names([job for job in sharing[:4] if job != demand.job], len(sharing) - 1)}"
+        if shares[demand.job] == demand.least and not demand.is_preemptible:
+            return "it keeps what it has: preemption is off"
+        return f"{rule} {_names([job for job in sharing[:4] if job != demand.job], len(sharing) - 1)}"
+
+    return {demand.job: Target(shares.get(demand.job, 0), reason(demand)) for demand in demands}
+
+
+def _reason_to_wait(demand: Demand, num_slots: int, others: str) -> str:
     if num_slots == 0:
         return "waiting for a host: the pool has no slots"
     if demand.least > min(num_slots, demand.most):
         return f"waiting for hosts: its minimum is {demand.least} and it can have at most {min(num_slots, demand.most)}"
     wanted = f"{demand.least} slots" if demand.least > 1 else "a slot"
-    return f"waiting for {wanted}: the minimums of {_names(sharing, len(sharing))} leave fewer"
+    return f"waiting for {wanted}: {others}"
 
 
 def _names(first: Sequence[str], num: int) -> str:

@@ -1,0 +1,25 @@
+"""In the order of submission: each job takes all it can use, then the next.
+
+A job whose minimum does not fit is passed by smaller later ones, until its minimum fits. Priorities do not count.
+"""
+
+from collections.abc import Sequence
+
+from .demand import Demand, Target
+from .shares import admit, hand_out, targets, useful
+
+
+def fifo(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
+    """The job that was submitted first takes all it can use, then the next."""
+    queue = sorted(demands, key=lambda d: d.number)
+    keeping = admit([d for d in queue if not d.is_preemptible], num_slots, key=lambda d: (d.number,))
+    shares = {demand.job: demand.least for demand in keeping}
+    left = num_slots - sum(shares.values())
+    for demand in queue:
+        has = shares.get(demand.job, 0)
+        most = min(demand.most, has + left)
+        if 0 < demand.least <= most:
+            shares[demand.job] = max(demand.least, useful(demand, most))
+            left -= shares[demand.job] - has
+    hand_out([d for d in queue if d.job in shares], shares, left, key=lambda d, _: (d.number,))
+    return targets(demands, shares, num_slots, rule="in the order of submission, beside", waiting="{} leave fewer")
