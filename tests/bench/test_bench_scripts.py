@@ -16,6 +16,7 @@ RESULT_LINES = {
     "registry.py": (r"until all have joined +[\d.]+ s", r"- +hosts lost by mistake: 0\.00"),
     "rescale.py": (r"shrink 4 to 3 +1 ", r"grow 3 to 4 +1 ", r"- +1 M, pause of a grow"),
     "shards.py": (r"V = 2, N = 1 +[\d.]+ ", r"V = 2, N = 2 +[\d.]+ "),
+    "solver.py": (r"10 x 40, mixed +[\d.]+ ", r"20 x 80, policy elastic-batch +[\d.]+ ", r"difference from the optimum"),
     "startup.py": (r"resile run, 2 workers +[\d.]+ ", r"- +resile run, times the plain script"),
     "steady.py": (r"DDP \(gloo\) +[\d.]+ ", r"Resile, default V +[\d.]+ "),
 }
