@@ -11,12 +11,17 @@ BENCH = Path(__file__).parents[2] / "bench"
 RESULT_LINES = {
     "checkpoint.py": (r"snapshot +[\d.]+ ", r"file +\d+ ", r"s3 +\d+ ", r"- +upload to s3"),
     "exchange.py": (r" 2 +0\.01 +[\d.]+ ", r"state of 4 MB: [\d.]+ GB/s", r"- +0\.01 MB, 2 workers"),
+    "policies.py": (r"4, balanced, bursty, most +[\d.]+ ± 0\.00 ", r"4, compute-bound, low, least +[\d.]+ "),
     "pool.py": (r"shrink +1 ", r"new membership formed +[\d.]+ ", r"a job alone on a pool +[\d.]+ "),
     "recovery.py": (r"a worker of a pool, killed +1 ", r"a worker of `resile run`, killed +1 ", r"left out"),
     "registry.py": (r"until all have joined +[\d.]+ s", r"- +hosts lost by mistake: 0\.00"),
     "rescale.py": (r"shrink 4 to 3 +1 ", r"grow 3 to 4 +1 ", r"- +1 M, pause of a grow"),
     "shards.py": (r"V = 2, N = 1 +[\d.]+ ", r"V = 2, N = 2 +[\d.]+ "),
-    "solver.py": (r"10 x 40, mixed +[\d.]+ ", r"20 x 80, policy elastic-batch +[\d.]+ ", r"difference from the optimum"),
+    "solver.py": (
+        r"10 x 40, mixed +[\d.]+ ",
+        r"20 x 80, policy elastic-batch +[\d.]+ ",
+        r"difference from the optimum",
+    ),
     "startup.py": (r"resile run, 2 workers +[\d.]+ ", r"- +resile run, times the plain script"),
     "steady.py": (r"DDP \(gloo\) +[\d.]+ ", r"Resile, default V +[\d.]+ "),
 }

@@ -30,17 +30,22 @@ ENOUGH = 0.99
 def elastic_batch(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     """Workers and batches for the largest sum of scaling factors."""
     options = {demand.job: _options_of(demand) for demand in demands}
-    able = [replace(d, least=int(options[d.job].sizes[0])) for d in demands if len(options[d.job].sizes)]
+    able = [_with_least(d, options[d.job].sizes) for d in demands if len(options[d.job].sizes)]
     admitted = admit(able, num_slots, key=lambda d: (not d.holds_slots, -d.priority, d.number))
     curves = [Curve(options[d.job].sizes, d.priority * options[d.job].scaling) for d in admitted]
     shares = dict(zip((d.job for d in admitted), solve(curves, num_slots), strict=True))
-    given = targets(demands, shares, num_slots)
+    given = targets([demand for demand in demands if demand.job not in shares], shares, num_slots)
     for demand in demands:
         if demand.job in shares:
             given[demand.job] = options[demand.job].target(demand, shares[demand.job])
         elif not len(options[demand.job].sizes):
             given[demand.job] = Target(0, _impossible(demand))
-    return given
+    return {demand.job: given[demand.job] for demand in demands}
+
+
+def _with_least(demand: Demand, sizes: Ints) -> Demand:
+    """Return the demand with the least of its possible sizes as its minimum."""
+    return demand if sizes[0] == demand.least else replace(demand, least=int(sizes[0]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,281 @@
+"""What it earns to choose batch sizes together with slots: jobs completed, completion times and drops.
+
+    python bench/policies.py [--quick | --tiny] [--data DIR] [--seeds 10] [--slots 40 400] [--jobs NAME ...] [--json]
+
+Jobs arrive at random for 4 hours and are shared out by the policy elastic-batch, at each arrival and each completion:
+once with batches from the least to 8 times as much, and with each batch fixed to the least, the most, or one of 1, 2, 4
+and 8 times the least at random. A job trains at the speed of its throughput model, is complete after so many samples,
+and loses a second when its workers or its batch change.
+
+DIR has a CSV file for each model with iterations per second by global batch (rows) and number of workers (columns), as
+ElasticFlow's throughputs_A100; a throughput is fitted to each. Synthetic jobs are compute-bound, balanced or
+communication-bound. The load is what arrives, in slot-seconds on one slot at the least batch, by what the slots have:
+low is 0.5 of it, high 1.5, bursty 0.8 in bursts of a twentieth of the time.
+"""
+
+import csv
+import itertools
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from report import argument_parser, print_table
+
+from resile_scheduler.policies.demand import BatchRange, Demand
+from resile_scheduler.policies.elastic_batch import elastic_batch
+from resile_scheduler.policies.throughput import Line, Measurement, Measurements, Throughput
+
+GROWTH = 8
+MOST_WORKERS = 16
+SLOTS_PER_HOST = 8
+CHANGE_SECONDS = 1.0
+MEAN_SECONDS = 3600.0
+"""What a job takes on one slot at its least batch, in the mean; their spread is lognormal."""
+HORIZON = 4 * 3600.0
+LOADS = {"low": 0.5, "high": 1.5, "bursty": 0.8}
+BURSTS = 20
+
+
+@dataclass(frozen=True)
+class Model:
+    """What jobs train: its speed, its least batch, and what fits on a slot."""
+
+    name: str
+    throughput: Throughput
+    least_batch: int
+    per_slot: int
+
+
+def synthetic() -> list[Model]:
+    """Return three models; in the exchange of two workers go 0.1, 0.5 and 2 times their time of compute."""
+    return [
+        Model(name, _synthetic(share), 64, 2 * 64)
+        for name, share in (("compute-bound", 0.1), ("balanced", 0.5), ("communication-bound", 2.0))
+    ]
+
+
+def _synthetic(share: float) -> Throughput:
+    half = 0.5 * 64 * 0.002
+    inside, across = Line(share * half, share * half / 50), Line(2 * share * half, share * half / 25)
+    return Throughput(None, Line(0.005, 0.002), inside, across, num_measured=1)
+
+
+def measured_models(folder: Path) -> list[Model]:
+    """Return a model for each CSV file, with a throughput fitted to all its measurements."""
+    return [_measured(path) for path in sorted(folder.glob("*.csv"))]
+
+
+def _measured(path: Path) -> Model:
+    with path.open() as file:
+        (_, *columns), *rows = csv.reader(file)
+    seconds = {
+        (int(workers), int(batch)): 1.0 / float(rate)
+        for batch, *rates in rows
+        for workers, rate in zip(columns, rates, strict=True)
+        if rate and float(rate) > 0.0
+    }
+    alone = Measurements()
+    for (workers, batch), time in seconds.items():
+        if workers == 1:
+            alone.add(Measurement(1, batch, 1, time, 0.0))
+    line = alone.fit().compute
+    every = Measurements()
+    for (workers, batch), time in seconds.items():
+        computing = min(float(line.at(np.array(batch / workers))), time)
+        every.add(Measurement(workers, batch, -(-workers // SLOTS_PER_HOST), computing, time - computing))
+    on_one = [batch for workers, batch in seconds if workers == 1]
+    return Model(path.stem, every.fit(), min(batch for _, batch in seconds), max(on_one))
+
+
+@dataclass(eq=False)
+class Job:
+    """A job, and how far it is. Times are seconds."""
+
+    demand: Demand
+    model: Model
+    submitted: float
+    samples: float
+    """That it still has to train."""
+    workers: int = 0
+    batch: int = 0
+    rate: float = 0.0
+    pause: float = 0.0
+    completed: float | None = None
+    _waiting: Demand = field(init=False)
+    _holding: Demand = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._waiting, self._holding = self.demand, replace(self.demand, holds_slots=True)
+
+    def seen(self) -> Demand:
+        """Return what the policy sees."""
+        return self._holding if self.workers else self._waiting
+
+    def assign(self, workers: int, batch: int) -> None:
+        """Train with these from now on."""
+        if (workers, batch) == (self.workers, self.batch):
+            return
+        self.workers, self.batch, self.pause = workers, batch, CHANGE_SECONDS
+        self.rate = float(self.model.throughput.rate(workers, batch, across=workers > SLOTS_PER_HOST))
+
+    def remaining(self) -> float:
+        """Return the seconds to its completion."""
+        return self.pause + self.samples / self.rate
+
+    def advance(self, seconds: float) -> None:
+        """Train for ``seconds``."""
+        training = max(seconds - self.pause, 0.0)
+        self.pause = max(self.pause - seconds, 0.0)
+        self.samples -= training * self.rate
+
+
+def arrivals(models: Sequence[Model], load: str, num_slots: int, seed: int, *, batches: str) -> list[Job]:
+    """Return the jobs of one workload. ``batches``: elastic, or fixed to least, most or random."""
+    rng = np.random.default_rng(seed)
+    num = round(LOADS[load] * num_slots * HORIZON / MEAN_SECONDS)
+    times = rng.uniform(0.0, HORIZON, num)
+    if load == "bursty":
+        begins = rng.choice(BURSTS, 3, replace=False) * HORIZON / BURSTS
+        times = rng.choice(begins, num) + rng.uniform(0.0, HORIZON / BURSTS, num)
+    jobs = []
+    for number, time in enumerate(sorted(times.tolist()), 1):
+        model = models[int(rng.integers(len(models)))]
+        factors = {"least": 1, "most": GROWTH, "random": int(2 ** rng.integers(4))}
+        least, most = (factors[batches],) * 2 if batches in factors else (1, GROWTH)
+        demand = Demand(
+            job=f"job-{number}",
+            number=number,
+            priority=5000,
+            least=1,
+            most=MOST_WORKERS,
+            batch=BatchRange(least * model.least_batch, most * model.least_batch, model.per_slot),
+            throughput=model.throughput,
+            slots_per_host=SLOTS_PER_HOST,
+        )
+        alone = float(model.throughput.rate(1, model.least_batch))
+        samples = alone * MEAN_SECONDS * float(rng.lognormal(-0.5, 1.0))
+        jobs.append(Job(demand, model, time, samples))
+    return jobs
+
+
+def replay(jobs: Sequence[Job], num_slots: int, *, drops: bool) -> None:
+    """Let all jobs arrive and train to their end; with ``drops``, one that gets no slot at once is dropped."""
+    active: list[Job] = []
+    now = 0.0
+    coming = list(reversed(jobs))
+    while active or coming:
+        running = [job for job in active if job.workers]
+        done = min(running, key=Job.remaining, default=None)
+        then = min(now + done.remaining() if done else np.inf, coming[-1].submitted if coming else np.inf)
+        for job in running:
+            job.advance(then - now)
+        now = then
+        if coming and coming[-1].submitted <= now:
+            active.append(coming.pop())
+        elif done:
+            done.completed = now
+            active.remove(done)
+        _share(active, num_slots)
+        if drops:
+            active = [job for job in active if job.workers]
+
+
+def _share(active: Sequence[Job], num_slots: int) -> None:
+    """Let the policy decide; the jobs far back in the queue need not be looked at, for each gets a slot at least."""
+    seen = sorted(active, key=lambda job: job.workers == 0)[:num_slots]
+    targets = elastic_batch([job.seen() for job in seen], num_slots)
+    for job in seen:
+        target = targets[job.demand.job]
+        if target.batch_size is not None:
+            job.assign(target.workers, target.batch_size)
+
+
+class Outcome(NamedTuple):
+    """What became of the jobs of one workload."""
+
+    completed: int
+    """Within the time in which jobs arrive."""
+    mean_seconds: float
+    """From submission to completion, of all."""
+    dropped: float
+    """The share of the jobs that gets no slot at once, where there is no queue."""
+
+
+def outcome(models: Sequence[Model], load: str, num_slots: int, seed: int, *, batches: str) -> Outcome:
+    """Replay one workload twice: with a queue, and with drops."""
+    queued, dropping = (arrivals(models, load, num_slots, seed, batches=batches) for _ in range(2))
+    replay(queued, num_slots, drops=False)
+    replay(dropping, num_slots, drops=True)
+    times = [(job.submitted, job.completed) for job in queued if job.completed is not None]
+    return Outcome(
+        completed=sum(end <= HORIZON for _, end in times),
+        mean_seconds=statistics.mean(end - begin for begin, end in times),
+        dropped=sum(job.completed is None for job in dropping) / len(dropping),
+    )
+
+
+def compare(models: Sequence[Model], load: str, num_slots: int, seed: int) -> dict[str, tuple[float, ...]]:
+    """Return for each way to fix batches the ratios of jobs completed and of completion times, and both drops."""
+    elastic = outcome(models, load, num_slots, seed, batches="elastic")
+    compared = {}
+    for batches in ("least", "random", "most"):
+        fixed = outcome(models, load, num_slots, seed, batches=batches)
+        ratios = elastic.completed / max(fixed.completed, 1), fixed.mean_seconds / elastic.mean_seconds
+        compared[batches] = (*ratios, fixed.dropped, elastic.dropped)
+    return compared
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the mean and the standard deviation."""
+    return f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}"
+
+
+def sets(data: Path | None) -> Iterator[tuple[str, list[Model]]]:
+    """Yield the jobs of a workload by name: all measured ones together, and each synthetic kind alone."""
+    if data is not None:
+        yield "measured", measured_models(data)
+    for model in synthetic():
+        yield model.name, [model]
+
+
+def main() -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--data", type=Path, help="a folder of measured throughputs")
+    parser.add_argument("--seeds", type=int, help="how many workloads of each kind")
+    parser.add_argument("--jobs", nargs="+", help="only these: measured, or the names of synthetic jobs")
+    parser.add_argument("--slots", type=int, nargs="+", help="the sizes of the pool")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
+    options = parser.parse_args()
+    seeds = options.seeds or options.length.pick(full=10, quick=2, tiny=1)
+    slots = options.slots or options.length.pick(full=[40, 400], quick=[40], tiny=[4])
+    found: dict[tuple[int, str, str, str], list[tuple[float, ...]]] = {}
+    chosen = [(name, models) for name, models in sets(options.data) if name in (options.jobs or [name])]
+    for num, (name, models), load in itertools.product(slots, chosen, LOADS):
+        for seed in range(seeds):
+            for batches, figures in compare(models, load, num, seed).items():
+                found.setdefault((num, name, load, batches), []).append(figures)
+    if options.json:
+        keys, figures_of = ("slots", "jobs", "load", "batches"), ("completed", "speedup", "dropped", "dropped_elastic")
+        print(
+            json.dumps(
+                [
+                    dict(zip(keys, key, strict=True), seeds=[dict(zip(figures_of, f, strict=True)) for f in figures])
+                    for key, figures in found.items()
+                ]
+            )
+        )
+        return
+    header = ("slots, jobs, load, batch fixed to", "completed, ratio", "time, ratio", "dropped, fixed", "elastic")
+    rows = [
+        (", ".join(map(str, key)), *(spread(column) for column in zip(*figures, strict=True)))
+        for key, figures in found.items()
+    ]
+    print_table(f"Elastic batches beside fixed ones, {seeds} workloads of each kind", header, rows)
+
+
+if __name__ == "__main__":
+    main()
