@@ -11,9 +11,9 @@ from resile_scheduler.simulation.baselines import Tiresias
 from resile_scheduler.simulation.csv_table import MalformedTable
 from resile_scheduler.simulation.profiles import Application, read_application, smallest_rotation, split_batch
 from resile_scheduler.simulation.replay import (
+    Allocation,
     Cluster,
     Events,
-    FixedBatch,
     Nodes,
     Overcommitted,
     ReplayedJob,
@@ -53,18 +53,14 @@ def arrival(job: str, *, time: float = 0.0, workers: int = 1, batch_size: int = 
 class Scripted:
     """Gives each job what a script says for the number of the decision; the last entry stays."""
 
-    def __init__(self, *allocations: dict[str, Nodes]) -> None:
-        self._allocations = allocations
-        self.times: list[float] = []
+    def __init__(self, *nodes: dict[str, Nodes]) -> None:
+        self._nodes = nodes
+        self._num_decisions = 0
 
-    def sizing(self, arrival: Arrival) -> FixedBatch:
-        return FixedBatch(arrival.application, arrival.batch_size)
-
-    def decide(self, jobs: Sequence[ReplayedJob], cluster: Cluster, *, now: float) -> dict[str, Nodes]:
-        given = self._allocations[min(len(self.times), len(self._allocations) - 1)]
-        self.times.append(now)
-        names = {job.name for job in jobs}
-        return {job: nodes for job, nodes in given.items() if job in names}
+    def decide(self, jobs: Sequence[ReplayedJob], cluster: Cluster, *, now: float) -> dict[str, Allocation]:
+        nodes = self._nodes[min(self._num_decisions, len(self._nodes) - 1)]
+        self._num_decisions += 1
+        return {job.name: Allocation(nodes[job.name], job.arrival.batch_size) for job in jobs if job.name in nodes}
 
 
 def test_with_ticks_a_job_waits_for_the_tick_and_loses_time_at_its_start() -> None:
@@ -119,9 +115,10 @@ class Watched(Tiresias):
         super().__init__(**options)
         self.held: list[dict[str, Nodes]] = []
 
-    def decide(self, jobs: Sequence[ReplayedJob], cluster: Cluster, *, now: float) -> dict[str, Nodes]:
-        self.held.append(super().decide(jobs, cluster, now=now))
-        return self.held[-1]
+    def decide(self, jobs: Sequence[ReplayedJob], cluster: Cluster, *, now: float) -> dict[str, Allocation]:
+        allocations = super().decide(jobs, cluster, now=now)
+        self.held.append({job: allocation.nodes for job, allocation in allocations.items()})
+        return allocations
 
 
 def test_tiresias_serves_the_first_queue_first_and_each_in_the_order_of_arrival() -> None:

@@ -16,6 +16,8 @@ class BatchRange:
     most: int
     per_slot: int | None = None
     """The most samples of a batch that fit in the memory of one slot; None: any number."""
+    least_per_slot: int = 1
+    """The fewest samples of a batch that one worker takes."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,12 @@ class Demand:
     """None: nothing is measured yet."""
     slots_per_host: int | None = None
     """More workers than this train across hosts; None: not known, as if on one host."""
+    noise_scale: float | None = None
+    """Of the gradient, in samples: the ratio of its variance per sample to its squared norm. None: not measured."""
+    attained: float = 0.0
+    """Slot-seconds that it has held so far."""
+    change_seconds: float = 0.0
+    """Training time that it loses when its workers change."""
 
 
 @dataclass(frozen=True)

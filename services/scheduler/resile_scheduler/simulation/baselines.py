@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from .arrivals import Arrival
-from .replay import Cluster, FixedBatch, Nodes, ReplayedJob
+from .replay import Allocation, Cluster, Nodes, ReplayedJob
 
 DEMOTION_SLOT_SECONDS = 16 * 3600.0
 """What a job has attained when it leaves Tiresias' first queue."""
@@ -21,11 +20,7 @@ class Tiresias:
         self._second: dict[str, None] = {}
         """The jobs of the second queue, in the order in which they came into it."""
 
-    def sizing(self, arrival: Arrival) -> FixedBatch:
-        """Keep to the requested batch."""
-        return FixedBatch(arrival.application, arrival.batch_size)
-
-    def decide(self, jobs: Sequence[ReplayedJob], cluster: Cluster, *, now: float) -> dict[str, Nodes]:
+    def decide(self, jobs: Sequence[ReplayedJob], cluster: Cluster, *, now: float) -> dict[str, Allocation]:
         """Admit gangs in the order of the queues."""
         by_name = {job.name: job for job in jobs}
         self._second = {name: None for name in self._second if name in by_name}
@@ -37,7 +32,8 @@ class Tiresias:
             if job.arrival.workers <= free:
                 free -= job.arrival.workers
                 admitted.append(job)
-        return spread({job.name: (job.nodes, job.arrival.workers) for job in admitted}, cluster)
+        placed = spread({job.name: (job.nodes, job.arrival.workers) for job in admitted}, cluster)
+        return {job.name: Allocation(placed[job.name], job.arrival.batch_size) for job in admitted}
 
 
 def spread(wanted: Mapping[str, tuple[Nodes, int]], cluster: Cluster) -> dict[str, Nodes]:

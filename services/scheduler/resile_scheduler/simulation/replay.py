@@ -11,18 +11,19 @@ seconds after the last decision. Under both, a job whose workers change, also at
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from resile_shared.errors import ResileError
 
 from .arrivals import Arrival
-from .profiles import Application, Placement, split_batch
+from .profiles import Placement, split_batch
 
 Nodes = tuple[int, ...]
 """The node of each worker, those of one node beside each other."""
-Batch = tuple[int, int]
-"""The samples of one step of one worker, and how many steps it takes before the one with the exchange."""
+
+RESOLUTION_SECONDS = 1e-6
+"""An epoch that ends so little after the time that is simulated has ended."""
 
 
 @dataclass(frozen=True)
@@ -81,37 +82,23 @@ class Overcommitted(ResileError):
         super().__init__(f"the scheduler gave away more slots than these nodes have: {nodes}")
 
 
-class Sizing(Protocol):
-    """Chooses a job's batch and keeps what it has measured. One for each job."""
+class Measurement(NamedTuple):
+    """What a job measures while it trains: seconds of a step with an exchange, and of the exchange within it."""
 
-    def batch(self, num_nodes: int, num_workers: int) -> Batch:
-        """Return the batch for an allocation."""
+    num_nodes: int
+    num_workers: int
+    local: int
+    """Samples of one worker in the step."""
+    step: float
+    sync: float
 
-    def measured(
-        self, *, num_nodes: int, num_workers: int, local: int, step: float, sync: float, gradient: tuple[float, float]
-    ) -> None:
-        """Record the seconds of a step and of the exchange within it, and the gradient's squared norm and variance."""
 
+@dataclass(frozen=True)
+class Allocation:
+    """What a job has: its workers, and the batch size that they train with."""
 
-class FixedBatch:
-    """The batch of the request, whatever the allocation is."""
-
-    def __init__(self, application: Application, batch_size: int) -> None:
-        self._application = application
-        self._batch_size = batch_size
-
-    def batch(self, num_nodes: int, num_workers: int) -> Batch:
-        """Return the request's batch, split over the workers."""
-        return split_batch(
-            self._batch_size,
-            num_workers,
-            initial=self._application.initial_batch,
-            largest_local=self._application.largest_local,
-            largest_batch=self._application.largest_batch,
-        )
-
-    def measured(self, **_: object) -> None:
-        """Ignore it."""
+    nodes: Nodes = ()
+    batch_size: int = 0
 
 
 @dataclass(eq=False)
@@ -119,8 +106,7 @@ class ReplayedJob:
     """A job under way."""
 
     arrival: Arrival
-    sizing: Sizing
-    nodes: Nodes = ()
+    allocation: Allocation = Allocation()
     progress: float = 0.0
     """Iterations at the initial batch."""
     epoch: int = 0
@@ -130,8 +116,11 @@ class ReplayedJob:
     completed: float | None = None
     """When, in seconds."""
     num_changes: int = 0
-    """The first start is none."""
-    batch: Batch = (0, 0)
+    """Of its workers. The first start is none."""
+    measurements: dict[Measurement, None] = field(default_factory=dict)
+    """What it has measured, in the order of the first time."""
+    gradient: tuple[float, float] = (0.0, 0.0)
+    """Squared norm and variance at the initial batch, as measured last."""
     _placement: Placement = ()
     _to_lose: float = 0.0
 
@@ -140,40 +129,40 @@ class ReplayedJob:
         """Its name in the workload."""
         return self.arrival.job
 
-    def assign(self, nodes: Nodes, *, change_seconds: float) -> None:
-        """Give it these workers. To lose all of them costs nothing until it gets some again."""
-        if nodes == self.nodes:
-            return
-        if nodes:
+    @property
+    def nodes(self) -> Nodes:
+        """The node of each of its workers."""
+        return self.allocation.nodes
+
+    def assign(self, allocation: Allocation, *, change_seconds: float) -> None:
+        """Give it these workers. Only other workers cost time, and none at all once it gets some again."""
+        if allocation.nodes and allocation.nodes != self.nodes:
             self.num_changes += bool(self.attained)
             self._to_lose = change_seconds
-        self.nodes = nodes
-        self._placement = tuple(Counter(nodes).values())
-        self._size()
+        self.allocation = allocation
+        self._placement = tuple(Counter(allocation.nodes).values())
 
     def advance(self, seconds: float, *, now: float) -> None:
         """Let ``seconds`` pass from ``now`` on, and train in them until it is complete."""
-        if not self.nodes:
+        if not self.nodes or self.completed is not None:
             return
         end = now + seconds
         lost = min(self._to_lose, seconds)
         self._to_lose -= lost
         now += lost
-        while now < end and self.completed is None:
+        while self.completed is None and not self._to_lose:
             speed = self._measure()
             to_epoch_end = self._to_epoch_end(speed)
-            if to_epoch_end > end - now:
+            if now + to_epoch_end > end + RESOLUTION_SECONDS:
                 self.progress += speed * (end - now)
-                now = end
-            else:
-                now = min(now + to_epoch_end, end)
-                self._end_epoch(now)
-            self._size()
-        self.attained += (seconds - (end - now)) * len(self.nodes)
+                break
+            now = min(now + to_epoch_end, end)
+            self._end_epoch(now)
+        self.attained += ((self.completed or end) - end + seconds) * len(self.nodes)
 
     def earliest_completion(self, *, now: float) -> float:
         """Return a time before which it cannot be complete: the end of its epoch."""
-        return now + self._to_lose + self._to_epoch_end(self._speed()[0]) if self.nodes else math.inf
+        return now + self._to_lose + self._to_epoch_end(self._train()[0]) if self.nodes else math.inf
 
     def _to_epoch_end(self, speed: float) -> float:
         return max(self.arrival.application.progress_after(self.epoch + 1) - self.progress, 0.0) / speed
@@ -185,41 +174,35 @@ class ReplayedJob:
         if self.epoch == application.num_epochs:
             self.completed = now
 
-    def _size(self) -> None:
-        if self.nodes and self.completed is None:
-            self.batch = self.sizing.batch(len(self._placement), len(self.nodes))
+    def _measure(self) -> float:
+        speed, measurement, self.gradient = self._train()
+        self.measurements.setdefault(measurement)
+        return speed
 
-    def _speed(self) -> tuple[float, tuple[float, float], tuple[float, float]]:
-        """Return the progress per second, the seconds of a step and its exchange, and what the gradient is like."""
-        application, (local, steps) = self.arrival.application, self.batch
+    def _train(self) -> tuple[float, Measurement, tuple[float, float]]:
+        """Return the progress per second, what is measured on the way, and what the gradient is like."""
+        application, num_workers = self.arrival.application, len(self.nodes)
+        local, steps = split_batch(
+            self.allocation.batch_size,
+            num_workers,
+            initial=application.initial_batch,
+            largest_local=application.largest_local,
+            largest_batch=application.largest_batch,
+        )
         step, sync = application.step_times(self._placement, local)
-        batch = len(self.nodes) * local * (steps + 1)
+        batch = num_workers * local * (steps + 1)
         squared, variance = application.gradient(batch, self.epoch)
         noise = variance * application.initial_batch / batch + squared
         gain = (variance + squared) / noise if noise else 1.0
-        return gain / (step + steps * (step - sync)), (step, sync), (squared, variance)
-
-    def _measure(self) -> float:
-        speed, (step, sync), gradient = self._speed()
-        self.sizing.measured(
-            num_nodes=len(self._placement),
-            num_workers=len(self.nodes),
-            local=self.batch[0],
-            step=step,
-            sync=sync,
-            gradient=gradient,
-        )
-        return speed
+        measurement = Measurement(len(self._placement), num_workers, local, step, sync)
+        return gain / (step + steps * (step - sync)), measurement, (squared, variance)
 
 
 class Scheduler(Protocol):
     """Decides who has which slots."""
 
-    def sizing(self, arrival: Arrival) -> Sizing:
-        """Return how a job's batch is chosen."""
-
-    def decide(self, jobs: Sequence[ReplayedJob], cluster: Cluster, *, now: float) -> dict[str, Nodes]:
-        """Return the workers of each job, in the order of submission; a job that is left out has none."""
+    def decide(self, jobs: Sequence[ReplayedJob], cluster: Cluster, *, now: float) -> dict[str, Allocation]:
+        """Return what each job has from now on; one that is left out has nothing. Jobs come as they were submitted."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +228,7 @@ def replay(arrivals: Sequence[Arrival], scheduler: Scheduler, cluster: Cluster, 
         Overcommitted: the scheduler gave away slots that the cluster does not have.
 
     """
-    jobs = [ReplayedJob(arrival, scheduler.sizing(arrival)) for arrival in arrivals]
+    jobs = [ReplayedJob(arrival) for arrival in arrivals]
     waiting = sorted(jobs, key=lambda job: job.arrival.time)
     active: list[ReplayedJob] = []
     now = decided = 0.0
@@ -279,10 +262,10 @@ def _next_time(
 
 def _decide(jobs: Sequence[ReplayedJob], scheduler: Scheduler, cluster: Cluster, clock: Clock, *, now: float) -> None:
     allocations = scheduler.decide(jobs, cluster, now=now)
-    if min(free := cluster.free(allocations.values())) < 0:
+    if min(free := cluster.free(allocation.nodes for allocation in allocations.values())) < 0:
         raise Overcommitted(free)
     for job in jobs:
-        job.assign(allocations.get(job.name, ()), change_seconds=clock.change_seconds)
+        job.assign(allocations.get(job.name, Allocation()), change_seconds=clock.change_seconds)
 
 
 def _outcome(job: ReplayedJob) -> Outcome:

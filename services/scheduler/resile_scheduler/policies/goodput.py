@@ -1,0 +1,149 @@
+"""Shares slots by goodput: samples per second times what a sample is worth at that batch size.
+
+A large batch trains more samples a second, but makes less progress with each. With the noise scale φ of the gradient, a
+sample in a batch M makes (φ + M0) / (φ + M) of the progress that it makes in the smallest batch M0 (S. McCandlish et
+al., "An empirical model of large-batch training", 2018). So each number of workers has its best batch, and its goodput
+(A. Qiao et al., "Pollux", OSDI 2021, section 3). The slots are shared so that the sum of the jobs' worth is largest:
+
+    worth = -weight * speed-up ** -0.5
+
+- The speed-up is relative to the goodput with an equal share of the slots. The exponent makes it fair: it costs a job
+  more to be twice as slow than it is worth to another to be twice as fast.
+- The weight falls with the slot-seconds that the job has attained: as nobody knows how long jobs are, those that have
+  had little are the likeliest to be complete soon. It rises with the job's priority.
+- Another size than now must earn more than the change costs, until the next decision that changes it.
+
+Slots that would not make any job faster stay idle.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .demand import BatchRange, Demand, Target
+from .solver import Curve, solve
+from .throughput import Throughput
+
+Floats = NDArray[np.float64]
+Sizes = tuple[int, ...]
+
+EXPONENT = -0.5
+WITHOUT_SLOTS = 1e-3
+"""The speed-up without any slot."""
+NEW_SLOT_SECONDS = 3600.0
+"""Up to about so many attained slot-seconds a job counts as new."""
+HOLD_SECONDS = 300.0
+"""For how long a change is expected to be of use."""
+NUM_BATCHES = 50
+"""So many batch sizes are compared, in equal ratios."""
+
+
+def goodput(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
+    """Share the slots so that the sum of what the speed-ups are worth is largest."""
+    if not demands:
+        return {}
+    share = max(1, -(-num_slots // len(demands)))
+    tables = [best_batches(demand, allowed_sizes(demand, num_slots)) for demand in demands]
+    curves = [_curve(demand, *table, share=share) for demand, table in zip(demands, tables, strict=True)]
+    chosen = solve(curves, num_slots)
+    return {
+        demand.job: _target(demand, workers, *table, share=share, num_slots=num_slots)
+        for demand, workers, table in zip(demands, chosen, tables, strict=True)
+    }
+
+
+def allowed_sizes(demand: Demand, num_slots: int) -> Sizes:
+    """Return the numbers of workers worth considering: what the job allows, else sizes that fill hosts.
+
+    These are powers of two within a host, and then whole hosts, the farther the more the more there are.
+    """
+    most = min(demand.most, num_slots)
+    if demand.sizes is not None:
+        return tuple(size for size in demand.sizes if demand.least <= size <= most)
+    found = {demand.least}
+    per_host = demand.slots_per_host or most
+    size = 1
+    while size < per_host:
+        found.add(size)
+        size *= 2
+    hosts = 1
+    while hosts * per_host <= most:
+        found.add(hosts * per_host)
+        hosts = max(hosts + 1, hosts * 9 // 8)
+    return tuple(size for size in sorted(found) if 0 < demand.least <= size <= most)
+
+
+def best_batches(demand: Demand, sizes: Sizes) -> tuple[Sizes, Floats, Floats]:
+    """Return those of the sizes that can hold a batch, and for each the best batch and the goodput with it.
+
+    The goodput is samples per second, at the worth of a sample of the smallest batch. Without a throughput a job counts
+    as one that scales perfectly, and without a noise scale it keeps the smallest batch that its workers can share.
+    """
+    batch = demand.batch or BatchRange(demand.batch_size, demand.batch_size, least_per_slot=0)
+    sizes = tuple(size for size in sizes if size * batch.least_per_slot <= batch.most)
+    batches = _batches(batch, sizes)
+    if demand.throughput is None or demand.noise_scale is None:
+        batches = batches[:1]
+    if demand.throughput is None:
+        return sizes, batches[0], np.array(sizes, dtype=float)
+    rates = _rates(demand.throughput, batch, sizes, demand.slots_per_host or 0)[: len(batches)]
+    noise = demand.noise_scale
+    if noise is not None and isfinite(noise):
+        rates = rates * ((noise + batch.least) / (noise + batches))
+    best = rates.argmax(axis=0)
+    columns = np.arange(len(sizes))
+    return sizes, batches[best, columns], rates[best, columns]
+
+
+@lru_cache(maxsize=4096)
+def _batches(batch: BatchRange, sizes: Sizes) -> Floats:
+    """Return batch sizes, from the smallest that so many workers can share on: a column for each size."""
+    least = np.maximum(batch.least, batch.least_per_slot * np.array(sizes, dtype=float))
+    return np.asarray(np.rint(least * (batch.most / least) ** np.linspace(0.0, 1.0, NUM_BATCHES)[:, None]))
+
+
+@lru_cache(maxsize=4096)
+def _rates(throughput: Throughput, batch: BatchRange, sizes: Sizes, slots_per_host: int) -> Floats:
+    """Return the samples per second of `_batches`."""
+    batches, workers = _batches(batch, sizes), np.array(sizes)
+    across = workers > slots_per_host if slots_per_host else np.zeros(len(sizes), dtype=bool)
+    return throughput.rate(workers, batches, across=across)
+
+
+def _curve(demand: Demand, sizes: Sizes, _: Floats, goodputs: Floats, *, share: int) -> Curve:
+    if not sizes:
+        return Curve(np.array([0]), np.array([0.0]))
+    speed_ups = goodputs / _equal_share(sizes, goodputs, share)
+    is_change = np.array(sizes) != demand.assigned_workers
+    speed_ups *= np.where(is_change, max(1.0 - demand.change_seconds / HOLD_SECONDS, 0.0), 1.0)
+    weight = demand.priority / np.sqrt(demand.attained + NEW_SLOT_SECONDS)
+    worth = -weight * (np.append(0.0, speed_ups) + WITHOUT_SLOTS) ** EXPONENT
+    return Curve(np.append(0, sizes), worth)
+
+
+def _equal_share(sizes: Sizes, goodputs: Floats, share: int) -> float:
+    """Return the goodput of the largest size within an equal share, or of the smallest one."""
+    within = [index for index, size in enumerate(sizes) if size <= share]
+    return float(goodputs[within[-1] if within else 0])
+
+
+def _target(
+    demand: Demand, workers: int, sizes: Sizes, batches: Floats, goodputs: Floats, *, share: int, num_slots: int
+) -> Target:
+    if not workers:
+        return Target(0, _waiting(demand, sizes, num_slots))
+    index = sizes.index(workers)
+    speed_up = goodputs[index] / _equal_share(sizes, goodputs, share)
+    reason = f"goodput: {speed_up:.2g} times that of an equal share"
+    return Target(workers, reason, batch_size=int(batches[index]) if demand.batch else None)
+
+
+def _waiting(demand: Demand, sizes: Sizes, num_slots: int) -> str:
+    if num_slots == 0:
+        return "waiting for a host: the pool has no slots"
+    if not sizes:
+        return f"waiting for hosts: no allowed number of workers from {demand.least} to {min(demand.most, num_slots)}"
+    return f"waiting for {sizes[0]} slots: other jobs make more progress with them"

@@ -1,0 +1,160 @@
+"""The policy that shares slots by goodput: best batches, fairness, and what a change must earn."""
+
+import itertools
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from resile_scheduler.policies.demand import BatchRange, Demand
+from resile_scheduler.policies.goodput import allowed_sizes, best_batches, goodput
+from resile_scheduler.policies.throughput import Line, Throughput
+
+MEASURED = Throughput(
+    compute=Line(0.1, 0.01), exchange=Line(0.1, 0.01), exchange_across=Line(0.4, 0.02), num_measured=4
+)
+
+
+def demand(job: str = "a", number: int = 1, **fields: object) -> Demand:
+    defaults: dict[str, object] = {
+        "priority": 5000,
+        "least": 1,
+        "most": 16,
+        "batch": BatchRange(16, 512),
+        "throughput": MEASURED,
+        "noise_scale": 200.0,
+        "slots_per_host": 4,
+    }
+    return Demand(job=job, number=number, **{**defaults, **fields})  # type: ignore[arg-type]
+
+
+def test_a_job_alone_gets_the_size_with_the_most_goodput() -> None:
+    alone = demand()
+    sizes, batches, rates = best_batches(alone, allowed_sizes(alone, 16))
+    target = goodput([alone], 16)["a"]
+    best = int(rates.argmax())
+    assert (target.workers, target.batch_size) == (sizes[best], batches[best])
+    assert "times that of an equal share" in target.reason
+
+
+def test_the_best_batch_is_that_of_the_formula() -> None:
+    _, batches, rates = best_batches(demand(), (4,))
+    candidates = np.rint(np.geomspace(16, 512, 50))
+    expected = candidates / MEASURED.seconds(4, candidates) * (200 + 16) / (200 + candidates)
+    assert batches[0] == candidates[expected.argmax()]
+    assert rates[0] == pytest.approx(expected.max())
+
+
+def test_more_noise_makes_larger_batches_worth_more() -> None:
+    least, middle, most = (best_batches(demand(noise_scale=noise), (4,))[1][0] for noise in (0.0, 200.0, float("inf")))
+    assert least < middle < most
+    assert most == 512
+
+
+def test_a_job_without_measurements_keeps_the_smallest_batch_that_its_workers_can_share() -> None:
+    unmeasured = demand(throughput=None, noise_scale=None, batch=BatchRange(16, 512, least_per_slot=8))
+    sizes, batches, rates = best_batches(unmeasured, (1, 2, 4, 8))
+    assert list(batches) == [16, 16, 32, 64]
+    assert list(rates) == list(sizes)
+
+
+def test_sizes_that_cannot_share_the_largest_batch_are_not_considered() -> None:
+    assert best_batches(demand(batch=BatchRange(16, 32, least_per_slot=8)), (1, 4, 8))[0] == (1, 4)
+
+
+def test_sizes_fill_hosts() -> None:
+    assert allowed_sizes(demand(most=16), 64) == (1, 2, 4, 8, 12, 16)
+    assert allowed_sizes(demand(most=16, least=3), 64) == (3, 4, 8, 12, 16)
+    assert allowed_sizes(demand(most=16), 5) == (1, 2, 4)
+    assert allowed_sizes(demand(sizes=(3, 6, 24)), 64) == (3, 6)
+    assert allowed_sizes(demand(least=4, most=2), 64) == ()
+
+
+def test_equal_jobs_share_equally_and_a_fixed_batch_stays() -> None:
+    targets = goodput([demand("a", 1, batch=None, batch_size=64), demand("b", 2, batch=None, batch_size=64)], 8)
+    assert {job: (target.workers, target.batch_size) for job, target in targets.items()} == {
+        "a": (4, None),
+        "b": (4, None),
+    }
+
+
+def test_a_job_that_has_attained_little_goes_before_one_that_has_attained_much() -> None:
+    old, new = demand("old", 1, attained=1e6), demand("new", 2)
+    targets = goodput([old, new], 1)
+    assert (targets["old"].workers, targets["new"].workers) == (0, 1)
+    assert targets["old"].reason == "waiting for 1 slots: other jobs make more progress with them"
+
+
+def test_a_change_that_earns_less_than_it_costs_is_not_made() -> None:
+    sizes, _, rates = best_batches(demand(), (8, 12))
+    assert sizes == (8, 12)
+    assert 1.0 < rates[1] / rates[0] < 1.2
+
+    def workers(change_seconds: float) -> int:
+        return goodput([demand(sizes=(8, 12), assigned_workers=8, change_seconds=change_seconds)], 16)["a"].workers
+
+    assert workers(0.0) == 12
+    assert workers(60.0) == 8
+
+
+def test_jobs_that_cannot_run_say_what_they_are_waiting_for() -> None:
+    assert goodput([demand()], 0)["a"].reason == "waiting for a host: the pool has no slots"
+    assert goodput([demand(least=8)], 4)["a"].reason == "waiting for hosts: no allowed number of workers from 8 to 4"
+    assert goodput([], 4) == {}
+
+
+@st.composite
+def demands(draw: st.DrawFn) -> list[Demand]:
+    found = []
+    for number in range(draw(st.integers(1, 4))):
+        least = draw(st.integers(1, 4))
+        found.append(
+            demand(
+                f"job-{number}",
+                number,
+                least=least,
+                most=draw(st.integers(least, 8)),
+                priority=draw(st.integers(1, 10_000)),
+                noise_scale=draw(st.floats(0, 1e6)),
+                attained=draw(st.floats(0, 1e7)),
+                assigned_workers=draw(st.integers(0, 8)),
+                change_seconds=draw(st.floats(0, 400)),
+                throughput=draw(st.sampled_from([None, MEASURED])),
+            )
+        )
+    return found
+
+
+@given(jobs=demands(), num_slots=st.integers(0, 12))
+def test_no_more_slots_than_there_are_and_always_an_allowed_size(jobs: list[Demand], num_slots: int) -> None:
+    targets = goodput(jobs, num_slots)
+    assert sum(target.workers for target in targets.values()) <= num_slots
+    for job in jobs:
+        assert targets[job.job].workers in (0, *allowed_sizes(job, num_slots))
+        assert targets[job.job].reason
+    assert goodput(jobs, num_slots) == targets
+
+
+@given(jobs=demands(), num_slots=st.integers(1, 8))
+def test_a_slot_is_left_idle_only_if_no_waiting_job_could_start_on_it(jobs: list[Demand], num_slots: int) -> None:
+    targets = goodput(jobs, num_slots)
+    idle = num_slots - sum(target.workers for target in targets.values())
+    waiting = [job for job in jobs if not targets[job.job].workers]
+    assert all(job.least > idle or job.change_seconds >= 300 for job in waiting)
+
+
+def test_no_other_way_to_share_is_worth_more() -> None:
+    jobs = [demand("a", 1), demand("b", 2, noise_scale=20.0), demand("c", 3, attained=1e5)]
+    targets = goodput(jobs, 8)
+
+    def loss(workers: tuple[int, ...]) -> float:
+        total = 0.0
+        for job, number in zip(jobs, workers, strict=True):
+            sizes, _, rates = best_batches(job, allowed_sizes(job, 8))
+            speed_up = rates[sizes.index(number)] / rates[sizes.index(2)] if number else 0.0  # 2 of 8: an equal share
+            total += (speed_up + 1e-3) ** -0.5 / (job.attained + 3600) ** 0.5
+        return total
+
+    ways = [way for way in itertools.product((0, 1, 2, 4, 8), repeat=3) if sum(way) <= 8]
+    assert loss(tuple(targets[job.job].workers for job in jobs)) == pytest.approx(min(map(loss, ways)))
