@@ -56,6 +56,15 @@ def test_the_sum_is_the_largest_of_all(curves: list[Curve], spare: int) -> None:
     assert worth(curves, sizes) == pytest.approx(best_of_all(curves, num_slots), rel=1e-9, abs=1e-9)
 
 
+def test_many_small_changes_make_up_for_few_large_ones() -> None:
+    """In the order of their losses, the changes exceed by far what is left, before the large ones make room."""
+    small, large, marginal = curve({0: 0.0, 3: 2.99}), curve({0: 0.0, 10: 10.02}), curve({0: 0.0, 12: 12.0})
+    curves = [small] * 5 + [large] * 2 + [marginal]
+    sizes = solve(curves, 21)
+    assert sorted(sizes) == [0, 0, 0, 0, 3, 3, 3, 12]
+    assert worth(curves, sizes) == pytest.approx(best_of_all(curves, 21))
+
+
 def concave(rng: np.random.Generator) -> Curve:
     sizes = np.arange(1, 33)
     serial = rng.uniform(0.0, 0.3)
