@@ -71,6 +71,15 @@ def test_the_memory_of_the_slots_limits_the_batch_and_may_ask_for_more_of_them()
     )
 
 
+def test_each_worker_needs_enough_samples() -> None:
+    job = demand(batch=BatchRange(8, 64, least_per_slot=8))
+    target = elastic_batch([job], 16)["job-1"]
+    assert (target.workers, target.batch_size) == (8, 64)
+    assert elastic_batch([replace(job, least=9)], 16)["job-1"] == Target(
+        0, "waiting: a batch of 64 is too small for its minimum of 9 workers"
+    )
+
+
 def test_the_slowest_worker_computes_whole_shards_and_their_memory_counts() -> None:
     throughput = Throughput(num_shards=4, compute=Line(0.0, 0.001), exchange=Line(0.05, 0.0), num_measured=1)
     job = demand(throughput=throughput, batch=BatchRange(40, 400, per_slot=100), num_shards=4, most=4)

@@ -26,6 +26,9 @@ Mask = NDArray[np.bool_]
 ENOUGH = 0.99
 """The best batch is the smallest with this much of the highest throughput: a larger one learns less per sample."""
 
+UNKNOWN_BATCH = BatchRange(1, 1, least_per_slot=0)
+"""Of a job whose script has not reached the training call: any number of workers can share it."""
+
 
 def elastic_batch(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     """Workers and batches for the largest sum of scaling factors."""
@@ -73,9 +76,8 @@ class _Options:
 
 def _options_of(demand: Demand) -> _Options:
     throughput = demand.throughput or Throughput(num_shards=demand.num_shards)
-    fixed = max(demand.batch_size, 1)
-    batches = demand.batch or BatchRange(fixed, fixed)
-    return _options(throughput, batches, demand.least, demand.most, demand.sizes, demand.slots_per_host)
+    fixed = BatchRange(demand.batch_size, demand.batch_size) if demand.batch_size else UNKNOWN_BATCH
+    return _options(throughput, demand.batch or fixed, demand.least, demand.most, demand.sizes, demand.slots_per_host)
 
 
 @lru_cache(maxsize=16384)
@@ -89,19 +91,22 @@ def _options(
 ) -> _Options:
     sizes = np.arange(max(least, 1), most + 1) if allowed is None else np.array(allowed, dtype=np.int64)
     sizes = sizes[(sizes >= max(least, 1)) & (sizes <= most)]
+    smallest = np.maximum(batches.least, batches.least_per_slot * sizes)
     largest = np.full(sizes.shape, batches.most)
     if batches.per_slot is not None:
         fitting = np.floor(batches.per_slot / throughput.samples(sizes, 1.0) + 1e-9).astype(np.int64)
-        sizes, largest = sizes[fitting >= batches.least], np.minimum(largest, fitting)[fitting >= batches.least]
+        largest = np.minimum(largest, fitting)
+    possible = smallest <= largest
+    sizes, smallest, largest = sizes[possible], smallest[possible], largest[possible]
     across = sizes > (slots_per_host or most)
-    best = _smallest_enough(throughput, sizes, largest, across, least=batches.least)
+    best = _smallest_enough(throughput, sizes, smallest, largest, across)
     rates = throughput.rate(sizes, best, across=across)
-    unit = throughput.rate(sizes[:1], batches.least, across=across[:1])
+    unit = throughput.rate(sizes[:1], smallest[:1], across=across[:1])
     return _Options(sizes, best, rates / unit if len(sizes) else rates)
 
 
-def _smallest_enough(throughput: Throughput, sizes: Ints, largest: Ints, across: Mask, *, least: int) -> Ints:
-    """Return the smallest batches with `ENOUGH` of the throughput of the largest, for each number of workers.
+def _smallest_enough(throughput: Throughput, sizes: Ints, smallest: Ints, largest: Ints, across: Mask) -> Ints:
+    """Return the least batches with `ENOUGH` of the throughput of the largest, for each number of workers.
 
     The time of an iteration is ``fixed + slope * b``, so the throughput rises with the batch b, and is
     ``ENOUGH * rate`` where ``b = ENOUGH * rate * (fixed + slope * b)``.
@@ -110,7 +115,7 @@ def _smallest_enough(throughput: Throughput, sizes: Ints, largest: Ints, across:
     seconds = throughput.seconds(sizes, largest, across=across)
     rate = ENOUGH * largest / seconds
     slope = (seconds - fixed) / largest
-    return np.clip(np.ceil(rate * fixed / (1.0 - rate * slope)).astype(np.int64), least, largest)
+    return np.clip(np.ceil(rate * fixed / (1.0 - rate * slope)).astype(np.int64), smallest, largest)
 
 
 def _impossible(demand: Demand) -> str:
@@ -122,4 +127,6 @@ def _impossible(demand: Demand) -> str:
             f"waiting for hosts: a batch of {demand.batch.least} does not fit in the memory of the"
             f" {demand.most} slots that it can have, {demand.batch.per_slot} each"
         )
+    if demand.batch is not None and demand.batch.most < demand.least * demand.batch.least_per_slot:
+        return f"waiting: a batch of {demand.batch.most} is too small for its minimum of {demand.least} workers"
     return f"waiting for hosts: none of its allowed sizes is from {demand.least} to {demand.most}"
