@@ -105,6 +105,13 @@ def test_a_higher_priority_is_worth_more() -> None:
     assert workers(elastic_batch(jobs, 8)) == [1, 7]
 
 
+def test_a_slot_of_a_minimum_is_worth_what_any_other_slot_is() -> None:
+    gang = demand(1, least=4, most=12, throughput=COMPUTES)
+    targets = elastic_batch([gang, demand(2, throughput=COMPUTES)], 12)
+    assert workers(targets) == [6, 6]
+    assert targets["job-1"].reason == "6.0 times as fast as on 1 slot: all jobs together gain most this way"
+
+
 def test_arrivals_are_admitted_one_at_a_time_while_the_minimums_fit() -> None:
     running = demand(1, least=3, holds_slots=True)
     jobs = [running, demand(2, least=6, priority=9000), demand(3, least=2), demand(4, least=2)]

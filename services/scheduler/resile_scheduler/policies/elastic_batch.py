@@ -2,8 +2,8 @@
 
 A larger batch makes the same exchange serve more samples, so a job whose batch may grow scales further. For each number
 of workers n that a job may have, b*(n) is its best batch, within its range and the memory of n slots. Its scaling
-factor T(n, b*(n)) / T(n_min, b_min) says how many times as fast it is as with its least. `solver` shares the slots so
-that the sum of these is largest, each weighted by the job's priority.
+factor T(n, b*(n)) / T(n_min, b_min) says how many times as fast it is as on the fewest slots that could hold it.
+`solver` shares the slots so that the sum of these is largest, each weighted by the job's priority.
 
 Arrivals are admitted one at a time, after the jobs that hold slots, as long as the minimums of all fit; the others
 wait. A slot that makes no job faster stays idle. A job that was not measured is taken to scale perfectly.
@@ -58,12 +58,13 @@ class _Options:
     sizes: Ints
     batches: Ints
     scaling: Floats
+    fewest: int
+    """The number of workers whose scaling factor with the least batch is 1; it may be less than the job's minimum."""
 
     def target(self, demand: Demand, workers: int) -> Target:
         """Return ``workers`` with their batch, and why."""
         index = int(np.searchsorted(self.sizes, workers))
-        least = int(self.sizes[0])
-        speed = f"{self.scaling[index]:.1f} times as fast as on {least} slot{'s' if least > 1 else ''}"
+        speed = f"{self.scaling[index]:.1f} times as fast as on {self.fewest} slot{'s' if self.fewest > 1 else ''}"
         if demand.batch is not None:
             speed += f" with a batch of {demand.batch.least}"
         if demand.throughput is None or not demand.throughput.num_measured:
@@ -89,8 +90,8 @@ def _options(
     allowed: tuple[int, ...] | None,
     slots_per_host: int | None,
 ) -> _Options:
-    sizes = np.arange(max(least, 1), most + 1) if allowed is None else np.array(allowed, dtype=np.int64)
-    sizes = sizes[(sizes >= max(least, 1)) & (sizes <= most)]
+    sizes = np.arange(1, most + 1) if allowed is None else np.array(allowed, dtype=np.int64)
+    sizes = sizes[(sizes >= 1) & (sizes <= most)]
     smallest = np.maximum(batches.least, batches.least_per_slot * sizes)
     largest = np.full(sizes.shape, batches.most)
     if batches.per_slot is not None:
@@ -101,8 +102,9 @@ def _options(
     across = sizes > (slots_per_host or most)
     best = _smallest_enough(throughput, sizes, smallest, largest, across)
     rates = throughput.rate(sizes, best, across=across)
-    unit = throughput.rate(sizes[:1], smallest[:1], across=across[:1])
-    return _Options(sizes, best, rates / unit if len(sizes) else rates)
+    scaling = rates / throughput.rate(sizes[:1], smallest[:1], across=across[:1]) if len(sizes) else rates
+    enough = sizes >= least
+    return _Options(sizes[enough], best[enough], scaling[enough], fewest=int(sizes[0]) if len(sizes) else 0)
 
 
 def _smallest_enough(throughput: Throughput, sizes: Ints, smallest: Ints, largest: Ints, across: Mask) -> Ints:
