@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 from resile_shared import api
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.jobs import JobSpec
+from resile_shared.policies import PolicyName
 
 from .pool.home import read_pool
 from .server_sent import read_events
@@ -166,6 +167,17 @@ class Client:
         Each saves a checkpoint and goes back to the queue. None starts until the scheduler is started again.
         """
         return self._read(api.Suspension, await self._post("pool/suspend", {})).jobs
+
+    async def policy(self) -> api.PolicyView:
+        """Return how jobs share the slots of the pool."""
+        return await self._get(api.PolicyView, "policy")
+
+    async def change_policy(
+        self, policy: PolicyName | None = None, *, preemption: bool | None = None
+    ) -> api.PolicyView:
+        """Change how jobs share the slots of the pool, and return it; None leaves it as it is."""
+        body = {"policy": policy, "preemption": preemption}
+        return self._read(api.PolicyView, await self._request("PUT", "policy", json=body))
 
     async def delete(self, job: str) -> None:
         """Remove a job that has ended, with all that is stored of it: history, logs, checkpoints, model, output."""

@@ -12,6 +12,7 @@ from .messages.hosts import HostState
 from .messages.jobs import MAX_PRIORITY, HistoryItem, JobState
 from .messages.message import Line, Message, SlotName, Time
 from .messages.reports import EpochCount
+from .policies import PolicyName
 
 
 class View(BaseModel):
@@ -197,6 +198,20 @@ class Suspension(View):
     """The answer to ``POST /v1/pool/suspend``."""
 
     jobs: tuple[str, ...] = Field(description="those that still hold slots: ask again until there are none")
+
+
+class PolicyView(View):
+    """How jobs share the slots of the pool."""
+
+    policy: PolicyName
+    preemption: bool = Field(description="whether a job may lose slots to another one")
+
+
+class NewPolicy(Message):
+    """How they are shared from now on; what is left out stays as it is."""
+
+    policy: PolicyName | None = None
+    preemption: bool | None = None
 
 
 class Empty(Message):

@@ -10,6 +10,7 @@ from .messages.deadletters import DeadLetter
 from .messages.instructions import Instruction
 from .messages.jobs import JobEvent
 from .messages.logs import LogLines
+from .messages.pool import PolicyEvent
 from .messages.reports import Report
 from .subjects import InvalidSubject, parse
 
@@ -21,6 +22,7 @@ COMMANDS: Mapping[str, type[BaseModel]] = {
     "job.resume": commands.JobResume,
     "job.delete": commands.JobDelete,
     "host.drain": commands.HostDrain,
+    "pool.policy": commands.PoolPolicy,
     "pool.suspend": commands.PoolSuspend,
 }
 QUERIES: Mapping[str, type[BaseModel]] = {"jobs.explain": queries.ExplainJobs}
@@ -32,6 +34,7 @@ HOST_EVENTS: Mapping[str, type[BaseModel]] = {
     "lost": hosts.HostLost,
     "left": hosts.HostLeft,
 }
+POOL_EVENTS: Mapping[str, type[BaseModel]] = {"policy": PolicyEvent}
 OTHERS: Mapping[str, type[BaseModel]] = {
     "heartbeat": hosts.Heartbeat,
     "instruction": Instruction,
@@ -52,6 +55,8 @@ def model_of(subject: str) -> type[BaseModel]:
     match parsed.family:
         case "host":
             model = HOST_EVENTS.get(parsed.what)
+        case "pool":
+            model = POOL_EVENTS.get(parsed.id)
         case "command":
             model = COMMANDS.get(f"{parsed.id}.{parsed.what}")
         case "query":

@@ -15,6 +15,7 @@ from .subjects import (
     LEASE,
     LOGS,
     NUMBERS,
+    POLICY,
     POOL,
     PROGRESS,
     REPORTS,
@@ -61,7 +62,7 @@ REGISTRY = Role(
 )
 SCHEDULER = Role(
     "scheduler",
-    publishes=(subjects.JOB_EVENTS, subjects.INSTRUCTIONS),
+    publishes=(subjects.JOB_EVENTS, subjects.POOL_EVENTS, subjects.INSTRUCTIONS),
     subscribes=(
         subjects.HOST_EVENTS,
         subjects.HEARTBEATS,
@@ -73,7 +74,7 @@ SCHEDULER = Role(
     ),
     follows=(EVENTS, REPORTS),
     reads=(HOSTS, POOL),
-    writes=(JOBS, ALLOCATIONS, LEASE, NUMBERS),
+    writes=(JOBS, ALLOCATIONS, LEASE, NUMBERS, POLICY),
     purges=tuple(stream for stream, _ in JOB_STREAMS),
     creates_streams=True,
 )
@@ -97,15 +98,19 @@ MONITOR = Role(
         subjects.HOST_EVENTS,
         subjects.HEARTBEATS,
         subjects.JOB_EVENTS,
+        subjects.POOL_EVENTS,
         subjects.REPORTS_OF_ALL,
         subjects.LOGS_OF_ALL,
         subjects.DEAD_LETTER,
     ),
     follows=(EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS),
-    reads=(JOBS, HOSTS),
+    reads=(JOBS, HOSTS, POLICY),
 )
 PUBLISHER = Role(
-    "publisher", publishes=_COMMANDS, subscribes=(subjects.HOST_EVENTS, subjects.JOB_EVENTS), follows=(EVENTS,)
+    "publisher",
+    publishes=_COMMANDS,
+    subscribes=(subjects.HOST_EVENTS, subjects.JOB_EVENTS, subjects.POOL_EVENTS),
+    follows=(EVENTS,),
 )
 ROLES = {role.name: role for role in (REGISTRY, SCHEDULER, LEARNER, MONITOR, PUBLISHER)}
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
-from .catalogue import COMMANDS, HOST_EVENTS, OTHERS, QUERIES
+from .catalogue import COMMANDS, HOST_EVENTS, OTHERS, POOL_EVENTS, QUERIES
 from .messages.commands import CommandResponse
 from .messages.queries import JobExplanations
 
@@ -33,6 +33,7 @@ def channels() -> dict[str, type[BaseModel]]:
     """Return the model of each kind of subject; what stands in braces differs from message to message."""
     return {
         **{f"resile.host.{{host}}.{what}": model for what, model in HOST_EVENTS.items()},
+        **{f"resile.pool.{what}": model for what, model in POOL_EVENTS.items()},
         **{f"resile.command.{name}": model for name, model in COMMANDS.items()},
         **{f"resile.query.{name}": model for name, model in QUERIES.items()},
         **{_ADDRESSES[family]: model for family, model in OTHERS.items()},

@@ -15,7 +15,7 @@ from .messages.allocations import Allocation
 from .messages.hosts import HostRecord
 from .messages.jobs import JobNumber, JobRecord
 from .messages.lease import Lease
-from .messages.pool import PoolSettings
+from .messages.pool import PolicyRecord, PoolSettings
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -25,6 +25,7 @@ GOODBYES = "resile.host.*.goodbye"
 HEARTBEATS = "resile.heartbeat.*"
 INSTRUCTIONS = "resile.instruction.*"
 JOB_EVENTS = "resile.job.>"
+POOL_EVENTS = "resile.pool.*"
 REPORTS_OF_ALL = "resile.report.*.*"
 FACTS = ("ready", "switched", "checkpoint", "warned", "completed", "left", "failed")
 """The kinds of reports that nothing replaces."""
@@ -81,6 +82,11 @@ def job_events(job: str) -> str:
     return _build("job", job) + ".*"
 
 
+def pool_event(what: str) -> str:
+    """An event of the whole pool: ``policy``."""
+    return _build("pool", what)
+
+
 def report(job: str, kind: str) -> str:
     """Reports of one kind from workers of ``job``."""
     return _build("report", job, kind)
@@ -131,6 +137,7 @@ _NUM_TOKENS = {
     "heartbeat": 2,
     "instruction": 2,
     "job": 3,
+    "pool": 2,
     "report": 3,
     "suspicion": 2,
     "log": 2,
@@ -161,7 +168,7 @@ class Stream:
 
 
 _MiB = 1 << 20
-EVENTS = Stream("events", (HOST_EVENTS, JOB_EVENTS), 4096 * _MiB)
+EVENTS = Stream("events", (HOST_EVENTS, JOB_EVENTS, POOL_EVENTS), 4096 * _MiB)
 """It holds the histories of jobs."""
 REPORTS = Stream("reports", tuple(map(reports_of_kind, FACTS)), 4096 * _MiB, max_per_subject=2000)
 """Apart from progress, which is nearly all that is reported: it must not displace what the scheduler has not read."""
@@ -210,6 +217,7 @@ HOSTS = BucketSpec("hosts", HostRecord)
 LEASE = BucketSpec("lease", Lease)
 POOL = BucketSpec("pool", PoolSettings)
 NUMBERS = BucketSpec("numbers", JobNumber)
+POLICY = BucketSpec("policy", PolicyRecord)
 BUCKETS: tuple[BucketSpec[Any], ...] = (
     JOBS,
     ALLOCATIONS,
@@ -217,7 +225,9 @@ BUCKETS: tuple[BucketSpec[Any], ...] = (
     LEASE,
     POOL,
     NUMBERS,
+    POLICY,
 )
 LEASE_KEY = "scheduler"
 POOL_KEY = "settings"
 NUMBERS_KEY = "jobs"
+POLICY_KEY = "pool"

@@ -3,12 +3,14 @@
 import asyncio
 from typing import Any
 
-from resile_shared.api import Empty, JobList, JobView, Submission
+from resile_shared.api import Empty, JobList, JobView, PolicyView, Submission
 from resile_shared.catalogue import model_of
 from resile_shared.envelope import Received
 from resile_shared.messages.commands import Accepted, JobSubmit, PoolSuspend, Refused
 from resile_shared.messages.jobs import JobSpec, JobState
-from resile_shared.subjects import HOST_COMMANDS, JOB_COMMANDS, POOL_COMMANDS
+from resile_shared.messages.pool import PolicyRecord
+from resile_shared.policies import PolicyName
+from resile_shared.subjects import HOST_COMMANDS, JOB_COMMANDS, POLICY, POLICY_KEY, POOL_COMMANDS
 
 from .examples import PACKAGE, SPEC, host, job
 from .monitors import Monitor, Monitors, Scene
@@ -161,3 +163,19 @@ async def test_who_suspends_the_pool_learns_which_jobs_still_hold_slots(monitors
     monitor = await monitors.start()
     assert await monitor.post("/v1/pool/suspend") == (200, {"jobs": ["job-1", "job-2"]})
     assert answering.asked == [("pool.suspend", {})]
+
+
+async def test_the_policy_is_changed_and_shown_as_it_is_stored(monitors: Monitors, scene: Scene) -> None:
+    answering = Answering(scene)
+    await answering.listen()
+    monitor = await monitors.start()
+    first = PolicyView(policy=PolicyName.FAIRSHARE, preemption=True)
+    assert await monitor.get("/v1/policy", PolicyView) == first, "nobody has changed it"
+    await scene.scheduler.bucket(POLICY).create(POLICY_KEY, PolicyRecord(policy=PolicyName.FIFO, preemption=False))
+    async with monitor.http.put("/v1/policy", json={"policy": "priority"}) as answer:
+        assert (answer.status, await answer.json()) == (200, {"policy": "fifo", "preemption": False})
+    assert answering.asked == [("pool.policy", {"policy": PolicyName.PRIORITY, "preemption": None})]
+    problem = await monitor.problem("PUT", "/v1/policy", json={"policy": "chaos"})
+    assert (problem.status, problem.code) == (422, "invalid")
+    for name in PolicyName:
+        assert f"'{name}'" in problem.detail

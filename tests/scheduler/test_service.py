@@ -25,14 +25,17 @@ from resile_shared.messages.commands import (
     JobResume,
     JobStop,
     JobSubmit,
+    PoolPolicy,
     Refused,
 )
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSpec
+from resile_shared.messages.pool import PolicyEvent
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import PeerSuspected, Warned
 from resile_shared.nats_server import NatsServer
-from resile_shared.subjects import ALLOCATIONS, DEAD_LETTERS, EVENTS, JOB_EVENTS, JOBS
+from resile_shared.policies import PolicyName
+from resile_shared.subjects import ALLOCATIONS, DEAD_LETTERS, EVENTS, JOB_EVENTS, JOBS, POLICY, POLICY_KEY
 from resile_shared.telemetry import set_up_tracing, traced
 from resile_shared.testing.fake_agent import FakeAgent
 from resile_shared.testing.fixtures import Pool
@@ -209,6 +212,36 @@ async def test_with_the_policy_priority_the_higher_job_preempts(house: House) ->
         await house.submit(min_workers=4, priority=9000)
         await until(lambda: house.watcher.state("job-1") == "queued" and house.watcher.workers("job-2") == 4)
         assert "suspending" in house.watcher.kinds("job-1")
+
+
+async def test_a_policy_is_stored_before_the_answer_and_later_schedulers_keep_it(house: House) -> None:
+    bus = house.watcher.bus
+    subject = subjects.command("pool", "policy")
+
+    async def stored() -> tuple[str, bool, int]:
+        entry = await bus.bucket(POLICY).get(POLICY_KEY)
+        assert entry is not None
+        return entry.value.policy.value, entry.value.preemption, entry.value.number
+
+    async with as_process(house.pool, "scheduler", "--lease-seconds", "0.5") as process:
+        fifo = PoolPolicy(policy=PolicyName.FIFO)
+        assert await house.publisher.ask(subject, fifo, message_id="once") == Accepted()
+        assert await stored() == ("fifo", True, 1)
+        assert await house.publisher.ask(subject, PoolPolicy(preemption=False)) == Accepted()
+        assert await stored() == ("fifo", False, 2)
+        process.kill()
+    async with scheduler(house.pool, policy="priority", lease_seconds=0.5):
+        assert await house.publisher.ask(subject, fifo, message_id="once") == Accepted()
+        assert await stored() == ("priority", False, 3), "what a scheduler is started with precedes what is stored"
+    async with scheduler(house.pool):
+        await house.submit()
+        assert await stored() == ("priority", False, 3)
+    events = await bus.read_stream(EVENTS, PolicyEvent, subject=subjects.pool_event("policy")).page(10, skip=0)
+    assert [(event.message.number, event.message.policy, event.message.preemption) for event in events] == [
+        (1, PolicyName.FIFO, True),
+        (2, PolicyName.FIFO, False),
+        (3, PolicyName.PRIORITY, False),
+    ]
 
 
 async def test_jobs_are_paused_resumed_and_stopped(house: House) -> None:

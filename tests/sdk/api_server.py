@@ -13,6 +13,7 @@ from resile_shared import api
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import HistoryItem, JobSpec, JobState
 from resile_shared.messages.reports import EpochCount
+from resile_shared.policies import PolicyName
 
 TOKEN = "secret-of-the-pool"
 TIME = datetime(2026, 1, 2, 3, 4, 5, 678000, UTC)
@@ -109,6 +110,8 @@ class ApiServer:
                 web.get("/v1/jobs/{job}/logs", self._logs),
                 web.post("/v1/jobs/{job}/{verb}", self._change),
                 web.get("/v1/hosts", self._hosts),
+                web.get("/v1/policy", self._policy),
+                web.put("/v1/policy", self._policy),
                 web.post("/v1/hosts/{host}/drain", self._change),
                 web.post("/v1/packages", self._package),
             ]
@@ -153,6 +156,11 @@ class ApiServer:
 
     async def _hosts(self, _: web.Request) -> web.Response:
         return answer(api.HostList(hosts=(HOST,)))
+
+    async def _policy(self, request: web.Request) -> web.Response:
+        if request.method == "PUT":
+            self.asked.append((request.path, await request.json()))
+        return answer(api.PolicyView(policy=PolicyName.FIFO, preemption=False))
 
     async def _ledger(self, _: web.Request) -> web.Response:
         return answer(api.LedgerView(epochs=(EpochCount(epoch=0, samples=96, once=96, more=0, never=0),)))

@@ -11,6 +11,7 @@ import pytest
 
 from resile.cli import main
 from resile_shared.messages.jobs import JobState
+from resile_shared.policies import PolicyName
 
 from .api_server import ApiServer, job_view
 
@@ -236,6 +237,20 @@ def test_a_wrong_address_is_told(
     monkeypatch.setenv("RESILE_TOKEN", "x")
     assert main(["jobs", "--server", server]) != 0
     assert answer in capsys.readouterr().err
+
+
+def test_the_policy_is_shown_and_changed(api_server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["policy      fifo", "preemption  off"]
+    assert main(["policy", "priority", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"policy": "fifo", "preemption": False}
+    assert main(["policy", "--preemption"]) == 0
+    assert api_server.asked == [
+        ("/v1/policy", {"policy": "priority", "preemption": None}),
+        ("/v1/policy", {"policy": None, "preemption": True}),
+    ]
+    line = failure(["policy", "chaos"], capsys, status=2)
+    assert all(repr(name.value) in line for name in PolicyName)
 
 
 @pytest.mark.parametrize(

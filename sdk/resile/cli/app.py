@@ -9,7 +9,7 @@ import typer.core
 
 from resile_shared.errors import ResileError
 
-from . import chaos, host, hosts, jobs, results, up, watch
+from . import chaos, host, hosts, jobs, policy, results, up, watch
 from .options import DEFAULT_HOME, variable
 
 app = typer.Typer(
@@ -153,7 +153,7 @@ def demo(
     return show(home=home, output=output, as_json=as_json)
 
 
-for group in (up, jobs, watch, results, hosts, host):
+for group in (up, jobs, watch, results, policy, hosts, host):
     app.add_typer(group.app)
 app.add_typer(chaos.app, name="chaos")
 

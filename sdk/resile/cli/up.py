@@ -52,7 +52,18 @@ def up(
         str | None,
         typer.Option(metavar="URL", help="Storage for packages, checkpoints and models: file://, s3://, gs://, az://"),
     ] = None,
-    policy: Annotated[PolicyName, typer.Option(help=f"{POLICIES_HELP}.")] = PolicyName.FAIRSHARE,
+    policy: Annotated[
+        PolicyName | None,
+        typer.Option(help=f"{POLICIES_HELP}. Default: the one chosen last, at first fairshare.", show_default=False),
+    ] = None,
+    preemption: Annotated[
+        bool | None,
+        typer.Option(
+            "--preemption/--no-preemption",
+            help="Whether a job may lose slots to another one. Default: as chosen last, at first it may.",
+            show_default=False,
+        ),
+    ] = None,
     namespaces: Annotated[
         bool,
         typer.Option(
@@ -114,6 +125,7 @@ def up(
             listen=listen,
             storage=storage,
             policy=policy,
+            preemption=preemption,
             detection_seconds=detection_seconds,
             grace_seconds=grace_seconds,
             keep_jobs=keep_jobs,

@@ -27,7 +27,10 @@ class PoolOptions:
     listen: str = ADDRESS
     storage: str | None = None
     """URL of the object storage; None: the last one, at first a folder in the home."""
-    policy: PolicyName = PolicyName.FAIRSHARE
+    policy: PolicyName | None = None
+    """How jobs share slots from now on; None: as chosen last."""
+    preemption: bool | None = None
+    """Whether a job may lose slots to another one; None: as chosen last."""
     detection_seconds: float = 3.0
     """Silence after which a host or worker is lost."""
     grace_seconds: float = 120.0
@@ -104,14 +107,15 @@ class Services:
         keeping = ("--keep-jobs", str(self._options.keep_jobs), "--keep-days", f"{self._options.keep_days:g}")
         return self._spec("registry", "resile_registry", "registry", *self._detection, *keeping)
 
-    def scheduler(self) -> ServiceSpec:
-        """Return the scheduler."""
+    def scheduler(self, *, is_first: bool) -> ServiceSpec:
+        """Return the scheduler; only the first one of this pool is given a policy, later ones keep what is chosen."""
+        policy, preemption = self._options.policy, self._options.preemption
+        chosen = (
+            *(("--policy", policy) if is_first and policy is not None else ()),
+            *(("--preemption", str(preemption).lower()) if is_first and preemption is not None else ()),
+        )
         return self._spec(
-            "scheduler",
-            "resile_scheduler",
-            "scheduler",
-            *self._detection,
-            *("--policy", self._options.policy, "--storage", self._storage),
+            "scheduler", "resile_scheduler", "scheduler", *self._detection, *chosen, "--storage", self._storage
         )
 
     def monitor(self, *, port: int) -> ServiceSpec:

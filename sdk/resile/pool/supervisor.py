@@ -111,13 +111,15 @@ class Supervisor:
         await self._bus.start()
         await asyncio.to_thread(_write_probe, storage)
         monitor = ServiceProcess(self._specs.monitor(port=self._first_port()))
-        self._services = [ServiceProcess(self._specs.registry()), ServiceProcess(self._specs.scheduler()), monitor]
+        scheduler = ServiceProcess(self._specs.scheduler(is_first=True))
+        self._services = [ServiceProcess(self._specs.registry()), scheduler, monitor]
         self._agents = [ServiceProcess(spec) for spec in self._specs.agents()]
         await _start_all([*self._services, *self._agents])
         url = self._home.api_file.read_text()
         port = urlsplit(url).port
         assert port is not None, "the URL of the API has a port"
         monitor.spec = self._specs.monitor(port=port)
+        scheduler.spec = self._specs.scheduler(is_first=False)
         return url
 
     def _first_port(self) -> int:

@@ -68,6 +68,8 @@ OPERATIONS = (
     Operation("get", "/v1/hosts/{host}", "One host", api.HostView),
     Operation("post", "/v1/hosts/{host}/drain", "Free a host of workers", api.Empty, body=api.DrainHost),
     Operation("post", "/v1/hosts/{host}/join", "What a new host's agent needs", api.Admission, body=api.JoinHost),
+    Operation("get", "/v1/policy", "How jobs share the slots of the pool", api.PolicyView),
+    Operation("put", "/v1/policy", "Change how they share them", api.PolicyView, body=api.NewPolicy),
     Operation("post", "/v1/pool/suspend", "Save all jobs before the pool stops", api.Suspension, body=api.Empty),
     Operation("get", "/v1/events", "Events of the pool", api.EventList, query=EventQuery, streams=api.EventView),
     Operation("post", "/v1/packages", "Store a folder of code", api.PackageView, status=201, body=_GZIP),

@@ -1,6 +1,6 @@
 """Executes the commands of the core in batches, each in the order that keeps the promises.
 
-1. Records are stored, with the new items of their history. From then on the outbox publishes these.
+1. Records are stored, with the new items of their history, and the policy. From then on the outbox publishes the items.
 2. Requests are answered: what they changed is stored.
 3. Allocations are stored, and agents follow them.
 4. Instructions are sent; the core repeats those that are lost.
@@ -12,6 +12,7 @@ is fenced, so that an earlier leader, which may have stood still for any time, c
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +20,7 @@ from opentelemetry.context import Context, get_current
 from pydantic import BaseModel
 
 from resile_shared import subjects
-from resile_shared.buckets import Bucket, Fence
+from resile_shared.buckets import Bucket, ConflictError, Fence
 from resile_shared.bus import Bus
 from resile_shared.connection import StoreFailed
 from resile_shared.errors import MessageTooLarge
@@ -27,8 +28,9 @@ from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted, Refused
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.jobs import MAX_UNPUBLISHED, FailureCounts, HistoryItem, JobNumber, JobRecord
+from resile_shared.messages.pool import PolicyEvent, PolicyRecord
 from resile_shared.outbox import Outbox
-from resile_shared.subjects import ALLOCATIONS, JOBS, NUMBERS, NUMBERS_KEY
+from resile_shared.subjects import ALLOCATIONS, EVENTS, JOBS, NUMBERS, NUMBERS_KEY, POLICY, POLICY_KEY
 from resile_shared.telemetry import resumed, traced
 
 from .core.pool import number_of
@@ -49,6 +51,7 @@ class Batch:
 
     records: tuple[tuple[JobRecord, tuple[HistoryItem, ...]], ...] = ()
     """Records, and the items that are new in their history."""
+    policy: PolicyRecord | None = None
     answers: tuple[tuple[str, Accepted | Refused], ...] = ()
     allocations: tuple[Allocation, ...] = ()
     instructions: tuple[tuple[str, Instruction], ...] = ()
@@ -65,6 +68,7 @@ class Stored:
     allocations: tuple[Allocation, ...]
     last_number: int
     """The highest number of a job that is gone, or that cannot be read: it is not given to another."""
+    policy: PolicyRecord | None
 
 
 class Executor:
@@ -80,6 +84,7 @@ class Executor:
         self._jobs = _Owned(bus.bucket(JOBS))
         self._allocations = _Owned(bus.bucket(ALLOCATIONS))
         self._numbers = _Owned(bus.bucket(NUMBERS))
+        self._policy = _Owned(bus.bucket(POLICY))
         self._last_number = 0
         """The highest number of a removed job that this scheduler has stored."""
         self._outbox = Outbox(bus)
@@ -93,10 +98,13 @@ class Executor:
         records, unreadable = await self._jobs.take_over(epoch)
         allocations, _ = await self._allocations.take_over(epoch)
         numbers, _ = await self._numbers.take_over(epoch)
+        policies, _ = await self._policy.take_over(epoch)
         for record in records:
             self._publish_later(record)
+        for policy in policies:
+            await self._publish_policy(policy)
         known = (*(stored.number for stored in numbers), *map(number_of, unreadable))
-        return Stored(records, allocations, max(known, default=0))
+        return Stored(records, allocations, max(known, default=0), next(iter(policies), None))
 
     async def remove(self, job: str) -> None:
         """Remove the allocation and the record of a job, of which nothing else is stored any more."""
@@ -137,9 +145,13 @@ class Executor:
 
     async def _execute(self, batch: Batch) -> None:
         await _concurrently(self._store(record, items) for record, items in batch.records)
+        if batch.policy is not None:
+            await self._policy.put(POLICY_KEY, batch.policy)
         for command, answer in batch.answers:
             self._answers.pop(command).set_result(self._checked(answer))
         await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)
+        if batch.policy is not None:
+            await self._publish_policy(batch.policy)
         for host, instruction in batch.instructions:
             await self._bus.send(subjects.instruction(host), instruction)
 
@@ -170,6 +182,19 @@ class Executor:
             await self._allocations.put(allocation.job, allocation)
         except _REFUSALS as error:
             await self._refuse(allocation.job, (), str(error))
+
+    async def _publish_policy(self, record: PolicyRecord) -> None:
+        """Publish the newest change of the policy, unless it is published."""
+        subject = subjects.pool_event("policy")
+        newest = await self._bus.last(EVENTS, PolicyEvent, subject=subject)
+        if record.changed is None or (newest is not None and newest.message.number >= record.number):
+            return
+        event = PolicyEvent(
+            number=record.number, time=record.changed, policy=record.policy, preemption=record.preemption
+        )
+        after = newest.sequence or 0 if newest else 0
+        with suppress(ConflictError):  # another scheduler leads, and has published it
+            await self._bus.append(EVENTS, subject, event, log=subject, after=after)
 
     async def _refuse(self, job: str, items: tuple[HistoryItem, ...], reason: str) -> None:
         logger.error("not stored job=%s: %s", job, reason)

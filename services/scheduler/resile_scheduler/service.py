@@ -32,6 +32,7 @@ from resile_shared.messages.commands import (
     JobResume,
     JobStop,
     JobSubmit,
+    PoolPolicy,
     PoolSuspend,
     Refused,
 )
@@ -55,6 +56,7 @@ from .core.events import (
     JobRemoved,
     JobSubmitted,
     PauseWorkers,
+    PolicyChangeRequested,
     PoolSuspendRequested,
     ProbeExpired,
     ProbeHost,
@@ -63,6 +65,7 @@ from .core.events import (
     StateRestored,
     StopWorkers,
     StoreJob,
+    StorePolicy,
     Tick,
     WriteAllocation,
 )
@@ -108,7 +111,8 @@ class _Service:
         self._core = Scheduler(
             epoch=lease.epoch,
             secret=secrets.token_hex(32),
-            policy=POLICIES[context.settings.policy],
+            policies=POLICIES,
+            chosen=PoolPolicy(policy=context.settings.policy, preemption=context.settings.preemption),
             detection_seconds=pool.detection_seconds,
             limits=Limits(pool.keep_jobs, pool.keep_days),
         )
@@ -124,7 +128,9 @@ class _Service:
         self._group.create_task(self._executor.run())
         self._group.create_task(self._executor.publish())
         self._group.create_task(self._remover.run())
-        restored = self._handle(StateRestored(stored.records, stored.allocations, hosts, stored.last_number))
+        restored = self._handle(
+            StateRestored(stored.records, stored.allocations, hosts, stored.last_number, stored.policy)
+        )
         if restored is not None:
             await restored.done.wait()
         self._group.create_task(self._watch(changes))
@@ -172,8 +178,10 @@ class _Service:
                 event = JobChangeRequested(received.id, request)
             case PoolSuspend():
                 event = PoolSuspendRequested(received.id)
+            case PoolPolicy() as choice:
+                event = PolicyChangeRequested(received.id, choice)
             case other:
-                raise AssertionError(f"not a command on jobs: {other}")
+                raise AssertionError(f"not a command to the scheduler: {other}")
         self._handle(event)
         return await self._executor.answer_to(received.id)
 
@@ -234,6 +242,7 @@ class _Service:
     def _batch(self, commands: Sequence[Command]) -> Batch:
         return Batch(
             records=tuple((c.record, c.items) for c in commands if isinstance(c, StoreJob)),
+            policy=next((c.record for c in commands if isinstance(c, StorePolicy)), None),
             answers=tuple((c.command, c.answer) for c in commands if isinstance(c, Reply)),
             allocations=tuple(c.allocation for c in commands if isinstance(c, WriteAllocation)),
             instructions=tuple(instruction for c in commands for instruction in self._instructions(c)),

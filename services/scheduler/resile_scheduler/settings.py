@@ -12,7 +12,12 @@ class SchedulerSettings(ServiceSettings):
     storage: str | None = Field(
         default=None, description="URL of the pool's object storage, from which deleted jobs are removed"
     )
-    policy: PolicyName = Field(default=PolicyName.FAIRSHARE, description=POLICIES_HELP)
+    policy: PolicyName | None = Field(
+        default=None, description=f"{POLICIES_HELP}; default: the one chosen last, at first fairshare"
+    )
+    preemption: bool | None = Field(
+        default=None, description="whether a job may lose slots to another one; default: as chosen last, at first true"
+    )
     detection_seconds: DetectionSeconds | None = Field(
         default=None, description="must equal that of the pool, which is the default"
     )

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, RootModel
 
+from ..policies import PolicyName
 from .jobs import MAX_PRIORITY, MAX_WORKERS, JobSpec
 from .message import Id, Message, Text
 
@@ -47,6 +48,15 @@ class PoolSuspend(Message):
 
     The answer names those that hold slots. Repeated until it names none, since another scheduler may take over.
     """
+
+
+class PoolPolicy(Message):
+    """``pool.policy``: from now on slots are shared like this."""
+
+    policy: PolicyName | None = Field(default=None, description="None: as it is")
+    preemption: bool | None = Field(
+        default=None, description="whether a job may lose slots to another one; None: as it is"
+    )
 
 
 class JobDelete(Message):

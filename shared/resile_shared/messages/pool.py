@@ -2,7 +2,9 @@
 
 from pydantic import Field
 
-from .message import Message
+from ..policies import PolicyName
+from .jobs import MAX_COMMANDS, CommandId
+from .message import Count, Message, Time
 
 MIN_DETECTION_SECONDS = 1.0
 MAX_DETECTION_SECONDS = 3600.0
@@ -37,3 +39,24 @@ class PoolSettings(Message):
     def lease_seconds(self) -> float:
         """How long a standby waits for a leader that is silent."""
         return self.detection_seconds * 2 / 3
+
+
+class PolicyRecord(Message):
+    """How jobs share the slots of the pool. The scheduler that leads stores it."""
+
+    policy: PolicyName = PolicyName.FAIRSHARE
+    preemption: bool = Field(default=True, description="whether a job may lose slots to another one")
+    number: Count = Field(default=0, description="how often it was changed")
+    changed: Time | None = Field(default=None, description="when it was changed last")
+    applied_commands: tuple[CommandId, ...] = Field(
+        default=(), max_length=MAX_COMMANDS, description="ids of the newest commands whose effect this record holds"
+    )
+
+
+class PolicyEvent(Message):
+    """The pool's policy was changed; numbers rise by 1."""
+
+    number: Count
+    time: Time
+    policy: PolicyName
+    preemption: bool

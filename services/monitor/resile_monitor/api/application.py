@@ -17,6 +17,7 @@ from .hosts import Hosts
 from .jobs import Jobs
 from .logs import Logs
 from .packages import Packages
+from .policy import Policy
 from .pool import Pool
 from .problems import Handler, ProblemError, problems
 from .requests import MAX_BODY_BYTES
@@ -37,10 +38,10 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
 
     @web.middleware
     async def traced(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method != "POST":
+        if request.method not in ("POST", "PUT"):
             return await handler(request)
         resource = request.match_info.route.resource
-        with continued(f"POST {resource.canonical if resource else 'nothing'}", request.headers):
+        with continued(f"{request.method} {resource.canonical if resource else 'nothing'}", request.headers):
             return await handler(request)
 
     async def healthz(_: web.Request) -> web.Response:
@@ -60,7 +61,7 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
         middlewares=[problems, guarded(token), require_loaded, traced], client_max_size=MAX_BODY_BYTES
     )
     made.add_routes([web.get("/", root), web.get("/healthz", healthz), web.get("/readyz", readyz)])
-    for part in (Jobs, Hosts, Packages, Downloads, Events, Logs):
+    for part in (Jobs, Hosts, Policy, Packages, Downloads, Events, Logs):
         made.add_routes(part(pool).routes())
     made.on_shutdown.append(close)
     return made

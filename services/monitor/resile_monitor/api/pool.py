@@ -9,16 +9,17 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel
 
 from resile_shared import subjects
-from resile_shared.api import HostView, JobList, JobSummary, JobView
+from resile_shared.api import HostView, JobList, JobSummary, JobView, PolicyView
 from resile_shared.buckets import Entry
 from resile_shared.bus import Bus
 from resile_shared.credentials import Credentials
-from resile_shared.messages.commands import Accepted, PoolSuspend
+from resile_shared.messages.commands import Accepted, PoolPolicy, PoolSuspend
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord
 from resile_shared.messages.message import MAX_INTEGER
+from resile_shared.messages.pool import PolicyRecord
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.storage import ObjectStorage
-from resile_shared.subjects import EVENTS, HOSTS, JOBS, BucketSpec, InvalidSubject
+from resile_shared.subjects import EVENTS, HOSTS, JOBS, POLICY, POLICY_KEY, BucketSpec, InvalidSubject
 
 from ..projection import Projection
 from .problems import ProblemError
@@ -129,6 +130,17 @@ class Pool:
     async def suspend(self, *, key: str | None) -> tuple[str, ...]:
         """Suspend all jobs; return those that still hold slots."""
         return (await self._accepted("pool", "suspend", PoolSuspend(), target="", key=key)).jobs
+
+    async def policy(self) -> PolicyView:
+        """Return how jobs share slots."""
+        entry = await self._stored(POLICY, POLICY_KEY)
+        record = entry.value if entry else PolicyRecord()
+        return PolicyView(policy=record.policy, preemption=record.preemption)
+
+    async def change_policy(self, command: PoolPolicy, *, key: str | None) -> PolicyView:
+        """Change how jobs share slots; return how they do so then."""
+        await self._accepted("pool", "policy", command, target="", key=key)
+        return await self.policy()
 
     async def _accepted(
         self, entity: Entity, verb: str, request: BaseModel, *, target: str, key: str | None

@@ -9,9 +9,10 @@ replies, then allocations.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from resile_shared.messages.commands import Accepted
+from resile_shared.messages.commands import Accepted, PoolPolicy
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.reports import Report
+from resile_shared.policies import PolicyName
 from resile_shared.recent_events import RecentEvents
 
 from ..policies.demand import Policy
@@ -28,6 +29,7 @@ from .events import (
     JobRemoved,
     JobSubmitted,
     PolicyChanged,
+    PolicyChangeRequested,
     PoolSuspendRequested,
     ProbeExpired,
     Reply,
@@ -39,6 +41,7 @@ from .host_events import HostEvents
 from .job import Job
 from .job_commands import Answer, JobCommands
 from .outgoing import Outgoing
+from .policy_choice import PolicyChoice
 from .pool import Pool
 from .probing import HostProber
 from .recovery import Recovery
@@ -53,6 +56,7 @@ class Scheduler:
 
     ``epoch`` is that of its lease; the secrets of generations are derived from ``secret``; after ``detection_seconds``
     of silence the pool counts a host or worker as lost; jobs that ended are kept within ``limits``.
+    ``policy`` decides until one of ``policies`` is chosen; ``chosen`` precedes what is stored.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class Scheduler:
         policy: Policy = fairshare,
         detection_seconds: float = 3.0,
         limits: Limits | None = None,
+        policies: Mapping[PolicyName, Policy] = MappingProxyType({}),
+        chosen: PoolPolicy | None = None,
     ) -> None:
         self.epoch = epoch
         self._recent = RecentEvents("scheduler")
@@ -78,6 +84,7 @@ class Scheduler:
         self._deadlines = Deadlines(pool, recovery, ends, detection_seconds=detection_seconds)
         self._restore = Restore(pool, allocator, self._host_events, epoch=epoch)
         self._decisions = Decisions(pool, allocator, recovery, policy=policy)
+        self._policy_choice = PolicyChoice(self._decisions, policies, initial=chosen or PoolPolicy())
         self._outgoing = Outgoing(pool)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
@@ -98,7 +105,8 @@ class Scheduler:
         jobs = self._affected(event)
         self._decisions.decide(now=now)
         outgoing = self._outgoing
-        stored = [*outgoing.records(jobs), *replies, *outgoing.allocations(jobs)]
+        changed = self._policy_choice.take_changes()
+        stored = [*outgoing.records(jobs), *changed, *replies, *outgoing.allocations(jobs)]
         return [
             *stored,
             *outgoing.stops(event, jobs),
@@ -109,7 +117,7 @@ class Scheduler:
 
     def _apply(self, event: Event, now: float) -> list[Command]:
         match event:
-            case JobSubmitted() | JobChangeRequested() | PoolSuspendRequested():
+            case JobSubmitted() | JobChangeRequested() | PoolSuspendRequested() | PolicyChangeRequested():
                 return [Reply(event.command, self._answer(event, now))]
             case JobNotStored(job, reason):
                 self._recovery.on_not_stored(self._pool.jobs[job], reason, now=now)
@@ -125,6 +133,7 @@ class Scheduler:
                 self._outgoing.restore(event)
                 self._restore.restore(event, now=now)
                 self._retention.restore(self._pool.jobs.values())
+                self._policy_choice.restore(event.policy, now=now)
             case _:
                 self._observe(event, now)
         return []
@@ -144,7 +153,9 @@ class Scheduler:
             case ProbeExpired():
                 self._prober.on_probe_expired(event, now=now)
 
-    def _answer(self, request: JobSubmitted | JobChangeRequested | PoolSuspendRequested, now: float) -> Answer:
+    def _answer(
+        self, request: JobSubmitted | JobChangeRequested | PoolSuspendRequested | PolicyChangeRequested, now: float
+    ) -> Answer:
         match request:
             case JobSubmitted():
                 return self._job_commands.submit(request, now=now)
@@ -153,6 +164,8 @@ class Scheduler:
             case PoolSuspendRequested():
                 self._decisions.suspend()
                 return Accepted(jobs=self._pool.jobs_with_slots())
+            case PolicyChangeRequested():
+                return self._policy_choice.change(request, now=now)
 
     def _affected(self, event: Event) -> list[Job]:
         """Return the jobs that may need commands: a heartbeat that changes nothing must be cheap."""

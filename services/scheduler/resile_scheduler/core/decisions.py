@@ -28,6 +28,7 @@ class Decisions:
         self._allocator = allocator
         self._recovery = recovery
         self._policy = policy
+        self._is_suspended = False
         self.explanations: dict[str, str] = {}
         self._groups: dict[tuple[str, str], frozenset[str]] = {}
         """The usable hosts of a class of device that fit a job's group, as of one decision."""
@@ -40,9 +41,10 @@ class Decisions:
         self._pool.changed(cause)
 
     def suspend(self) -> None:
-        """Give no job a slot from now on."""
-        if self._policy is not no_slots:
-            self.change_policy(no_slots, "")
+        """Give no job a slot from now on, whatever the policy."""
+        if not self._is_suspended:
+            self._is_suspended = True
+            self._pool.changed()
 
     def decide(self, *, now: float) -> None:
         """Decide until nothing changes: a decision can free what the next one uses."""
@@ -124,7 +126,8 @@ class Decisions:
         }
         eligible = {job.id: self._eligible(job, device_class, now=now) for job in jobs}
         training = [job for job in jobs if job.is_training and not self._must_wait(job, now)]
-        targets = self._policy([self._demand(job, usable, eligible[job.id]) for job in training], len(usable))
+        policy = no_slots if self._is_suspended else self._policy
+        targets = policy([self._demand(job, usable, eligible[job.id]) for job in training], len(usable))
         wants = [self._want(job, targets.get(job.id), eligible[job.id]) for job in jobs]
         free = self._pool.free_slots()
         placed = place(wants, usable=usable, free=free)

@@ -6,9 +6,19 @@ Host records, heartbeats and reports are events as they arrive from the bus.
 from dataclasses import dataclass
 
 from resile_shared.messages.allocations import Allocation
-from resile_shared.messages.commands import Accepted, JobDelete, JobPause, JobPriority, JobResume, JobStop, Refused
+from resile_shared.messages.commands import (
+    Accepted,
+    JobDelete,
+    JobPause,
+    JobPriority,
+    JobResume,
+    JobStop,
+    PoolPolicy,
+    Refused,
+)
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec
+from resile_shared.messages.pool import PolicyRecord
 from resile_shared.messages.reports import Report
 
 from ..policies.demand import Policy
@@ -23,6 +33,8 @@ class StateRestored:
     hosts: tuple[HostRecord, ...] = ()
     last_number: int = 0
     """The highest number of a job that is gone, or that cannot be read."""
+    policy: PolicyRecord | None = None
+    """None: it was never changed."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,14 @@ class PoolSuspendRequested:
     """The pool is about to stop: all jobs are suspended, and none starts. ``command`` is the id of the request."""
 
     command: str
+
+
+@dataclass(frozen=True)
+class PolicyChangeRequested:
+    """An operator wants another policy; ``command`` is the id of the request."""
+
+    command: str
+    request: PoolPolicy
 
 
 @dataclass(frozen=True)
@@ -99,6 +119,7 @@ Event = (
     | JobChangeRequested
     | JobNotStored
     | PoolSuspendRequested
+    | PolicyChangeRequested
     | JobRemoved
     | HostRemoved
     | PolicyChanged
@@ -123,6 +144,13 @@ class WriteAllocation:
     """Store the allocation. With all addresses it is the order to the workers."""
 
     allocation: Allocation
+
+
+@dataclass(frozen=True)
+class StorePolicy:
+    """Store how jobs share the slots of the pool, then publish that it was changed."""
+
+    record: PolicyRecord
 
 
 @dataclass(frozen=True)
@@ -183,4 +211,4 @@ class Reply:
     answer: Accepted | Refused
 
 
-Command = StoreJob | WriteAllocation | StopWorkers | PauseWorkers | ProbeHost | RemoveJob | Reply
+Command = StoreJob | StorePolicy | WriteAllocation | StopWorkers | PauseWorkers | ProbeHost | RemoveJob | Reply

@@ -8,13 +8,16 @@ job's ``shard_seconds``.
 import heapq
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, Slot, WorkerExit, WorkerReport
 from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.messages.message import at
+from resile_shared.messages.pool import PolicyRecord
 from resile_shared.messages.reports import CheckpointSaved, Completed, Content, PeerSuspected, Report, Switched
+from resile_shared.policies import PolicyName
 
 from ..core.core import Scheduler
 from ..core.events import (
@@ -30,6 +33,7 @@ from ..core.events import (
     StateRestored,
     StopWorkers,
     StoreJob,
+    StorePolicy,
     Tick,
     WriteAllocation,
 )
@@ -50,16 +54,25 @@ DETECTION_SECONDS = 3.0
 class SimulatedPool:
     """A pool in virtual time. ``now``, ``hosts`` and what was stored can be read at any moment between two steps."""
 
-    def __init__(self, *, policy: Policy = fairshare, start: float = 1_000_000.0, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        policy: Policy = fairshare,
+        policies: Mapping[PolicyName, Policy] = MappingProxyType({}),
+        start: float = 1_000_000.0,
+        limits: Limits | None = None,
+    ) -> None:
         self.now = start
         self.start = start
         self._epoch = 1
         self.policy = policy
+        self._policies = policies
         self._limits = limits
-        self.scheduler = Scheduler(epoch=1, secret="simulated", policy=policy, limits=limits)
+        self.scheduler = self._new_scheduler()
         self.records: dict[str, JobRecord] = {}
         self.histories: dict[str, list[HistoryItem]] = {}
         self.allocations: list[Allocation] = []
+        self.policy_record: PolicyRecord | None = None
         self.removals: list[RemoveJob] = []
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._num_queued = 0
@@ -146,10 +159,15 @@ class SimulatedPool:
     def restart_scheduler(self) -> None:
         """Replace the scheduler by a new one, which takes over what is stored."""
         self._epoch += 1
-        self.scheduler = Scheduler(epoch=self._epoch, secret="simulated", policy=self.policy, limits=self._limits)
+        self.scheduler = self._new_scheduler()
         newest = {allocation.job: allocation for allocation in self.allocations}
         stored = (tuple(self.records.values()), tuple(newest.values()), tuple(self.hosts.values()))
-        self.handle(StateRestored(*stored, last_number=self._last_number))
+        self.handle(StateRestored(*stored, last_number=self._last_number, policy=self.policy_record))
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(
+            epoch=self._epoch, secret="simulated", policy=self.policy, policies=self._policies, limits=self._limits
+        )
 
     def step(self) -> bool:
         """Call the next action; return False if there is none."""
@@ -189,6 +207,8 @@ class SimulatedPool:
             case StoreJob(record, items):
                 self.records[record.job] = record
                 self.histories.setdefault(record.job, []).extend(items)
+            case StorePolicy(record):
+                self.policy_record = record
             case WriteAllocation(allocation):
                 self.allocations.append(allocation)
                 self._allocate(self._jobs[allocation.job], allocation)
