@@ -1,5 +1,8 @@
 """The policy of a pool is changed while jobs train, kept by later schedulers, and named in the histories."""
 
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import (
     Command,
@@ -15,13 +18,13 @@ from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import Accepted, JobPriority, PoolPolicy, Refused
-from resile_shared.messages.jobs import MAX_COMMANDS, JobState
+from resile_shared.messages.jobs import MAX_COMMANDS, JobSpec, JobState
 from resile_shared.messages.pool import PolicyRecord
 from resile_shared.policies import PolicyName
 
 from .checks import Checker
 from .test_core import Bench
-from .test_simulator import spec
+from .test_simulator import jobs, spec
 
 
 def change(number: int, policy: PolicyName | None = None, *, preemption: bool | None = None) -> PolicyChangeRequested:
@@ -153,3 +156,65 @@ def test_a_pool_that_is_stopping_starts_nothing_whatever_its_policy() -> None:
     assert shares(sim) == [0, 0]
     assert {record.state for record in sim.records.values()} == {JobState.QUEUED}
     assert set(sim.scheduler.explain().values()) == {"the pool is stopping: it continues when the pool is up again"}
+
+
+choices = st.tuples(st.floats(0, 20), st.none() | st.sampled_from(sorted(POLICIES)), st.none() | st.booleans())
+priorities = st.tuples(st.floats(0, 20), st.integers(1, 10), st.integers(1, 10_000))
+
+
+def pool_of(many: list[tuple[float, JobSpec, int, int]]) -> SimulatedPool:
+    sim = SimulatedPool(policies=POLICIES)
+    for number in (1, 2):
+        sim.add_host(f"host-{number}", 4)
+    sim.submit(
+        Submission(time, f"job-{number}", job, iterations, shards)
+        for number, (time, job, iterations, shards) in enumerate(many, start=1)
+    )
+    return sim
+
+
+@settings(max_examples=25, deadline=None)
+@given(many=st.lists(jobs, min_size=1, max_size=6), changes=st.lists(choices, max_size=6), restarts=st.booleans())
+def test_all_jobs_complete_however_often_the_policy_changes(
+    many: list[tuple[float, JobSpec, int, int]],
+    changes: list[tuple[float, PolicyName | None, bool | None]],
+    restarts: bool,
+) -> None:
+    sim = pool_of(many)
+
+    def apply(number: int, policy: PolicyName | None, preemption: bool | None) -> None:
+        sim.handle(change(number, policy, preemption=preemption))
+        if restarts:
+            sim.restart_scheduler()
+            sim.send_heartbeats()
+
+    for number, (time, policy, preemption) in enumerate(changes):
+        sim.later(time, lambda n=number, p=policy, on=preemption: apply(n, p, on))  # type: ignore[misc]
+    sim.run(watch=Checker(sim).check)
+    assert {record.state for record in sim.records.values()} == {JobState.COMPLETED}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    many=st.lists(jobs, min_size=2, max_size=6),
+    changes=st.lists(choices, max_size=3),
+    raised=st.lists(priorities, max_size=4),
+)
+def test_without_preemption_no_job_that_trains_ever_shrinks_while_the_hosts_stay(
+    many: list[tuple[float, JobSpec, int, int]],
+    changes: list[tuple[float, PolicyName | None, bool | None]],
+    raised: list[tuple[float, int, int]],
+) -> None:
+    sim = pool_of(many)
+    sim.handle(change(100, preemption=False))
+    for number, (time, policy, _) in enumerate(changes):
+        sim.later(time, lambda n=number, p=policy: sim.handle(change(n, p)))  # type: ignore[misc]
+    for number, (time, job, priority) in enumerate(raised):
+        request = JobPriority(job_id=f"job-{job}", priority=priority)
+        sim.later(time, lambda n=number, r=request: sim.handle(JobChangeRequested(f"priority-{n}", r)))  # type: ignore[misc]
+    sim.run(watch=Checker(sim).check)
+    for number, (_, _, _, shards) in enumerate(many, start=1):
+        history = sim.histories[f"job-{number}"]
+        workers = [min(item.workers, shards) for item in history if item.kind == "allocation"]
+        assert workers == sorted(workers)
+        assert "suspending" not in [item.kind for item in history]

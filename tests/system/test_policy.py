@@ -10,15 +10,16 @@ from resile.client import Client, find_server
 from .paced import Pace, becomes, submit
 from .pools import UpPool, pool_up
 from .running import plain
-from .test_pool_same_bits import SCRIPT, STAY
+from .test_pool_same_bits import STAY
+from .test_restarts import SCRIPT
 
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_jobs_follow_each_policy_and_end_with_the_same_bits(tmp_path: Path) -> None:
-    script = tmp_path / "code" / "measured.py"
+    script = tmp_path / "code" / "train.py"
     script.parent.mkdir()
-    script.write_text(SCRIPT)
+    script.write_text(SCRIPT.replace("batch_size=48", "batch_size=48, num_shards=24"))
     paces = [Pace(tmp_path / name) for name in ("first", "second")]
     with pool_up(tmp_path / "home", "--slots", 4) as pool:
         async with Client(find_server(home=pool.home)) as client:
