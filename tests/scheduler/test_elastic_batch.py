@@ -112,6 +112,18 @@ def test_a_slot_of_a_minimum_is_worth_what_any_other_slot_is() -> None:
     assert targets["job-1"].reason == "6.0 times as fast as on 1 slot: all jobs together gain most this way"
 
 
+def test_a_change_has_to_earn_what_it_costs() -> None:
+    jobs = [
+        demand(1, throughput=COMPUTES, holds_slots=True, assigned_workers=5),
+        demand(2, throughput=COMPUTES, holds_slots=True, assigned_workers=3),
+    ]
+    costly = [replace(job, change_seconds=30.0) for job in jobs]
+    assert workers(elastic_batch(jobs, 8)) == [4, 4]
+    assert workers(elastic_batch(costly, 8)) == [5, 3]
+    assert workers(elastic_batch([*costly, demand(3, throughput=COMPUTES)], 8))[0] == 5, "one changes for the third"
+    assert sum(workers(elastic_batch(costly, 12))) == 12
+
+
 def test_arrivals_are_admitted_one_at_a_time_while_the_minimums_fit() -> None:
     running = demand(1, least=3, holds_slots=True)
     jobs = [running, demand(2, least=6, priority=9000), demand(3, least=2), demand(4, least=2)]

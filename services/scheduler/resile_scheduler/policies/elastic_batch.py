@@ -6,7 +6,8 @@ factor T(n, b*(n)) / T(n_min, b_min) says how many times as fast it is as on the
 `solver` shares the slots so that the sum of these is largest, each weighted by the job's priority.
 
 Arrivals are admitted one at a time, after the jobs that hold slots, as long as the minimums of all fit; the others
-wait. A slot that makes no job faster stays idle. A job that was not measured is taken to scale perfectly.
+wait. A slot that makes no job faster stays idle. A job that was not measured is taken to scale perfectly. Another
+number of workers than a job has is worth less by the training that the change costs.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .demand import BatchRange, Demand, Target
+from .goodput import HOLD_SECONDS
 from .shares import admit, targets
 from .solver import Curve, Ints, solve
 from .throughput import Floats, Throughput
@@ -35,7 +37,7 @@ def elastic_batch(demands: Sequence[Demand], num_slots: int) -> dict[str, Target
     options = {demand.job: _options_of(demand) for demand in demands}
     able = [_with_least(d, options[d.job].sizes) for d in demands if len(options[d.job].sizes)]
     admitted = admit(able, num_slots, key=lambda d: (not d.holds_slots, -d.priority, d.number))
-    curves = [Curve(options[d.job].sizes, d.priority * options[d.job].scaling) for d in admitted]
+    curves = [Curve(options[d.job].sizes, d.priority * options[d.job].worth(d)) for d in admitted]
     shares = dict(zip((d.job for d in admitted), solve(curves, num_slots), strict=True))
     given = targets([demand for demand in demands if demand.job not in shares], shares, num_slots)
     for demand in demands:
@@ -60,6 +62,14 @@ class _Options:
     scaling: Floats
     fewest: int
     """The number of workers whose scaling factor with the least batch is 1; it may be less than the job's minimum."""
+
+    def worth(self, demand: Demand) -> Floats:
+        """Return the scaling factors, less what a change costs of the one with the workers that the job has."""
+        is_change = self.sizes != demand.assigned_workers
+        if not demand.assigned_workers or not demand.change_seconds or is_change.all():
+            return self.scaling
+        lost = min(demand.change_seconds / HOLD_SECONDS, 1.0) * float(self.scaling[~is_change][0])
+        return np.where(is_change, self.scaling - lost, self.scaling)
 
     def target(self, demand: Demand, workers: int) -> Target:
         """Return ``workers`` with their batch, and why."""
