@@ -103,7 +103,7 @@ class Job:
     def held(self) -> dict[int, SlotId]:
         """The workers of the newest membership that have not failed, and their slots, in rank order."""
         return {
-            p.worker: SlotId(p.host, p.slot)
+            p.worker: worker.slot
             for p in self.generations.placements
             if (worker := self.workers.get(p.worker)) and not worker.has_failed
         }
