@@ -101,3 +101,11 @@ def test_what_was_not_measured_is_taken_to_be_good_enough_to_try() -> None:
     assert alone.seconds(2, 32) == pytest.approx(1.5), "half of the time does not grow with the batch"
     together = fit([Measurement(1, 2, 8, 1.5, 0.5)], initial=8, largest_local=16)
     assert together.exchange_across.intercept == pytest.approx(1.1 * together.exchange.intercept)
+
+
+def test_what_was_measured_is_predicted_as_it_was() -> None:
+    sizes = [(1, 8, 0.0), (2, 8, 0.1), (2, 16, 0.5), (3, 8, 0.9), (4, 16, 0.3)]
+    measurements = [Measurement(1, workers, local, local / 8 + sync, sync) for workers, local, sync in sizes]
+    found = fit(measurements, initial=8, largest_local=16)
+    for _, workers, local, step, _ in measurements:
+        assert found.seconds(workers, workers * local) == pytest.approx(step)

@@ -1,7 +1,9 @@
 """How long a step takes at sizes that were not measured: the model of Pollux, fitted to a job's own measurements."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,7 +23,8 @@ FARTHER = 1.1
 class OverlappedThroughput(Throughput):
     """A step takes (compute^o + exchange^o)^(1 / o) seconds, and what it computes is at most ``largest_local`` samples.
 
-    A worker takes more in equal steps, and exchanges in the last. `compute` is over the samples of one step.
+    A worker takes more in equal steps, and exchanges in the last. `compute` is over the samples of one step. What was
+    measured corrects the lines for that number of workers: jobs do not scale as smoothly.
     """
 
     overlap: float = 1.0
@@ -29,17 +32,30 @@ class OverlappedThroughput(Throughput):
     initial: int = 1
     """One worker alone takes a larger batch in two or more steps."""
     largest_local: int = 1
+    errors: tuple[tuple[int, tuple[float, ...], tuple[float, ...]], ...] = ()
+    """Numbers of workers that were measured; for each the logarithms of the samples of a step, rising, and of how many
+    times as long it took as by the lines."""
 
     def seconds(self, workers: ArrayLike, batch: ArrayLike, *, across: ArrayLike = False) -> Floats:
         """Return the seconds of an iteration; arguments as for `Throughput.seconds`."""
         n, b = np.asarray(workers, dtype=float), np.asarray(batch, dtype=float)
-        steps = np.ceil(b / n / self.largest_local - 1e-8)
+        steps = np.maximum(np.ceil(b / n / self.largest_local - 1e-8), 1.0)
         steps = np.where((n == 1.0) & (b > self.initial), np.maximum(steps, 2.0), steps)
-        compute = self.compute.at(b / n / steps)
+        samples = b / n / steps
+        compute = self.compute.at(samples)
         more = np.maximum(n - 2.0, 0.0)
         exchange = np.where(across, self.exchange_across.at(more), self.exchange.at(more)) * (n > 1.0)
         last = (compute**self.overlap + exchange**self.overlap) ** (1.0 / self.overlap)
-        return np.asarray(last + (steps - 1.0) * compute)
+        by_lines = last + (steps - 1.0) * compute
+        return np.asarray(by_lines * np.exp(self._errors(n, samples)))
+
+    def _errors(self, workers: Floats, samples: Floats) -> Floats:
+        """Return the logarithms of how far the lines are off: between two measurements linear, beyond constant."""
+        n, logarithms = np.broadcast_arrays(workers, np.log(np.maximum(samples, 1e-9)))
+        found = np.zeros(n.shape)
+        for number, at, errors in self.errors:
+            found = np.where(n == number, np.interp(logarithms, at, errors), found)
+        return found
 
 
 def fit(measurements: Sequence[Measurement], *, initial: int, largest_local: int) -> OverlappedThroughput:
@@ -64,7 +80,7 @@ def fit(measurements: Sequence[Measurement], *, initial: int, largest_local: int
     within_line, across_line = (Line(float(starts[best]), float(slopes[best])) for starts, slopes in lines)
     if not across.any():
         across_line = Line(within_line.intercept * FARTHER, within_line.slope * FARTHER)
-    return OverlappedThroughput(
+    found = OverlappedThroughput(
         compute=compute,
         exchange=within_line,
         exchange_across=across_line,
@@ -72,6 +88,26 @@ def fit(measurements: Sequence[Measurement], *, initial: int, largest_local: int
         overlap=float(OVERLAPS[best]),
         initial=initial,
         largest_local=largest_local,
+    )
+    return replace(found, errors=_errors(found, measurements))
+
+
+def _errors(
+    model: OverlappedThroughput, measurements: Sequence[Measurement]
+) -> tuple[tuple[int, tuple[float, ...], tuple[float, ...]], ...]:
+    """Return `OverlappedThroughput.errors`: of placements on other nodes the mean."""
+    errors: dict[int, dict[int, list[float]]] = {}
+    for num_nodes, num_workers, local, step, _ in measurements:
+        if num_workers > 1:
+            by_lines = float(model.seconds(num_workers, num_workers * local, across=num_nodes > 1))
+            errors.setdefault(num_workers, {}).setdefault(local, []).append(math.log(step / by_lines))
+    return tuple(
+        (
+            number,
+            tuple(math.log(local) for local in sorted(found)),
+            tuple(fmean(found[local]) for local in sorted(found)),
+        )
+        for number, found in sorted(errors.items())
     )
 
 
