@@ -153,7 +153,7 @@ def test_no_other_way_to_share_is_worth_more() -> None:
         for job, number in zip(jobs, workers, strict=True):
             sizes, _, rates = best_batches(job, allowed_sizes(job, 8))
             speed_up = rates[sizes.index(number)] / rates[sizes.index(2)] if number else 0.0  # 2 of 8: an equal share
-            total += (speed_up + 1e-3) ** -0.5 / (job.attained + 3600) ** 0.5
+            total += (speed_up + 1e-3) ** -0.25 / (job.attained + 3600) ** 0.5
         return total
 
     ways = [way for way in itertools.product((0, 1, 2, 4, 8), repeat=3) if sum(way) <= 8]

@@ -9,6 +9,7 @@ import pytest
 from resile_scheduler.simulation.arrivals import Arrival, read_arrivals
 from resile_scheduler.simulation.baselines import Tiresias
 from resile_scheduler.simulation.csv_table import MalformedTable
+from resile_scheduler.simulation.fairness import finish_time_fairness
 from resile_scheduler.simulation.profiles import Application, read_application, smallest_rotation, split_batch
 from resile_scheduler.simulation.replay import (
     Allocation,
@@ -271,3 +272,26 @@ def test_a_malformed_workload_is_named_by_file_line_and_column(tmp_path: Path, l
     path.write_text(f"{WORKLOAD}{line}\n")
     with pytest.raises(MalformedTable, match=message):
         read_arrivals(path, {"toy": TOY}, num_slots=4)
+
+
+def test_a_job_that_was_always_alone_is_judged_by_the_whole_cluster() -> None:
+    cluster, clock = Cluster(1, 1), Events(60, change_seconds=50)
+    outcomes = replay([arrival("a")], Tiresias(), cluster, clock)
+    (fairness,) = finish_time_fairness([arrival("a")], outcomes, cluster, fixed={"toy": 8})
+    assert fairness == pytest.approx((200 + 50) / 200)
+
+
+def test_of_two_jobs_that_share_equally_one_waits_as_long_as_half_of_the_cluster_would_take() -> None:
+    jobs, cluster = [arrival("a"), arrival("b")], Cluster(1, 1)
+    outcomes = replay(jobs, Tiresias(), cluster, Events(60, change_seconds=0))
+    first, second = finish_time_fairness(jobs, outcomes, cluster, fixed={"toy": 8})
+    assert first == pytest.approx(200 / (200 * 2)), "two jobs while it was there"
+    assert second == pytest.approx(400 / (200 * 1.5)), "one and a half in the mean"
+
+
+def test_on_an_equal_share_a_job_has_all_its_workers_and_the_best_batch() -> None:
+    jobs, cluster = [arrival("a")], Cluster(1, 2)
+    outcomes = replay(jobs, Scripted({"a": (0,)}), cluster, Events(60, change_seconds=0))
+    (fairness,) = finish_time_fairness(jobs, outcomes, cluster, fixed={})
+    # It trained with a batch of 8 on one worker. A batch of 32 on two makes four times the progress in two seconds.
+    assert fairness == pytest.approx(200 / 100)

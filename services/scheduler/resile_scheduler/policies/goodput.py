@@ -5,7 +5,7 @@ sample in a batch M makes (φ + M0) / (φ + M) of the progress that it makes in 
 al., "An empirical model of large-batch training", 2018). So each number of workers has its best batch, and its goodput
 (A. Qiao et al., "Pollux", OSDI 2021, section 3). The slots are shared so that the sum of the jobs' worth is largest:
 
-    worth = -weight * speed-up ** -0.5
+    worth = -weight * speed-up ** -0.25
 
 - The speed-up is relative to the goodput with an equal share of the slots. The exponent makes it fair: it costs a job
   more to be twice as slow than it is worth to another to be twice as fast.
@@ -30,7 +30,7 @@ from .throughput import Throughput
 Floats = NDArray[np.float64]
 Sizes = tuple[int, ...]
 
-EXPONENT = -0.5
+EXPONENT = -0.25
 WITHOUT_SLOTS = 1e-3
 """The speed-up without any slot."""
 NEW_SLOT_SECONDS = 3600.0

@@ -28,7 +28,7 @@ Epochs = tuple[tuple[float, float, float], ...]
 """For each epoch its last progress, and the squared norm and the variance of the gradient in it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Application:
     """One application's profile."""
 
@@ -40,8 +40,8 @@ class Application:
     """By batch size, rising."""
     smallest_local: int
     largest_local: int
-    _times: dict[tuple[Placement, int], tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
-    _gradients: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
+    _times: dict[tuple[Placement, int], tuple[float, float]] = field(default_factory=dict, repr=False)
+    _gradients: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, repr=False)
 
     @property
     def initial_batch(self) -> int:
@@ -61,6 +61,26 @@ class Application:
     def progress_after(self, num_epochs: int) -> float:
         """Return the progress at which ``num_epochs`` epochs are complete."""
         return min(rows[num_epochs - 1][0] for rows in self.epochs.values()) if num_epochs else 0.0
+
+    def split(self, batch: float, num_workers: int) -> tuple[int, int]:
+        """Return the local batch of one step, and the steps before the one with the exchange; see `split_batch`."""
+        return split_batch(
+            batch,
+            num_workers,
+            initial=self.initial_batch,
+            largest_local=self.largest_local,
+            largest_batch=self.largest_batch,
+        )
+
+    def speed(self, placement: Placement, batch: float, epoch: int) -> float:
+        """Return the progress per second in an epoch counted from 0."""
+        num_workers = sum(placement)
+        local, steps = self.split(batch, num_workers)
+        step, sync = self.step_times(placement, local)
+        squared, variance = self.gradient(num_workers * local * (steps + 1), epoch)
+        noise = variance * self.initial_batch / (num_workers * local * (steps + 1)) + squared
+        gain = (variance + squared) / noise if noise else 1.0
+        return gain / (step + steps * (step - sync))
 
     def step_times(self, placement: Placement, local: int) -> tuple[float, float]:
         """Return the seconds of a step with an exchange, and of the exchange within it, at a local batch.

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from resile_shared.errors import ResileError
 
 from .arrivals import Arrival
-from .profiles import Placement, split_batch
+from .profiles import Placement
 
 Nodes = tuple[int, ...]
 """The node of each worker, those of one node beside each other."""
@@ -135,7 +135,7 @@ class ReplayedJob:
         return self.allocation.nodes
 
     def assign(self, allocation: Allocation, *, change_seconds: float) -> None:
-        """Give it these workers. Only other workers cost time, and none at all once it gets some again."""
+        """Give it these workers. It loses ``change_seconds`` when it gets other ones, not when it loses them all."""
         if allocation.nodes and allocation.nodes != self.nodes:
             self.num_changes += bool(self.attained)
             self._to_lose = change_seconds
@@ -151,18 +151,21 @@ class ReplayedJob:
         self._to_lose -= lost
         now += lost
         while self.completed is None and not self._to_lose:
-            speed = self._measure()
+            if now < end:
+                self._measure()
+            speed = self._speed()
             to_epoch_end = self._to_epoch_end(speed)
             if now + to_epoch_end > end + RESOLUTION_SECONDS:
                 self.progress += speed * (end - now)
                 break
             now = min(now + to_epoch_end, end)
             self._end_epoch(now)
-        self.attained += ((self.completed or end) - end + seconds) * len(self.nodes)
+        until = end if self.completed is None else self.completed
+        self.attained += (until - end + seconds) * len(self.nodes)
 
     def earliest_completion(self, *, now: float) -> float:
         """Return a time before which it cannot be complete: the end of its epoch."""
-        return now + self._to_lose + self._to_epoch_end(self._train()[0]) if self.nodes else math.inf
+        return now + self._to_lose + self._to_epoch_end(self._speed()) if self.nodes else math.inf
 
     def _to_epoch_end(self, speed: float) -> float:
         return max(self.arrival.application.progress_after(self.epoch + 1) - self.progress, 0.0) / speed
@@ -174,28 +177,15 @@ class ReplayedJob:
         if self.epoch == application.num_epochs:
             self.completed = now
 
-    def _measure(self) -> float:
-        speed, measurement, self.gradient = self._train()
-        self.measurements.setdefault(measurement)
-        return speed
+    def _speed(self) -> float:
+        return self.arrival.application.speed(self._placement, self.allocation.batch_size, self.epoch)
 
-    def _train(self) -> tuple[float, Measurement, tuple[float, float]]:
-        """Return the progress per second, what is measured on the way, and what the gradient is like."""
+    def _measure(self) -> None:
         application, num_workers = self.arrival.application, len(self.nodes)
-        local, steps = split_batch(
-            self.allocation.batch_size,
-            num_workers,
-            initial=application.initial_batch,
-            largest_local=application.largest_local,
-            largest_batch=application.largest_batch,
-        )
+        local, steps = application.split(self.allocation.batch_size, num_workers)
         step, sync = application.step_times(self._placement, local)
-        batch = num_workers * local * (steps + 1)
-        squared, variance = application.gradient(batch, self.epoch)
-        noise = variance * application.initial_batch / batch + squared
-        gain = (variance + squared) / noise if noise else 1.0
-        measurement = Measurement(len(self._placement), num_workers, local, step, sync)
-        return gain / (step + steps * (step - sync)), measurement, (squared, variance)
+        self.measurements.setdefault(Measurement(len(self._placement), num_workers, local, step, sync))
+        self.gradient = application.gradient(num_workers * local * (steps + 1), self.epoch)
 
 
 class Scheduler(Protocol):
@@ -222,7 +212,7 @@ class Outcome:
 
 
 def replay(arrivals: Sequence[Arrival], scheduler: Scheduler, cluster: Cluster, clock: Clock) -> list[Outcome]:
-    """Return what becomes of each job, in the order of ``arrivals``.
+    """Return what becomes of each job, in the order of ``arrivals``, once all are complete.
 
     Raises:
         Overcommitted: the scheduler gave away slots that the cluster does not have.
