@@ -50,6 +50,7 @@ TESTS = {
     ),
     "resile_scheduler.lease": ("tests/scheduler/test_lease.py",),
     "resile_scheduler.executor": ("tests/scheduler/test_executor.py",),
+    "resile_scheduler.service": ("tests/scheduler/test_service.py",),
     "resile_shared.buckets": ("tests/shared/test_buckets.py",),
 }
 """What is tried when no world notices a mutant, by the beginning of its module's name."""
