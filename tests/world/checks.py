@@ -3,6 +3,7 @@
 What is wrong is collected in ``broken``, in words; a world with any is a failure.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
 from resile_shared.messages.allocations import Allocation
@@ -23,6 +24,10 @@ class Checks:
         """The slot of each worker, by job and worker, as the first allocation that named it said."""
         self.alive: dict[tuple[str, int], str] = {}
         """The slots of the worker processes that are alive."""
+        self.stored: Counter[str] = Counter()
+        """How often an allocation of each job was stored."""
+        self.sent: Counter[tuple[str, str]] = Counter()
+        """How often each host was sent an allocation of each job."""
         self.states: dict[str, int] = {}
         """How often a record entered each state."""
         self.num_committed = 0
@@ -33,6 +38,8 @@ class Checks:
         """The generations of each job that are cold starts, and whether it had a checkpoint then."""
         self._members: dict[tuple[str, int], frozenset[int]] = {}
         """The workers of each generation of each job."""
+        self._hosts: dict[str, set[str]] = {}
+        """The hosts on which each job was ever given a slot."""
         self._iterations: dict[tuple[str, int, int], list[Commit]] = {}
         """The commits of each iteration of each cold start of each job."""
 
@@ -62,6 +69,7 @@ class Checks:
 
     def _on_allocation(self, allocation: Allocation, objects: Mapping[str, bytes]) -> None:
         job = allocation.job
+        self.stored[job] += 1
         if allocation.cold_start and allocation.generation not in self._starts.setdefault(job, {}):
             begun = f"storage/jobs/{job}/checkpoints/"
             has_checkpoint = any(key.startswith(begun) and key.endswith("manifest.json") for key in objects)
@@ -73,6 +81,7 @@ class Checks:
             self.break_promise(f"{job}: an allocation of the old epoch {allocation.epoch} was stored")
         self._epoch = max(self._epoch, allocation.epoch)
         self._members[job, allocation.generation] = frozenset(p.worker for p in allocation.placements)
+        self._hosts.setdefault(job, set()).update(placement.host for placement in allocation.placements)
         for placement in allocation.placements:
             slot = f"{placement.slot_name} of incarnation {placement.incarnation}"
             known = self.slots.setdefault((job, placement.worker), slot)
@@ -92,6 +101,14 @@ class Checks:
         if event.item.number != expected:
             self.break_promise(f"{event.job}: history item {event.item.number} was published after {expected - 1}")
         self._numbers[event.job] = max(expected, event.item.number)
+
+    # what agents are sent
+
+    def allocation_sent(self, host: str, job: str) -> None:
+        """An agent is sent an allocation of ``job``."""
+        self.sent[host, job] += 1
+        if host not in self._hosts.get(job, ()):
+            self.break_promise(f"{host} is sent an allocation of {job}, which never had a worker there")
 
     # what the workers did
 

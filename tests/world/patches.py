@@ -163,6 +163,9 @@ class SimFolder:
     def jobs_with_files(self) -> list[str]:
         return []
 
+    def all_jobs(self) -> list[str]:
+        return []
+
     def drop_files(self, job: str) -> list[SimPath]:
         return []
 

@@ -10,6 +10,7 @@ import orjson
 from resile_learner.agent.devices import TorchDevices
 from resile_learner.messages import WorkerConfig
 from resile_shared.messages.jobs import JobEvent
+from resile_shared.subjects import ALLOCATIONS
 
 from .checks import Checks
 from .faults import Faults
@@ -17,7 +18,7 @@ from .loop import Clock, SimLoop, Stuck, current_process
 from .nats import Network, SimClient
 from .patches import surroundings
 from .plan import Plan
-from .server import SimServer, Stored
+from .server import Message, SimServer, Stored
 from .services import Host, Service, registry, scheduler
 from .training import Commit, SimScript
 from .users import Users
@@ -42,6 +43,7 @@ class World:
         self.server = SimServer(self.loop)
         self.server.on_store.append(self._on_store)
         self.network = Network(self.loop, self.server, self.rng)
+        self.network.on_deliver.append(self._on_deliver)
         self.detection_seconds = detection_seconds
         self.hosts: dict[str, Host] = {}
         self.workers = SimCluster(self.loop, random.Random(f"{plan.seed} workers"), script_of=_script_of)
@@ -102,6 +104,10 @@ class World:
         item = event.item
         slots = f" on {', '.join(item.slots)}" if item.slots else ""
         self.tell(f"{event.job} {item.kind}: generation {item.generation}{slots}, at {item.iteration}. {item.reason}")
+
+    def _on_deliver(self, host: str, message: Message) -> None:
+        if host in self.hosts and message.subject.startswith(ALLOCATIONS.prefix):
+            self.checks.allocation_sent(host, message.subject.removeprefix(ALLOCATIONS.prefix))
 
     def _on_commit(self, commit: Commit) -> None:
         self.checks.committed(commit)

@@ -18,6 +18,7 @@ from resile_shared.messages.reports import CheckpointSaved, Completed, Content, 
 
 from ..core.core import Scheduler
 from ..core.events import (
+    AssignJobs,
     Command,
     Event,
     HostRemoved,
@@ -64,6 +65,8 @@ class SimulatedPool:
         self._num_queued = 0
         self._jobs: dict[str, SimulatedJob] = {}
         self.hosts: dict[str, HostRecord] = {}
+        self.assigned: dict[str, tuple[str, ...]] = {}
+        """The jobs whose allocations each host watches."""
         self._last_number = 0
         self._silent: set[str] = set()
         self._beats = 0
@@ -85,6 +88,7 @@ class SimulatedPool:
             since=at(self.now),
         )
         self.hosts[name] = record
+        self.assigned.pop(name, None)
         self._silent.discard(name)
         self.handle(record)
 
@@ -173,6 +177,10 @@ class SimulatedPool:
         """Return the workers of this job whose processes are alive."""
         return tuple(self._jobs[job].workers) if job in self._jobs else ()
 
+    def hosts_of(self, job: str) -> set[str]:
+        """Return the hosts on which processes of this job's workers are alive."""
+        return {worker.host for worker in self._jobs[job].workers.values()} if job in self._jobs else set()
+
     def trained(self, job: str) -> set[int]:
         """Return the workers that ever were members."""
         return self._jobs[job].trained
@@ -191,6 +199,8 @@ class SimulatedPool:
             case WriteAllocation(allocation):
                 self.allocations.append(allocation)
                 self._allocate(self._jobs[allocation.job], allocation)
+            case AssignJobs(host, _, jobs):
+                self.assigned[host] = jobs
             case StopWorkers(job=job, host=host, workers=workers):
                 for number in workers:
                     self.later(EXIT_SECONDS, lambda n=number: self._stop(job, host, n))  # type: ignore[misc]
@@ -401,7 +411,13 @@ class SimulatedPool:
         ]
         gone = (*gone, *lasting)
         record = self.hosts[host]
-        beat = Heartbeat(host=host, incarnation=record.incarnation, number=self._beats, workers=(*workers, *gone))
+        beat = Heartbeat(
+            host=host,
+            incarnation=record.incarnation,
+            number=self._beats,
+            jobs=self.assigned.get(host),
+            workers=(*workers, *gone),
+        )
         self._send(beat)
 
     def _report(self, job: SimulatedJob, number: int, content: Content) -> None:
