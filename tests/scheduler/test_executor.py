@@ -12,7 +12,7 @@ from resile_shared.bus import Bus
 from resile_shared.envelope import Received
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted
-from resile_shared.messages.instructions import Instruction, PauseWorkers
+from resile_shared.messages.instructions import AssignJobs, Instruction, PauseWorkers
 from resile_shared.messages.jobs import JobRecord, JobState
 from resile_shared.messages.message import at
 from resile_shared.subjects import ALLOCATIONS, JOBS, LEASE
@@ -121,3 +121,23 @@ async def test_no_allocation_is_stored_before_its_record(pool: Pool) -> None:
         await carry_out(executor, Batch(records=((record("job-1"), ()),), allocations=(allocation("job-1", 1),)))
     assert raised.group_contains(FencedError)
     assert not await bus.bucket(ALLOCATIONS).keys()
+
+
+async def test_no_agent_is_told_of_an_allocation_before_it_is_stored(pool: Pool) -> None:
+    """Else one that is told not to watch a job, and later to watch it again, finds workers that are gone."""
+    bus = await pool.bus("scheduler")
+    received: list[Received[Instruction]] = []
+
+    async def note(instruction: Received[Instruction]) -> None:
+        received.append(instruction)
+
+    await (await pool.bus("learner")).subscribe(subjects.instruction("host-1"), Instruction, note)
+    lease, executor = await leader(bus, "old")
+    await executor.read()
+    await bus.bucket(ALLOCATIONS).take_over(lease.epoch + 1)
+    assign = Instruction(AssignJobs(epoch=1, incarnation=1, jobs=()))
+    with pytest.raises(ExceptionGroup) as raised:
+        await carry_out(executor, Batch(allocations=(allocation("job-1", 1),), instructions=(("host-1", assign),)))
+    assert raised.group_contains(FencedError)
+    await bus.round_trip()
+    assert not received

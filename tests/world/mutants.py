@@ -33,6 +33,7 @@ _CORE = "resile_scheduler.core"
 
 TESTS = {
     "resile_learner.agent.core": ("tests/learner/test_agent_core.py",),
+    "resile_learner.agent.job_files": ("tests/learner/test_job_files.py",),
     "resile_learner.agent.reporting": ("tests/learner/test_reporting.py",),
     "resile_learner.membership": ("tests/learner/test_membership.py", "tests/learner/test_membership_machine.py"),
     "resile_learner.worker": ("tests/learner/test_departure.py", "tests/learner/test_suspicions.py"),
@@ -45,6 +46,7 @@ TESTS = {
     "resile_registry.core": ("tests/registry/test_core.py",),
     "resile_scheduler.core": (
         "tests/scheduler/test_core.py",
+        "tests/scheduler/test_assignments.py",
         "tests/scheduler/test_recovery.py",
         "tests/scheduler/test_starts.py",
     ),
@@ -128,6 +130,48 @@ MUTANTS = (
         "return beat",
     ),
     Mutant(
+        "agent leaves its workers alone when their job is taken from its host",
+        "workers of a job that is deleted run for ever, and others miss the generation that they have to leave",
+        _AGENT,
+        "self._watched, (self._assigned or frozenset()) | living",
+        "self._watched, (self._assigned or frozenset())",
+    ),
+    Mutant(
+        "agent obeys allocations of jobs that it does not watch",
+        "an allocation that was under way starts workers of a job that was taken from the host",
+        _AGENT,
+        "        if job not in self._watched:\n            return []\n",
+        "",
+    ),
+    Mutant(
+        "agent watches what an earlier scheduler assigns",
+        "a scheduler that was replaced keeps workers from starting",
+        _AGENT,
+        "if not isinstance(event, Allocation | AssignJobs | StopWorkers | PauseWorkers):",
+        "if not isinstance(event, Allocation | StopWorkers | PauseWorkers):",
+    ),
+    Mutant(
+        "agent watches what was assigned to another incarnation",
+        "a late instruction keeps workers from starting",
+        _AGENT,
+        "if assign.incarnation != self.incarnation:",
+        "if False:",
+    ),
+    Mutant(
+        "agent removes files before it knows what is assigned",
+        "the output of a job that goes on here begins anew, and what was stored of it is overwritten",
+        _AGENT,
+        "return self._assigned is None or job in self._watched",
+        "return job in self._watched",
+    ),
+    Mutant(
+        "agent stores the output of deleted jobs",
+        "files of a job of which nothing should be left",
+        "resile_learner.agent.job_files",
+        "        return entry is None or entry.value.is_deleted\n",
+        "        return False\n",
+    ),
+    Mutant(
         "agent keeps no facts on its disk",
         "what was reported and not published is lost with the agent",
         _REPORTING,
@@ -204,6 +248,45 @@ MUTANTS = (
         f"{_CORE}.outgoing",
         "if not worker.stop_sent or worker.slot.host == heard:",
         "if not worker.stop_sent:",
+    ),
+    Mutant(
+        "scheduler assigns jobs once",
+        "an agent that missed the instruction never learns of the workers that are placed on its host",
+        f"{_CORE}.host_events",
+        "        host.assigned = None if beat.jobs is None else frozenset(beat.jobs)\n",
+        "",
+    ),
+    Mutant(
+        "scheduler takes jobs from hosts while their workers leave",
+        "an agent that has not watched the newest allocation yet never does",
+        f"{_CORE}.outgoing",
+        "jobs = frozenset(job.id for job, _ in self._pool.held_on(name))",
+        "jobs = frozenset(job.id for job, w in self._pool.held_on(name) if job.generations.names(w.number))",
+    ),
+    Mutant(
+        "scheduler takes jobs from hosts that it has not heard of",
+        "after a restart of the scheduler, agents are told to leave workers alone that it does not know of",
+        f"{_CORE}.outgoing",
+        "if host.is_alive and host.is_heard and jobs != host.assigned:",
+        "if host.is_alive and jobs != host.assigned:",
+    ),
+    Mutant(
+        "scheduler assigns all jobs to all hosts",
+        "each host gets the allocations of the whole pool",
+        f"{_CORE}.outgoing",
+        "jobs = frozenset(job.id for job, _ in self._pool.held_on(name))",
+        "jobs = frozenset(job.id for job in self._pool.jobs.values())",
+    ),
+    Mutant(
+        "scheduler takes jobs from hosts before the allocation is stored",
+        "after a crash, an agent starts workers again that it has forgotten",
+        "resile_scheduler.executor",
+        "        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)\n"
+        "        for host, instruction in batch.instructions:\n"
+        "            await self._bus.send(subjects.instruction(host), instruction)\n",
+        "        for host, instruction in batch.instructions:\n"
+        "            await self._bus.send(subjects.instruction(host), instruction)\n"
+        "        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)\n",
     ),
     Mutant(
         "scheduler asks once for a pause",
