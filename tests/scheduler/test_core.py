@@ -82,13 +82,13 @@ class Bench:
             assert again == replies, "what arrives twice has its effect once"
         return commands
 
-    def restart(self) -> None:
-        """Replace the scheduler by a new one, which takes over what is stored."""
+    def restart(self) -> list[Command]:
+        """Replace the scheduler by a new one, which takes over what is stored; return its first commands."""
         hosts = tuple(self.hosts.values())
         newest = {allocation.job: allocation for allocation in self.allocations}
         epoch = max((allocation.epoch for allocation in self.allocations), default=0) + 1
         self.scheduler = Scheduler(epoch=epoch, secret="s")
-        self.tell(StateRestored(tuple(self.records.values()), tuple(newest.values()), hosts))
+        return self.tell(StateRestored(tuple(self.records.values()), tuple(newest.values()), hosts))
 
     def host(self, name: str, num_slots: int, *, state: HostState = HostState.UP, incarnation: int = 1) -> None:
         slots = tuple(Slot(index=index) for index in range(num_slots))

@@ -44,6 +44,7 @@ TESTS = {
         "tests/world/test_pause.py",
     ),
     "resile_registry.core": ("tests/registry/test_core.py",),
+    "resile_scheduler.core.retention": ("tests/scheduler/test_retention.py",),
     "resile_scheduler.core": (
         "tests/scheduler/test_core.py",
         "tests/scheduler/test_assignments.py",
@@ -287,6 +288,13 @@ MUTANTS = (
         "        for host, instruction in batch.instructions:\n"
         "            await self._bus.send(subjects.instruction(host), instruction)\n"
         "        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)\n",
+    ),
+    Mutant(
+        "new scheduler removes jobs before it knows who is alive",
+        "a worker of a deleted job goes on, and stores what nobody removes",
+        f"{_CORE}.retention",
+        "if not self._deleted or any(host.is_alive and not host.is_heard for host in self._pool.hosts.values()):",
+        "if not self._deleted:",
     ),
     Mutant(
         "scheduler asks once for a pause",
