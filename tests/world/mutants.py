@@ -1,7 +1,7 @@
 """``python -m tests.world.mutants``: switches off one protection after the other, and shows which world notices.
 
-    MUTANT=name         this one alone
-    MUTANT_SECONDS=60   how long worlds are tried for each
+    MUTANT=name         this one alone; several are separated by semicolons
+    MUTANT_SECONDS=60   how long worlds are tried for each, in seconds of one core
     MUTANT_PROCESSES=2  how many are tried at once; by default as many as there are cores
 
 Every protection of the protocol has an entry here. One that nothing notices is either not needed or not tested. Some
@@ -37,10 +37,13 @@ TESTS = {
     "resile_learner.agent.reporting": ("tests/learner/test_reporting.py",),
     "resile_learner.membership": ("tests/learner/test_membership.py", "tests/learner/test_membership_machine.py"),
     "resile_learner.worker": ("tests/learner/test_departure.py", "tests/learner/test_suspicions.py"),
+    "resile_learner.training": ("tests/learner/test_facts.py", "tests/learner/test_training_call.py"),
     "resile_learner.checkpoint": (
         "tests/learner/test_checkpoint.py",
         "tests/learner/test_checkpointer.py",
         "tests/learner/test_lineage.py",
+        "tests/learner/test_uploads.py",
+        "tests/learner/test_upload_queue.py",
         "tests/world/test_pause.py",
     ),
     "resile_registry.core": ("tests/registry/test_core.py",),
@@ -50,6 +53,8 @@ TESTS = {
         "tests/scheduler/test_assignments.py",
         "tests/scheduler/test_recovery.py",
         "tests/scheduler/test_starts.py",
+        "tests/scheduler/test_pool_suspend.py",
+        "tests/scheduler/test_suspicions.py",
     ),
     "resile_scheduler.lease": ("tests/scheduler/test_lease.py",),
     "resile_scheduler.executor": ("tests/scheduler/test_executor.py",),
@@ -178,6 +183,13 @@ MUTANTS = (
         _REPORTING,
         "            self._spool.add(Spooled(id=message.id, report=content))\n",
         "            pass\n",
+    ),
+    Mutant(
+        "agent obeys schedulers of earlier epochs",
+        "a leader that was replaced has its workers started beside those of the new one",
+        _AGENT,
+        "return [] if self._is_from_earlier_leader(event) else self._handle(event, now)",
+        "return self._handle(event, now)",
     ),
     # the scheduler
     Mutant(
@@ -389,6 +401,48 @@ MUTANTS = (
         "return begun - self._since >= self._patience",
         "return True",
     ),
+    Mutant(
+        "a pause counts only the checkpoints of the active generation",
+        "a pause that meets a change of members never ends",
+        f"{_CORE}.worker_reports",
+        "case CheckpointSaved() as checkpoint if checkpoint.lineage == job.record.lineage:",
+        "case CheckpointSaved() as checkpoint if report.generation == job.generations.active_number:",
+    ),
+    Mutant(
+        "a cold start has no deadline",
+        "initial members that do not reach each other wait for ever",
+        f"{_CORE}.deadlines",
+        "            elif job.generations.placements:\n                self._give_up_start(job, now)\n",
+        "",
+    ),
+    Mutant(
+        "a cold start resumes only from what was reported",
+        "a job whose reports were lost starts from 0 beside a complete checkpoint",
+        f"{_CORE}.allocator",
+        "resume=cold_start and job.record.lineage > 0,",
+        "resume=cold_start and job.record.checkpoint is not None,",
+    ),
+    Mutant(
+        "scheduler ends nobody who waits after the completion",
+        "members that lost one after the completion wait for a recovery for ever",
+        f"{_CORE}.probing",
+        "            self._end_waiting(job, accuser, accusation, now=now)\n",
+        "",
+    ),
+    Mutant(
+        "scheduler ends when the bus refuses a write",
+        "one record that is too large ends every scheduler",
+        "resile_scheduler.executor",
+        "_REFUSALS = (MessageTooLarge, StoreFailed)",
+        "_REFUSALS = ()",
+    ),
+    Mutant(
+        "a pool that ends suspends nothing",
+        "the hosts of a pool go while its jobs train: what they trained is lost",
+        f"{_CORE}.decisions",
+        "        if self._policy is not no_slots:\n",
+        "        if False:\n",
+    ),
     # the registry
     Mutant(
         "registry believes hellos of old incarnations",
@@ -507,6 +561,34 @@ MUTANTS = (
         "if False:",
     ),
     Mutant(
+        "initial members choose a checkpoint each for itself",
+        "members that found different checkpoints train together, or wait for each other for ever",
+        "resile_learner.checkpoint.cold_start",
+        "start = store.decide_start(Start(",
+        "start = (lambda own: own)(Start(",
+    ),
+    Mutant(
+        "a checkpoint of a lineage that was cut off is an ancestor",
+        "a job resumes from what members stored after a newer cold start had begun without them",
+        "resile_learner.checkpoint.lineage",
+        "if c.lineage == last.lineage and c <= last)",
+        "if c.lineage == last.lineage)",
+    ),
+    Mutant(
+        "all lineages store their model under one key",
+        "members that were cut off replace the model that a completion names",
+        "resile_learner.checkpoint.lineage",
+        'return f"models/lineage-{lineage}.safetensors"',
+        'return "models/model.safetensors"',
+    ),
+    Mutant(
+        "a pause that is saved is told once",
+        "a pause whose report was lost never ends",
+        _CHECKPOINTER,
+        "if self._clock() - self._paused_reported >= PAUSED_SECONDS:",
+        "if False:",
+    ),
+    Mutant(
         "initial members do not compare what they train",
         "workers with different data train together",
         "resile_learner.training.rounds",
@@ -562,8 +644,8 @@ MUTANTS = (
 def main() -> int:
     """Try all mutants, or the one that is named; return 1 if a world misses one."""
     seconds = float(os.environ.get("MUTANT_SECONDS", "60"))
-    wanted = os.environ.get("MUTANT")
-    mutants = [mutant for mutant in MUTANTS if wanted in (None, mutant.name)]
+    wanted = os.environ.get("MUTANT", "")
+    mutants = [mutant for mutant in MUTANTS if not wanted or mutant.name in wanted.split("; ")]
     with ThreadPoolExecutor(NUM_PROCESSES) as pool:
         rows = list(pool.map(lambda mutant: _try_in_process(mutant, seconds), mutants))
     missed = [mutant.name for mutant, found in zip(mutants, rows, strict=True) if not found]
@@ -572,13 +654,12 @@ def main() -> int:
 
 
 def _try_in_process(mutant: Mutant, seconds: float) -> bool:
-    begun = time.monotonic()
     command = [sys.executable, "-m", "tests.world.mutants", "--try", mutant.name, str(seconds)]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = (done.stdout or done.stderr).strip().splitlines()
     found = done.returncode == 3
-    print(f"| {mutant.name} | {lines[-1] if lines else ''} | {time.monotonic() - begun:.0f} s |", flush=True)
+    print(f"| {mutant.name} | {lines[-1] if lines else ''} |", flush=True)
     return found
 
 
@@ -588,18 +669,18 @@ def _try(mutant: Mutant, seconds: float) -> int:
     from .campaign import live
     from .plan import draw
 
-    begun, seed = time.monotonic(), 0
-    while time.monotonic() - begun < seconds:
+    begun, seed = time.process_time(), 0
+    while time.process_time() - begun < seconds:
         _, broken = live(draw(seed))
         if broken:
-            print(f"seed {seed}: {broken[0]}".replace("\n", " ")[:200])
+            print(f"seed {seed}, after {time.process_time() - begun:.0f} s: {broken[0]}".replace("\n", " ")[:200])
             return 3
         seed += 1
     tests = next((found for package, found in TESTS.items() if mutant.module.startswith(package)), ())
     if tests and pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]) == pytest.ExitCode.TESTS_FAILED:
-        print(f"not noticed by {seed} worlds, but by {' or '.join(tests)}")
+        print(f"not noticed by {seed} worlds in {seconds:.0f} s, but by {' or '.join(tests)}")
         return 3
-    print(f"not noticed by {seed} worlds")
+    print(f"not noticed by {seed} worlds in {seconds:.0f} s")
     return 0
 
 
