@@ -4,6 +4,8 @@
     MUTANT_SECONDS=60   how long worlds are tried for each, in seconds of one core
     MUTANT_PROCESSES=2  how many are tried at once; by default as many as there are cores
 
+Rows with a star are protections that the protocol was without at some time.
+
 Every protection of the protocol has an entry here. One that nothing notices is either not needed or not tested. Some
 are noticed by tests alone: they are there for what the bus of today, and so that of a world, does not do.
 """
@@ -57,7 +59,7 @@ TESTS = {
         "tests/scheduler/test_suspicions.py",
     ),
     "resile_scheduler.lease": ("tests/scheduler/test_lease.py",),
-    "resile_scheduler.executor": ("tests/scheduler/test_executor.py",),
+    "resile_scheduler.executor": ("tests/scheduler/test_executor.py", "tests/scheduler/test_service.py"),
     "resile_scheduler.service": ("tests/scheduler/test_service.py",),
     "resile_shared.buckets": ("tests/shared/test_buckets.py",),
 }
@@ -78,6 +80,7 @@ MUTANTS = (
         _AGENT,
         "if holder := next(held, None):",
         "if (holder := next(held, None)) and False:",
+        once_missing=True,
     ),
     Mutant(
         "agent starts a worker twice",
@@ -190,6 +193,7 @@ MUTANTS = (
         _AGENT,
         "return [] if self._is_from_earlier_leader(event) else self._handle(event, now)",
         "return self._handle(event, now)",
+        once_missing=True,
     ),
     # the scheduler
     Mutant(
@@ -219,6 +223,7 @@ MUTANTS = (
         f"{_CORE}.worker_reports",
         "case CheckpointSaved() as checkpoint if checkpoint.lineage == job.record.lineage:",
         "case CheckpointSaved() as checkpoint:",
+        once_missing=True,
     ),
     Mutant(
         "scheduler believes old heartbeats",
@@ -321,6 +326,7 @@ MUTANTS = (
         f"{_CORE}.recovery",
         "RESULT_SECONDS = 10.0",
         "RESULT_SECONDS = 0.0",
+        once_missing=True,
     ),
     Mutant(
         "scheduler does not wait for what agents still have to report",
@@ -328,6 +334,7 @@ MUTANTS = (
         f"{_CORE}.recovery",
         "if any(host and host.is_alive and host.num_waiting for host in hosts):",
         "if False:",
+        once_missing=True,
     ),
     Mutant(
         "scheduler ignores that a result was lost with its host",
@@ -393,6 +400,7 @@ MUTANTS = (
         '            "Nats-Expected-Last-Subject-Sequence": str(fence.revision),\n'
         '            "Nats-Expected-Last-Subject-Sequence-Subject": self._spec.fence,\n',
         "",
+        once_missing=True,
     ),
     Mutant(
         "a standby takes a lease that is renewed",
@@ -407,6 +415,7 @@ MUTANTS = (
         f"{_CORE}.worker_reports",
         "case CheckpointSaved() as checkpoint if checkpoint.lineage == job.record.lineage:",
         "case CheckpointSaved() as checkpoint if report.generation == job.generations.active_number:",
+        once_missing=True,
     ),
     Mutant(
         "a cold start has no deadline",
@@ -414,6 +423,7 @@ MUTANTS = (
         f"{_CORE}.deadlines",
         "            elif job.generations.placements:\n                self._give_up_start(job, now)\n",
         "",
+        once_missing=True,
     ),
     Mutant(
         "a cold start resumes only from what was reported",
@@ -421,6 +431,7 @@ MUTANTS = (
         f"{_CORE}.allocator",
         "resume=cold_start and job.record.lineage > 0,",
         "resume=cold_start and job.record.checkpoint is not None,",
+        once_missing=True,
     ),
     Mutant(
         "scheduler ends nobody who waits after the completion",
@@ -428,6 +439,7 @@ MUTANTS = (
         f"{_CORE}.probing",
         "            self._end_waiting(job, accuser, accusation, now=now)\n",
         "",
+        once_missing=True,
     ),
     Mutant(
         "scheduler ends when the bus refuses a write",
@@ -435,6 +447,7 @@ MUTANTS = (
         "resile_scheduler.executor",
         "_REFUSALS = (MessageTooLarge, StoreFailed)",
         "_REFUSALS = ()",
+        once_missing=True,
     ),
     Mutant(
         "a pool that ends suspends nothing",
@@ -442,6 +455,7 @@ MUTANTS = (
         f"{_CORE}.decisions",
         "        if self._policy is not no_slots:\n",
         "        if False:\n",
+        once_missing=True,
     ),
     # the registry
     Mutant(
@@ -566,6 +580,7 @@ MUTANTS = (
         "resile_learner.checkpoint.cold_start",
         "start = store.decide_start(Start(",
         "start = (lambda own: own)(Start(",
+        once_missing=True,
     ),
     Mutant(
         "a checkpoint of a lineage that was cut off is an ancestor",
@@ -573,6 +588,7 @@ MUTANTS = (
         "resile_learner.checkpoint.lineage",
         "if c.lineage == last.lineage and c <= last)",
         "if c.lineage == last.lineage)",
+        once_missing=True,
     ),
     Mutant(
         "all lineages store their model under one key",
@@ -580,6 +596,7 @@ MUTANTS = (
         "resile_learner.checkpoint.lineage",
         'return f"models/lineage-{lineage}.safetensors"',
         'return "models/model.safetensors"',
+        once_missing=True,
     ),
     Mutant(
         "a pause that is saved is told once",
@@ -587,6 +604,7 @@ MUTANTS = (
         _CHECKPOINTER,
         "if self._clock() - self._paused_reported >= PAUSED_SECONDS:",
         "if False:",
+        once_missing=True,
     ),
     Mutant(
         "initial members do not compare what they train",
@@ -615,6 +633,7 @@ MUTANTS = (
         _STORE,
         "        if newest > lineage:\n            raise FencedError(self._objects.url, lineage, newest)\n",
         "",
+        once_missing=True,
     ),
     Mutant(
         "a manifest replaces another one",
@@ -659,7 +678,8 @@ def _try_in_process(mutant: Mutant, seconds: float) -> bool:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = (done.stdout or done.stderr).strip().splitlines()
     found = done.returncode == 3
-    print(f"| {mutant.name} | {lines[-1] if lines else ''} |", flush=True)
+    mark = " *" if mutant.once_missing else ""
+    print(f"| {mutant.name}{mark} | {lines[-1] if lines else ''} |", flush=True)
     return found
 
 
