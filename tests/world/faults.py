@@ -23,8 +23,6 @@ class Faults:
 
     def __init__(self, world: "World") -> None:
         self.counts: dict[str, int] = {}
-        self.refused_jobs: set[str] = set()
-        """The jobs of which the bus has refused to store something."""
         self._world = world
         self._is_calm = False
         self._waiting: list[Fault] = []
@@ -283,7 +281,7 @@ class Faults:
         if not jobs:
             return False
         job = jobs[fault.target % len(jobs)]
-        self.refused_jobs.add(job)
+        self._world.users.unstored.add(job)
         self._world.server.refused |= {JOBS.subject(job)}
         self._later(fault.seconds, setattr, self._world.server, "refused", frozenset())
         return True

@@ -42,6 +42,8 @@ class Users:
         self.stopped: set[str] = set()
         """Jobs that somebody asked to be stopped."""
         self.drained: set[str] = set()
+        self.unstored: set[str] = set()
+        """Jobs that the bus has refused to store: what is submitted again may not be known to be the same any more."""
         self.refused: list[str] = []
         """Answers that no request should have got."""
         self.records: dict[str, JobRecord] = {}
@@ -114,9 +116,7 @@ class Users:
         match answer:
             case Accepted(job_id=str(job)):
                 assert self.jobs.setdefault(number, job) == job, "a submission that is repeated is the same job"
-            case Refused(code="unavailable"):
-                pass  # it was accepted before, and the bus does not store it
-            case Refused(reason=reason):
+            case Refused(reason=reason) if self.jobs.get(number) not in self.unstored:
                 self.refused.append(f"submission {number} was refused: {reason}")
 
     def _ask(self, what: str, request: BaseModel) -> None:

@@ -193,7 +193,7 @@ class World:
                 self.checks.break_promise(self._what_it_waits_for(number))
         scripts = {number: submission.script for number, submission in enumerate(self.plan.jobs)}
         self.loop.run_until(lambda: False, limit=self.loop.now + END_SECONDS)
-        excused = self.users.stopped | self.faults.refused_jobs
+        excused = self.users.stopped | self.users.unstored
         self.checks.check_end(self.users.jobs, scripts, excused, self.workers.objects.objects)
         for what in self.knowledge.remaining():
             self.checks.break_promise(f"{what}, {END_SECONDS:g} seconds after the last job has ended")
