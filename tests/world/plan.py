@@ -66,12 +66,49 @@ LOSSES = (
 )
 """Of these, those that workers meet alone. Some plans have no others, so that one comes while another is dealt with."""
 ACTIONS = ("pause", "resume", "stop", "priority", "drain", "submit again", "restart pool")
-STORMS = (("pause", "resume"), ("drain",), ("priority",), ("submit again", "stop"))
-"""Actions that some plans have alone, and many of."""
 TRIGGERS = ("write", "allocation", "report", "worker starts", "last iteration", "checkpoint", "model")
 """What some faults wait for, to begin at once when it happens: a write of a scheduler, its storing of an allocation, a
 report, the start of a worker's process, a member's last iteration, the storing of a part of a checkpoint, and that of
 a final model. What acts on one process acts on the one that has just done that, if it is of its kind."""
+
+
+@dataclass(frozen=True)
+class Theme:
+    """What happens in a world, when it is not anything: these meet each other then, again and again."""
+
+    faults: tuple[str, ...]
+    triggers: tuple[str, ...]
+    actions: tuple[str, ...]
+
+
+THEMES = (
+    Theme(LOSSES, ("", "", "last iteration", "worker starts"), ("priority",)),
+    Theme(  # pauses
+        ("slow storage", "storage fails", "kill worker", "crash agent", "crash scheduler", "cut bus", "lose messages"),
+        ("", "checkpoint", "report"),
+        ("pause", "resume", "priority", "restart pool"),
+    ),
+    Theme(  # the last seconds of jobs
+        ("crash agent", "kill worker", "freeze worker", "cut bus", "crash scheduler", "crash host", "reset data links"),
+        ("last iteration", "model", "report"),
+        ("priority",),
+    ),
+    Theme(  # cold starts
+        ("crash agent", "kill worker", "freeze host", "cut pair", "cut storage", "stale storage", "crash host"),
+        ("", "worker starts", "checkpoint", "allocation"),
+        ("pause", "resume", "drain"),
+    ),
+    Theme(  # the schedulers
+        ("crash scheduler", "freeze scheduler", "cut bus", "slow bus", "restart bus", "lose messages", "crash agent"),
+        ("write", "allocation", "report"),
+        ("pause", "stop", "priority", "submit again"),
+    ),
+    Theme(  # hosts that come and go
+        ("crash host", "crash agent", "freeze host", "freeze agent", "cut host", "crash registry", "lose messages"),
+        ("", "worker starts", "allocation"),
+        ("drain", "stop", "priority"),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -160,14 +197,13 @@ def draw(seed: int) -> Plan:
     are_short = rng.random() < 0.3  # many jobs in a row on the same slots
     num_jobs = rng.choice((4, 6, 8)) if are_short else rng.choice((1, 1, 2, 2, 3, 5))
     jobs = tuple(_submission(rng, sum(slots), is_short=are_short) for _ in range(num_jobs))
-    num_faults = rng.choice((0, 1, 2, 4, 8, 16))
-    group = rng.choice((FAULTS, FAULTS, LOSSES))
-    num_kinds = rng.randint(1, rng.choice((3, len(group))))  # few kinds at a time let each act undisturbed
-    kinds = rng.sample(group, num_kinds)
-    triggers = ("",) if rng.random() < 0.5 else ("", *rng.sample(TRIGGERS, 2))
-    faults = [_fault(rng, rng.choice(kinds), at, rng.choice(triggers)) for at in _moments(rng, jobs, num_faults)]
-    wishes = rng.choice((ACTIONS, ACTIONS, rng.choice(STORMS)))
-    actions = [_action(rng, rng.choice(wishes), at) for at in _moments(rng, jobs, rng.choice((0, 0, 1, 3, 6)))]
+    theme = rng.choice((Theme(FAULTS, ("", *TRIGGERS), ACTIONS), *THEMES))
+    num_kinds = rng.randint(1, min(rng.choice((3, 100)), len(theme.faults)))  # few of them act undisturbed
+    kinds, triggers = rng.sample(theme.faults, num_kinds), rng.choice((("",), theme.triggers))
+    moments = _moments(rng, jobs, rng.choice((0, 1, 2, 4, 8, 16)))
+    faults = [_fault(rng, rng.choice(kinds), at, rng.choice(triggers)) for at in moments]
+    moments = _moments(rng, jobs, rng.choice((0, 0, 1, 3, 6, 12)))
+    actions = [_action(rng, rng.choice(theme.actions), at) for at in moments]
     ends = [*(fault.at + fault.seconds for fault in faults), *(each.at for each in (*jobs, *actions))]
     return Plan(
         seed=seed,
