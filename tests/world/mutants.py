@@ -39,7 +39,7 @@ TESTS = {
     "resile_learner.agent.reporting": ("tests/learner/test_reporting.py",),
     "resile_learner.membership": ("tests/learner/test_membership.py", "tests/learner/test_membership_machine.py"),
     "resile_learner.worker": ("tests/learner/test_suspicions.py", "tests/world/test_worker.py"),
-    "resile_learner.training": ("tests/learner/test_facts.py", "tests/learner/test_training_call.py"),
+    "resile_learner.training": ("tests/learner/test_training_call.py", "tests/world/test_worker.py"),
     "resile_learner.checkpoint": (
         "tests/learner/test_checkpoint.py",
         "tests/learner/test_checkpointer.py",
