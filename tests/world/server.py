@@ -269,6 +269,8 @@ class SimServer:
                 self._answer(reply, answer)
         elif self.copies and not subject.startswith("_INBOX"):
             for seconds in self.copies():
+                if reply and seconds:
+                    continue  # a request is lost, but does not come when its sender has long given it up
                 self._loop.call_later(seconds, self._publish, subject, data, headers, reply, context=Context())
             return True
         return self._publish(subject, data, headers, reply) or stream is not None
