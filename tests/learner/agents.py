@@ -25,6 +25,7 @@ from resile_shared.messages.hosts import (
     WorkerExit,
     WorkerReport,
 )
+from resile_shared.messages.instructions import AssignJobs, Instruction
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
 from resile_shared.messages.logs import LogLines
 from resile_shared.messages.message import at
@@ -60,6 +61,7 @@ class Stage:
         self.hellos: list[HostHello] = []
         self.lines: list[tuple[int, str]] = []
         self.revisions: dict[str, int] = {}
+        self.newest: dict[str, Allocation] = {}
         self.agents: list[asyncio.subprocess.Process] = []
         self._monitor = monitor
         self._registry = registry
@@ -95,6 +97,16 @@ class Stage:
 
     async def _beat(self, received: Received[Heartbeat]) -> None:
         self.beats.append(received.message)
+        if self.newest:  # else a real scheduler does that
+            await self._assign(received.message)
+
+    async def _assign(self, beat: Heartbeat) -> None:
+        """Assign to the host the jobs that have workers there, or are placed there, until its heartbeats name them."""
+        jobs = {job for job, allocation in self.newest.items() if allocation.placements}
+        jobs |= {worker.job for worker in beat.workers if worker.state != "gone"}
+        if beat.jobs is None or set(beat.jobs) != jobs:
+            assign = AssignJobs(epoch=1, incarnation=beat.incarnation, jobs=tuple(sorted(jobs)))
+            await self.bus.send(subjects.instruction(beat.host), Instruction(assign))
 
     async def _report(self, received: Received[Report]) -> None:
         self.reports.append(received.message)
@@ -188,6 +200,7 @@ class Stage:
     async def _write(self, allocation: Allocation) -> None:
         bucket = self.bus.bucket(ALLOCATIONS)
         job = allocation.job
+        self.newest[job] = allocation
         if revision := self.revisions.get(job):
             self.revisions[job] = await bucket.update(job, allocation, revision=revision)
         else:

@@ -23,6 +23,8 @@ from resile_learner.agent.events import (
     SendToWorker,
     StartWorker,
     Tick,
+    UnwatchAllocation,
+    WatchAllocation,
     WorkerExited,
 )
 from resile_learner.messages import (
@@ -44,7 +46,7 @@ from resile_learner.messages import (
 )
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
-from resile_shared.messages.instructions import PauseWorkers, StopWorkers
+from resile_shared.messages.instructions import AssignJobs, PauseWorkers, StopWorkers
 from resile_shared.messages.message import MAX_DETAILS, MAX_TEXT, at
 from resile_shared.messages.reports import Report
 from resile_shared.recent_events import InternalError
@@ -74,6 +76,10 @@ class Agent:
         self.core = AgentCore(HOST, INCARNATION)
         self.now = 1000.0
         self.handle(Tick(is_bus_up=True))
+        self.assign(JOB)
+
+    def assign(self, *jobs: str, epoch: int = 1) -> list[Command]:
+        return self.handle(AssignJobs(epoch=epoch, incarnation=INCARNATION, jobs=jobs))
 
     def handle(self, event: Event, *, after: float = 0.0) -> list[Command]:
         self.now += after
@@ -192,6 +198,7 @@ def test_a_worker_that_connects_after_the_order_hears_it_then(agent: Agent) -> N
 
 
 def test_without_placements_all_workers_of_the_job_end_and_those_of_others_stay(training: Agent) -> None:
+    training.assign(JOB, "job-2")
     other = allocation(1, 0).model_copy(update={"job": "job-2"})
     training.handle(other)
     assert training.handle(allocation(2)) == [KillWorker(JOB, 0), KillWorker(JOB, 1)]
@@ -203,12 +210,50 @@ def test_the_workers_of_a_job_whose_allocation_is_gone_end(training: Agent) -> N
     assert training.handle(AllocationGone(JOB)) == [KillWorker(JOB, 0), KillWorker(JOB, 1)]
 
 
-def test_a_job_is_needed_here_until_its_last_worker_is_gone(training: Agent) -> None:
+def test_a_job_is_needed_here_until_its_last_worker_is_gone_and_the_scheduler_knows(training: Agent) -> None:
     training.handle(allocation(2, 7, host="host-2"))
     training.exits(0, "left")
+    assert training.assign() == [], "a worker is here, whatever the scheduler knows"
     assert training.core.needs(JOB)
-    training.exits(1, "left")
+    assert training.exits(1, "left")[-1] == UnwatchAllocation(JOB)
     assert not training.core.needs(JOB)
+
+
+def test_all_jobs_may_be_needed_before_the_scheduler_says_which() -> None:
+    core = AgentCore(HOST, INCARNATION)
+    assert core.needs(JOB)
+    core.handle(AssignJobs(epoch=1, incarnation=INCARNATION, jobs=()), now=1000.0)
+    assert not core.needs(JOB)
+
+
+def test_the_allocations_of_assigned_jobs_are_watched_and_those_of_others_have_no_effect(agent: Agent) -> None:
+    assert agent.assign(JOB, "job-2") == [WatchAllocation("job-2")]
+    assert agent.assign("job-2") == [UnwatchAllocation(JOB)]
+    assert agent.handle(allocation(1, 0)) == [], "it arrived when nobody watched it any more"
+    assert agent.assign(JOB) == [UnwatchAllocation("job-2"), WatchAllocation(JOB)]
+    assert of_type(StartWorker, agent.handle(allocation(1, 0))) == [StartWorker(JOB, 0, 0)]
+
+
+def test_the_watch_of_a_worker_goes_on_when_its_job_is_taken_from_the_host(training: Agent) -> None:
+    assert training.assign() == []
+    orders = of_type(SendToWorker, training.handle(allocation(2, 0, addresses=True)))
+    assert {(send.worker, send.message.generation) for send in orders} == {(0, 2), (1, 2)}
+    assert training.handle(AllocationGone(JOB)) == [KillWorker(JOB, 0), KillWorker(JOB, 1)]
+
+
+def test_jobs_for_another_incarnation_or_of_an_earlier_scheduler_are_not_watched(agent: Agent) -> None:
+    assert agent.handle(AssignJobs(epoch=1, incarnation=INCARNATION - 1, jobs=("job-2",))) == []
+    assert agent.assign(JOB, "job-2", epoch=2) == [WatchAllocation("job-2")]
+    assert agent.assign(JOB, epoch=1) == []
+
+
+def test_heartbeats_name_the_jobs_that_were_assigned(training: Agent) -> None:
+    training.assign("job-3", "job-2")
+    [beat] = of_type(Heartbeat, training.handle(Tick(is_bus_up=True), after=1.0))
+    assert beat.jobs == ("job-2", "job-3"), "though a worker of job-1 is here"
+    fresh = AgentCore(HOST, INCARNATION)
+    [beat] = of_type(Heartbeat, fresh.handle(Tick(is_bus_up=True), now=1000.0))
+    assert beat.jobs is None
 
 
 # heartbeats
@@ -420,6 +465,7 @@ def test_a_higher_incarnation_is_another_agent(agent: Agent) -> None:
 
 
 def test_no_worker_is_started_on_a_slot_that_is_held(agent: Agent) -> None:
+    agent.assign(JOB, "job-2")
     agent.handle(allocation(1, 0, cold_start=True))
     other = allocation(1, 0, cold_start=True).model_copy(update={"job": "job-2"})
     assert of_type(StartWorker, agent.handle(other)) == []
@@ -437,6 +483,7 @@ def test_no_worker_is_started_on_a_slot_that_is_held(agent: Agent) -> None:
 def test_nothing_of_a_scheduler_that_was_replaced_has_an_effect(agent: Agent) -> None:
     agent.handle(allocation(1, 0, cold_start=True))
     agent.connects(0)
+    agent.assign(JOB, "job-2", "job-3")
     agent.handle(allocation(1, 3, epoch=2).model_copy(update={"job": "job-2"}))
     late: tuple[Event, ...] = (
         allocation(2, 0, 1),

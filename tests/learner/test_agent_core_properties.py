@@ -1,8 +1,11 @@
-"""Whatever happens in any order: no worker starts twice, or on a held slot; each fact is reported once."""
+"""Whatever happens in any order: no worker starts twice, or on a held slot; each fact is reported once.
+
+The allocations of jobs that have a worker here are watched, and those of jobs that are not assigned have no effect.
+"""
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from resile_learner.agent.core import AgentCore
 from resile_learner.agent.events import (
@@ -13,12 +16,14 @@ from resile_learner.agent.events import (
     SendToWorker,
     StartWorker,
     Tick,
+    UnwatchAllocation,
+    WatchAllocation,
     WorkerExited,
 )
 from resile_learner.messages import CheckpointSaved, FromWorker, Order, Progress, WorkerListening
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, WorkerExit
-from resile_shared.messages.instructions import PauseWorkers, StopWorkers
+from resile_shared.messages.instructions import AssignJobs, PauseWorkers, StopWorkers
 from resile_shared.messages.reports import Progress as ReportedProgress
 from resile_shared.messages.reports import Report
 
@@ -38,6 +43,8 @@ class AgentMachine(RuleBasedStateMachine):
         self.started: set[Key] = set()
         self.alive: dict[Key, bool] = {}  # whether it listens
         self.newest: dict[str, Allocation] = {}
+        self.assigned: set[str] = set()
+        self.watched: set[str] = set()
         self.dropped: set[Key] = set()
         self.slots: dict[Key, int] = {}
         self.epoch = 0
@@ -63,6 +70,8 @@ class AgentMachine(RuleBasedStateMachine):
                         assert message.generation == self.newest[job].generation
                 case KillWorker(job, worker):
                     assert (job, worker) in self.alive
+                case WatchAllocation() | UnwatchAllocation():
+                    self.change_watch(command)
                 case Heartbeat():
                     self.beats.append(command)
                 case Report(content=ReportedProgress(iteration=iteration), job=job):
@@ -74,14 +83,37 @@ class AgentMachine(RuleBasedStateMachine):
                 case _:
                     pass
 
+    def change_watch(self, command: WatchAllocation | UnwatchAllocation) -> None:
+        match command:
+            case WatchAllocation(job):
+                assert job not in self.watched
+                self.watched.add(job)
+            case UnwatchAllocation(job):
+                self.watched.remove(job)
+                self.newest.pop(job, None)
+
     def receive(self, job: str, message: FromWorker) -> None:
         self.handle(MessageReceived(job, message))
+
+    @initialize()
+    def begin(self) -> None:
+        self.assign({"job-1", "job-2"}, epoch=1)
+
+    @rule(jobs=st.sets(JOBS), epoch=st.integers(1, 2))
+    def assign(self, jobs: set[str], epoch: int) -> None:
+        """Schedulers take a job from a host only when the stored allocation names no worker there."""
+        if epoch >= self.epoch:
+            self.epoch = epoch
+            jobs |= {job for job, allocation in self.newest.items() if allocation.placements}
+            self.assigned = jobs
+        self.handle(AssignJobs(epoch=epoch, incarnation=INCARNATION, jobs=tuple(jobs)))
 
     @rule(job=JOBS, epoch=st.integers(1, 2), generation=st.integers(1, 5), here=st.sets(NUMBERS), named=st.booleans())
     def allocate(self, job: str, epoch: int, generation: int, here: set[int], named: bool) -> None:
         address = Address(host=HOST, port=1) if named else None
         known = self.newest.get(job)
-        is_newest = epoch >= self.epoch and (known is None or known.generation <= generation or known.epoch < epoch)
+        is_newer = known is None or known.generation <= generation or known.epoch < epoch
+        is_newest = epoch >= self.epoch and is_newer and job in self.watched
         self.epoch = max(self.epoch, epoch)
         if is_newest:
             here -= {worker for other, worker in self.dropped if other == job}
@@ -157,6 +189,11 @@ class AgentMachine(RuleBasedStateMachine):
     def tick(self, is_bus_up: bool, seconds: float) -> None:
         self.now += seconds
         self.handle(Tick(is_bus_up))
+
+    @invariant()
+    def the_jobs_that_concern_the_host_are_watched_and_no_others(self) -> None:
+        assert self.watched == self.assigned | {job for job, _ in self.alive}
+        assert all(self.core.needs(job) == (job in self.watched) for job in ("job-1", "job-2"))
 
     @invariant()
     def every_fact_is_reported_once_and_in_order(self) -> None:

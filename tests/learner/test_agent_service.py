@@ -18,7 +18,7 @@ from resile_shared.errors import UsageError
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.instructions import Instruction, StopWorkers
 from resile_shared.messages.reports import Report
-from resile_shared.subjects import ALLOCATIONS, REPORTS
+from resile_shared.subjects import REPORTS
 from resile_shared.telemetry import set_up_tracing, traced
 from resile_shared.testing.fixtures import Pool
 
@@ -99,8 +99,6 @@ async def test_a_job_is_founded_grown_shrunk_and_completed_as_its_allocations_sa
     await stage.allocate("job-1", 4, ())
     await until(lambda: not (stage.folder / "agent/jobs/job-1/output").exists())
     assert log.exists()
-    await stage.bus.bucket(ALLOCATIONS).delete("job-1", revision=stage.revisions["job-1"])  # the job was deleted
-    await until(lambda: not log.parent.exists())
     assert await stage.end_agent(agent, signal.SIGTERM) == 0
     await until(lambda: stage.goodbyes == [1])
 

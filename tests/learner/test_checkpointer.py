@@ -9,6 +9,10 @@ from torch import nn
 
 from resile_learner.checkpoint import checkpointer as module
 from resile_learner.checkpoint.checkpointer import Checkpointer, StorageGone
+from resile_learner.checkpoint.header import NOTHING, CheckpointHeader, StoredPart
+from resile_learner.checkpoint.manifest import PartInfo
+from resile_learner.checkpoint.snapshot import Snapshot
+from resile_learner.checkpoint.upload_queue import PutPart, UploadQueue, Wait, WriteManifest
 from resile_learner.messages import CheckpointSaved, Message, Warned
 from resile_learner.session import SoloSession, View
 from resile_learner.state.run import RunState
@@ -186,3 +190,41 @@ def test_training_continues_with_a_warning_while_a_checkpoint_cannot_be_stored(
     assert "(training continues)" in warning
     remove(obstacle)
     until(lambda: checkpointer.header_fields().stored)
+
+
+@pytest.fixture
+def one_of_two(session: StoredSession, monkeypatch: pytest.MonkeyPatch) -> tuple[Checkpointer, UploadQueue]:
+    """The lower of two members, which have just begun a checkpoint of two parts, and what it stores."""
+    monkeypatch.setitem(Snapshot.__init__.__kwdefaults__, "part_bytes", 400)  # type: ignore[arg-type]
+    session.view = View(generation=1, workers=(0, 1), me=0, lineage=1)  # type: ignore[misc]
+    queue = UploadQueue()
+    checkpointer = Checkpointer(session, every=None, uploads=lambda _: queue)
+    checkpointer.begin(5, state_of(1.0))
+    return checkpointer, queue
+
+
+def test_the_manifest_waits_for_the_last_part_whichever_member_stores_it(
+    one_of_two: tuple[Checkpointer, UploadQueue],
+) -> None:
+    checkpointer, queue = one_of_two
+    mine, other = (PartInfo(number=number, num_bytes=1, sha256="0" * 64) for number in (0, 1))
+    task = queue.take(now=0.0)
+    assert isinstance(task, PutPart)
+    queue.done(task, mine, now=0.0)
+    header = checkpointer.header_fields()
+    assert [stored.part for stored in header.stored] == [mine]
+    checkpointer.on_headers([header, NOTHING])
+    assert isinstance(queue.take(now=0.0), Wait)
+    stored = StoredPart(task.upload.checkpoint.name, other)
+    checkpointer.on_headers([checkpointer.header_fields(), CheckpointHeader(stored=[stored])])
+    assert queue.take(now=0.0) == WriteManifest(task.upload, (mine, other))
+
+
+def test_a_member_that_is_behind_gives_up_its_share_of_a_checkpoint(
+    one_of_two: tuple[Checkpointer, UploadQueue],
+) -> None:
+    """It may have missed the start of it, or the end: the others store all of it."""
+    checkpointer, queue = one_of_two
+    checkpointer.recovered(is_behind=True)
+    assert queue.current is None
+    assert checkpointer.header_fields().held == []

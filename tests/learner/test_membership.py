@@ -103,6 +103,32 @@ def test_old_orders_have_no_effect() -> None:
     assert switch.new == order(3, 0)
 
 
+def test_a_recovery_that_was_superseded_does_not_begin() -> None:
+    """Its order arrives last: nobody else takes part in it any more."""
+    machine = member_of(order(1, 0, 1), 0)
+    machine.handle(OrderReceived(order(3, 0, 1)))
+    machine.handle(RoundCompleted((3, 3)))
+    assert machine.view.current == order(3, 0, 1)
+    assert machine.handle(OrderReceived(order(2, 0, is_recovery=True))) == []
+    assert machine.view.recovery_order is None
+
+
+def test_nothing_else_is_agreed_on_while_a_recovery_is_ordered() -> None:
+    machine = member_of(order(1, 0, 1, 2), 0)
+    machine.handle(OrderReceived(order(2, 0, 1)))
+    assert machine.view.named(1) == 2
+    machine.handle(OrderReceived(order(3, 0, 1, is_recovery=True)))
+    assert machine.handle(RoundCompleted((2, 2, 2))) == []
+    assert machine.view.current == order(1, 0, 1, 2)
+
+
+def test_a_connection_that_breaks_is_made_again() -> None:
+    machine = member_of(order(1, 0, 1), 1)
+    newer = order(2, 0, 1, 2)
+    machine.handle(OrderReceived(newer))
+    assert machine.handle(LinkDown(0)) == [Connect(newer.members[0], 2)]
+
+
 def test_a_plan_is_neither_early_nor_late() -> None:
     machine = member_of(order(1, 0, 1, until=10), 0)
     assert not machine.view.must_wait(9)
@@ -203,6 +229,19 @@ def test_a_state_sync_starts_only_while_no_newer_order_has_arrived() -> None:
     assert machine.handle(committed) == [SendToPeer(1, rounds)]
     assert machine.handle(StateSyncRequested()) == [SyncState(newer, 5, behind=(0,))]
     assert not machine.view.can_sync_state
+
+
+def test_a_recovery_that_is_superseded_while_the_state_is_synced_does_not_become_active() -> None:
+    machine = member_of(order(1, 0, 1), 0)
+    machine.handle(RoundAbandoned(4))
+    machine.handle(OrderReceived(order(2, 0, 1, is_recovery=True)))
+    machine.handle(MessageReceived(1, CommittedRound(generation=2, round=4)))
+    assert machine.handle(StateSyncRequested())
+    machine.handle(OrderReceived(order(3, 0, 1, is_recovery=True)))
+    machine.handle(StateSynced(2, 4))
+    assert machine.view.current == order(1, 0, 1)
+    machine.handle(MessageReceived(1, CommittedRound(generation=3, round=4)))
+    assert machine.view.can_sync_state, "the newer recovery begins with the round that was reached"
 
 
 def test_a_newer_order_is_requested_from_one_linked_peer_at_a_time() -> None:

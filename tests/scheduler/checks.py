@@ -23,6 +23,9 @@ class Checker:
             self._allocation(allocation)
         self._num_allocations = len(self.sim.allocations)
         self._slots()
+        for job in self.sim.records:
+            watching = {host for host, jobs in self.sim.assigned.items() if job in jobs}
+            assert self.sim.hosts_of(job) <= watching, "the agents of all its workers watch a job's allocations"
 
     def _histories(self) -> None:
         for job, record in self.sim.records.items():

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import (
+    AssignJobs,
     Command,
     Event,
     JobChangeRequested,
@@ -56,6 +57,7 @@ class Bench:
         self.histories: dict[str, list[HistoryItem]] = {}
         self.allocations: list[Allocation] = []
         self.hosts: dict[str, HostRecord] = {}
+        self.assigned: dict[str, tuple[str, ...]] = {}
         for number, num_slots in enumerate(slots, start=1):
             self.host(f"host-{number}", num_slots)
 
@@ -68,6 +70,8 @@ class Bench:
                     self.histories.setdefault(record.job, []).extend(items)
                 case WriteAllocation(allocation):
                     self.allocations.append(allocation)
+                case AssignJobs(host, _, jobs):
+                    self.assigned[host] = jobs
         return commands
 
     def tell(self, event: Event) -> list[Command]:
@@ -78,13 +82,13 @@ class Bench:
             assert again == replies, "what arrives twice has its effect once"
         return commands
 
-    def restart(self) -> None:
-        """Replace the scheduler by a new one, which takes over what is stored."""
+    def restart(self) -> list[Command]:
+        """Replace the scheduler by a new one, which takes over what is stored; return its first commands."""
         hosts = tuple(self.hosts.values())
         newest = {allocation.job: allocation for allocation in self.allocations}
         epoch = max((allocation.epoch for allocation in self.allocations), default=0) + 1
         self.scheduler = Scheduler(epoch=epoch, secret="s")
-        self.tell(StateRestored(tuple(self.records.values()), tuple(newest.values()), hosts))
+        return self.tell(StateRestored(tuple(self.records.values()), tuple(newest.values()), hosts))
 
     def host(self, name: str, num_slots: int, *, state: HostState = HostState.UP, incarnation: int = 1) -> None:
         slots = tuple(Slot(index=index) for index in range(num_slots))
@@ -106,7 +110,14 @@ class Bench:
     def beat(self, *workers: WorkerReport, host: str = "host-1", num_waiting: int = 0) -> list[Command]:
         self.beats += 1
         return self.tell(
-            Heartbeat(host=host, incarnation=1, number=self.beats, num_waiting=num_waiting, workers=workers)
+            Heartbeat(
+                host=host,
+                incarnation=1,
+                number=self.beats,
+                num_waiting=num_waiting,
+                jobs=self.assigned.get(host),
+                workers=workers,
+            )
         )
 
     def report(self, content: Content, *, worker: int = 0, generation: int = 0, job: str = "job-1") -> list[Command]:
@@ -162,7 +173,7 @@ def test_accepted_is_answered_after_the_job_is_stored() -> None:
     bench = Bench(2)
     commands = bench.submit()
     kinds = [type(command) for command in commands]
-    assert kinds == [StoreJob, Reply, WriteAllocation]
+    assert kinds == [StoreJob, Reply, WriteAllocation, AssignJobs]
     assert commands[1] == Reply("submit-1", Accepted(job_id="job-1"))
     assert bench.records["job-1"].applied_commands == ("submit-1",)
 
@@ -822,6 +833,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.sim.run(watch=self.checker.check)
             self.sim.send_heartbeats()
         assert self.sim.scheduler.holders() == {}, "the end of a job frees all its slots"
+        assert not any(self.sim.assigned.values()), "no host watches the allocations of jobs that have ended"
 
 
 AnyOrder.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)

@@ -1,14 +1,18 @@
-"""A leader that stood still and was replaced stores nothing any more, though it is certain to lead; on a real bus."""
+"""What a leader executes, in which order, and that one that was replaced executes nothing any more; on a real bus."""
 
 import asyncio
 
 import pytest
 
 from resile_scheduler.executor import Batch, Executor
-from resile_scheduler.lease import Lease
+from resile_scheduler.lease import LeadershipLost, Lease
+from resile_shared import subjects
 from resile_shared.buckets import FencedError
 from resile_shared.bus import Bus
+from resile_shared.envelope import Received
 from resile_shared.messages.allocations import Allocation
+from resile_shared.messages.commands import Accepted
+from resile_shared.messages.instructions import AssignJobs, Instruction, PauseWorkers
 from resile_shared.messages.jobs import JobRecord, JobState
 from resile_shared.messages.message import at
 from resile_shared.subjects import ALLOCATIONS, JOBS, LEASE
@@ -28,8 +32,9 @@ def allocation(job: str, epoch: int) -> Allocation:
     return Allocation(job=job, epoch=epoch, generation=1, placements=(), secret="s")
 
 
-async def leader(bus: Bus, name: str) -> tuple[Lease, Executor]:
-    lease = Lease(bus.bucket(LEASE), holder=name, seconds=LONG)
+async def leader(bus: Bus, name: str, *, seconds: float = LONG) -> tuple[Lease, Executor]:
+    """``seconds`` is for how long it trusts its lease."""
+    lease = Lease(bus.bucket(LEASE), holder=name, seconds=seconds)
     await lease.acquire()
 
     def refuse(job: str, reason: str) -> None:
@@ -80,3 +85,59 @@ async def test_a_leader_that_was_replaced_before_it_read_does_not_begin(pool: Po
     with pytest.raises(FencedError):
         await old.read()
     await carry_out(new, Batch(records=((record("job-1"), ()),)))
+
+
+async def test_a_leader_that_was_replaced_answers_nothing_and_instructs_nobody(pool: Pool) -> None:
+    """What it knows is old, and no fence keeps out who stores nothing."""
+    bus = await pool.bus("scheduler")
+    received: list[Received[Instruction]] = []
+
+    async def note(instruction: Received[Instruction]) -> None:
+        received.append(instruction)
+
+    await (await pool.bus("learner")).subscribe(subjects.instruction("host-1"), Instruction, note)
+    old_lease, old = await leader(bus, "old", seconds=0.0)
+    await old.read()
+    await old_lease.release()
+    _, new = await leader(bus, "new")
+    await new.read()
+    answer = old.answer_to("request")
+    answers = (("request", Accepted(job_id="job-1")),)
+    pause = Instruction(PauseWorkers(epoch=1, job="job-1", lineage=1))
+    with pytest.raises(LeadershipLost):
+        await carry_out(old, Batch(answers=answers, instructions=(("host-1", pause),)))
+    await bus.round_trip()
+    assert not answer.done()
+    assert not received
+
+
+async def test_no_allocation_is_stored_before_its_record(pool: Pool) -> None:
+    """Else nobody knows of its workers if the leader ends in between: here a later one takes over at that moment."""
+    bus = await pool.bus("scheduler")
+    lease, executor = await leader(bus, "old")
+    await executor.read()
+    await bus.bucket(JOBS).take_over(lease.epoch + 1)
+    with pytest.raises(ExceptionGroup) as raised:
+        await carry_out(executor, Batch(records=((record("job-1"), ()),), allocations=(allocation("job-1", 1),)))
+    assert raised.group_contains(FencedError)
+    assert not await bus.bucket(ALLOCATIONS).keys()
+
+
+async def test_no_agent_is_told_of_an_allocation_before_it_is_stored(pool: Pool) -> None:
+    """Else one that is told not to watch a job, and later to watch it again, finds workers that are gone."""
+    bus = await pool.bus("scheduler")
+    received: list[Received[Instruction]] = []
+
+    async def note(instruction: Received[Instruction]) -> None:
+        received.append(instruction)
+
+    await (await pool.bus("learner")).subscribe(subjects.instruction("host-1"), Instruction, note)
+    lease, executor = await leader(bus, "old")
+    await executor.read()
+    await bus.bucket(ALLOCATIONS).take_over(lease.epoch + 1)
+    assign = Instruction(AssignJobs(epoch=1, incarnation=1, jobs=()))
+    with pytest.raises(ExceptionGroup) as raised:
+        await carry_out(executor, Batch(allocations=(allocation("job-1", 1),), instructions=(("host-1", assign),)))
+    assert raised.group_contains(FencedError)
+    await bus.round_trip()
+    assert not received

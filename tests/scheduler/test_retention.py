@@ -15,6 +15,7 @@ from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobSpec, JobState
 
 from .sizes import num_elements
+from .test_core import Bench, gone, worker
 
 KEEP_JOBS = 20
 DAY = 86400.0
@@ -62,6 +63,19 @@ def test_what_a_job_has_made_stays_unless_somebody_deletes_the_job() -> None:
     delete(sim, "job-2")
     sim.run(until=sim.now - sim.start)
     assert {(removal.job, removal.keeps_results) for removal in sim.removals} == {("job-1", True), ("job-2", False)}
+
+
+def test_a_new_scheduler_removes_no_job_before_it_knows_that_no_worker_of_it_is_alive() -> None:
+    bench = Bench(1, 1)
+    bench.submit(max_workers=1)
+    bench.beat(worker(0))
+    bench.tell(JobChangeRequested("stop", JobStop(job_id="job-1")))
+    bench.tell_once(JobChangeRequested("delete", JobDelete(job_id="job-1")))
+    removal = RemoveJob("job-1", "packages/1")
+    assert removal not in bench.restart(), "no host has said yet what it runs"
+    assert removal not in bench.beat(host="host-2")
+    assert removal not in bench.beat(worker(0))
+    assert removal in bench.beat(gone(0, kind="killed"))
 
 
 def test_jobs_that_ended_long_ago_are_removed() -> None:
@@ -112,6 +126,7 @@ def test_a_removal_that_a_crash_interrupts_is_gone_on_with() -> None:
     train(sim, 1)
     sim.records["job-1"] = sim.records["job-1"].model_copy(update={"is_deleted": True})
     sim.restart_scheduler()
+    sim.send_heartbeats()
     sim.run(until=sim.now - sim.start)
     assert not sim.records
 

@@ -12,6 +12,8 @@ from opentelemetry import trace
 import resile_registry.service
 import resile_scheduler.service
 from resile_registry.settings import RegistrySettings
+from resile_scheduler.core.events import JobSubmitted
+from resile_scheduler.lease import Lease
 from resile_scheduler.settings import SchedulerSettings
 from resile_shared import nats_server, subjects
 from resile_shared.bus import Bus
@@ -29,13 +31,16 @@ from resile_shared.messages.commands import (
     Refused,
 )
 from resile_shared.messages.deadletters import DeadLetter
+from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSpec
-from resile_shared.messages.pool import PolicyEvent
+from resile_shared.messages.message import at
+from resile_shared.messages.pool import PolicyEvent, PoolSettings
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
-from resile_shared.messages.reports import PeerSuspected, Warned
+from resile_shared.messages.reports import PeerSuspected, Report, Warned
 from resile_shared.nats_server import NatsServer
 from resile_shared.policies import PolicyName
-from resile_shared.subjects import ALLOCATIONS, DEAD_LETTERS, EVENTS, JOB_EVENTS, JOBS, POLICY, POLICY_KEY
+from resile_shared.service import ServiceContext
+from resile_shared.subjects import ALLOCATIONS, DEAD_LETTERS, EVENTS, JOB_EVENTS, JOBS, LEASE, POLICY, POLICY_KEY
 from resile_shared.telemetry import set_up_tracing, traced
 from resile_shared.testing.fake_agent import FakeAgent
 from resile_shared.testing.fixtures import Pool
@@ -336,6 +341,53 @@ async def test_a_scheduler_that_stood_still_and_was_replaced_ends_and_changes_no
             assert {allocation.epoch for allocation in agent.allocations.values()} == {2}
 
 
+def idle_host() -> HostRecord:
+    return HostRecord(
+        host="host-1",
+        incarnation=1,
+        state=HostState.UP,
+        address="h",
+        slots=(Slot(index=0),),
+        device_class="cpu",
+        since=at(0.0),
+    )
+
+
+async def test_the_lease_names_a_report_once_its_effects_are_stored(pool: Pool) -> None:
+    """The next leader reads on behind the newest report that the lease names: what an earlier one changed is stored."""
+    bus = await pool.bus("scheduler")
+    settings = SchedulerSettings(credentials=pool.server.credentials("scheduler"))
+    lease = Lease(bus.bucket(LEASE), holder="leader", seconds=60.0)
+    await lease.acquire()
+    async with asyncio.TaskGroup() as group:
+        context = ServiceContext("scheduler", settings, bus)
+        service = resile_scheduler.service._Service(context, PoolSettings(detection_seconds=3.0), lease, group)
+        await service._executor.read()
+        for event in (idle_host(), Heartbeat(host="host-1", incarnation=1, number=1), JobSubmitted("id", spec())):
+            service._handle(event)
+        service._executor.answer_to("id")
+        warned = Report(
+            job="job-1",
+            host="host-1",
+            incarnation=1,
+            worker=0,
+            slot=0,
+            generation=0,
+            time=at(0.0),
+            content=Warned(message="this may be wrong"),
+        )
+        reading = group.create_task(service._on_report(Received(warned, "", "", "", "", sequence=7)))
+        await bus.round_trip()
+        assert lease.position == 0
+        executing = group.create_task(service._executor.run())
+        await reading
+        assert lease.position == 7
+        executing.cancel()
+    stored = await bus.bucket(JOBS).get("job-1")
+    assert stored is not None
+    assert stored.value.warnings == ("this may be wrong",)
+
+
 async def test_jobs_go_on_after_an_outage_of_the_bus(house: House) -> None:
     async with scheduler(house.pool):
         agent = await house.agent("host-1")
@@ -478,8 +530,8 @@ async def test_a_long_history_leaves_the_record_small_and_is_whole(house: House)
                 await house.ask(JobPriority(job_id="job-1", priority=priority))
                 await until(lambda wanted=priority: house.watcher.records["job-1"].priority == wanted)  # type: ignore[misc]
             sizes.append(len(house.watcher.records["job-1"].model_dump_json()))
+            history = await check_history(house.pool, house.watcher.records["job-1"])  # while one is there to publish
     assert sizes[1] - sizes[0] < 500
-    history = await check_history(house.pool, house.watcher.records["job-1"])
     assert [item.kind for item in history].count("priority") == 160
 
 

@@ -1,6 +1,7 @@
 """The core in virtual time: the story of the demo, and pools of many jobs, checked after each step."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from resile_scheduler.core.events import JobChangeRequested
@@ -162,6 +163,28 @@ def test_a_job_runs_on_one_class_of_device() -> None:
     sim.submit([Submission(0, "job-1", spec(), 300), Submission(1, "job-2", spec(), 300)])
     sim.run(until=3)
     assert Checker(sim).allocated() == {"job-1": 6, "job-2": 4}
+
+
+@pytest.mark.parametrize("bits", ["same bits", "fast"])
+def test_a_job_continues_on_the_class_on_which_it_trained_unless_bits_do_not_matter(bits: str) -> None:
+    sim = SimulatedPool()
+    sim.add_host("host-1", 4, device_class="cpu-a")
+    sim.submit([Submission(0, "job-1", spec(), 300, bits=bits)])
+    sim.run(until=3)
+    assert sim.iteration("job-1") > 0
+    sim.add_host("host-2", 4, device_class="cpu-b")
+    sim.change_host("host-1", HostState.DRAINING)
+    sim.run(until=6)
+    if bits == "fast":
+        assert sim.records["job-1"].state is JobState.RUNNING
+        return
+    sim.restart_scheduler()
+    assert sim.scheduler.explain()["job-1"] == (
+        "waiting for a host of the class on which it trained, cpu-a: another one gives other bits"
+    )
+    sim.add_host("host-3", 4, device_class="cpu-a")
+    sim.run()
+    assert sim.records["job-1"].state is JobState.COMPLETED
 
 
 jobs = st.builds(

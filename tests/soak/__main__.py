@@ -12,11 +12,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import psutil
 
 from resile.client import Client, find_server
+from resile_shared.bus import Bus
+from resile_shared.credentials import read_credentials
 from resile_shared.messages.jobs import JobState
 
 from ..system.paced import submit
@@ -78,10 +81,13 @@ async def soak(pool: UpPool, script: Path, *, seconds: float) -> list[dict[str, 
     samples: list[dict[str, float]] = []
     up = psutil.Process(pool.process.pid)
     end = time.monotonic() + seconds
-    async with Client(find_server(home=pool.home)) as client:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(Client(find_server(home=pool.home)))
+        bus = await Bus.open(read_credentials(pool.home / "bus" / "credentials" / "scheduler.json"), service="soak")
+        stack.push_async_callback(bus.close)
         while time.monotonic() < end:
             await run_round(client, script)
-            samples.append(sample(up, pool.home))
+            samples.append(await sample(up, pool.home, bus))
             memory = sum(value for name, value in samples[-1].items() if name.startswith("memory"))
             print(
                 f"{len(samples) * len(_ROUND)} jobs, {memory:.0f} MiB, {end - time.monotonic():.0f} s left", flush=True

@@ -6,18 +6,34 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import orjson
 import psutil
 
 from resile.pool.workers import workers_below
+from resile_shared.bus import Bus
+from resile_shared.subjects import BUCKETS, STREAMS
 
 MIB = 1 << 20
-SLACK = {"memory": 6.0, "descriptors": 4.0, "threads": 3.0, "processes": 0.0, "files": 10.0, "bytes": 2.0}
-"""By the first word of a measure: MiB for memory and bytes, counts for the others."""
+SLACK = {
+    "memory": 6.0,
+    "descriptors": 4.0,
+    "threads": 3.0,
+    "processes": 0.0,
+    "files": 10.0,
+    "bytes": 2.0,
+    "messages": 5000.0,
+    "blocks": 8.0 * len((*STREAMS, *BUCKETS)),
+}
+"""By the first word of a measure: MiB for memory, bytes and blocks, counts for the others.
+
+A service remembers the newest 10,000 ids of each subscription, and the bus that a key was deleted, for a day.
+Messages that nats-server has deleted stay in the newest block of their stream, of up to 8 MiB, and in its cache.
+"""
 _PARTS = ("nats-server", "resile_registry", "resile_scheduler", "resile_monitor", "resile_learner")
-_FOLDERS = ("bus", "storage", "hosts", "logs")
+_FOLDERS = ("storage", "hosts", "logs")
 
 
-def sample(up: psutil.Process, home: Path) -> dict[str, float]:
+async def sample(up: psutil.Process, home: Path, bus: Bus) -> dict[str, float]:
     """Measure the pool of the process ``up`` in ``home``. Workers are left out: they come and go with their jobs.
 
     So are the models of completed jobs, which stay until somebody deletes them.
@@ -33,14 +49,20 @@ def sample(up: psutil.Process, home: Path) -> dict[str, float]:
         sizes = list(_sizes(home / folder))
         measured[f"files {folder}"] = len(sizes)
         measured[f"bytes {folder}"] = sum(sizes) / MIB
+    measured["blocks on disk"] = sum(_sizes(home / "bus")) / MIB
+    for stream in (*(stream.name for stream in STREAMS), *(bucket.stream for bucket in BUCKETS)):
+        state = orjson.loads((await bus.connection.request(f"$JS.API.STREAM.INFO.{stream}", b"")).data)["state"]
+        measured["messages bus"] += state["messages"]
+        measured["bytes bus"] += state["bytes"] / MIB
     return dict(measured)
 
 
 def _used_by(process: psutil.Process) -> dict[str, float]:
     part = _part(process)
+    memory = "blocks in memory" if part == "nats-server" else f"memory {part}"
     return {
         "processes": 1,
-        f"memory {part}": process.memory_full_info().uss / MIB,
+        memory: process.memory_full_info().uss / MIB,
         f"descriptors {part}": process.num_fds(),
         f"threads {part}": process.num_threads(),
     }

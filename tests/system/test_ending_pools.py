@@ -22,16 +22,18 @@ TWO_HOSTS = ("--hosts", 2, "--slots", 2)
 
 @pytest.fixture
 def train(tmp_path: Path) -> Path:
-    """A script that takes its time."""
+    """A script that takes its time as long as the file ``slow`` is there: no job may complete before it is saved."""
     folder = tmp_path / "code"
     folder.mkdir()
-    (folder / "train.py").write_text(TRAIN)
+    (tmp_path / "slow").touch()
+    pause = f"import os; time.sleep(options.pause if os.path.exists({str(tmp_path / 'slow')!r}) else 0)"
+    (folder / "train.py").write_text(TRAIN.replace("time.sleep(options.pause)", pause))
     return folder / "train.py"
 
 
 def submit(pool: UpPool, train: Path, *, number: int) -> list[str]:
     """Submit jobs that share the pool, and wait until all of them train."""
-    jobs = [pool.submit(train, "--max-workers", 4, "--", "--pause", 0.2) for _ in range(number)]
+    jobs = [pool.submit(train, "--max-workers", 4, "--", "--pause", 1.0) for _ in range(number)]
     for job in jobs:
         pool.becomes(job, lambda job: job["workers"] == 4 // number and job["iteration"] >= 2)
     return jobs
@@ -48,7 +50,8 @@ def saved_at(view: dict[str, Any]) -> int:
 
 
 def complete(home: Path, jobs: list[str], sha256: str, *options: object) -> list[dict[str, Any]]:
-    """Start the next pool in the same home; return its jobs when they have completed."""
+    """Start the next pool in the same home; return its jobs when they have completed, in no time from here."""
+    (home.parent / "slow").unlink()
     with pool_up(home, *(options or TWO_HOSTS)) as pool:
         views = [pool.completed(job) for job in jobs]
     assert [view["params_sha256"] for view in views] == [sha256] * len(jobs)
@@ -92,6 +95,7 @@ def test_what_does_not_train_needs_no_saving(tmp_path: Path, train: Path, undist
         ended = pool.end(signal.SIGINT)
     assert ended.status == 0, ended.err
     (tmp_path / "go").touch()
+    (tmp_path / "slow").unlink()
     with pool_up(home, *TWO_HOSTS) as pool:
         for job in (starting, waiting):
             assert pool.completed(job)["params_sha256"] == undisturbed

@@ -3,10 +3,12 @@
 What is wrong is collected in ``broken``, in words; a world with any is a failure.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
+from resile_learner.checkpoint.manifest import Manifest
 from resile_shared.messages.allocations import Allocation
-from resile_shared.messages.jobs import JobEvent, JobRecord, JobState
+from resile_shared.messages.jobs import Intent, JobEvent, JobRecord, JobState
 from resile_shared.subjects import ALLOCATIONS, JOBS
 
 from .server import Stored
@@ -23,9 +25,15 @@ class Checks:
         """The slot of each worker, by job and worker, as the first allocation that named it said."""
         self.alive: dict[tuple[str, int], str] = {}
         """The slots of the worker processes that are alive."""
+        self.stored: Counter[str] = Counter()
+        """How often an allocation of each job was stored."""
+        self.sent: Counter[tuple[str, str]] = Counter()
+        """How often each host was sent an allocation of each job."""
         self.states: dict[str, int] = {}
         """How often a record entered each state."""
         self.num_committed = 0
+        self.has_damage = False
+        """Whether checkpoints were damaged, so that older ones have to do."""
         self._epoch = 0
         self._generations: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
@@ -33,6 +41,16 @@ class Checks:
         """The generations of each job that are cold starts, and whether it had a checkpoint then."""
         self._members: dict[tuple[str, int], frozenset[int]] = {}
         """The workers of each generation of each job."""
+        self._hosts: dict[str, set[str]] = {}
+        """The hosts on which each job was ever given a slot."""
+        self._begun: set[tuple[str, int]] = set()
+        """The cold starts of jobs by which something was trained."""
+        self._started: set[tuple[str, int]] = set()
+        """The workers whose processes were started."""
+        self._saved: dict[str, int] = {}
+        """The jobs that gave their slots up as planned, and the iteration that was saved."""
+        self._furthest: dict[str, int] = {}
+        """The newest iteration that a member of each job has committed since its last cold start."""
         self._iterations: dict[tuple[str, int, int], list[Commit]] = {}
         """The commits of each iteration of each cold start of each job."""
 
@@ -62,6 +80,7 @@ class Checks:
 
     def _on_allocation(self, allocation: Allocation, objects: Mapping[str, bytes]) -> None:
         job = allocation.job
+        self.stored[job] += 1
         if allocation.cold_start and allocation.generation not in self._starts.setdefault(job, {}):
             begun = f"storage/jobs/{job}/checkpoints/"
             has_checkpoint = any(key.startswith(begun) and key.endswith("manifest.json") for key in objects)
@@ -73,6 +92,7 @@ class Checks:
             self.break_promise(f"{job}: an allocation of the old epoch {allocation.epoch} was stored")
         self._epoch = max(self._epoch, allocation.epoch)
         self._members[job, allocation.generation] = frozenset(p.worker for p in allocation.placements)
+        self._hosts.setdefault(job, set()).update(placement.host for placement in allocation.placements)
         for placement in allocation.placements:
             slot = f"{placement.slot_name} of incarnation {placement.incarnation}"
             known = self.slots.setdefault((job, placement.worker), slot)
@@ -86,6 +106,17 @@ class Checks:
         if before is not None and before.state.is_final and record.state is not before.state:
             self.break_promise(f"{record.job} was {before.state}, and is {record.state} now")
         self.records[record.job] = record
+        if before is not None and before.intent is not Intent.TRAIN and record.intent is Intent.TRAIN:
+            self._on_saved(record)
+
+    def _on_saved(self, record: JobRecord) -> None:
+        """A job that was paused or suspended has given its slots up."""
+        job, furthest = record.job, self._furthest.get(record.job)
+        if furthest is None or record.reason not in ("requested", "saved, waiting for slots again"):
+            return
+        self._saved[job] = record.iteration
+        if record.iteration < furthest:  # a member that was left behind may have committed one more
+            self.break_promise(f"{job} was saved at iteration {record.iteration}, and had committed {furthest}")
 
     def _on_event(self, event: JobEvent) -> None:
         expected = self._numbers.get(event.job, 0) + 1
@@ -93,12 +124,23 @@ class Checks:
             self.break_promise(f"{event.job}: history item {event.item.number} was published after {expected - 1}")
         self._numbers[event.job] = max(expected, event.item.number)
 
+    # what agents are sent
+
+    def allocation_sent(self, host: str, job: str) -> None:
+        """An agent is sent an allocation of ``job``."""
+        self.sent[host, job] += 1
+        if host not in self._hosts.get(job, ()):
+            self.break_promise(f"{host} is sent an allocation of {job}, which never had a worker there")
+
     # what the workers did
 
     def worker_started(self, job: str, worker: int, host: str) -> None:
         """A worker's process runs."""
         slot = self.slots.get((job, worker), f"an unknown slot of {host}")
         name = slot.partition(" of ")[0]
+        if (job, worker) in self._started:
+            self.break_promise(f"worker {worker} of {job} was started twice")
+        self._started.add((job, worker))
         for other, taken in self.alive.items():
             if taken == name:
                 self.break_promise(f"{name} has two workers: {other} and {(job, worker)}")
@@ -108,14 +150,34 @@ class Checks:
         """A worker's process is gone."""
         self.alive.pop((job, worker), None)
 
+    def on_write(self, key: str, content: bytes, objects: Mapping[str, bytes]) -> None:
+        """An object is about to be written beside ``objects``: a manifest once, after all of its parts."""
+        if not key.endswith("/manifest.json"):
+            return
+        if objects.get(key, content) != content:
+            self.break_promise(f"{key} was replaced")
+        folder = key.removesuffix("manifest.json")
+        parts = Manifest.model_validate_json(content).parts
+        if [part.number for part in parts] != list(range(len(parts))):
+            self.break_promise(f"{key} has the parts {[part.number for part in parts]} only")
+        for part in parts:
+            if len(objects.get(f"{folder}part-{part.number:05d}", b"")) != part.num_bytes:
+                self.break_promise(f"{key} is stored before its part {part.number}")
+
     def committed(self, commit: Commit) -> None:
         """A member has committed an iteration."""
         self.num_committed += 1
         job = commit.job
         starts = self._starts.get(job, {})
         start = max((generation for generation in starts if generation <= commit.generation), default=0)
+        if (job, start) not in self._begun:
+            self._on_begun(commit, start)
+        if start == max(starts, default=0):
+            self._furthest[job] = max(self._furthest.get(job, 0), commit.iteration)
         known = self._iterations.setdefault((job, start, commit.iteration), [])
         known.append(commit)
+        if commit.generation == start and known[0].generation == start and known[0].dataset != commit.dataset:
+            self.break_promise(f"{job}: workers {known[0].worker} and {commit.worker} train with different data")
         if known[0].chain != commit.chain:
             self.break_promise(f"{job}: workers {known[0].worker} and {commit.worker} differ after {commit.iteration}")
         for earlier in known:
@@ -126,6 +188,15 @@ class Checks:
                 )
         if commit.iteration == 0 and starts.get(start):
             self.break_promise(f"{job}: generation {start} starts from 0 beside a complete checkpoint")
+
+    def _on_begun(self, commit: Commit, start: int) -> None:
+        """The first iteration of a cold start is committed."""
+        job = commit.job
+        self._begun.add((job, start))
+        self._furthest.pop(job, None)
+        saved = self._saved.pop(job, None)
+        if saved is not None and commit.iteration != saved and not self.has_damage:
+            self.break_promise(f"{job} was saved at iteration {saved}, and goes on from {commit.iteration}")
 
     def _was_left_behind(self, one: Commit, other: Commit) -> bool:
         """Whether a recovery went on without a worker that had committed more than the others knew."""
@@ -138,19 +209,22 @@ class Checks:
         self,
         jobs: Mapping[int, str],
         scripts: Mapping[int, SimScript],
-        stopped: set[str],
+        excused: set[str],
         objects: Mapping[str, bytes],
     ) -> None:
-        """Check how the jobs ended, and what is stored of them."""
+        """Check how the jobs ended, and what is stored of them.
+
+        Those that are ``excused`` may have failed or stopped.
+        """
         for number, job in jobs.items():
             record, script = self.records.get(job), scripts[number]
             if record is None:
                 self.break_promise(f"{job} was accepted, and is not stored")
                 continue
             self._check_history(record)
-            if record.state is JobState.STOPPED and job not in stopped:
+            if record.state is JobState.STOPPED and job not in excused:
                 self.break_promise(f"{job} was stopped by nobody")
-            if record.state is JobState.FAILED and script.can_complete:
+            if record.state is JobState.FAILED and script.can_complete and job not in excused:
                 self.break_promise(f"{job} failed, and nothing was wrong with it: {record.reason}")
             if record.state is JobState.COMPLETED:
                 self._check_completed(record, script, objects)

@@ -1,7 +1,10 @@
 """Carries out the faults of a plan, and takes them all back when the world becomes calm."""
 
 from collections.abc import Callable
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
+
+from resile_shared.subjects import JOBS
 
 from . import storage
 from .loop import Process
@@ -22,6 +25,10 @@ class Faults:
         self.counts: dict[str, int] = {}
         self._world = world
         self._is_calm = False
+        self._waiting: list[Fault] = []
+        """The faults that wait for their triggers."""
+        self._actor: Process | None = None
+        """The process that has just done what a fault waited for."""
         self._actions: dict[str, Callable[[Fault], bool]] = {
             "crash scheduler": lambda f: self._crash(self._scheduler(f), f),
             "crash registry": lambda f: self._crash(world.registry.process, f),
@@ -55,15 +62,32 @@ class Faults:
             "full storage": lambda f: self._spoil_storage(f, is_full=True),
             "damaged storage": self._damage_storage,
             "step clock": self._step_clock,
+            "lose messages": self._lose_messages,
+            "refuse job": self._refuse_job,
         }
 
     def begin(self, fault: Fault) -> None:
-        """Let ``fault`` happen now."""
+        """Let ``fault`` happen now, or at its next trigger."""
+        if fault.trigger:
+            self._waiting.append(fault)
+        else:
+            self._begin(fault, None)
+
+    def pull(self, trigger: str, actor: Process | None) -> None:
+        """Let the oldest fault that waits for ``trigger`` begin with the next step: ``actor`` has just done that."""
+        fault = next((waiting for waiting in self._waiting if waiting.trigger == trigger), None)
+        if fault is not None:
+            self._waiting.remove(fault)
+            self._world.loop.call_soon(self._begin, fault, actor, context=Context())
+
+    def _begin(self, fault: Fault, actor: Process | None) -> None:
         if self._is_calm:
             return
+        self._actor = actor
         if self._actions[fault.kind](fault):
             self.counts[fault.kind] = self.counts.get(fault.kind, 0) + 1
             self._world.tell(f"FAULT {fault}")
+        self._actor = None
 
     def cease(self) -> None:
         """Take back all that lasts."""
@@ -71,6 +95,7 @@ class Faults:
         world = self._world
         if not world.server.is_up:
             world.server.start()
+        world.server.copies, world.server.refused = None, frozenset()
         for host in list({name for name, _ in world.network.cut}):
             world.network.heal_host(host)
         world.network.slow.clear()
@@ -87,9 +112,14 @@ class Faults:
         objects.seconds, objects.is_full = storage.SECONDS, False
 
     def _scheduler(self, fault: Fault) -> Process:
-        return self._world.schedulers[fault.target % len(self._world.schedulers)].process
+        processes = [service.process for service in self._world.schedulers]
+        if self._actor in processes:
+            return self._actor
+        return processes[fault.target % len(processes)]
 
     def _host(self, fault: Fault) -> Any:
+        if self._actor is not None and self._actor.host in self._world.hosts:
+            return self._world.hosts[self._actor.host]
         hosts = list(self._world.hosts.values())
         return hosts[fault.target % len(hosts)]
 
@@ -118,6 +148,8 @@ class Faults:
 
     def _worker(self, fault: Fault) -> Process | None:
         workers = self._workers()
+        if self._actor in workers:
+            return self._actor
         return workers[fault.target % len(workers)] if workers else None
 
     def _freeze(self, processes: list[Process], fault: Fault) -> bool:
@@ -213,6 +245,7 @@ class Faults:
         if not others - {key.rpartition("/")[0]}:
             return False
         objects.damage(key)
+        self._world.checks.has_damage = True
         return True
 
     def _workers(self, host: str | None = None) -> list[Process]:
@@ -229,6 +262,28 @@ class Faults:
         places = self._world.services
         clock = places[fault.target % len(places)].clock
         clock.offset += (-3600.0, -5.0, 5.0, 3600.0)[fault.number % 4]
+        return True
+
+    def _lose_messages(self, fault: Fault) -> bool:
+        """Of those that are not stored some are lost, some arrive late, and some twice."""
+        server, rng = self._world.server, self._world.rng
+
+        def copies() -> tuple[float, ...]:
+            return rng.choice(((), (0.0,), (0.0,), (rng.uniform(0.0, 3.0),), (0.0, rng.uniform(0.0, 10.0))))
+
+        server.copies = copies
+        self._later(fault.seconds, setattr, server, "copies", None)
+        return True
+
+    def _refuse_job(self, fault: Fault) -> bool:
+        """The bus does not store the record of a job any more, as if the arguments of its script were too large."""
+        jobs = sorted(self._world.users.jobs.values())
+        if not jobs:
+            return False
+        job = jobs[fault.target % len(jobs)]
+        self._world.users.unstored.add(job)
+        self._world.server.refused |= {JOBS.subject(job)}
+        self._later(fault.seconds, setattr, self._world.server, "refused", frozenset())
         return True
 
     def _later(self, seconds: float, call: Callable[..., object], *args: object) -> None:

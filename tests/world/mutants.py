@@ -1,8 +1,10 @@
 """``python -m tests.world.mutants``: switches off one protection after the other, and shows which world notices.
 
-    MUTANT=name         this one alone
-    MUTANT_SECONDS=60   how long worlds are tried for each
+    MUTANT=name         this one alone; several are separated by semicolons
+    MUTANT_SECONDS=60   how long worlds are tried for each, in seconds of one core
     MUTANT_PROCESSES=2  how many are tried at once; by default as many as there are cores
+
+Rows with a star are protections that the protocol was without at some time.
 
 Every protection of the protocol has an entry here. One that nothing notices is either not needed or not tested. Some
 are noticed by tests alone: they are there for what the bus of today, and so that of a world, does not do.
@@ -33,23 +35,32 @@ _CORE = "resile_scheduler.core"
 
 TESTS = {
     "resile_learner.agent.core": ("tests/learner/test_agent_core.py",),
+    "resile_learner.agent.job_files": ("tests/learner/test_job_files.py",),
     "resile_learner.agent.reporting": ("tests/learner/test_reporting.py",),
     "resile_learner.membership": ("tests/learner/test_membership.py", "tests/learner/test_membership_machine.py"),
-    "resile_learner.worker": ("tests/learner/test_departure.py", "tests/learner/test_suspicions.py"),
+    "resile_learner.worker": ("tests/learner/test_suspicions.py", "tests/world/test_worker.py"),
+    "resile_learner.training": ("tests/learner/test_training_call.py", "tests/world/test_worker.py"),
     "resile_learner.checkpoint": (
         "tests/learner/test_checkpoint.py",
         "tests/learner/test_checkpointer.py",
         "tests/learner/test_lineage.py",
+        "tests/learner/test_uploads.py",
+        "tests/learner/test_upload_queue.py",
         "tests/world/test_pause.py",
     ),
     "resile_registry.core": ("tests/registry/test_core.py",),
+    "resile_scheduler.core.retention": ("tests/scheduler/test_retention.py",),
     "resile_scheduler.core": (
         "tests/scheduler/test_core.py",
+        "tests/scheduler/test_assignments.py",
         "tests/scheduler/test_recovery.py",
         "tests/scheduler/test_starts.py",
+        "tests/scheduler/test_pool_suspend.py",
+        "tests/scheduler/test_suspicions.py",
     ),
     "resile_scheduler.lease": ("tests/scheduler/test_lease.py",),
-    "resile_scheduler.executor": ("tests/scheduler/test_executor.py",),
+    "resile_scheduler.executor": ("tests/scheduler/test_executor.py", "tests/scheduler/test_service.py"),
+    "resile_scheduler.service": ("tests/scheduler/test_service.py",),
     "resile_shared.buckets": ("tests/shared/test_buckets.py",),
 }
 """What is tried when no world notices a mutant, by the beginning of its module's name."""
@@ -69,6 +80,7 @@ MUTANTS = (
         _AGENT,
         "if holder := next(held, None):",
         "if (holder := next(held, None)) and False:",
+        once_missing=True,
     ),
     Mutant(
         "agent starts a worker twice",
@@ -127,11 +139,61 @@ MUTANTS = (
         "return beat",
     ),
     Mutant(
+        "agent leaves its workers alone when their job is taken from its host",
+        "workers of a job that is deleted run for ever, and others miss the generation that they have to leave",
+        _AGENT,
+        "self._watched, (self._assigned or frozenset()) | living",
+        "self._watched, (self._assigned or frozenset())",
+    ),
+    Mutant(
+        "agent obeys allocations of jobs that it does not watch",
+        "an allocation that was under way starts workers of a job that was taken from the host",
+        _AGENT,
+        "        if job not in self._watched:\n            return []\n",
+        "",
+    ),
+    Mutant(
+        "agent watches what an earlier scheduler assigns",
+        "a scheduler that was replaced keeps workers from starting",
+        _AGENT,
+        "if not isinstance(event, Allocation | AssignJobs | StopWorkers | PauseWorkers):",
+        "if not isinstance(event, Allocation | StopWorkers | PauseWorkers):",
+    ),
+    Mutant(
+        "agent watches what was assigned to another incarnation",
+        "a late instruction keeps workers from starting",
+        _AGENT,
+        "if assign.incarnation != self.incarnation:",
+        "if False:",
+    ),
+    Mutant(
+        "agent removes files before it knows what is assigned",
+        "the output of a job that goes on here begins anew, and what was stored of it is overwritten",
+        _AGENT,
+        "return self._assigned is None or job in self._watched",
+        "return job in self._watched",
+    ),
+    Mutant(
+        "agent stores the output of deleted jobs",
+        "files of a job of which nothing should be left",
+        "resile_learner.agent.job_files",
+        "        return entry is None or entry.value.is_deleted\n",
+        "        return False\n",
+    ),
+    Mutant(
         "agent keeps no facts on its disk",
         "what was reported and not published is lost with the agent",
         _REPORTING,
         "            self._spool.add(Spooled(id=message.id, report=content))\n",
         "            pass\n",
+    ),
+    Mutant(
+        "agent obeys schedulers of earlier epochs",
+        "a leader that was replaced has its workers started beside those of the new one",
+        _AGENT,
+        "return [] if self._is_from_earlier_leader(event) else self._handle(event, now)",
+        "return self._handle(event, now)",
+        once_missing=True,
     ),
     # the scheduler
     Mutant(
@@ -161,6 +223,7 @@ MUTANTS = (
         f"{_CORE}.worker_reports",
         "case CheckpointSaved() as checkpoint if checkpoint.lineage == job.record.lineage:",
         "case CheckpointSaved() as checkpoint:",
+        once_missing=True,
     ),
     Mutant(
         "scheduler believes old heartbeats",
@@ -205,6 +268,52 @@ MUTANTS = (
         "if not worker.stop_sent:",
     ),
     Mutant(
+        "scheduler assigns jobs once",
+        "an agent that missed the instruction never learns of the workers that are placed on its host",
+        f"{_CORE}.host_events",
+        "        host.assigned = None if beat.jobs is None else frozenset(beat.jobs)\n",
+        "",
+    ),
+    Mutant(
+        "scheduler takes jobs from hosts while their workers leave",
+        "an agent that has not watched the newest allocation yet never does",
+        f"{_CORE}.outgoing",
+        "jobs = frozenset(job.id for job, _ in self._pool.held_on(name))",
+        "jobs = frozenset(job.id for job, w in self._pool.held_on(name) if job.generations.names(w.number))",
+    ),
+    Mutant(
+        "scheduler takes jobs from hosts that it has not heard of",
+        "after a restart of the scheduler, agents are told to leave workers alone that it does not know of",
+        f"{_CORE}.outgoing",
+        "if host.is_alive and host.is_heard and jobs != host.assigned:",
+        "if host.is_alive and jobs != host.assigned:",
+    ),
+    Mutant(
+        "scheduler assigns all jobs to all hosts",
+        "each host gets the allocations of the whole pool",
+        f"{_CORE}.outgoing",
+        "jobs = frozenset(job.id for job, _ in self._pool.held_on(name))",
+        "jobs = frozenset(job.id for job in self._pool.jobs.values())",
+    ),
+    Mutant(
+        "scheduler takes jobs from hosts before the allocation is stored",
+        "after a crash, an agent starts workers again that it has forgotten",
+        "resile_scheduler.executor",
+        "        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)\n"
+        "        for host, instruction in batch.instructions:\n"
+        "            await self._bus.send(subjects.instruction(host), instruction)\n",
+        "        for host, instruction in batch.instructions:\n"
+        "            await self._bus.send(subjects.instruction(host), instruction)\n"
+        "        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)\n",
+    ),
+    Mutant(
+        "new scheduler removes jobs before it knows who is alive",
+        "a worker of a deleted job goes on, and stores what nobody removes",
+        f"{_CORE}.retention",
+        "if not self._deleted or any(host.is_alive and not host.is_heard for host in self._pool.hosts.values()):",
+        "if not self._deleted:",
+    ),
+    Mutant(
         "scheduler asks once for a pause",
         "a pause whose request was lost never happens",
         f"{_CORE}.outgoing",
@@ -217,6 +326,7 @@ MUTANTS = (
         f"{_CORE}.recovery",
         "RESULT_SECONDS = 10.0",
         "RESULT_SECONDS = 0.0",
+        once_missing=True,
     ),
     Mutant(
         "scheduler does not wait for what agents still have to report",
@@ -224,6 +334,7 @@ MUTANTS = (
         f"{_CORE}.recovery",
         "if any(host and host.is_alive and host.num_waiting for host in hosts):",
         "if False:",
+        once_missing=True,
     ),
     Mutant(
         "scheduler ignores that a result was lost with its host",
@@ -289,6 +400,7 @@ MUTANTS = (
         '            "Nats-Expected-Last-Subject-Sequence": str(fence.revision),\n'
         '            "Nats-Expected-Last-Subject-Sequence-Subject": self._spec.fence,\n',
         "",
+        once_missing=True,
     ),
     Mutant(
         "a standby takes a lease that is renewed",
@@ -296,6 +408,54 @@ MUTANTS = (
         "resile_scheduler.lease",
         "return begun - self._since >= self._patience",
         "return True",
+    ),
+    Mutant(
+        "a pause counts only the checkpoints of the active generation",
+        "a pause that meets a change of members never ends",
+        f"{_CORE}.worker_reports",
+        "case CheckpointSaved() as checkpoint if checkpoint.lineage == job.record.lineage:",
+        "case CheckpointSaved() as checkpoint if report.generation == job.generations.active_number:",
+        once_missing=True,
+    ),
+    Mutant(
+        "a cold start has no deadline",
+        "initial members that do not reach each other wait for ever",
+        f"{_CORE}.deadlines",
+        "            elif job.generations.placements:\n                self._give_up_start(job, now)\n",
+        "",
+        once_missing=True,
+    ),
+    Mutant(
+        "a cold start resumes only from what was reported",
+        "a job whose reports were lost starts from 0 beside a complete checkpoint",
+        f"{_CORE}.allocator",
+        "resume=cold_start and job.record.lineage > 0,",
+        "resume=cold_start and job.record.checkpoint is not None,",
+        once_missing=True,
+    ),
+    Mutant(
+        "scheduler ends nobody who waits after the completion",
+        "members that lost one after the completion wait for a recovery for ever",
+        f"{_CORE}.probing",
+        "            self._end_waiting(job, accuser, accusation, now=now)\n",
+        "",
+        once_missing=True,
+    ),
+    Mutant(
+        "scheduler ends when the bus refuses a write",
+        "one record that is too large ends every scheduler",
+        "resile_scheduler.executor",
+        "_REFUSALS = (MessageTooLarge, StoreFailed)",
+        "_REFUSALS = ()",
+        once_missing=True,
+    ),
+    Mutant(
+        "a pool that ends suspends nothing",
+        "the hosts of a pool go while its jobs train: what they trained is lost",
+        f"{_CORE}.decisions",
+        "        if self._policy is not no_slots:\n",
+        "        if False:\n",
+        once_missing=True,
     ),
     # the registry
     Mutant(
@@ -415,6 +575,38 @@ MUTANTS = (
         "if False:",
     ),
     Mutant(
+        "initial members choose a checkpoint each for itself",
+        "members that found different checkpoints train together, or wait for each other for ever",
+        "resile_learner.checkpoint.cold_start",
+        "start = store.decide_start(Start(",
+        "start = (lambda own: own)(Start(",
+        once_missing=True,
+    ),
+    Mutant(
+        "a checkpoint of a lineage that was cut off is an ancestor",
+        "a job resumes from what members stored after a newer cold start had begun without them",
+        "resile_learner.checkpoint.lineage",
+        "if c.lineage == last.lineage and c <= last)",
+        "if c.lineage == last.lineage)",
+        once_missing=True,
+    ),
+    Mutant(
+        "all lineages store their model under one key",
+        "members that were cut off replace the model that a completion names",
+        "resile_learner.checkpoint.lineage",
+        'return f"models/lineage-{lineage}.safetensors"',
+        'return "models/model.safetensors"',
+        once_missing=True,
+    ),
+    Mutant(
+        "a pause that is saved is told once",
+        "a pause whose report was lost never ends",
+        _CHECKPOINTER,
+        "if self._clock() - self._paused_reported >= PAUSED_SECONDS:",
+        "if False:",
+        once_missing=True,
+    ),
+    Mutant(
         "initial members do not compare what they train",
         "workers with different data train together",
         "resile_learner.training.rounds",
@@ -441,6 +633,7 @@ MUTANTS = (
         _STORE,
         "        if newest > lineage:\n            raise FencedError(self._objects.url, lineage, newest)\n",
         "",
+        once_missing=True,
     ),
     Mutant(
         "a manifest replaces another one",
@@ -470,8 +663,8 @@ MUTANTS = (
 def main() -> int:
     """Try all mutants, or the one that is named; return 1 if a world misses one."""
     seconds = float(os.environ.get("MUTANT_SECONDS", "60"))
-    wanted = os.environ.get("MUTANT")
-    mutants = [mutant for mutant in MUTANTS if wanted in (None, mutant.name)]
+    wanted = os.environ.get("MUTANT", "")
+    mutants = [mutant for mutant in MUTANTS if not wanted or mutant.name in wanted.split("; ")]
     with ThreadPoolExecutor(NUM_PROCESSES) as pool:
         rows = list(pool.map(lambda mutant: _try_in_process(mutant, seconds), mutants))
     missed = [mutant.name for mutant, found in zip(mutants, rows, strict=True) if not found]
@@ -480,13 +673,13 @@ def main() -> int:
 
 
 def _try_in_process(mutant: Mutant, seconds: float) -> bool:
-    begun = time.monotonic()
     command = [sys.executable, "-m", "tests.world.mutants", "--try", mutant.name, str(seconds)]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = (done.stdout or done.stderr).strip().splitlines()
     found = done.returncode == 3
-    print(f"| {mutant.name} | {lines[-1] if lines else ''} | {time.monotonic() - begun:.0f} s |", flush=True)
+    mark = " *" if mutant.once_missing else ""
+    print(f"| {mutant.name}{mark} | {lines[-1] if lines else ''} |", flush=True)
     return found
 
 
@@ -496,18 +689,18 @@ def _try(mutant: Mutant, seconds: float) -> int:
     from .campaign import live
     from .plan import draw
 
-    begun, seed = time.monotonic(), 0
-    while time.monotonic() - begun < seconds:
+    begun, seed = time.process_time(), 0
+    while time.process_time() - begun < seconds:
         _, broken = live(draw(seed))
         if broken:
-            print(f"seed {seed}: {broken[0]}".replace("\n", " ")[:200])
+            print(f"seed {seed}, after {time.process_time() - begun:.0f} s: {broken[0]}".replace("\n", " ")[:200])
             return 3
         seed += 1
     tests = next((found for package, found in TESTS.items() if mutant.module.startswith(package)), ())
     if tests and pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]) == pytest.ExitCode.TESTS_FAILED:
-        print(f"not noticed by {seed} worlds, but by {' or '.join(tests)}")
+        print(f"not noticed by {seed} worlds in {seconds:.0f} s, but by {' or '.join(tests)}")
         return 3
-    print(f"not noticed by {seed} worlds")
+    print(f"not noticed by {seed} worlds in {seconds:.0f} s")
     return 0
 
 

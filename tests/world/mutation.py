@@ -23,6 +23,8 @@ class Mutant:
     module: str
     old: str
     new: str
+    once_missing: bool = False
+    """Whether the protocol was without it at some time, and nothing noticed."""
 
     def source(self) -> str:
         """Return the mutated source. Raises ValueError unless ``old`` is there exactly once."""

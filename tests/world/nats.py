@@ -56,6 +56,8 @@ class Network:
         self.slow: dict[str, float] = {}
         """Additional seconds for what goes to or from a host, at the most."""
         self.clients: list[SimClient] = []
+        self.on_deliver: list[Callable[[str, Message], None]] = []
+        """Called with the host and every message that is sent to it, for checks."""
 
     def delay(self, host: str) -> float:
         return self.rng.uniform(0.0001, 0.002) + self.rng.random() * self.slow.get(host, 0.0)
@@ -213,6 +215,8 @@ class SimClient:
 
     def deliver(self, number: int, message: Message) -> None:
         """Take a message from the server."""
+        for call in self.network.on_deliver:
+            call(self.process.host, message)
         self._down.send(self._receive, self._generation, number, message, context=self._context)
 
     def _can_connect(self) -> bool:

@@ -59,6 +59,8 @@ def surroundings(world: Any) -> Iterator[None]:
         (resile_shared.connection, "Client", world.client),
         (agent, "ForkServerClient", world.fork_servers),
         (agent, "detect_devices", world.devices),
+        (resile_scheduler.service, "Scheduler", world.knowledge.scheduler),
+        (resile_learner.agent.incarnation, "AgentCore", world.knowledge.agent),
         (agent, "Packages", Packages),
         (agent, "Outputs", Outputs),
         (workers, "find_script", lambda package, script: package / script),
@@ -161,6 +163,9 @@ class SimFolder:
         return self.job(job) / "code"
 
     def jobs_with_files(self) -> list[str]:
+        return []
+
+    def all_jobs(self) -> list[str]:
         return []
 
     def drop_files(self, job: str) -> list[SimPath]:

@@ -6,6 +6,9 @@ A plan is data, so that a failing one can be cut shorter.
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from .training import SimScript
 
@@ -45,6 +48,8 @@ FAULTS = (
     "full storage",
     "damaged storage",
     "step clock",
+    "lose messages",
+    "refuse job",
 )
 LOSSES = (
     "kill worker",
@@ -60,7 +65,50 @@ LOSSES = (
     "slow links",
 )
 """Of these, those that workers meet alone. Some plans have no others, so that one comes while another is dealt with."""
-ACTIONS = ("pause", "resume", "stop", "priority", "drain", "submit again")
+ACTIONS = ("pause", "resume", "stop", "priority", "drain", "submit again", "restart pool")
+TRIGGERS = ("write", "allocation", "report", "worker starts", "last iteration", "checkpoint", "model")
+"""What some faults wait for, to begin at once when it happens: a write of a scheduler, its storing of an allocation, a
+report, the start of a worker's process, a member's last iteration, the storing of a part of a checkpoint, and that of
+a final model. What acts on one process acts on the one that has just done that, if it is of its kind."""
+
+
+@dataclass(frozen=True)
+class Theme:
+    """What happens in a world, when it is not anything: these meet each other then, again and again."""
+
+    faults: tuple[str, ...]
+    triggers: tuple[str, ...]
+    actions: tuple[str, ...]
+
+
+THEMES = (
+    Theme(LOSSES, ("", "", "last iteration", "worker starts"), ("priority",)),
+    Theme(  # pauses
+        ("slow storage", "storage fails", "kill worker", "crash agent", "crash scheduler", "cut bus", "lose messages"),
+        ("", "checkpoint", "report"),
+        ("pause", "resume", "priority", "restart pool"),
+    ),
+    Theme(  # the last seconds of jobs
+        ("crash agent", "kill worker", "freeze worker", "cut bus", "crash scheduler", "crash host", "reset data links"),
+        ("last iteration", "model", "report"),
+        ("priority",),
+    ),
+    Theme(  # cold starts
+        ("crash agent", "kill worker", "freeze host", "cut pair", "cut storage", "stale storage", "crash host"),
+        ("", "worker starts", "checkpoint", "allocation"),
+        ("pause", "resume", "drain"),
+    ),
+    Theme(  # the schedulers
+        ("crash scheduler", "freeze scheduler", "cut bus", "slow bus", "restart bus", "lose messages", "crash agent"),
+        ("write", "allocation", "report"),
+        ("pause", "stop", "priority", "submit again"),
+    ),
+    Theme(  # hosts that come and go
+        ("crash host", "crash agent", "freeze host", "freeze agent", "cut host", "crash registry", "lose messages"),
+        ("", "worker starts", "allocation"),
+        ("drain", "stop", "priority"),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -100,9 +148,12 @@ class Fault:
     target: int
     seconds: float
     number: int
+    trigger: str = ""
+    """One of `TRIGGERS`: it begins when that happens first after ``at``. Empty: at once."""
 
     def __str__(self) -> str:
-        return f"{self.at:7.3f} {self.kind} target={self.target} seconds={self.seconds:.1f} number={self.number}"
+        when = f" at the next {self.trigger}" if self.trigger else ""
+        return f"{self.at:7.3f} {self.kind}{when} target={self.target} seconds={self.seconds:.1f} number={self.number}"
 
 
 @dataclass(frozen=True)
@@ -134,16 +185,25 @@ class Plan:
         return plan
 
 
+def broke_once() -> tuple[Plan, ...]:
+    """Return the plans of worlds that broke a promise at some time, as they were drawn then."""
+    return TypeAdapter(tuple[Plan, ...]).validate_json((Path(__file__).parent / "broke_once.json").read_bytes())
+
+
 def draw(seed: int) -> Plan:
     """Draw the plan of ``seed``. Some plans are mild: what goes wrong without faults must be found as well."""
     rng = random.Random(f"{seed} plan")
     slots = tuple(rng.choice((1, 2, 2, 3, 4)) for _ in range(rng.choice((1, 2, 2, 3))))
-    jobs = tuple(_submission(rng, sum(slots)) for _ in range(rng.choice((1, 1, 2, 2, 3, 5))))
-    num_faults = rng.choice((0, 1, 2, 4, 8, 16))
-    group = rng.choice((FAULTS, FAULTS, LOSSES))
-    kinds = rng.sample(group, rng.randint(1, len(group)))  # few kinds at a time let each act undisturbed
-    faults = [_fault(rng, rng.choice(kinds), at) for at in _moments(rng, jobs, num_faults)]
-    actions = [_action(rng, at) for at in _moments(rng, jobs, rng.choice((0, 0, 1, 3, 6)))]
+    are_short = rng.random() < 0.3  # many jobs in a row on the same slots
+    num_jobs = rng.choice((4, 6, 8)) if are_short else rng.choice((1, 1, 2, 2, 3, 5))
+    jobs = tuple(_submission(rng, sum(slots), is_short=are_short) for _ in range(num_jobs))
+    theme = rng.choice((Theme(FAULTS, ("", *TRIGGERS), ACTIONS), *THEMES))
+    num_kinds = rng.randint(1, min(rng.choice((3, 100)), len(theme.faults)))  # few of them act undisturbed
+    kinds, triggers = rng.sample(theme.faults, num_kinds), rng.choice((("",), theme.triggers))
+    moments = _moments(rng, jobs, rng.choice((0, 1, 2, 4, 8, 16)))
+    faults = [_fault(rng, rng.choice(kinds), at, rng.choice(triggers)) for at in moments]
+    moments = _moments(rng, jobs, rng.choice((0, 0, 1, 3, 6, 12)))
+    actions = [_action(rng, rng.choice(theme.actions), at) for at in moments]
     ends = [*(fault.at + fault.seconds for fault in faults), *(each.at for each in (*jobs, *actions))]
     return Plan(
         seed=seed,
@@ -172,16 +232,16 @@ def _moments(rng: random.Random, jobs: Sequence[Submission], count: int) -> list
     return sorted(moments)
 
 
-def _submission(rng: random.Random, num_slots: int) -> Submission:
-    num_shards = rng.choice((1, 2, 4, 8))
+def _submission(rng: random.Random, num_slots: int, *, is_short: bool) -> Submission:
+    num_shards = rng.choice((1, 2, 4) if is_short else (1, 2, 4, 8))
     batch_size = 2 * num_shards
     script = SimScript(
-        num_samples=batch_size * rng.choice((2, 5, 12, 40)) - rng.choice((0, 1)),
+        num_samples=batch_size * rng.choice((2, 5) if is_short else (2, 5, 12, 40)) - rng.choice((0, 1)),
         batch_size=batch_size,
         num_shards=num_shards,
-        epochs=rng.choice((1, 1, 2, 3)),
+        epochs=1 if is_short else rng.choice((1, 1, 2, 3)),
         shard_seconds=rng.choice((0.005, 0.05, 0.2)),
-        import_seconds=rng.choice((0.1, 1.0, 5.0)),
+        import_seconds=rng.choice((0.1, 1.0) if is_short else (0.1, 1.0, 5.0)),
         checkpoint_every=rng.choice((None, 1, 5, 20)),
     )
     if rng.random() < 0.08:
@@ -202,20 +262,21 @@ def _defect(rng: random.Random, script: SimScript) -> dict[str, object]:
     return {kind: value, "only_on": rng.choice((None, 0, 1))}
 
 
-def _fault(rng: random.Random, kind: str, at: float) -> Fault:
+def _fault(rng: random.Random, kind: str, at: float, trigger: str) -> Fault:
     return Fault(
         at=at,
         kind=kind,
         target=rng.randrange(1000),
         seconds=rng.choice((0.05, 0.5, 2.0, 5.0, 15.0)) * rng.uniform(0.5, 1.5),
         number=rng.choice((0, 0, rng.randrange(3), rng.randrange(200))),
+        trigger=trigger,
     )
 
 
-def _action(rng: random.Random, at: float) -> Action:
+def _action(rng: random.Random, kind: str, at: float) -> Action:
     return Action(
         at=at,
-        kind=rng.choice(ACTIONS),
+        kind=kind,
         target=rng.randrange(1000),
         value=rng.choice((100, 5000, 20_000)),
     )

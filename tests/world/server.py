@@ -8,6 +8,7 @@ expects another revision is refused, before duplicates are looked for. Consumers
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
@@ -20,6 +21,9 @@ HEARTBEAT_SECONDS = 5.0
 WRONG_LAST_SEQUENCE = 10071
 NUM_IDS = 20_000
 _NANOSECONDS = 1e9
+LARGE = b"num_samples"
+"""What the arguments of every script have, which make a record too large where it is refused."""
+_REFUSAL = {"error": {"code": 400, "err_code": 10054, "description": "message size exceeds maximum allowed"}}
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,10 @@ class SimServer:
         self.on_stop: list[Callable[[], None]] = []
         self.on_store: list[Callable[[Stored], None]] = []
         """Called with every message that is stored, for checks."""
+        self.copies: Callable[[], tuple[float, ...]] | None = None
+        """Draws after how many seconds each copy of the next message arrives that is not stored; () loses it."""
+        self.refused: frozenset[str] = frozenset()
+        """Subjects on which nothing is stored that contains `LARGE`."""
         self._loop = loop
         self._subscriptions: dict[int, tuple[Peer, str, str]] = {}
         self._routes: dict[str, list[int]] = {}
@@ -251,13 +259,20 @@ class SimServer:
             return True
         stream = self._stream_of(subject)
         if stream is not None:
-            answer = stream.store(subject, data, headers or {})
+            is_refused = subject in self.refused and LARGE in data
+            answer = _REFUSAL if is_refused else stream.store(subject, data, headers or {})
             if "error" not in answer and "duplicate" not in answer:
                 for call in self.on_store:
                     call(stream.messages[answer["seq"]])
                 self._serve(stream)
             if reply:
                 self._answer(reply, answer)
+        elif self.copies and not subject.startswith("_INBOX"):
+            for seconds in self.copies():
+                if reply and seconds:
+                    continue  # a request is lost, but does not come when its sender has long given it up
+                self._loop.call_later(seconds, self._publish, subject, data, headers, reply, context=Context())
+            return True
         return self._publish(subject, data, headers, reply) or stream is not None
 
     def _publish(self, subject: str, data: bytes, headers: dict[str, str] | None, reply: str) -> bool:

@@ -5,7 +5,7 @@ list what was there a while ago; objects can be damaged.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class SimObjects:
         self.is_full = False
         self.cut_hosts: set[str] = set()
         """Hosts that do not reach the store."""
+        self.on_write: list[Callable[[str, bytes], None]] = []
+        """Called with the key and the content of each object before it is written."""
         self.num_requests = 0
         self.num_faults = 0
         self._threads = threads
@@ -73,6 +75,8 @@ class SimObjects:
         if self.is_full:
             self.num_faults += 1
             raise foreign.GenericError("os error 28")
+        for call in self.on_write:
+            call(key, content)
         self._before = dict(self.objects) if self.stale else {}
         self.objects[key] = content
 

@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from resile_learner.messages import Completed, Member, Order, Switched, WorkerConfig, WorkerListening
+from resile_learner.messages import Completed, Failed, Left, Member, Order, Switched, WorkerConfig, WorkerListening
 from resile_learner.processes.worker_process import WorkerProcess
 from resile_shared.messages.hosts import WorkerExit
 
@@ -125,6 +126,28 @@ def test_a_job_grows_loses_a_worker_recovers_shrinks_and_completes(seed: int) ->
     assert completed.params_sha256 == SCRIPT.params_sha256()
     assert [(count.once, count.more, count.never) for count in completed.ledger] == [(160, 0, 0)] * 3
     check_one_lineage(scene.commits)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_leaves_once_the_others_have_committed_its_last_round(seed: int) -> None:
+    scene = Scene(seed, SCRIPT)
+    scene.cluster.delay_seconds = 0.05
+    scene.start(0, 1)
+    scene.order(0, 1)
+    scene.run(scene.has_trained(4))
+    scene.order(0)
+    scene.run(lambda: any(isinstance(message, Left) for message in scene.messages))
+    newest = {commit.worker: commit.iteration for commit in scene.commits}
+    assert newest[0] >= newest[1]
+
+
+def test_workers_with_different_data_do_not_train_together() -> None:
+    scene = Scene(0, replace(SCRIPT, differs=True))
+    scene.start(0, 1)
+    scene.order(0, 1)
+    scene.run(lambda: len(scene.exits) == 2)
+    assert not scene.commits
+    assert any(isinstance(message, Failed) and "data" in message.message for message in scene.messages)
 
 
 def check_one_lineage(commits: Sequence[Commit]) -> None:

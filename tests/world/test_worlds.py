@@ -3,15 +3,14 @@
 import pytest
 
 from .campaign import live, tell
-from .plan import draw
+from .plan import Plan, broke_once, draw
 
-BROKE_ONCE = (13, 45, 78, 147, 262, 342, 400, 536, 672, 723, 769, 589431836)
-"""Seeds of worlds that broke a promise at some time."""
+PLANS = (*map(draw, range(10)), *broke_once())
 
 
-@pytest.mark.parametrize("seed", [*range(10), *BROKE_ONCE])
-def test_a_world_keeps_the_promises(seed: int) -> None:
-    world, broken = live(draw(seed))
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.seed}")
+def test_a_world_keeps_the_promises(plan: Plan) -> None:
+    world, broken = live(plan)
     assert not broken, tell(world.plan)
 
 

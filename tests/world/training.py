@@ -138,6 +138,9 @@ class Commit:
     round: int
     iteration: int
     chain: bytes
+    dataset: str
+    """With which data it trains."""
+    is_last: bool
     spans: tuple[tuple[int, ...], ...]
     """See `Lineage`."""
 
@@ -241,6 +244,8 @@ class SimTraining:
             round=round_,
             iteration=self._state.progress.iteration,
             chain=self.model.content,
+            dataset=self._state.facts["dataset"],
+            is_last=self._state.progress.iteration + 1 == self._script.iterations,
             spans=tuple(map(tuple, self.lineage.spans)),
         )
 

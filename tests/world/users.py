@@ -1,5 +1,9 @@
 """People who submit jobs and change their minds, over the same requests that the API sends."""
 
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
 import orjson
 from pydantic import BaseModel
 
@@ -13,6 +17,7 @@ from resile_shared.messages.commands import (
     JobResume,
     JobStop,
     JobSubmit,
+    PoolSuspend,
     Refused,
 )
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
@@ -24,21 +29,28 @@ from .services import open_bus
 
 PACKAGE = f"packages/{'0' * 64}.tar.gz"
 RESUME_SECONDS = 5.0
+SUSPEND_SECONDS = 5.0
+SUSPEND_ATTEMPTS = 20
 
 
 class Users:
     """The users of one world. ``jobs`` are those that were accepted, by their number in the plan."""
 
-    def __init__(self, loop: SimLoop, plan: Plan) -> None:
+    def __init__(self, loop: SimLoop, plan: Plan, *, on_suspended: Callable[[], None]) -> None:
+        """``on_suspended`` is called when the pool is suspended, or does not answer, to be ended and started again."""
         self.jobs: dict[int, str] = {}
         self.stopped: set[str] = set()
         """Jobs that somebody asked to be stopped."""
         self.drained: set[str] = set()
+        self.unstored: set[str] = set()
+        """Jobs that the bus has refused to store: what is submitted again may not be known to be the same any more."""
         self.refused: list[str] = []
+        """Answers that no request should have got."""
         self.records: dict[str, JobRecord] = {}
         """What the users saw of the jobs last, after `begin_calm`."""
         self._loop = loop
         self._plan = plan
+        self._on_suspended = on_suspended
         self._process = Process(loop, "users")
         self._bus: Bus | None = None
         self._num_requests = 0
@@ -55,6 +67,8 @@ class Users:
             number = action.target % len(self._plan.jobs)
             if number in self.jobs:
                 self._process.spawn(self._submit(number, self._plan.jobs[number]))
+        elif action.kind == "restart pool":
+            self._process.spawn(self._restart_pool())
         elif known:
             job = known[action.target % len(known)]
             match action.kind:
@@ -102,16 +116,32 @@ class Users:
         match answer:
             case Accepted(job_id=str(job)):
                 assert self.jobs.setdefault(number, job) == job, "a submission that is repeated is the same job"
-            case Refused(reason=reason):
-                self.refused.append(f"submission {number}: {reason}")
+            case Refused(reason=reason) if self.jobs.get(number) not in self.unstored:
+                self.refused.append(f"submission {number} was refused: {reason}")
 
     def _ask(self, what: str, request: BaseModel) -> None:
         self._num_requests += 1
         self._process.spawn(self._send(what, request, f"request {self._num_requests}"))
 
-    async def _send(self, what: str, request: BaseModel, message_id: str) -> None:
-        if self._bus is not None:
-            await self._bus.ask(subjects.command(*what.split(".")), request, message_id=message_id)
+    async def _send(self, what: str, request: BaseModel, message_id: str) -> Accepted | Refused | None:
+        if self._bus is None:
+            return None
+        answer = await self._bus.ask(subjects.command(*what.split(".")), request, message_id=message_id)
+        if isinstance(answer, Refused) and answer.code == "unknown" and not isinstance(request, HostDrain):
+            self.refused.append(f"{message_id}, {request}: {answer.reason}")
+        return answer
+
+    async def _restart_pool(self) -> None:
+        """What ends a pool does: saves its jobs, as long as somebody answers, and ends all services."""
+        self._num_requests += 1
+        for attempt in range(SUSPEND_ATTEMPTS):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SUSPEND_SECONDS):
+                    answer = await self._send("pool.suspend", PoolSuspend(), f"end {self._num_requests} {attempt}")
+                if isinstance(answer, Accepted) and not answer.jobs:
+                    break
+            await asyncio.sleep(SUSPEND_SECONDS / 5)
+        self._on_suspended()
 
     async def _resume_all(self) -> None:
         assert self._bus is not None

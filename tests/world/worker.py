@@ -26,6 +26,7 @@ import resile_learner.worker.control_thread
 import resile_learner.worker.links
 import resile_learner.worker.peers
 import resile_shared.storage
+from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.messages import WorkerConfig
 from resile_learner.processes.worker_process import MAX_MESSAGE_BYTES, OnOutput, WorkerProcess
 from resile_learner.session import current_session
@@ -41,6 +42,8 @@ from .training import Commit, SimScript, SimTraining
 
 EXIT_SECONDS = 0.002
 """Between the end of a process and the moment at which its agent learns of it."""
+PART_BYTES = 400
+"""Small, so that a checkpoint has several parts, and members share them."""
 ABANDONED = WorkerExit(kind="abandoned")
 
 
@@ -93,6 +96,7 @@ class SimCluster:
             (links, "socket", simulated_socket(self.network)),
             (peers, "TcpTransport", DataTransport),
             (store, "ThreadPoolExecutor", InlineExecutor),
+            (Snapshot.__init__, "__kwdefaults__", Snapshot.__init__.__kwdefaults__ | {"part_bytes": PART_BYTES}),
             (resile_learner.checkpoint.uploads, "save_model", _save_model),
             (resile_shared.storage, "_open", self.objects.open),
             (bootstrap, "_keep_freed_memory", lambda: None),

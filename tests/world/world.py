@@ -10,23 +10,32 @@ import orjson
 from resile_learner.agent.devices import TorchDevices
 from resile_learner.messages import WorkerConfig
 from resile_shared.messages.jobs import JobEvent
+from resile_shared.subjects import ALLOCATIONS, JOBS
 
 from .checks import Checks
 from .faults import Faults
+from .knowledge import LASTING_SECONDS, Knowledge
 from .loop import Clock, SimLoop, Stuck, current_process
 from .nats import Network, SimClient
 from .patches import surroundings
 from .plan import Plan
-from .server import SimServer, Stored
+from .server import Message, SimServer, Stored
 from .services import Host, Service, registry, scheduler
 from .training import Commit, SimScript
 from .users import Users
 from .worker import SimCluster, SimForkServer, SimWorker
 
-PATIENCE_SECONDS = 3000.0
-"""Virtual time that a calm world gets to complete its jobs: longer than all deadlines, one after the other."""
+PATIENCE_SECONDS = 600.0
+"""Virtual time that a calm world gets to complete its jobs: most take less than two minutes."""
+STALL_SECONDS = 2500.0
+"""As much more for each job whose script hangs, until that is noticed, a few times."""
 SYNC_SECONDS = 2.0
+REPORTS_PREFIX = "resile.report."
 LOOK_SECONDS = 0.1
+COMPARE_SECONDS = 1.0
+OFFER_SECONDS = 5.0
+END_SECONDS = 20.0
+"""After the last job has ended: until then its last events are published, and its workers are gone and forgotten."""
 
 
 class World:
@@ -42,13 +51,16 @@ class World:
         self.server = SimServer(self.loop)
         self.server.on_store.append(self._on_store)
         self.network = Network(self.loop, self.server, self.rng)
+        self.network.on_deliver.append(self._on_deliver)
         self.detection_seconds = detection_seconds
         self.hosts: dict[str, Host] = {}
         self.workers = SimCluster(self.loop, random.Random(f"{plan.seed} workers"), script_of=_script_of)
         self.workers.on_commit = self._on_commit
         self.workers.on_start = self._on_worker_started
         self.workers.on_end = self._on_worker_ended
+        self.workers.objects.on_write.append(self._on_write)
         self.faults = Faults(self)
+        self.knowledge = Knowledge(self)
         with self._surroundings():
             self.registry = registry(self.loop, detection_seconds=detection_seconds)
             self.schedulers = [
@@ -58,7 +70,7 @@ class World:
                 name = f"host-{number}"
                 clock = Clock(self.rng.uniform(-2, 2))
                 self.hosts[name] = Host(self.loop, name, num_slots=num_slots, clock=clock)
-            self.users = Users(self.loop, plan)
+            self.users = Users(self.loop, plan, on_suspended=self._restart_services)
 
     @property
     def services(self) -> list[Service]:
@@ -72,8 +84,9 @@ class World:
                 self._run()
             except Stuck:
                 self.checks.break_promise("nothing happens any more")
-        for error in [*(error for service in self.services for error in service.errors), *self.loop.errors]:
-            self.checks.break_promise(error)
+        errors = (error for service in self.services for error in service.errors)
+        for what in [*errors, *self.loop.errors, *self.users.refused]:
+            self.checks.break_promise(what)
         return self.checks.broken
 
     @contextmanager
@@ -97,17 +110,37 @@ class World:
         event = self.checks.on_store(stored, self.workers.objects.objects)
         if event is not None:
             self._tell_of(event)
+        if stored.subject.startswith(ALLOCATIONS.prefix):
+            self.faults.pull("allocation", current_process())
+        elif stored.subject.startswith(REPORTS_PREFIX):
+            self.faults.pull("report", current_process())
+        if stored.subject.startswith((ALLOCATIONS.prefix, JOBS.prefix)):
+            self.faults.pull("write", current_process())
+
+    def _on_write(self, key: str, content: bytes) -> None:
+        self.checks.on_write(key, content, self.workers.objects.objects)
+        if "/part-" in key:
+            self.faults.pull("checkpoint", current_process())
+        elif "/models/" in key:
+            self.faults.pull("model", current_process())
 
     def _tell_of(self, event: JobEvent) -> None:
         item = event.item
         slots = f" on {', '.join(item.slots)}" if item.slots else ""
         self.tell(f"{event.job} {item.kind}: generation {item.generation}{slots}, at {item.iteration}. {item.reason}")
 
+    def _on_deliver(self, host: str, message: Message) -> None:
+        if host in self.hosts and message.subject.startswith(ALLOCATIONS.prefix):
+            self.checks.allocation_sent(host, message.subject.removeprefix(ALLOCATIONS.prefix))
+
     def _on_commit(self, commit: Commit) -> None:
         self.checks.committed(commit)
+        if commit.is_last:
+            self.faults.pull("last iteration", current_process())
 
     def _on_worker_started(self, worker: SimWorker) -> None:
         self.checks.worker_started(worker.config.job, worker.config.worker, worker.process.host)
+        self.faults.pull("worker starts", worker.process)
         self.tell(f"{worker.process.name} starts")
 
     def _on_worker_ended(self, worker: SimWorker) -> None:
@@ -123,18 +156,47 @@ class World:
     def _become_calm(self) -> None:
         self.tell("CALM")
         self.faults.cease()
-        for name in self.users.drained:
-            self.hosts[name].crash()  # an agent that starts again offers its host again
         self.users.begin_calm()
+        self._offer_hosts()
+        self._compare()
+
+    def _offer_hosts(self) -> None:
+        """Start the agents of drained hosts again, so that they offer their hosts again."""
+        for name in sorted(self.users.drained):
+            if self.knowledge.is_drained(name):
+                self.hosts[name].crash()
+        self.loop.call_later(OFFER_SECONDS, self._offer_hosts)
+
+    @property
+    def stalling_jobs(self) -> set[str]:
+        """The jobs whose scripts hang."""
+        submissions = self.plan.jobs
+        return {job for number, job in self.users.jobs.items() if submissions[number].script.hangs_at is not None}
+
+    def _restart_services(self) -> None:
+        """End all of a pool but the bus, or in a calm world its schedulers, which give no slots any more."""
+        self.tell("RESTART of the pool")
+        for service in self.schedulers if self.loop.now > self.plan.calm_at else self.services:
+            service.crash()
+
+    def _compare(self) -> None:
+        for difference in self.knowledge.look():
+            self.checks.break_promise(f"since {LASTING_SECONDS:g} seconds {difference}")
+        self.loop.call_later(COMPARE_SECONDS, self._compare)
 
     def _run(self) -> None:
         self._look()
-        if not self.loop.run_until(lambda: self._is_over, limit=self.plan.calm_at + PATIENCE_SECONDS):
+        num_stalling = sum(submission.script.hangs_at is not None for submission in self.plan.jobs)
+        patience = PATIENCE_SECONDS + num_stalling * STALL_SECONDS
+        if not self.loop.run_until(lambda: self._is_over, limit=self.plan.calm_at + patience):
             for number in range(len(self.plan.jobs)):
                 self.checks.break_promise(self._what_it_waits_for(number))
         scripts = {number: submission.script for number, submission in enumerate(self.plan.jobs)}
-        self.loop.run_until(lambda: False, limit=self.loop.now + 5.0)  # the last events are published
-        self.checks.check_end(self.users.jobs, scripts, self.users.stopped, self.workers.objects.objects)
+        self.loop.run_until(lambda: False, limit=self.loop.now + END_SECONDS)
+        excused = self.users.stopped | self.users.unstored
+        self.checks.check_end(self.users.jobs, scripts, excused, self.workers.objects.objects)
+        for what in self.knowledge.remaining():
+            self.checks.break_promise(f"{what}, {END_SECONDS:g} seconds after the last job has ended")
 
     def _look(self) -> None:
         self._is_over = self.loop.now > self.plan.calm_at and self.users.are_satisfied

@@ -70,6 +70,8 @@ class InMemoryPool:
         self._agents: dict[str, AgentCore] = {}
         self._hellos: dict[str, HostHello] = {}
         self._allocations: dict[str, Allocation] = {}
+        self._watched: dict[str, set[str]] = {}
+        """The jobs whose allocations each host watches."""
         self._queue: deque[Event] = deque()
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
@@ -104,9 +106,8 @@ class InMemoryPool:
             self._queue.append(self._host_record(hello.host, HostState.UP, now))
             return []
         self._agents[hello.host] = AgentCore(hello.host, hello.incarnation)
+        self._watched[hello.host] = set()
         self._notify(hello.host, agent.Tick(is_bus_up=True))
-        for allocation in self._allocations.values():
-            self._notify(hello.host, allocation)
         return []
 
     def _notify(self, host: str, event: agent.Event) -> None:
@@ -127,6 +128,11 @@ class InMemoryPool:
             case Report():
                 self._queue.append(command)
                 return [command]
+            case agent.WatchAllocation(job):
+                self._watched[host].add(job)
+                self._notify(host, self._allocations[job])
+            case agent.UnwatchAllocation(job):
+                self._watched[host].remove(job)
             case agent.StartWorker() | agent.SendToWorker() | agent.KillWorker():
                 return [HostCommand(host, self._hellos[host].incarnation, command)]
             case agent.EndIncarnation():
@@ -138,8 +144,12 @@ class InMemoryPool:
             case scheduler.WriteAllocation(allocation):
                 self._allocations[allocation.job] = allocation
                 for host in self._agents:
-                    self._notify(host, allocation)
+                    if allocation.job in self._watched[host]:
+                        self._notify(host, allocation)
                 return [command]
+            case scheduler.AssignJobs(host, incarnation, jobs):
+                assign = instructions.AssignJobs(epoch=self._scheduler.epoch, incarnation=incarnation, jobs=jobs)
+                self._notify(host, assign)
             case scheduler.StopWorkers(job, host, incarnation, workers):
                 stop = instructions.StopWorkers(
                     epoch=self._scheduler.epoch, job=job, incarnation=incarnation, workers=workers

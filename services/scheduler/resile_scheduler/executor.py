@@ -2,8 +2,9 @@
 
 1. Records are stored, with the new items of their history, and the policy. From then on the outbox publishes the items.
 2. Requests are answered: what they changed is stored.
-3. Allocations are stored, and agents follow them.
-4. Instructions are sent; the core repeats those that are lost.
+3. Allocations are stored.
+4. Instructions are sent; the core repeats those that are lost. An agent that is told not to watch a job any more finds
+   no worker of its host in the allocation that is stored by then, even if it watches the job again.
 
 Before each batch the lease is confirmed. A leader takes both buckets over before it reads them, and each of its writes
 is fenced, so that an earlier leader, which may have stood still for any time, can store nothing from then on.

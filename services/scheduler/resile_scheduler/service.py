@@ -48,6 +48,7 @@ from resile_shared.telemetry import continued, traced
 
 from .core.core import Scheduler
 from .core.events import (
+    AssignJobs,
     Command,
     Event,
     HostRemoved,
@@ -251,6 +252,9 @@ class _Service:
     def _instructions(self, command: Command) -> list[tuple[str, Instruction]]:
         """Return the instructions to agents, with their hosts."""
         match command:
+            case AssignJobs(host, incarnation, jobs):
+                assign = instructions.AssignJobs(epoch=self._core.epoch, incarnation=incarnation, jobs=jobs)
+                return [(host, Instruction(assign))]
             case StopWorkers(job, host, incarnation, workers):
                 stop = instructions.StopWorkers(
                     epoch=self._core.epoch, job=job, incarnation=incarnation, workers=workers

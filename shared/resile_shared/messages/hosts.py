@@ -139,6 +139,11 @@ class Heartbeat(Message):
     incarnation: Positive
     number: Count = Field(description="rises with each beat of an incarnation; an older beat is ignored")
     num_waiting: Count = Field(default=0, description="facts that its workers reported and that are not published yet")
+    jobs: tuple[Id, ...] | None = Field(
+        default=None,
+        max_length=MAX_SLOTS_OF_HOST,
+        description="the jobs that the scheduler has assigned to the host, by the newest instruction; None: none came",
+    )
     workers: tuple[WorkerReport, ...] = Field(default=(), max_length=MAX_SLOTS)
 
 

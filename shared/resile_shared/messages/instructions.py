@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, RootModel
 
+from .hosts import MAX_SLOTS_OF_HOST
 from .message import MAX_SLOTS, Count, Id, Message, Positive
 
 
@@ -26,6 +27,18 @@ class PauseWorkers(Message):
     lineage: Positive
 
 
+class AssignJobs(Message):
+    """These jobs have workers on the host, or will have: watch their allocations, and those of no other job.
+
+    Heartbeats name the jobs that were assigned last.
+    """
+
+    kind: Literal["assign"] = "assign"
+    epoch: Positive = Field(description="of the scheduler; an agent that has heard of a later one ignores it")
+    incarnation: Positive = Field(description="an agent of another incarnation ignores it")
+    jobs: tuple[Id, ...] = Field(max_length=MAX_SLOTS_OF_HOST)
+
+
 class SendHeartbeat(Message):
     """Send a heartbeat at once: somebody accuses a worker of this host."""
 
@@ -33,5 +46,7 @@ class SendHeartbeat(Message):
     incarnation: Positive = Field(description="an agent of another incarnation ignores it")
 
 
-class Instruction(RootModel[Annotated[StopWorkers | PauseWorkers | SendHeartbeat, Field(discriminator="kind")]]):
+class Instruction(
+    RootModel[Annotated[AssignJobs | StopWorkers | PauseWorkers | SendHeartbeat, Field(discriminator="kind")]]
+):
     """One instruction to one host's agent."""

@@ -6,6 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from pydantic_core import to_json
 
+from .hosts import DeviceClass
 from .message import MAX_INTEGER, MAX_SLOTS, Count, Id, Key, Line, Message, Positive, SlotName, Text, Time
 from .reports import CheckpointSaved, Completed, Ready
 
@@ -151,6 +152,9 @@ class JobRecord(Message):
         default=(), max_length=MAX_COMMANDS, description="ids of the newest commands whose effect this record holds"
     )
     failures: FailureCounts = FailureCounts()
+    device_class: DeviceClass = Field(
+        default="", description="that on which it trained first, and stays: another one gives other bits"
+    )
     ready: Ready | None = None
     checkpoint: CheckpointSaved | None = Field(default=None, description="the newest one that was reported")
     completed: Completed | None = None

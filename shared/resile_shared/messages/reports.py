@@ -34,6 +34,11 @@ class Ready(Message):
     samples: Count
     bits: Text = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
 
+    @property
+    def is_fast(self) -> bool:
+        """Whether it trains without regard to bits."""
+        return self.bits == "fast"
+
 
 class Switched(Message):
     """A generation took effect. From its lowest rank; ``iteration`` is the first that it trains."""

@@ -13,7 +13,7 @@ from ..bus import Bus
 from ..envelope import Received
 from ..messages.allocations import Allocation, Placement
 from ..messages.hosts import Address, Heartbeat, HostGoodbye, HostHello, Slot, WorkerExit, WorkerReport
-from ..messages.instructions import Instruction, PauseWorkers, SendHeartbeat, StopWorkers
+from ..messages.instructions import AssignJobs, Instruction, PauseWorkers, SendHeartbeat, StopWorkers
 from ..messages.reports import CheckpointSaved, Completed, Content, EpochCount, PeerSuspected, Ready, Report, Switched
 from ..subjects import ALLOCATIONS
 
@@ -28,6 +28,8 @@ class FakeAgent:
         self.incarnation = incarnation
         self.num_shards = num_shards
         self.workers: dict[tuple[str, int], WorkerReport] = {}
+        self.assigned: tuple[str, ...] | None = None
+        """The jobs whose allocations it watches; None before the scheduler has said so."""
         self.allocations: dict[str, Allocation] = {}
         self.seen: list[Allocation] = []
         """All allocations, in order of arrival."""
@@ -37,6 +39,7 @@ class FakeAgent:
         """How often it was asked for a heartbeat."""
         self._beats = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watches: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> "FakeAgent":
         hello = HostHello(
@@ -48,7 +51,7 @@ class FakeAgent:
         )
         await self.bus.publish(subjects.host_event(self.host, "hello"), hello)
         self._subscription = await self.bus.subscribe(subjects.instruction(self.host), Instruction, self._instructed)
-        self._tasks = {asyncio.create_task(self._send_heartbeats()), asyncio.create_task(self._watch_allocations())}
+        self._tasks = {asyncio.create_task(self._send_heartbeats())}
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -58,11 +61,12 @@ class FakeAgent:
         """Stop all messages, as a host does that loses power."""
         if not self._tasks:
             return
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.wait(self._tasks)
-        failed = [error for task in self._tasks if not task.cancelled() and (error := task.exception())]
+        tasks = self._tasks
         self._tasks = set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        failed = [error for task in tasks if not task.cancelled() and (error := task.exception())]
         await self._subscription.unsubscribe()
         if failed:
             raise BaseExceptionGroup(f"the agent of {self.host} failed", failed)
@@ -77,7 +81,11 @@ class FakeAgent:
         """Send a heartbeat now."""
         self._beats += 1
         beat = Heartbeat(
-            host=self.host, incarnation=self.incarnation, number=self._beats, workers=tuple(self.workers.values())
+            host=self.host,
+            incarnation=self.incarnation,
+            number=self._beats,
+            jobs=self.assigned,
+            workers=tuple(self.workers.values()),
         )
         await self.bus.send(subjects.heartbeat(self.host), beat)
         for (job, worker), report in list(self.workers.items()):
@@ -128,8 +136,17 @@ class FakeAgent:
             await self.beat()
             await asyncio.sleep(self.beat_seconds)
 
-    async def _watch_allocations(self) -> None:
-        async with aclosing(self.bus.bucket(ALLOCATIONS).watch()) as batches:
+    def _assign(self, jobs: tuple[str, ...]) -> None:
+        self.assigned = jobs
+        for job in self._watches.keys() - set(jobs):
+            self._watches.pop(job).cancel()
+            self.allocations.pop(job, None)
+        for job in set(jobs) - self._watches.keys():
+            self._watches[job] = asyncio.create_task(self._watch_allocation(job))
+            self._tasks.add(self._watches[job])
+
+    async def _watch_allocation(self, job: str) -> None:
+        async with aclosing(self.bus.bucket(ALLOCATIONS).watch(job)) as batches:
             async for changes in batches:
                 for change in changes:
                     if change.value is not None:
@@ -182,6 +199,8 @@ class FakeAgent:
 
     async def _instructed(self, received: Received[Instruction]) -> None:
         match received.message.root:
+            case AssignJobs(incarnation=self.incarnation, jobs=jobs):
+                self._assign(jobs)
             case StopWorkers(job=job, incarnation=self.incarnation, workers=workers):
                 for worker in workers:
                     self._stop(job, worker)

@@ -2,6 +2,8 @@
 
 `AgentCore.handle` takes events and returns commands, which the shell carries out. The rules:
 
+- Allocations are watched of the jobs that the scheduler has assigned to this host, and of those with a worker here,
+  whatever it has assigned. Those of other jobs have no effect, and nothing is kept of them.
 - The newest allocation of a job is the truth; an older one has no effect. Nor has anything from a scheduler of an
   earlier epoch than the latest that was heard of, whichever job it is about.
 - A worker that an allocation places on this host and incarnation is started unless it has ever been here, or its slot
@@ -22,7 +24,7 @@ from typing import Literal
 
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
-from resile_shared.messages.instructions import PauseWorkers, SendHeartbeat, StopWorkers
+from resile_shared.messages.instructions import AssignJobs, PauseWorkers, SendHeartbeat, StopWorkers
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Report
 from resile_shared.recent_events import RecentEvents
@@ -54,6 +56,8 @@ from .events import (
     SendToWorker,
     StartWorker,
     Tick,
+    UnwatchAllocation,
+    WatchAllocation,
     WorkerExited,
 )
 
@@ -89,6 +93,9 @@ class AgentCore:
         self.is_registered = False
         """Whether the registry has stored this incarnation."""
         self.workers: dict[tuple[str, int], Worker] = {}
+        self._assigned: frozenset[str] | None = None
+        """The jobs that the scheduler has assigned to this host; None before it has said so."""
+        self._watched: frozenset[str] = frozenset()
         self._allocations: dict[str, Allocation] = {}
         self._epoch = 0
         """The latest epoch of a scheduler that was heard of."""
@@ -102,9 +109,8 @@ class AgentCore:
         self._recent = RecentEvents(f"agent of {host}")
 
     def needs(self, job: str) -> bool:
-        """Return whether a worker of ``job`` is here, or is placed here."""
-        allocation = self._allocations.get(job)
-        return any(True for _ in self._living(job)) or any(True for _ in self._placed_here(allocation))
+        """Return whether a worker of ``job`` is here, or may be placed here, as far as is known."""
+        return self._assigned is None or job in self._watched
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Handle ``event`` at ``now`` (seconds since the epoch); return the commands to carry out, in order.
@@ -115,7 +121,7 @@ class AgentCore:
             return [] if self._is_from_earlier_leader(event) else self._handle(event, now)
 
     def _is_from_earlier_leader(self, event: Event) -> bool:
-        if not isinstance(event, Allocation | StopWorkers | PauseWorkers):
+        if not isinstance(event, Allocation | AssignJobs | StopWorkers | PauseWorkers):
             return False
         is_earlier = event.epoch < self._epoch
         self._epoch = max(self._epoch, event.epoch)
@@ -130,12 +136,8 @@ class AgentCore:
                 return self._kill_all(job)
             case HostRecord():
                 return self._on_host_record(event)
-            case StopWorkers():
-                return self._on_stop(event, now)
-            case PauseWorkers(job=job, lineage=lineage):
-                return self._send(job, Pause(lineage=lineage))
-            case SendHeartbeat(incarnation=incarnation):
-                return self._heartbeat(now) if incarnation == self.incarnation else []
+            case AssignJobs() | StopWorkers() | PauseWorkers() | SendHeartbeat():
+                return self._on_instruction(event, now)
             case MessageReceived(job, message):
                 return self._on_message(job, message, now)
             case WorkerExited(job, worker, exit_):
@@ -145,6 +147,8 @@ class AgentCore:
 
     def _on_allocation(self, allocation: Allocation, now: float) -> list[Command]:
         job = allocation.job
+        if job not in self._watched:
+            return []
         known = self._allocations.get(job)
         if known and (allocation.epoch, allocation.generation) < (known.epoch, known.generation):
             return []
@@ -189,6 +193,34 @@ class AgentCore:
             reason = f"incarnation {self.incarnation} is {record.state} in the registry: {record.reason}"
             return [EndIncarnation(reason)]
         return []
+
+    def _on_instruction(
+        self, instruction: AssignJobs | StopWorkers | PauseWorkers | SendHeartbeat, now: float
+    ) -> list[Command]:
+        match instruction:
+            case AssignJobs():
+                return self._on_assign(instruction)
+            case StopWorkers():
+                return self._on_stop(instruction, now)
+            case PauseWorkers(job=job, lineage=lineage):
+                return self._send(job, Pause(lineage=lineage))
+            case SendHeartbeat(incarnation=incarnation):
+                return self._heartbeat(now) if incarnation == self.incarnation else []
+
+    def _on_assign(self, assign: AssignJobs) -> list[Command]:
+        if assign.incarnation != self.incarnation:
+            return []
+        self._assigned = frozenset(assign.jobs)
+        return self._update_watches()
+
+    def _update_watches(self) -> list[Command]:
+        """Watch the allocations of the jobs that concern this host, and of no others."""
+        living = {job for (job, _), worker in self.workers.items() if worker.state != "gone"}
+        before, self._watched = self._watched, (self._assigned or frozenset()) | living
+        ended, begun = sorted(before - self._watched), sorted(self._watched - before)
+        for job in ended:
+            self._allocations.pop(job, None)
+        return [*map(UnwatchAllocation, ended), *map(WatchAllocation, begun)]
 
     def _on_stop(self, stop: StopWorkers, now: float) -> list[Command]:
         """Kill workers. A stop is repeated until a heartbeat lists them as gone, so only a change sends a heartbeat."""
@@ -267,7 +299,7 @@ class AgentCore:
     def _on_exit(self, job: str, number: int, exit_: WorkerExit, now: float) -> list[Command]:
         worker = self.workers[job, number]
         worker.state, worker.exit, worker.ended = "gone", exit_, now
-        return [*self._take_progress(job), *self._heartbeat(now)]
+        return [*self._take_progress(job), *self._heartbeat(now), *self._update_watches()]
 
     def _on_tick(self, tick: Tick, now: float) -> list[Command]:
         self._is_bus_up, self._num_waiting = tick.is_bus_up, tick.num_waiting
@@ -295,6 +327,7 @@ class AgentCore:
             incarnation=self.incarnation,
             number=self._num_beats,
             num_waiting=self._num_waiting,
+            jobs=None if self._assigned is None else tuple(sorted(self._assigned)),
             workers=tuple(reports),
         )
         return [beat]

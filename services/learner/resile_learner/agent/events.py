@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Heartbeat, HostRecord, WorkerExit
-from resile_shared.messages.instructions import PauseWorkers, SendHeartbeat, StopWorkers
+from resile_shared.messages.instructions import AssignJobs, PauseWorkers, SendHeartbeat, StopWorkers
 from resile_shared.messages.reports import Report
 
 from ..messages import FromWorker, Order, Pause
@@ -50,6 +50,7 @@ Event = (
     Allocation
     | AllocationGone
     | HostRecord
+    | AssignJobs
     | StopWorkers
     | PauseWorkers
     | SendHeartbeat
@@ -62,6 +63,20 @@ Event = (
 @dataclass(frozen=True)
 class AnnounceHost:
     """Announce the host to the registry."""
+
+
+@dataclass(frozen=True)
+class WatchAllocation:
+    """Watch the allocation of ``job``: it is an event as it is now, and at each change."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class UnwatchAllocation:
+    """End the watch of the allocation of ``job``."""
+
+    job: str
 
 
 @dataclass(frozen=True)
@@ -98,4 +113,14 @@ class EndIncarnation:
     is_superseded: bool = False
 
 
-Command = AnnounceHost | StartWorker | SendToWorker | KillWorker | Heartbeat | Report | EndIncarnation
+Command = (
+    AnnounceHost
+    | WatchAllocation
+    | UnwatchAllocation
+    | StartWorker
+    | SendToWorker
+    | KillWorker
+    | Heartbeat
+    | Report
+    | EndIncarnation
+)

@@ -96,6 +96,10 @@ class AgentFolder:
         output = {path.parent.name for path in self.jobs.glob("*/output")}
         return sorted(output | {path.name for path in self._code.glob("[!.]*")})
 
+    def all_jobs(self) -> list[str]:
+        """Return the jobs of which there is anything here, if only logs."""
+        return sorted({*self.jobs_with_files(), *(path.name for path in self.jobs.iterdir())})
+
     def drop_files(self, job: str) -> list[Path]:
         """Move a job's code and output aside at once; return where they are now, to be removed."""
         present = [path for path in (self.code(job), self.jobs / job / "output") if path.exists()]

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -19,13 +18,11 @@ from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.logs import LogLines
 from resile_shared.messages.reports import PeerSuspected, Report
 from resile_shared.subjects import ALLOCATIONS, HOSTS
-from resile_shared.telemetry import context_of
 
 from ..processes.client import ForkServerClient
 from ..processes.runner import WorkerRunner
 from .core import AgentCore
 from .events import (
-    AllocationGone,
     AnnounceHost,
     Command,
     EndIncarnation,
@@ -34,17 +31,20 @@ from .events import (
     SendToWorker,
     StartWorker,
     Tick,
+    UnwatchAllocation,
+    WatchAllocation,
 )
+from .job_files import JobFiles
 from .log_buffer import MAX_WAITING_LINES
 from .reporting import ReportQueue, Spool
 from .traces import Traces
+from .watches import AllocationWatches
 from .workers import HostWorkers, WorkerContext
 
 logger = logging.getLogger(__name__)
 
 LOG_SECONDS = 0.1
 MAX_BATCHES = 5
-OUTPUT_SECONDS = 5.0
 EXITS_SECONDS = 5.0
 
 
@@ -64,9 +64,14 @@ class AgentIncarnation:
         self._workers = HostWorkers(context, self._post)
         self._runner = WorkerRunner(fork_server, self._workers)
         self._reports = ReportQueue(bus, Spool(context.folder.path / "facts"))
-        self._has_read_allocations = False
-        self._deleted: set[str] = set()
-        """Jobs that were deleted, whose files have to be removed."""
+        self._watches = AllocationWatches(bus.bucket(ALLOCATIONS), self._post)
+        self._files = JobFiles(
+            context.folder,
+            context.outputs,
+            context.jobs,
+            upload=self._workers.upload_output,
+            needs=self._core.needs,
+        )
         self._ended: asyncio.Future[EndIncarnation] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> EndIncarnation:
@@ -75,15 +80,17 @@ class AgentIncarnation:
             subjects.instruction(self._hello.host), Instruction, self._on_instruction
         )
         work: tuple[Coroutine[Any, Any, None], ...] = (
+            self._watches.run(),
             self._decide(),
             self._tick(),
-            self._watch_allocations(),
             self._watch_host(),
             self._watch_fork_server(),
             self._watch_runner(),
             self._reports.publish(),
             self._send_lines(),
-            self._upload_outputs(),
+            self._files.upload(),
+            self._files.remove_unneeded(),
+            self._files.remove_deleted(),
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -102,8 +109,7 @@ class AgentIncarnation:
         await self._send_waiting_lines(MAX_WAITING_LINES)
         if self._bus.is_up:
             await self._reports.flush()
-        for job in set(self._context.folder.jobs_with_files()) - self._deleted:
-            await self._workers.upload_output(job)
+        await self._files.upload_rest()
 
     def _post(self, event: Event, context: Context | None = None) -> None:
         """Queue an event, to be handled in the trace of ``context``, or else in the current one."""
@@ -118,14 +124,6 @@ class AgentIncarnation:
             self._post(Tick(self._bus.is_up, num_waiting=self._reports.num_facts))
             due = max(due + self._beat_seconds, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
-
-    async def _watch_allocations(self) -> None:
-        async for changes in self._bus.bucket(ALLOCATIONS).watch():
-            for change in changes:
-                if change.value is None:
-                    self._deleted.add(change.key)
-                self._post(change.value or AllocationGone(change.key), context_of(change.headers))
-            self._has_read_allocations = True
 
     async def _watch_host(self) -> None:
         async for changes in self._bus.bucket(HOSTS).watch(self._hello.host):
@@ -163,6 +161,8 @@ class AgentIncarnation:
                 self._reports.put(command)
             case AnnounceHost():
                 self._reports.put(self._hello)
+            case WatchAllocation() | UnwatchAllocation():
+                self._watches.change(command)
             case StartWorker(job, worker):
                 logs = self._context.folder.jobs / job
                 self._runner.start(job, worker, self._workers.prepare(command), log_folder=logs)
@@ -207,24 +207,3 @@ class AgentIncarnation:
                 self._workers.has_lines.set()
             else:
                 self._workers.lines.pop((job, worker), None)
-
-    async def _upload_outputs(self) -> None:
-        """Upload what has changed, and remove the files of jobs that are complete here."""
-        folder = self._context.folder
-        while True:
-            await asyncio.sleep(OUTPUT_SECONDS)
-            for job in [job for job in self._deleted if not self._core.needs(job)]:
-                await self._remove_files(job)
-                await asyncio.to_thread(shutil.rmtree, folder.jobs / job, ignore_errors=True)
-                self._deleted.discard(job)
-            for job in set(folder.jobs_with_files()) - self._deleted:
-                is_done = self._has_read_allocations and not self._core.needs(job)
-                is_stored = await self._workers.upload_output(job)
-                if is_done and is_stored and not self._core.needs(job):
-                    await self._remove_files(job)
-
-    async def _remove_files(self, job: str) -> None:
-        gone = [*self._context.folder.drop_files(job), *self._context.folder.old_jobs()]
-        self._context.outputs.forget(job)
-        for path in gone:
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)

@@ -25,6 +25,7 @@ from .events import (
     MessageReceived,
     SendToWorker,
     StartWorker,
+    UnwatchAllocation,
     WorkerExited,
 )
 
@@ -73,7 +74,7 @@ class Traces:
                 return context
 
     def _begin_spans(self, commands: Sequence[Command]) -> None:
-        """Begin the spans of what takes longer than one event, in the current trace."""
+        """Begin the spans of what takes longer than one event, in the current trace; forget jobs that leave."""
         for command in commands:
             match command:
                 case StartWorker(job, worker):
@@ -83,6 +84,8 @@ class Traces:
                     self._killed[job, worker] = get_current()
                 case SendToWorker(job, _, Order(generation=generation)):
                     self._ordered(job, generation)
+                case UnwatchAllocation(job):
+                    self._forget(job)
                 case _:
                     pass
 
@@ -100,8 +103,7 @@ class Traces:
             case WorkerExited(job, worker):
                 self._end_start((job, worker))
             case AllocationGone(job):
-                self._contexts.pop(job, None)
-                self._forming.pop(job, None)
+                self._forget(job)
             case _:
                 pass
 
@@ -127,6 +129,10 @@ class Traces:
         if span is not None:
             span.end()
         return context
+
+    def _forget(self, job: str) -> None:
+        self._contexts.pop(job, None)
+        self._forming.pop(job, None)
 
     def _formed(self, job: str) -> None:
         forming = self._forming.get(job)

@@ -203,6 +203,7 @@ class Allocator:
             unlinked_starts=0,
             failed_joins=0 if has_grown else failures.failed_joins,
         )
+        self._bind(job)
         for number in job.generations.members & job.workers.keys():
             job.workers[number].advance(Phase.MEMBER)
         job.enter(Step.SETTLE)
@@ -210,6 +211,13 @@ class Allocator:
             job.enter(Step.RECOVER if job.generations.is_recovering else Step.RESCALE)
         job.note("allocation", order.reason, now=now, iteration=iteration)
         self._pool.changed()
+
+    def _bind(self, job: Job) -> None:
+        """Record the class of device on which the job trains first. It stays there, unless bits do not matter to it."""
+        host = self._pool.hosts.get(job.generations.active[0].host) if job.generations.active else None
+        is_fast = job.record.ready is not None and job.record.ready.is_fast
+        if host and not job.record.device_class and not is_fast:
+            job.update(device_class=host.record.device_class)
 
     def give_order(self, job: Job) -> None:
         """Complete the newest allocation once all its workers can be reached.

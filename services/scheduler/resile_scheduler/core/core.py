@@ -2,8 +2,8 @@
 
 The state is in `pool.py` and `job.py`. Requests of users are handled in `job_commands.py`, host records and heartbeats
 in `host_events.py`, reports in `worker_reports.py`, time in `deadlines.py`. When one of them has changed something,
-`decisions.py` decides again. The commands follow from comparing the state with what was stored: records first, then
-replies, then allocations.
+`decisions.py` decides again. The commands follow from comparing the state with what was stored, and with what agents
+report: records first, then replies, then allocations.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ from .job import Job
 from .job_commands import Answer, JobCommands
 from .outgoing import Outgoing
 from .policy_choice import PolicyChoice
-from .pool import Pool
+from .pool import Host, Pool
 from .probing import HostProber
 from .recovery import Recovery
 from .restore import Restore
@@ -102,13 +102,14 @@ class Scheduler:
 
     def _handle(self, event: Event, now: float) -> list[Command]:
         replies = self._apply(event, now)
-        jobs = self._affected(event)
+        jobs, hosts = self._affected(event), self._affected_hosts(event)
         self._decisions.decide(now=now)
         outgoing = self._outgoing
         changed = self._policy_choice.take_changes()
         stored = [*outgoing.records(jobs), *changed, *replies, *outgoing.allocations(jobs)]
         return [
             *stored,
+            *outgoing.assignments(hosts),
             *outgoing.stops(event, jobs),
             *outgoing.pauses(jobs, now=now),
             *self._prober.take_probes(),
@@ -173,3 +174,10 @@ class Scheduler:
             return list(self._pool.jobs.values())
         names = [event.job] if isinstance(event, Report) else {report.job: None for report in event.workers}
         return [self._pool.jobs[name] for name in names if name in self._pool.jobs]
+
+    def _affected_hosts(self, event: Event) -> list[Host]:
+        """Return the hosts whose slots may have other holders than before, and the one that sent a heartbeat."""
+        if self._pool.has_changed or not isinstance(event, Heartbeat | Report):
+            return list(self._pool.hosts.values())
+        known = self._pool.hosts.get(event.host) if isinstance(event, Heartbeat) else None
+        return [known] if known else []

@@ -69,7 +69,7 @@ class Decisions:
             )
 
     def _by_device_class(self) -> dict[str, list[Job]]:
-        """Group the jobs by class of device: a job stays on the class on which it has workers."""
+        """Group the jobs by class of device: a job stays on the class on which it has workers, or has trained."""
         slots: dict[str, int] = {}
         for host in self._pool.hosts.values():
             if host.is_usable:
@@ -81,6 +81,8 @@ class Decisions:
                 continue
             if job.generations.placements:
                 groups.setdefault(self._class_of(job), []).append(job)
+            elif job.record.device_class:
+                groups.setdefault(job.record.device_class, []).append(job)
             else:
                 waiting.append(job)
         for job in waiting:
@@ -193,9 +195,17 @@ class Decisions:
         self._explain(job, target, now)
 
     def _explain(self, job: Job, target: Target, now: float) -> None:
-        reason = target.reason
+        reason = self._missing_class(job) or target.reason
         if job.record.state is JobState.QUEUED:
             reason = reason if not target.workers else "waiting for slots that other jobs release"
             if job.record.kind != "queued":
                 job.note("queued", reason, now=now)
         self.explanations[job.id] = reason
+
+    def _missing_class(self, job: Job) -> str:
+        """Say that the job waits for hosts of its class of device while the pool has others; else nothing."""
+        classes = {host.record.device_class for host in self._pool.hosts.values() if host.is_usable}
+        bound = job.record.device_class
+        if not bound or not classes or bound in classes:
+            return ""
+        return f"waiting for a host of the class on which it trained, {bound}: another one gives other bits"

@@ -154,6 +154,18 @@ class StorePolicy:
 
 
 @dataclass(frozen=True)
+class AssignJobs:
+    """Tell the agent of ``host`` to watch the allocations of these jobs, and of no others.
+
+    Repeated with every heartbeat until it names the same jobs.
+    """
+
+    host: str
+    incarnation: int
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class StopWorkers:
     """Tell the agent of ``host`` to stop these workers, and to report those it does not have as gone, not started.
 
@@ -211,4 +223,6 @@ class Reply:
     answer: Accepted | Refused
 
 
-Command = StoreJob | StorePolicy | WriteAllocation | StopWorkers | PauseWorkers | ProbeHost | RemoveJob | Reply
+Command = (
+    StoreJob | StorePolicy | AssignJobs | WriteAllocation | StopWorkers | PauseWorkers | ProbeHost | RemoveJob | Reply
+)

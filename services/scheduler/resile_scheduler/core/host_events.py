@@ -57,6 +57,7 @@ class HostEvents:
             is_heard=known.is_heard if known and is_same else is_live,
             beat=known.beat if known and is_same else -1,
             num_waiting=known.num_waiting if known and is_same else 0,
+            assigned=known.assigned if known and is_same else None,
         )
         if known and not is_same:
             for job in self._pool.jobs.values():
@@ -83,6 +84,7 @@ class HostEvents:
         if beat.incarnation != host.record.incarnation or beat.number <= host.beat:
             return
         host.beat, host.num_waiting = beat.number, beat.num_waiting
+        host.assigned = None if beat.jobs is None else frozenset(beat.jobs)
         if not host.is_heard:
             host.is_heard = True
             self._pool.changed()

@@ -1,4 +1,4 @@
-"""Which commands follow from the state: what was not stored yet, whom to stop, whom to pause."""
+"""Which commands follow from the state: what was not stored yet, which host has which jobs, whom to stop and pause."""
 
 from collections.abc import Iterable
 
@@ -6,9 +6,9 @@ from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.jobs import Intent, JobRecord
 
-from .events import Event, PauseWorkers, StateRestored, StopWorkers, StoreJob, WriteAllocation
+from .events import AssignJobs, Event, PauseWorkers, StateRestored, StopWorkers, StoreJob, WriteAllocation
 from .job import Job
-from .pool import Pool
+from .pool import Host, Pool
 from .worker import Worker
 
 PAUSE_AGAIN_SECONDS = 5.0
@@ -46,6 +46,20 @@ class Outgoing:
         changed = [allocation for allocation in newest if allocation is not self._written.get(allocation.job)]
         self._written.update((allocation.job, allocation) for allocation in changed)
         return [WriteAllocation(allocation) for allocation in changed]
+
+    def assignments(self, hosts: Iterable[Host]) -> list[AssignJobs]:
+        """Return the jobs that hold slots of each host, if its agent watches others.
+
+        As long as a host has sent no heartbeat, workers may run there that this scheduler does not know of.
+        """
+        commands = []
+        for host in hosts:
+            name, incarnation = host.record.host, host.record.incarnation
+            jobs = frozenset(job.id for job, _ in self._pool.held_on(name))
+            if host.is_alive and host.is_heard and jobs != host.assigned:
+                host.assigned = jobs
+                commands.append(AssignJobs(name, incarnation, tuple(sorted(jobs))))
+        return commands
 
     def pauses(self, jobs: Iterable[Job], *, now: float) -> list[PauseWorkers]:
         """Return whom to ask for a last checkpoint: at once, and again until one is saved."""

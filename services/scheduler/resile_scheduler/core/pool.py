@@ -25,6 +25,8 @@ class Host:
     num_waiting: int = 0
     """Facts that its agent has not published yet, by its newest heartbeat."""
     has_lost_fork_server: bool = False
+    assigned: frozenset[str] | None = None
+    """The jobs whose allocations its agent watches, by its newest heartbeat or what was sent since; None: unknown."""
 
     @property
     def is_usable(self) -> bool:

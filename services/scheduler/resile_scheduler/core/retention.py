@@ -1,9 +1,9 @@
 """Which jobs are removed, with all that is stored of them: those that users delete, and the oldest that have ended.
 
 What a job has made stays in storage unless somebody deletes the job. A job that is deleted is marked in its record
-first, so that a new scheduler goes on with its removal. It is removed once no worker of it can be alive, and forgotten
-once all that was stored of it is gone. Its number never comes again. A host is forgotten when its record is gone and no
-worker holds a slot of it.
+first, so that a new scheduler goes on with its removal. It is removed once no worker of it can be alive, which a new
+scheduler knows when it has heard from all hosts, and forgotten once all that was stored of it is gone. Its number never
+comes again. A host is forgotten when its record is gone and no worker holds a slot of it.
 """
 
 from collections.abc import Iterable
@@ -61,6 +61,8 @@ class Retention:
 
     def removals(self) -> list[RemoveJob]:
         """Return, once, the deleted jobs of which no worker can be alive."""
+        if not self._deleted or any(host.is_alive and not host.is_heard for host in self._pool.hosts.values()):
+            return []
         due = [name for name in sorted(self._deleted) if not self._pool.jobs[name].workers]
         self._deleted.difference_update(due)
         return [RemoveJob(name, self._unused_package(name), self._pool.jobs[name].record.keeps_results) for name in due]

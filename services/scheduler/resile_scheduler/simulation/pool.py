@@ -21,6 +21,7 @@ from resile_shared.policies import PolicyName
 
 from ..core.core import Scheduler
 from ..core.events import (
+    AssignJobs,
     Command,
     Event,
     HostRemoved,
@@ -78,6 +79,8 @@ class SimulatedPool:
         self._num_queued = 0
         self._jobs: dict[str, SimulatedJob] = {}
         self.hosts: dict[str, HostRecord] = {}
+        self.assigned: dict[str, tuple[str, ...]] = {}
+        """The jobs whose allocations each host watches."""
         self._last_number = 0
         self._silent: set[str] = set()
         self._beats = 0
@@ -99,6 +102,7 @@ class SimulatedPool:
             since=at(self.now),
         )
         self.hosts[name] = record
+        self.assigned.pop(name, None)
         self._silent.discard(name)
         self.handle(record)
 
@@ -192,6 +196,10 @@ class SimulatedPool:
         """Return the workers of this job whose processes are alive."""
         return tuple(self._jobs[job].workers) if job in self._jobs else ()
 
+    def hosts_of(self, job: str) -> set[str]:
+        """Return the hosts on which processes of this job's workers are alive."""
+        return {worker.host for worker in self._jobs[job].workers.values()} if job in self._jobs else set()
+
     def trained(self, job: str) -> set[int]:
         """Return the workers that ever were members."""
         return self._jobs[job].trained
@@ -212,22 +220,28 @@ class SimulatedPool:
             case WriteAllocation(allocation):
                 self.allocations.append(allocation)
                 self._allocate(self._jobs[allocation.job], allocation)
+            case AssignJobs(host, _, jobs):
+                self.assigned[host] = jobs
             case StopWorkers(job=job, host=host, workers=workers):
                 for number in workers:
                     self.later(EXIT_SECONDS, lambda n=number: self._stop(job, host, n))  # type: ignore[misc]
-            case RemoveJob(job=job):
-                self.removals.append(command)
-                self._last_number = max(self._last_number, number_of(job))
-                for stored in (self.records, self.histories, self._jobs):
-                    stored.pop(job)
-                self.allocations = [allocation for allocation in self.allocations if allocation.job != job]
-                self.later(0.0, lambda: self.handle(JobRemoved(job)))
+            case RemoveJob():
+                self._remove(command)
             case PauseWorkers(job=job):
                 self._jobs[job].is_pausing = True
             case ProbeHost(host, incarnation, beat, seconds):
                 self._beat(host)
                 unanswered = ProbeExpired(host, incarnation, beat)
                 self.later(seconds, lambda: self.handle(unanswered))
+
+    def _remove(self, command: RemoveJob) -> None:
+        job = command.job
+        self.removals.append(command)
+        self._last_number = max(self._last_number, number_of(job))
+        for stored in (self.records, self.histories, self._jobs):
+            stored.pop(job)
+        self.allocations = [allocation for allocation in self.allocations if allocation.job != job]
+        self.later(0.0, lambda: self.handle(JobRemoved(job)))
 
     def _submit(self, submission: Submission) -> None:
         self._jobs[submission.job] = SimulatedJob(submission)
@@ -422,7 +436,13 @@ class SimulatedPool:
         ]
         gone = (*gone, *lasting)
         record = self.hosts[host]
-        beat = Heartbeat(host=host, incarnation=record.incarnation, number=self._beats, workers=(*workers, *gone))
+        beat = Heartbeat(
+            host=host,
+            incarnation=record.incarnation,
+            number=self._beats,
+            jobs=self.assigned.get(host),
+            workers=(*workers, *gone),
+        )
         self._send(beat)
 
     def _report(self, job: SimulatedJob, number: int, content: Content) -> None:

@@ -20,6 +20,7 @@ class Submission:
     num_shards: int = 24
     shard_seconds: float = 0.01
     checkpoint_every: int | None = None
+    bits: str = "same bits"
 
     def ready(self) -> Ready:
         """Return what its workers report at their training call."""
@@ -29,5 +30,5 @@ class Submission:
             batch_size=self.num_shards * 8,
             epochs=1,
             samples=self.num_shards * 8 * self.iterations,
-            bits="same bits",
+            bits=self.bits,
         )
