@@ -207,8 +207,8 @@ MUTANTS = (
         "scheduler uses hosts that it has not heard of",
         "after a restart of the scheduler, slots that are held are given away",
         f"{_CORE}.pool",
-        "if not (host.is_usable and host.is_heard) or slot in self.holders:",
-        "if not host.is_usable or slot in self.holders:",
+        "if host.is_usable and host.is_heard\n",
+        "if host.is_usable\n",
     ),
     Mutant(
         "scheduler counts reports of any generation",
@@ -299,9 +299,7 @@ MUTANTS = (
         "scheduler takes jobs from hosts before the allocation is stored",
         "after a crash, an agent starts workers again that it has forgotten",
         "resile_scheduler.executor",
-        "        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)\n"
-        "        for host, instruction in batch.instructions:\n"
-        "            await self._bus.send(subjects.instruction(host), instruction)\n",
+        "        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)\n",
         "        for host, instruction in batch.instructions:\n"
         "            await self._bus.send(subjects.instruction(host), instruction)\n"
         "        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)\n",
@@ -453,7 +451,7 @@ MUTANTS = (
         "a pool that ends suspends nothing",
         "the hosts of a pool go while its jobs train: what they trained is lost",
         f"{_CORE}.decisions",
-        "        if self._policy is not no_slots:\n",
+        "        if not self._is_suspended:\n",
         "        if False:\n",
         once_missing=True,
     ),
