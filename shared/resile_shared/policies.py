@@ -14,5 +14,5 @@ class PolicyName(StrEnum):
 
 POLICIES_HELP = (
     "fairshare: slots in proportion to priority; fifo: the job submitted first takes all it can use, then the next; "
-    "priority: the highest priority first; elastic-batch: slots and batch sizes where they make jobs fastest"
+    "priority: the highest priority first; elastic-batch: slots where they speed jobs up most"
 )

@@ -70,12 +70,13 @@ async def test_files_and_folders_are_unpacked_as_they_were_packed(tmp_path: Path
         b"no archive",
         b"\x1f\x8b\x08\0" + b"\xff" * 99,
     ],
+    ids=["cut short", "half", "another checksum", "empty", "no archive", "no data"],
 )
 async def test_what_is_not_whole_is_refused(tmp_path: Path, content: bytes) -> None:
     await refusal(tmp_path, content)
 
 
-@pytest.mark.parametrize("content", [packed(), FOLDER])
+@pytest.mark.parametrize("content", [packed(), FOLDER], ids=["nothing", "a folder"])
 async def test_what_contains_no_file_is_refused(tmp_path: Path, content: bytes) -> None:
     assert "no file" in str(await refusal(tmp_path, content))
 
@@ -131,7 +132,9 @@ async def test_a_name_that_is_too_long_is_refused(tmp_path: Path, length: int) -
 
 
 @pytest.mark.parametrize(
-    "content", [packed(file("zeros", bytes(MAX_BYTES + 1))), WHOLE + gzip.compress(bytes(MAX_BYTES))]
+    "content",
+    [packed(file("zeros", bytes(MAX_BYTES + 1))), WHOLE + gzip.compress(bytes(MAX_BYTES))],
+    ids=["a file", "what follows"],
 )
 async def test_what_unpacks_to_too_much_is_refused(tmp_path: Path, content: bytes) -> None:
     error = await refusal(tmp_path, content)
