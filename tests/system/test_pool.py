@@ -180,9 +180,9 @@ def test_whatever_ends_a_pool_nothing_is_left_and_the_next_one_carries_on(
         view = second.completed(job)
         assert view["params_sha256"] == undisturbed
         assert "suspending" in [item["kind"] for item in view["history"]]
-        running = second.submit(train, "--", "--pause", 0.3, "--every", 3)
-        second.becomes(running, lambda job: job["workers"] == 2 and job["iteration"] >= 6)
+        running = second.submit(train, "--", "--pause", 0.6, "--every", 3)
         waiting = second.submit(train, "--min-workers", 2)
+        second.becomes(running, lambda job: job["workers"] == 2 and job["checkpoint"])
         second.end(signal.SIGKILL)
     until(lambda: not second.left(), seconds=10)
 
