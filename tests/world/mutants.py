@@ -49,6 +49,7 @@ TESTS = {
         "tests/world/test_pause.py",
     ),
     "resile_registry.core": ("tests/registry/test_core.py",),
+    "resile_scheduler.core.decisions": ("tests/scheduler/test_pool_suspend.py", "tests/scheduler/test_simulator.py"),
     "resile_scheduler.core.retention": ("tests/scheduler/test_retention.py",),
     "resile_scheduler.core": (
         "tests/scheduler/test_core.py",
@@ -454,6 +455,13 @@ MUTANTS = (
         "        if not self._is_suspended:\n",
         "        if False:\n",
         once_missing=True,
+    ),
+    Mutant(
+        "scheduler resumes jobs on any class of device",
+        "the workers refuse the checkpoint of another class, and the job fails",
+        f"{_CORE}.decisions",
+        "elif job.record.device_class:",
+        "elif False:",
     ),
     # the registry
     Mutant(

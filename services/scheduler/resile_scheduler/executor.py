@@ -6,7 +6,7 @@
 4. Instructions are sent; the core repeats those that are lost. An agent that is told not to watch a job any more finds
    no worker of its host in the allocation that is stored by then, even if it watches the job again.
 
-Before each batch the lease is confirmed. A leader takes both buckets over before it reads them, and each of its writes
+Before each batch the lease is confirmed. A leader takes the buckets over before it reads them, and each of its writes
 is fenced, so that an earlier leader, which may have stood still for any time, can store nothing from then on.
 """
 

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 
 from resile_shared.messages.jobs import Intent, JobState
 
@@ -133,8 +134,18 @@ class Decisions:
         wants = [self._want(job, targets.get(job.id), eligible[job.id]) for job in jobs]
         free = self._pool.free_slots()
         placed = place(wants, usable=usable, free=free)
+        missing = "" if usable else self._missing(device_class)
         for job in training:
-            self._approach(job, targets[job.id], placed[job.id], free, causes.get(job.id, ""), now=now)
+            target = targets[job.id]
+            if missing and job.record.device_class:
+                target = replace(target, reason=missing)
+            self._approach(job, target, placed[job.id], free, causes.get(job.id, ""), now=now)
+
+    def _missing(self, device_class: str) -> str:
+        """Say that jobs wait for a host of ``device_class``, if the pool has others; else nothing."""
+        if not any(host.is_usable for host in self._pool.hosts.values()):
+            return ""
+        return f"waiting for a host of the class on which it trained, {device_class}: another one gives other bits"
 
     def _must_wait(self, job: Job, now: float) -> bool:
         is_waiting = not job.generations.placements and job.start_backoff.is_waiting(now=now)
@@ -195,17 +206,9 @@ class Decisions:
         self._explain(job, target, now)
 
     def _explain(self, job: Job, target: Target, now: float) -> None:
-        reason = self._missing_class(job) or target.reason
+        reason = target.reason
         if job.record.state is JobState.QUEUED:
             reason = reason if not target.workers else "waiting for slots that other jobs release"
             if job.record.kind != "queued":
                 job.note("queued", reason, now=now)
         self.explanations[job.id] = reason
-
-    def _missing_class(self, job: Job) -> str:
-        """Say that the job waits for hosts of its class of device while the pool has others; else nothing."""
-        classes = {host.record.device_class for host in self._pool.hosts.values() if host.is_usable}
-        bound = job.record.device_class
-        if not bound or not classes or bound in classes:
-            return ""
-        return f"waiting for a host of the class on which it trained, {bound}: another one gives other bits"
