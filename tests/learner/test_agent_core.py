@@ -154,6 +154,12 @@ def test_an_order_says_of_which_lineage_it_is_and_whether_to_look_for_a_checkpoi
     assert (sent.message.lineage, sent.message.cold_start, sent.message.resume) == (2, True, True)
 
 
+def test_an_order_has_the_batch_of_its_allocation(training: Agent) -> None:
+    for generation, batch_size in ((2, 256), (3, None)):
+        commands = training.handle(allocation(generation, 0, 1, addresses=True, batch_size=batch_size))
+        assert {sent.message.batch_size for sent in of_type(SendToWorker, commands)} == {batch_size}
+
+
 def test_a_worker_that_is_placed_here_is_started_once(agent: Agent) -> None:
     commands = agent.handle(allocation(1, 0, 1))
     assert of_type(StartWorker, commands) == [StartWorker(JOB, 0, 0), StartWorker(JOB, 1, 1)]

@@ -32,7 +32,7 @@ from resile_shared.messages.commands import ID_REUSED, Accepted, JobPause, JobPr
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, Slot, WorkerExit, WorkerReport
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at
-from resile_shared.messages.reports import Completed, Content, Failed, Ready, Report, Switched
+from resile_shared.messages.reports import BatchRange, Completed, Content, Failed, Ready, Report, Switched
 
 from .checks import Checker
 
@@ -608,6 +608,15 @@ def test_initial_members_that_make_different_training_calls_fail_the_job() -> No
     bench.report(ready().model_copy(update={"epochs": 7}), worker=1)
     assert bench.records["job-1"].state is JobState.FAILED
     assert "it disagrees with worker 0 on epochs (7 instead of 1)" in bench.records["job-1"].reason
+
+
+def test_initial_members_that_declare_different_ranges_of_batches_fail_the_job() -> None:
+    bench = Bench(2)
+    bench.submit()
+    bench.listen()
+    bench.report(ready(), worker=0)
+    bench.report(ready().model_copy(update={"batch_range": BatchRange(least=96, most=384)}), worker=1)
+    assert "it disagrees with worker 0 on batch range (96 to 384 instead of None)" in bench.records["job-1"].reason
 
 
 def test_a_joiner_that_makes_another_training_call_does_not_join() -> None:

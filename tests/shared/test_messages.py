@@ -10,6 +10,7 @@ from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec
 from resile_shared.messages.message import at, timestamp
+from resile_shared.messages.reports import BatchRange, Measurement, Progress
 
 from .examples import item, record
 
@@ -26,6 +27,24 @@ def test_a_history_item_reads_as_the_command_line_shows_it() -> None:
         "reason": "fair share with job-2",
     }
     assert orjson.loads(HistoryItem.model_validate(shown).model_dump_json()) == shown
+
+
+def test_a_history_item_says_the_batch_only_where_the_allocation_says_one() -> None:
+    assert "batch_size" not in orjson.loads(item(1).model_dump_json())
+    changed = item(2).model_copy(update={"batch_size": 128})
+    assert HistoryItem.model_validate_json(changed.model_dump_json()) == changed
+
+
+def test_what_workers_measure_has_no_number_that_is_infinite_or_negative() -> None:
+    measured = {"workers": 2, "hosts": 1, "batch_size": 64, "iterations": 3, "compute_seconds": 0.1}
+    assert Measurement.model_validate(measured | {"exchange_seconds": 0.0}).iterations == 3
+    for seconds in (-0.1, float("inf"), float("nan")):
+        with pytest.raises(ValidationError):
+            Measurement.model_validate(measured | {"exchange_seconds": seconds})
+        with pytest.raises(ValidationError):
+            Progress(iteration=1, epoch=0, noise_scale=seconds)
+    with pytest.raises(ValidationError, match="the least batch, 128, is above the most, 64"):
+        BatchRange(least=128, most=64)
 
 
 @given(st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from resile_shared.messages import reports
 from resile_shared.messages.jobs import MAX_WORKERS
-from resile_shared.messages.message import MAX_INTEGER, Count, HostAddress, Id, Message, Port
+from resile_shared.messages.message import MAX_INTEGER, Count, HostAddress, Id, Message, Port, Positive
 
 __all__ = ["Message"]
 
@@ -50,6 +50,9 @@ class Order(Message):
     not_before: int = Field(default=0, ge=0, le=MAX_NUMBER, description="the first iteration this generation may train")
     until: int | None = Field(
         default=None, ge=0, le=MAX_NUMBER, description="the iteration at which members wait for the next generation"
+    )
+    batch_size: Positive | None = Field(
+        default=None, description="the global batch of its iterations; null: that of the last committed iteration"
     )
 
     @cached_property

@@ -49,6 +49,11 @@ class Allocation(Message):
     )
     not_before: Count = Field(default=0, description="the first iteration that this generation may train")
     until: Count | None = Field(default=None, description="the iteration at which members wait for the next one")
+    batch_size: Positive | None = Field(
+        default=None,
+        description="the global batch of every iteration of this generation; null: that of the last committed "
+        "iteration, at first that of the training call",
+    )
     reason: Text = ""
 
     @property

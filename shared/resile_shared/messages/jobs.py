@@ -103,6 +103,11 @@ class HistoryItem(Message):
     slots: tuple[SlotName, ...] = Field(default=(), max_length=MAX_WORKERS)
     iteration: Count
     reason: Text = ""
+    batch_size: Positive | None = Field(
+        default=None,
+        exclude_if=lambda batch_size: batch_size is None,
+        description="the global batch of the generation, where its allocation says one",
+    )
 
 
 class FailureCounts(Message):

@@ -4,9 +4,9 @@ The contents mirror what a worker says over its local socket; the envelope says 
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from .message import MAX_SLOTS, Count, Details, Id, Index, Key, Message, Positive, Text, Time
 
@@ -17,10 +17,40 @@ def _finite(numbers: dict[str, float]) -> dict[str, float]:
 
 MAX_NUMBERS = 512
 MAX_COUNTS = 2000
+MAX_BATCH_STEPS = 1000
+"""A batch that has changed so often in one job stays as it is."""
 Numbers = Annotated[
     dict[Annotated[str, Field(max_length=100)], float], Field(max_length=MAX_NUMBERS), AfterValidator(_finite)
 ]
 """Named numbers. JSON has no form for infinite ones and for what is none, so they are left out."""
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class BatchRange(Message):
+    """The global batches with which a job may train, in samples."""
+
+    least: Positive
+    most: Positive
+    per_slot: Positive | None = Field(
+        default=None, description="the most samples that fit in the memory of one slot; null: any number"
+    )
+    least_per_slot: Positive = Field(default=1, description="the fewest samples that one worker takes")
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.least > self.most:
+            raise ValueError(f"the least batch, {self.least}, is above the most, {self.most}")
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.least} to {self.most}"
+
+
+class BatchStep(Message):
+    """From ``iteration`` on, the global batch has ``batch_size`` samples."""
+
+    iteration: Count
+    batch_size: Positive
 
 
 class Ready(Message):
@@ -33,6 +63,9 @@ class Ready(Message):
     epochs: Count
     samples: Count
     bits: Text = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
+    batch_range: BatchRange | None = Field(
+        default=None, description="null: every iteration has `batch_size`, and `iterations_total` is exact"
+    )
 
     @property
     def is_fast(self) -> bool:
@@ -49,6 +82,20 @@ class Switched(Message):
     pause_seconds: float = 0.0
 
 
+class Measurement(Message):
+    """What iterations took since the last report, all with these workers and this batch: medians.
+
+    Iterations with the short batch at the end of an epoch do not count, nor does the first of a generation.
+    """
+
+    workers: Positive
+    hosts: Positive
+    batch_size: Positive
+    iterations: Positive = Field(description="as many were measured")
+    compute_seconds: Seconds = Field(description="the time of the slowest worker: data, compute and optimizer")
+    exchange_seconds: Seconds = Field(description="what an iteration took beyond that: exchange that did not overlap")
+
+
 class Progress(Message):
     """What the lowest rank has committed; a few times a second at most, and at each change."""
 
@@ -61,6 +108,15 @@ class Progress(Message):
     iteration_seconds: float = 0.0
     samples_seen: Count = 0
     ends_epoch: bool = False
+    iterations_total: Count | None = Field(
+        default=None, description="of a job whose batch may change: as many as there will be with the batch of now"
+    )
+    measurement: Measurement | None = None
+    noise_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="of the gradient, in samples: the ratio of its variance per sample to its squared norm; "
+        "null: not known",
+    )
 
 
 class CheckpointSaved(Message):
@@ -109,10 +165,15 @@ class Completed(Message):
     )
     ledger: tuple[EpochCount, ...] = Field(max_length=MAX_COUNTS)
     bits: Text
+    batches: tuple[BatchStep, ...] = Field(
+        default=(),
+        max_length=MAX_BATCH_STEPS,
+        description="of a job that declared a range: the batch of each iteration, which its bits depend on",
+    )
 
     def brief(self) -> "Completed":
-        """Return the result without its ledger, metrics and scores, which may be long."""
-        return self.model_copy(update={"ledger": (), "metrics": {}, "validation": {}})
+        """Return the result without its ledger, batches, metrics and scores, which may be long."""
+        return self.model_copy(update={"ledger": (), "batches": (), "metrics": {}, "validation": {}})
 
 
 class Left(Message):

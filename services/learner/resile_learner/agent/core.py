@@ -386,6 +386,7 @@ def _order(allocation: Allocation | None) -> Order | None:
         is_recovery=allocation.is_recovery,
         not_before=allocation.not_before,
         until=allocation.until,
+        batch_size=allocation.batch_size,
     )
 
 

@@ -120,7 +120,7 @@ class WorkerReports:
 
 def _difference(one: Ready, other: Ready) -> str:
     """Name the first thing that two training calls disagree on; empty if there is none."""
-    for name in ("iterations_total", "num_shards", "batch_size", "epochs", "samples"):
+    for name in ("iterations_total", "num_shards", "batch_size", "batch_range", "epochs", "samples"):
         if (left := getattr(one, name)) != (right := getattr(other, name)):
             return f"{name.replace('_', ' ')} ({right} instead of {left})"
     return ""
