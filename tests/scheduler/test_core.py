@@ -26,6 +26,7 @@ from resile_scheduler.core.events import (
     WriteAllocation,
 )
 from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import ID_REUSED, Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
@@ -759,7 +760,7 @@ class AnyOrder(RuleBasedStateMachine):
         name = f"job-{len(self.sim.records) + 1}"
         if len(self.sim.records) < 5:
             asked = spec(min_workers=least, max_workers=least + extra)
-            self.sim.submit([Submission(0.0, name, asked, iterations, shards)])
+            self.sim.submit([Submission(0.0, name, asked, Sharded(iterations, shards))])
             self.sim.run(until=self.sim.now - self.sim.start, watch=self.checker.check)
 
     @precondition(lambda self: self.sim.records)

@@ -16,6 +16,7 @@ from resile_scheduler.core.events import (
 )
 from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import Accepted, JobPriority, PoolPolicy, Refused
 from resile_shared.messages.jobs import MAX_COMMANDS, JobSpec, JobState
@@ -40,7 +41,7 @@ def two_jobs() -> SimulatedPool:
     sim = SimulatedPool(policies=POLICIES)
     sim.add_host("host-1", 4)
     sim.add_host("host-2", 4)
-    sim.submit([Submission(0, "job-1", spec(), 10_000), Submission(2, "job-2", spec(), 10_000)])
+    sim.submit([Submission(0, "job-1", spec(), Sharded(10_000)), Submission(2, "job-2", spec(), Sharded(10_000))])
     sim.run(until=5)
     assert shares(sim) == [4, 4]
     return sim
@@ -79,7 +80,7 @@ def test_without_preemption_nobody_loses_slots_to_a_higher_priority() -> None:
     sim = two_jobs()
     sim.handle(change(1, PolicyName.PRIORITY, preemption=False))
     sim.handle(JobChangeRequested("raise", JobPriority(job_id="job-2", priority=9000)))
-    sim.submit([Submission(5, "job-3", spec(priority=10_000), 10_000)])
+    sim.submit([Submission(5, "job-3", spec(priority=10_000), Sharded(10_000))])
     sim.run(until=10)
     assert shares(sim) == [4, 4]
     assert sim.scheduler.explain() == {
@@ -167,7 +168,7 @@ def pool_of(many: list[tuple[float, JobSpec, int, int]]) -> SimulatedPool:
     for number in (1, 2):
         sim.add_host(f"host-{number}", 4)
     sim.submit(
-        Submission(time, f"job-{number}", job, iterations, shards)
+        Submission(time, f"job-{number}", job, Sharded(iterations, shards))
         for number, (time, job, iterations, shards) in enumerate(many, start=1)
     )
     return sim

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 
 from resile_scheduler.core.events import Event, JobChangeRequested, StopWorkers, Tick
 from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import JobPause
 from resile_shared.messages.hosts import Heartbeat, HostState, WorkerExit, WorkerReport
@@ -490,7 +491,7 @@ def test_the_story_with_a_host_that_dies_and_returns() -> None:
     sim.add_host("host-1", 4)
     sim.add_host("host-2", 4)
     checker = Checker(sim)
-    sim.submit([Submission(0, "job-1", spec(), 1500), Submission(5, "job-2", spec(), 1500)])
+    sim.submit([Submission(0, "job-1", spec(), Sharded(1500)), Submission(5, "job-2", spec(), Sharded(1500))])
     before: dict[str, int] = {}
 
     def die() -> None:
@@ -537,7 +538,7 @@ def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_j
         sim.handle(event)
 
     sim.channel = late
-    sim.submit(Submission(n * 0.7, f"job-{n}", spec(), 300, checkpoint_every=20) for n in range(num_jobs))
+    sim.submit(Submission(n * 0.7, f"job-{n}", spec(), Sharded(300), checkpoint_seconds=0.6) for n in range(num_jobs))
     time = 0.0
     incarnations = dict.fromkeys(("host-1", "host-2", "host-3"), 1)
 

@@ -9,6 +9,7 @@ import pytest
 from resile_scheduler.core.events import JobChangeRequested, RemoveJob, Reply
 from resile_scheduler.core.retention import Limits
 from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import Accepted, JobDelete, JobStop, Refused
 from resile_shared.messages.hosts import HostState
@@ -23,7 +24,7 @@ DAY = 86400.0
 
 def submission(number: int, *, at: float, iterations: int = 2, package: str = "packages/1") -> Submission:
     spec = JobSpec(name="short", package=package, script="train.py", max_workers=2)
-    return Submission(at, f"job-{number}", spec, iterations, num_shards=2)
+    return Submission(at, f"job-{number}", spec, Sharded(iterations, num_shards=2))
 
 
 def ended(sim: SimulatedPool) -> set[str]:
@@ -41,7 +42,6 @@ def train(sim: SimulatedPool, *numbers: int, package: str = "packages/1") -> Non
     sim.submit(submission(number, at=sim.now - sim.start + 0.1, package=package) for number in numbers)
     for _ in range(40):
         sim.run(until=sim.now - sim.start + 1.0)
-        sim.now += 1.0
         sim.send_heartbeats()
 
 

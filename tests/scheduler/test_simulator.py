@@ -8,6 +8,7 @@ from resile_scheduler.core.events import JobChangeRequested
 from resile_scheduler.policies.demand import Demand
 from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import JobPause, JobPriority, JobResume
 from resile_shared.messages.hosts import HostState
@@ -72,7 +73,7 @@ def test_the_story_of_the_two_jobs() -> None:
     """8, then 4 and 4, then 3 and 5, then 8: the story that the demo tells."""
     sim = two_hosts()
     checker = Checker(sim)
-    sim.submit([Submission(0, "job-1", spec(most=8), 400), Submission(5, "job-2", spec(most=8), 900)])
+    sim.submit([Submission(0, "job-1", spec(most=8), Sharded(400)), Submission(5, "job-2", spec(most=8), Sharded(900))])
     sim.later(15, lambda: sim.handle(JobChangeRequested("c1", JobPriority(job_id="job-2", priority=10_000))))
     sim.run(watch=checker.check)
     assert shapes(sim, "job-1") == [(8, "start"), (4, "fair share with job-2"), (3, "priority of job-2 raised")]
@@ -84,7 +85,7 @@ def test_the_story_of_the_two_jobs() -> None:
 def test_the_story_with_a_draining_host_that_returns() -> None:
     sim = two_hosts()
     checker = Checker(sim)
-    sim.submit([Submission(0, "job-1", spec(), 1500), Submission(5, "job-2", spec(), 1500)])
+    sim.submit([Submission(0, "job-1", spec(), Sharded(1500)), Submission(5, "job-2", spec(), Sharded(1500))])
     sim.later(10, lambda: sim.change_host("host-2", HostState.DRAINING))
     sim.later(14, lambda: sim.change_host("host-2", HostState.LEFT))
     sim.later(20, lambda: sim.add_host("host-2", 4, incarnation=2))
@@ -102,7 +103,7 @@ def test_the_story_with_a_draining_host_that_returns() -> None:
 def test_an_exact_division_is_reached_while_training_goes_on() -> None:
     """A shrink costs its job at most the iteration in flight, and a growth none."""
     sim = two_hosts()
-    sim.submit([Submission(0, "job-1", spec(), 300), Submission(3, "job-2", spec(), 10)])
+    sim.submit([Submission(0, "job-1", spec(), Sharded(300)), Submission(3, "job-2", spec(), Sharded(10))])
     sim.run(until=3.0)
     before = sim.iteration("job-1")
     sim.run(until=3.1)
@@ -114,7 +115,7 @@ def test_an_exact_division_is_reached_while_training_goes_on() -> None:
 def test_a_job_pauses_with_a_checkpoint_and_goes_on_from_there() -> None:
     sim = two_hosts()
     checker = Checker(sim)
-    sim.submit([Submission(0, "job-1", spec(), 400)])
+    sim.submit([Submission(0, "job-1", spec(), Sharded(400))])
     sim.later(3, lambda: sim.handle(JobChangeRequested("c1", JobPause(job_id="job-1"))))
     sim.later(5, lambda: sim.handle(JobChangeRequested("c2", JobResume(job_id="job-1"))))
     sim.run(until=4.9, watch=checker.check)
@@ -131,7 +132,7 @@ def test_a_job_pauses_with_a_checkpoint_and_goes_on_from_there() -> None:
 
 def test_a_job_whose_minimum_exceeds_the_pool_waits_until_a_host_comes() -> None:
     sim = SimulatedPool()
-    sim.submit([Submission(0, "job-1", spec(least=6), 50), Submission(1, "job-2", spec(), 50)])
+    sim.submit([Submission(0, "job-1", spec(least=6), Sharded(50)), Submission(1, "job-2", spec(), Sharded(50))])
     sim.run()
     assert sim.scheduler.explain()["job-1"] == "waiting for a host: the pool has no slots"
     sim.add_host("host-1", 4)
@@ -146,7 +147,7 @@ def test_a_job_whose_minimum_exceeds_the_pool_waits_until_a_host_comes() -> None
 def test_a_job_that_loses_its_minimum_is_suspended_and_comes_back() -> None:
     sim = two_hosts()
     checker = Checker(sim)
-    sim.submit([Submission(0, "job-1", spec(least=6), 300)])
+    sim.submit([Submission(0, "job-1", spec(least=6), Sharded(300))])
     sim.later(3, lambda: sim.change_host("host-2", HostState.DRAINING))
     sim.run(watch=checker.check)
     assert sim.records["job-1"].state is JobState.QUEUED
@@ -160,7 +161,7 @@ def test_a_job_runs_on_one_class_of_device() -> None:
     sim = SimulatedPool()
     sim.add_host("host-1", 4, device_class="cpu-a")
     sim.add_host("host-2", 6, device_class="cpu-b")
-    sim.submit([Submission(0, "job-1", spec(), 300), Submission(1, "job-2", spec(), 300)])
+    sim.submit([Submission(0, "job-1", spec(), Sharded(300)), Submission(1, "job-2", spec(), Sharded(300))])
     sim.run(until=3)
     assert Checker(sim).allocated() == {"job-1": 6, "job-2": 4}
 
@@ -169,7 +170,7 @@ def test_a_job_runs_on_one_class_of_device() -> None:
 def test_a_job_continues_on_the_class_on_which_it_trained_unless_bits_do_not_matter(bits: str) -> None:
     sim = SimulatedPool()
     sim.add_host("host-1", 4, device_class="cpu-a")
-    sim.submit([Submission(0, "job-1", spec(), 300, bits=bits)])
+    sim.submit([Submission(0, "job-1", spec(), Sharded(300), bits=bits)])
     sim.run(until=3)
     assert sim.iteration("job-1") > 0
     sim.add_host("host-2", 4, device_class="cpu-b")
@@ -213,7 +214,7 @@ def test_ten_jobs_of_mixed_sizes_all_complete(many: list[tuple[float, JobSpec, i
     checker = Checker(sim)
     moments: list[float] = []
     sim.submit(
-        Submission(time, f"job-{number}", job, iterations, shards)
+        Submission(time, f"job-{number}", job, Sharded(iterations, shards))
         for number, (time, job, iterations, shards) in enumerate(many, start=1)
     )
 
@@ -257,6 +258,6 @@ def test_a_larger_pool() -> None:
     for number in range(1, 11):
         sim.add_host(f"host-{number}", 4)
     checker = Checker(sim)
-    sim.submit(Submission(n * 0.7, f"job-{n}", spec(priority=1000 * (n % 5 + 1)), 40 + n) for n in range(30))
+    sim.submit(Submission(n * 0.7, f"job-{n}", spec(priority=1000 * (n % 5 + 1)), Sharded(40 + n)) for n in range(30))
     sim.run(watch=checker.check)
     assert {record.state for record in sim.records.values()} == {JobState.COMPLETED}

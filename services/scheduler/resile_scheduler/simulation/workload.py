@@ -5,30 +5,31 @@ from dataclasses import dataclass
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.messages.reports import Ready
 
+from .training import Training
+
 
 @dataclass(frozen=True)
 class Submission:
-    """A job that is submitted ``time`` seconds after the start and trains ``iterations``.
+    """A job that is submitted ``time`` seconds after the start.
 
-    A shard takes ``shard_seconds``; a checkpoint is saved after each ``checkpoint_every`` iterations, None: never.
+    While it trains, a checkpoint is saved after each ``checkpoint_seconds``; None: never.
     """
 
     time: float
     job: str
     spec: JobSpec
-    iterations: int
-    num_shards: int = 24
-    shard_seconds: float = 0.01
-    checkpoint_every: int | None = None
+    training: Training
+    checkpoint_seconds: float | None = None
     bits: str = "same bits"
 
     def ready(self) -> Ready:
         """Return what its workers report at their training call."""
+        training = self.training
         return Ready(
-            iterations_total=self.iterations,
-            num_shards=self.num_shards,
-            batch_size=self.num_shards * 8,
+            iterations_total=training.iterations_total,
+            num_shards=training.num_shards,
+            batch_size=training.batch_size,
             epochs=1,
-            samples=self.num_shards * 8 * self.iterations,
+            samples=training.batch_size * training.iterations_total,
             bits=self.bits,
         )
