@@ -7,11 +7,12 @@ remainder. Jobs that hold slots are admitted before new ones, so that none is pr
 from collections.abc import Sequence
 
 from .demand import Demand, Target
-from .shares import admit, hand_out, largest_remainder, targets, useful
+from .shares import admit, hand_out, largest_remainder, targets, useful, within_sizes
 
 
 def fairshare(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     """Shares in proportion to priority."""
+    demands = [within_sizes(demand) for demand in demands]
     admitted = admit(demands, num_slots, key=lambda d: (not d.holds_slots, -d.priority, d.number))
     shares = largest_remainder(admitted, num_slots)
     surplus = num_slots - sum(shares.values())
