@@ -4,7 +4,7 @@ from pydantic import Field
 
 from ..policies import PolicyName
 from .jobs import MAX_COMMANDS, CommandId
-from .message import Count, Message, Time
+from .message import Count, Id, Message, Time
 
 MIN_DETECTION_SECONDS = 1.0
 MAX_DETECTION_SECONDS = 3600.0
@@ -60,3 +60,38 @@ class PolicyEvent(Message):
     time: Time
     policy: PolicyName
     preemption: bool
+
+
+MAX_TENANTS = 1000
+MAX_WEIGHT = 1_000_000
+MAX_QUOTA = 1_000_000
+
+
+class TenantShare(Message):
+    """What a tenant gets of the slots. A tenant that is not configured has the defaults."""
+
+    weight: int = Field(default=1, ge=1, le=MAX_WEIGHT, description="slots are divided in proportion to weights")
+    quota: int = Field(
+        default=0, ge=0, le=MAX_QUOTA, description="slots that it gets before others, if its jobs can use them"
+    )
+
+
+class TenantsRecord(Message):
+    """The tenants of the pool that are configured. The scheduler that leads stores it."""
+
+    tenants: dict[Id, TenantShare] = Field(default_factory=dict, max_length=MAX_TENANTS)
+    number: Count = Field(default=0, description="how often they were changed")
+    changed: Time | None = Field(default=None, description="when they were changed last")
+    tenant: Id | None = Field(default=None, description="which one was changed last")
+    applied_commands: tuple[CommandId, ...] = Field(
+        default=(), max_length=MAX_COMMANDS, description="ids of the newest commands whose effect this record holds"
+    )
+
+
+class TenantEvent(Message):
+    """A tenant was changed, or deleted if ``share`` is None; numbers rise by 1."""
+
+    number: Count
+    time: Time
+    tenant: Id
+    share: TenantShare | None

@@ -62,6 +62,13 @@ class Demand:
     """Slot-seconds that it has held so far."""
     change_seconds: float = 0.0
     """Training time that it loses when its workers change."""
+    tenant: str = "default"
+    tenant_attained: float = 0.0
+    """Slot-seconds that the jobs of its tenant have held lately."""
+    waited_seconds: float = 0.0
+    """Since when it has been waiting for slots; 0 if it holds some."""
+    held_seconds: float = 0.0
+    """Since when it has held slots without a break; 0 if it holds none."""
 
 
 @dataclass(frozen=True)
@@ -85,3 +92,17 @@ class Target:
 
 
 Policy = Callable[[Sequence[Demand], int], dict[str, Target]]
+Key = Callable[[Demand], tuple[float, ...]]
+Ranking = Callable[[Sequence[Demand]], Key]
+
+
+@dataclass(frozen=True)
+class RankedPolicy:
+    """A policy, and the ``ranking`` of jobs by which it serves their minimums."""
+
+    decide: Policy
+    ranking: Ranking
+
+    def __call__(self, demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
+        """Return the target of each job."""
+        return self.decide(demands, num_slots)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .demand import BatchRange, Demand, Target
 from .goodput import HOLD_SECONDS
+from .ranking import in_turn
 from .shares import admit, targets
 from .solver import Curve, Ints, solve
 from .throughput import Floats, Throughput
@@ -36,7 +37,7 @@ def elastic_batch(demands: Sequence[Demand], num_slots: int) -> dict[str, Target
     """Workers and batches for the largest sum of scaling factors."""
     options = {demand.job: _options_of(demand) for demand in demands}
     able = [_with_least(d, options[d.job].sizes) for d in demands if len(options[d.job].sizes)]
-    admitted = admit(able, num_slots, key=lambda d: (not d.holds_slots, -d.priority, d.number))
+    admitted = admit(able, num_slots, key=in_turn(demands))
     curves = [Curve(options[d.job].sizes, d.priority * options[d.job].worth(d)) for d in admitted]
     shares = dict(zip((d.job for d in admitted), solve(curves, num_slots), strict=True))
     given = targets([demand for demand in demands if demand.job not in shares], shares, num_slots)

@@ -7,13 +7,13 @@ remainder. Jobs that hold slots are admitted before new ones, so that none is pr
 from collections.abc import Sequence
 
 from .demand import Demand, Target
-from .shares import admit, hand_out, largest_remainder, targets, useful, within_sizes
+from .ranking import in_turn
+from .shares import admit, hand_out, largest_remainder, targets, useful
 
 
 def fairshare(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     """Shares in proportion to priority."""
-    demands = [within_sizes(demand) for demand in demands]
-    admitted = admit(demands, num_slots, key=lambda d: (not d.holds_slots, -d.priority, d.number))
+    admitted = admit(demands, num_slots, key=in_turn(demands))
     shares = largest_remainder(admitted, num_slots)
     surplus = num_slots - sum(shares.values())
     for demand in admitted:

@@ -6,14 +6,14 @@ A job whose minimum does not fit is passed by smaller later ones, until its mini
 from collections.abc import Sequence
 
 from .demand import Demand, Target
-from .shares import admit, hand_out, targets, useful, within_sizes
+from .ranking import by_submission
+from .shares import admit, hand_out, targets, useful
 
 
 def fifo(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     """The job that was submitted first takes all it can use, then the next."""
-    demands = [within_sizes(demand) for demand in demands]
     queue = sorted(demands, key=lambda d: d.number)
-    keeping = admit([d for d in queue if not d.is_preemptible], num_slots, key=lambda d: (d.number,))
+    keeping = admit([d for d in queue if not d.is_preemptible], num_slots, key=by_submission(demands))
     shares = {demand.job: demand.least for demand in keeping}
     left = num_slots - sum(shares.values())
     for demand in queue:

@@ -7,13 +7,13 @@ priority may be preempted.
 from collections.abc import Sequence
 
 from .demand import Demand, Target
-from .shares import admit, hand_out, targets, within_sizes
+from .ranking import by_priority
+from .shares import admit, hand_out, targets
 
 
 def priority(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     """The highest priority takes what it can use, then the next."""
-    demands = [within_sizes(demand) for demand in demands]
-    admitted = admit(demands, num_slots, key=lambda d: (-d.priority, d.number))
+    admitted = admit(demands, num_slots, key=by_priority(demands))
     shares = {demand.job: demand.least for demand in admitted}
     surplus = num_slots - sum(shares.values())
     hand_out(admitted, shares, surplus, key=lambda d, _: (-d.priority, d.number))

@@ -1,46 +1,19 @@
 """Steps that policies have in common: who is admitted, quotas, rounding, and handing out what is left."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from heapq import heapify, heappop, heapreplace
 
-from .demand import Demand, Target
+from .demand import Demand, Key, Target
 
 Shares = dict[str, int]
+ALL_IT_CAN_USE = "all it can use"
+Limits = tuple[int, int, int]
+"""A weight, and the least and the most that it may have."""
 
 
-def within_sizes(demand: Demand) -> Demand:
-    """Return the demand with the least and the largest of its allowed sizes as its minimum and maximum.
-
-    If none is possible, its minimum is above its maximum.
-    """
-    if demand.sizes is None:
-        return demand
-    least = size_from(demand, demand.least)
-    return replace(demand, least=least, most=size_up_to(demand, demand.most) if least <= demand.most else demand.most)
-
-
-def size_up_to(demand: Demand, number: int) -> int:
-    """Return the largest allowed number of workers up to ``number``; 0 if there is none."""
-    if demand.sizes is None:
-        return number
-    end = bisect_right(demand.sizes, number)
-    return demand.sizes[end - 1] if end else 0
-
-
-def size_from(demand: Demand, number: int) -> int:
-    """Return the smallest allowed number of workers from ``number`` on; more than its maximum if there is none."""
-    if demand.sizes is None:
-        return number
-    begin = bisect_left(demand.sizes, number)
-    return demand.sizes[begin] if begin < len(demand.sizes) else demand.most + 1
-
-
-def admit(
-    demands: Iterable[Demand], num_slots: int, *, key: Callable[[Demand], tuple[bool | int, ...]]
-) -> list[Demand]:
+def admit(demands: Iterable[Demand], num_slots: int, *, key: Key) -> list[Demand]:
     """Return those whose minimums fit together, taken in the order of ``key``; a smaller one may pass a larger one.
 
     Jobs that are not preemptible come first.
@@ -54,37 +27,42 @@ def admit(
 
 
 def largest_remainder(admitted: Sequence[Demand], num_slots: int) -> Shares:
-    """Round the quotas to whole slots: each down, and what is left to the largest remainders."""
-    quotas, unit = _quotas(admitted, num_slots)
-    shares = {demand.job: quota // unit for demand, quota in zip(admitted, quotas, strict=True)}
-    left = sum(quotas) // unit - sum(shares.values())
-    by_remainder = sorted(zip(admitted, quotas, strict=True), key=lambda dq: (-(dq[1] % unit), *_rank(dq[0])))
-    for demand, _ in by_remainder[:left]:
-        shares[demand.job] += 1
+    """Divide the slots in proportion to priorities, between minimums and maximums."""
+    ranked = sorted(admitted, key=lambda d: (-d.priority, d.number))
+    shares = divide([(d.priority, d.least, d.most) for d in ranked], num_slots)
+    return {demand.job: share for demand, share in zip(ranked, shares, strict=True)}
+
+
+def divide(limits: Sequence[Limits], num_slots: int) -> list[int]:
+    """Divide slots in proportion to weights: ``clamp(level * weight, least, most)``, for one level.
+
+    ``limits`` are weights above 0, and the least and the most of each. Quotas are rounded down, and what is left goes
+    to the largest remainders, of equal ones to the first.
+    """
+    quotas, unit = _quotas(limits, num_slots)
+    shares = [quota // unit for quota in quotas]
+    left = sum(quotas) // unit - sum(shares)
+    for index in sorted(range(len(quotas)), key=lambda index: -(quotas[index] % unit))[:left]:
+        shares[index] += 1
     return shares
 
 
-def _rank(demand: Demand) -> tuple[int, int]:
-    return -demand.priority, demand.number
-
-
-def _quotas(admitted: Sequence[Demand], num_slots: int) -> tuple[list[int], int]:
-    """Return ``clamp(level * priority, least, most)`` for each job, with the level at which all slots are used.
+def _quotas(limits: Sequence[Limits], num_slots: int) -> tuple[list[int], int]:
+    """Return ``clamp(level * weight, least, most)`` for each, with the level at which all slots are used.
 
     They are exact: whole numbers of units, and how many units are one slot. The sum rises with the level, and is linear
-    between the levels at which a job meets its minimum or maximum.
+    between the levels at which one meets its least or its most.
     """
-    limits = [(d.priority, d.least, d.most) for d in admitted]
 
     def at_level(slots: int, per: int) -> list[int]:
         """Return the quotas at the level ``slots / per``, in units of ``1 / per`` slots."""
-        return [min(max(slots * priority, least * per), most * per) for priority, least, most in limits]
+        return [min(max(slots * weight, least * per), most * per) for weight, least, most in limits]
 
     def used(level: tuple[int, int]) -> Fraction:
         return Fraction(sum(at_level(*level)), level[1])
 
-    # Floats order them rightly: those of two different levels differ as long as limit x priority is below 2**52.
-    levels = [(0, 1), *((limit, priority) for priority, *both in limits for limit in both)]
+    # Floats order them rightly: those of two different levels differ as long as limit x weight is below 2**52.
+    levels = [(0, 1), *((limit, weight) for weight, *both in limits for limit in both)]
     levels.sort(key=lambda level: level[0] / level[1])
     above = bisect_left(levels, Fraction(num_slots), key=used)
     if above in (0, len(levels)):
@@ -97,25 +75,23 @@ def _quotas(admitted: Sequence[Demand], num_slots: int) -> tuple[list[int], int]
 
 
 def useful(demand: Demand, share: int) -> int:
-    """Return the smallest allowed number of workers that is as fast as the largest allowed one up to ``share``."""
-    share = size_up_to(demand, share)
+    """Return the smallest number of workers that is as fast as ``share``."""
     if demand.num_shards is None or share == 0:
         return share
     per_worker = -(-demand.num_shards // share)
-    return size_from(demand, -(-demand.num_shards // per_worker))
+    return -(-demand.num_shards // per_worker)
 
 
 def _next_useful(demand: Demand, share: int) -> int:
     """Return the next larger number of workers that is faster than ``share``; more than ``most`` if there is none."""
     if demand.num_shards is None:
-        return size_from(demand, share + 1)
+        return share + 1
     per_worker = -(-demand.num_shards // share)
-    faster = -(-demand.num_shards // (per_worker - 1)) if per_worker > 1 else demand.most + 1
-    return size_from(demand, faster)
+    return -(-demand.num_shards // (per_worker - 1)) if per_worker > 1 else demand.most + 1
 
 
-def _next_slot(demand: Demand, share: int) -> int:
-    return size_from(demand, share + 1)
+def _next_slot(_: Demand, share: int) -> int:
+    return share + 1
 
 
 def hand_out(
@@ -158,9 +134,9 @@ def targets(
 
     def reason(demand: Demand) -> str:
         if demand.job not in shares:
-            return _reason_to_wait(demand, num_slots, waiting.format(_names(sharing, len(sharing))))
+            return reason_to_wait(demand, num_slots, waiting.format(_names(sharing, len(sharing))))
         if shares[demand.job] == demand.most or len(sharing) == 1:
-            return "all it can use"
+            return ALL_IT_CAN_USE
         if shares[demand.job] == demand.least and not demand.is_preemptible:
             return "it keeps what it has: preemption is off"
         return f"{rule} {_names([job for job in sharing[:4] if job != demand.job], len(sharing) - 1)}"
@@ -168,7 +144,8 @@ def targets(
     return {demand.job: Target(shares.get(demand.job, 0), reason(demand)) for demand in demands}
 
 
-def _reason_to_wait(demand: Demand, num_slots: int, others: str) -> str:
+def reason_to_wait(demand: Demand, num_slots: int, others: str) -> str:
+    """Say what the job is waiting for; ``others`` why its minimum does not fit."""
     if num_slots == 0:
         return "waiting for a host: the pool has no slots"
     if demand.least > min(num_slots, demand.most):

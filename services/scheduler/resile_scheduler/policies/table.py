@@ -2,15 +2,16 @@
 
 from resile_shared.policies import PolicyName
 
-from .demand import Policy
+from .demand import RankedPolicy
 from .elastic_batch import elastic_batch
 from .fairshare import fairshare
 from .fifo import fifo
 from .priority import priority
+from .ranking import by_priority, by_submission, in_turn
 
-POLICIES: dict[PolicyName, Policy] = {
-    PolicyName.FAIRSHARE: fairshare,
-    PolicyName.FIFO: fifo,
-    PolicyName.PRIORITY: priority,
-    PolicyName.ELASTIC_BATCH: elastic_batch,
+POLICIES: dict[PolicyName, RankedPolicy] = {
+    PolicyName.FAIRSHARE: RankedPolicy(fairshare, in_turn),
+    PolicyName.FIFO: RankedPolicy(fifo, by_submission),
+    PolicyName.PRIORITY: RankedPolicy(priority, by_priority),
+    PolicyName.ELASTIC_BATCH: RankedPolicy(elastic_batch, in_turn),
 }

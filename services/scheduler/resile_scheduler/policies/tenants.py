@@ -1,0 +1,170 @@
+"""Slots are divided among tenants, and the policy of the pool divides each tenant's slots among its jobs.
+
+1. Jobs that keep what they have, while preemption is off, have it from their tenant's slots.
+2. Each tenant gets its quota, as far as its jobs can use it. Quotas that do not fit are reduced in proportion.
+3. Each tenant gets the minimum of the job that the policy would serve first, if it fits beside what the others have
+   by then. Of tenants that are waiting, the one that has attained least for its weight comes first.
+4. All slots are divided in proportion to weights: ``clamp(level * weight, least, most)``, where the least is what a
+   tenant has by these steps, and the most is what its jobs can use.
+5. What the policy cannot use of a tenant's slots is lent to the others.
+
+With the jobs of one tenant alone, the targets are those of the policy.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from resile_shared.messages.pool import TenantShare
+
+from .demand import Demand, Key, Policy, Ranking, Target
+from .ranking import is_due, seconds_overdue
+from .shares import ALL_IT_CAN_USE, divide, reason_to_wait
+
+
+def by_tenant(policy: Policy, shares: Mapping[str, TenantShare], *, ranking: Ranking) -> Policy:
+    """Return the policy that divides slots among tenants by ``shares``, and those of each among its jobs by ``policy``.
+
+    ``ranking`` is the order in which ``policy`` serves minimums. Tenants that ``shares`` lacks have the default.
+    """
+
+    def decide(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
+        tenants = _group(demands, shares, num_slots, key=ranking(demands))
+        if len(tenants) < 2:
+            return policy(demands, num_slots)
+        _claim_quotas(tenants, num_slots)
+        _claim_minimums(tenants, num_slots)
+        _divide(tenants, num_slots, policy)
+        _lend(tenants, num_slots, policy)
+        given = {job.job: _explained(tenant, job, num_slots) for tenant in tenants for job in tenant.jobs}
+        return {demand.job: given[demand.job] for demand in demands}
+
+    return decide
+
+
+@dataclass
+class _Tenant:
+    """A tenant, its jobs in the order in which their minimums are served, and what it has by the steps so far."""
+
+    name: str
+    share: TenantShare
+    jobs: list[Demand]
+    most: int
+    """How many slots its jobs can use."""
+    claim: int
+    """How many it gets at least."""
+    quota: int
+    """How many of its quota its jobs can use."""
+    is_reduced: bool = False
+    """Whether its quota does not fit beside those of others."""
+    slots: int = -1
+    targets: dict[str, Target] = field(default_factory=dict)
+
+    @property
+    def attained(self) -> float:
+        """The slot-seconds that its jobs have held lately, for its weight."""
+        return self.jobs[0].tenant_attained / self.share.weight
+
+    @property
+    def used(self) -> int:
+        """How many slots its jobs get."""
+        return _num_workers(self.targets)
+
+
+def _group(demands: Sequence[Demand], shares: Mapping[str, TenantShare], num_slots: int, *, key: Key) -> list[_Tenant]:
+    """Return the tenants of the jobs, by name."""
+    jobs: dict[str, list[Demand]] = {}
+    for demand in sorted(demands, key=lambda d: (d.is_preemptible, *key(d))):
+        jobs.setdefault(demand.tenant, []).append(demand)
+    tenants = []
+    for name in sorted(jobs):
+        share = shares.get(name, TenantShare())
+        able = [job for job in jobs[name] if _is_able(job, num_slots)]
+        most = min(num_slots, sum(job.most for job in able))
+        kept = sum(job.least for job in able if not job.is_preemptible)
+        tenants.append(_Tenant(name, share, jobs[name], most, kept, min(share.quota, most)))
+    return tenants
+
+
+def _claim_quotas(tenants: Sequence[_Tenant], num_slots: int) -> None:
+    wanting = [tenant for tenant in tenants if tenant.quota > tenant.claim]
+    left = num_slots - sum(tenant.claim for tenant in tenants if tenant not in wanting)
+    claims = divide([(tenant.share.quota, tenant.claim, tenant.quota) for tenant in wanting], left)
+    for tenant, claim in zip(wanting, claims, strict=True):
+        tenant.is_reduced = claim < tenant.quota
+        tenant.claim = tenant.quota = claim
+
+
+def _claim_minimums(tenants: Sequence[_Tenant], num_slots: int) -> None:
+    """Raise claims to the minimum of each tenant's first job that fits."""
+    left = num_slots - sum(tenant.claim for tenant in tenants)
+    for tenant in sorted(tenants, key=_turn(tenants)):
+        able = [job.least for job in tenant.jobs if _is_able(job, num_slots)]
+        missing = next((least - tenant.claim for least in able if least - tenant.claim <= left), 0)
+        tenant.claim += max(missing, 0)
+        left -= max(missing, 0)
+
+
+def _turn(tenants: Sequence[_Tenant]) -> Callable[[_Tenant], tuple[float | str, ...]]:
+    """Return the key of the order in which tenants get the minimum of their first job.
+
+    Those that had slots before the first of the others was due stay. Then follow those that are due, those that have
+    got slots since, and those that are waiting.
+    """
+    overdue = max((seconds_overdue(tenant.jobs[0]) for tenant in tenants if is_due(tenant.jobs[0])), default=0.0)
+
+    def key(tenant: _Tenant) -> tuple[float | str, ...]:
+        first = tenant.jobs[0]
+        is_later = first.holds_slots and first.held_seconds < overdue
+        is_waiting = not (first.holds_slots or is_due(first))
+        return is_waiting, is_later, not first.holds_slots, tenant.attained, tenant.name
+
+    return key
+
+
+def _divide(tenants: Sequence[_Tenant], num_slots: int, policy: Policy) -> None:
+    """Divide the slots by weight, and give to the others what jobs of a tenant cannot use."""
+    while True:
+        limits = [(tenant.share.weight, tenant.claim, tenant.most) for tenant in tenants]
+        for tenant, slots in zip(tenants, divide(limits, num_slots), strict=True):
+            if slots != tenant.slots:
+                tenant.slots, tenant.targets = slots, policy(tenant.jobs, slots)
+        sated = [tenant for tenant in tenants if tenant.used < tenant.slots]
+        if not sated:
+            return
+        for tenant in sated:
+            tenant.most = tenant.slots = tenant.used
+            tenant.claim = min(tenant.claim, tenant.most)
+
+
+def _lend(tenants: Sequence[_Tenant], num_slots: int, policy: Policy) -> None:
+    """Offer what is still left, all at once, to one tenant after the other: it may be a minimum."""
+    left = num_slots - sum(tenant.used for tenant in tenants)
+    for tenant in sorted(tenants, key=lambda t: (t.used / t.share.weight, t.name)):
+        targets = policy(tenant.jobs, tenant.used + left) if left else tenant.targets
+        more = _num_workers(targets) - tenant.used
+        if more > 0:
+            tenant.slots, tenant.targets = tenant.used + left, targets
+            left -= more
+
+
+def _explained(tenant: _Tenant, job: Demand, num_slots: int) -> Target:
+    """Return the target of ``job``, with a reason that says what its tenant has if that is what limits the job."""
+    target = tenant.targets[job.job]
+    if target.workers == job.most or target.error:
+        return target
+    if not _is_able(job, num_slots):
+        return replace(target, reason=reason_to_wait(job, num_slots, ""))
+    has = f"tenant {tenant.name} has {tenant.used} of {num_slots} slots"
+    if tenant.is_reduced:
+        has += f", and its quota of {tenant.share.quota} is reduced to {tenant.quota}: the quotas exceed the slots"
+    if not target.workers and job.least > tenant.slots:
+        return replace(target, reason=reason_to_wait(job, num_slots, has))
+    return replace(target, reason=has if target.reason == ALL_IT_CAN_USE else f"{target.reason}; {has}")
+
+
+def _is_able(job: Demand, num_slots: int) -> bool:
+    return 0 < job.least <= min(job.most, num_slots)
+
+
+def _num_workers(targets: Mapping[str, Target]) -> int:
+    return sum(target.workers for target in targets.values())
