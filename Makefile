@@ -8,7 +8,7 @@
 #   FUZZ_SECONDS=... how long `make fuzz` tries new input for each fuzzer, instead of 120
 #   WORLD_SECONDS=... how long `make world` runs, instead of 60; SEED=... the world of one seed alone, with its story
 #   SOAK_MINUTES=... how long `make soak` runs, instead of 30
-#   MUTANT_SECONDS=... how long `make mutants` tries each, instead of 60; MUTANT=... one alone
+#   MUTANT_SECONDS=... how long `make mutants` and `make holes` try each, instead of 60; MUTANT=..., HOLE=... one alone
 
 BIN := .venv/bin
 STAMP := .venv/installed
@@ -28,7 +28,7 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
 PYTHON ?= $(shell for python in $(CANDIDATES); do \
 	if $$python -c '$(NEW_ENOUGH)' 2>/dev/null; then command -v $$python; break; fi; done)
 
-.PHONY: install demo test test-long test-quick test-gpu lint bench chaos chaos-wrong chaos-nightly fuzz world mutants soak clean
+.PHONY: install demo test test-long test-quick test-gpu lint bench chaos chaos-wrong chaos-nightly fuzz world mutants holes soak clean
 
 # In .venv/installed is what TORCH_ARGS was: pip keeps a torch that is there, whatever build of it is asked for.
 define CHECK_TORCH
@@ -71,6 +71,10 @@ bench: $(STAMP)
 
 mutants: $(STAMP)
 	$(BIN)/python -m tests.world.mutants
+
+# What the protocol was once wrong about, put back: as mutants, with HOLE=... for one alone.
+holes: $(STAMP)
+	$(BIN)/python -m tests.world.holes
 
 chaos: $(STAMP)
 	$(BIN)/resile chaos campaign --own-pool tests/chaos/scripts/attacked.py $(CHAOS_ARGS)

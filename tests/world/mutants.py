@@ -11,16 +11,10 @@ are noticed by tests alone: they are there for what the bus of today, and so tha
 """
 
 import os
-import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
-from .mutation import Mutant, install
-
-NUM_PROCESSES = int(os.environ.get("MUTANT_PROCESSES", os.cpu_count() or 1))
+from .mutation import Mutant
+from .trial import SECONDS, attempt, attempt_all
 
 _AGENT = "resile_learner.agent.core"
 _REPORTING = "resile_learner.agent.reporting"
@@ -666,52 +660,21 @@ MUTANTS = (
 )
 
 
+def tests_of(mutant: Mutant) -> tuple[str, ...]:
+    """Return the tests of the module of ``mutant``."""
+    return next((found for package, found in TESTS.items() if mutant.module.startswith(package)), ())
+
+
 def main() -> int:
-    """Try all mutants, or the one that is named; return 1 if a world misses one."""
-    seconds = float(os.environ.get("MUTANT_SECONDS", "60"))
+    """Try all mutants, or those that are named; return 1 if nothing notices one."""
+    if sys.argv[1:2] == ["--try"]:
+        mutant = next(mutant for mutant in MUTANTS if mutant.name == sys.argv[2])
+        return attempt([mutant], tests_of(mutant), seconds=SECONDS)
     wanted = os.environ.get("MUTANT", "")
     mutants = [mutant for mutant in MUTANTS if not wanted or mutant.name in wanted.split("; ")]
-    with ThreadPoolExecutor(NUM_PROCESSES) as pool:
-        rows = list(pool.map(lambda mutant: _try_in_process(mutant, seconds), mutants))
-    missed = [mutant.name for mutant, found in zip(mutants, rows, strict=True) if not found]
-    print(f"{len(mutants) - len(missed)} of {len(mutants)} mutants were noticed; missed: {', '.join(missed) or 'none'}")
-    return 1 if missed else 0
-
-
-def _try_in_process(mutant: Mutant, seconds: float) -> bool:
-    command = [sys.executable, "-m", "tests.world.mutants", "--try", mutant.name, str(seconds)]
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    lines = (done.stdout or done.stderr).strip().splitlines()
-    found = done.returncode == 3
-    mark = " *" if mutant.once_missing else ""
-    print(f"| {mutant.name}{mark} | {lines[-1] if lines else ''} |", flush=True)
-    return found
-
-
-def _try(mutant: Mutant, seconds: float) -> int:
-    """Run worlds of the mutated product, then its tests; return 3 when one notices."""
-    install(mutant)
-    from .campaign import live
-    from .plan import draw
-
-    begun, seed = time.process_time(), 0
-    while time.process_time() - begun < seconds:
-        _, broken = live(draw(seed))
-        if broken:
-            print(f"seed {seed}, after {time.process_time() - begun:.0f} s: {broken[0]}".replace("\n", " ")[:200])
-            return 3
-        seed += 1
-    tests = next((found for package, found in TESTS.items() if mutant.module.startswith(package)), ())
-    if tests and pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]) == pytest.ExitCode.TESTS_FAILED:
-        print(f"not noticed by {seed} worlds in {seconds:.0f} s, but by {' or '.join(tests)}")
-        return 3
-    print(f"not noticed by {seed} worlds in {seconds:.0f} s")
-    return 0
+    starred = [mutant.name for mutant in mutants if mutant.once_missing]
+    return 1 if attempt_all("tests.world.mutants", [mutant.name for mutant in mutants], starred=starred) else 0
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--try"]:
-        name = sys.argv[2]
-        sys.exit(_try(next(mutant for mutant in MUTANTS if mutant.name == name), float(sys.argv[3])))
     sys.exit(main())

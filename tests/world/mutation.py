@@ -1,6 +1,6 @@
-"""Runs the product with one protection switched off: a mutant, made by replacing a piece of source as it is imported.
+"""Runs the product with protections switched off: mutants, made by replacing pieces of source as they are imported.
 
-A mutant is named before any module of the product is imported (`install`), so it acts in a process of its own.
+Mutants are named before any module of the product is imported (`install`), so they act in a process of their own.
 """
 
 import importlib.util
@@ -27,47 +27,52 @@ class Mutant:
     """Whether the protocol was without it at some time, and nothing noticed."""
 
     def source(self) -> str:
-        """Return the mutated source. Raises ValueError unless ``old`` is there exactly once."""
+        """Return the mutated source of its module. Raises ValueError unless ``old`` is there exactly once."""
         spec = importlib.util.find_spec(self.module)
         assert spec is not None
         assert spec.origin is not None
-        text = Path(spec.origin).read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {self.old!r} is {text.count(self.old)} times in {self.module}")
-        return text.replace(self.old, self.new)
+        return mutated(Path(spec.origin).read_text(), [self])
+
+
+def mutated(text: str, mutants: Sequence[Mutant]) -> str:
+    """Return the source ``text`` of one module with ``mutants``. Raises ValueError unless each applies exactly once."""
+    for mutant in mutants:
+        if text.count(mutant.old) != 1:
+            raise ValueError(f"{mutant.name}: {mutant.old!r} is {text.count(mutant.old)} times in {mutant.module}")
+        text = text.replace(mutant.old, mutant.new)
+    return text
 
 
 class _Loader(SourceFileLoader):
-    """Loads the mutated source, whatever is cached."""
+    """Loads a mutated source, whatever is cached."""
 
-    def __init__(self, mutant: Mutant, path: str) -> None:
-        super().__init__(mutant.module, path)
-        self._mutant = mutant
+    def __init__(self, mutants: Sequence[Mutant], path: str) -> None:
+        super().__init__(mutants[0].module, path)
+        self._mutants = mutants
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
-        text = Path(path).read_text()
-        assert text.count(self._mutant.old) == 1, f"{self._mutant.name} does not apply"
-        return compile(text.replace(self._mutant.old, self._mutant.new), path, "exec")
+        return compile(mutated(Path(path).read_text(), self._mutants), path, "exec")
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, mutant: Mutant) -> None:
-        self._mutant = mutant
+    def __init__(self, mutants: Sequence[Mutant]) -> None:
+        self._mutants = mutants
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._mutant.module:
+        mine = [mutant for mutant in self._mutants if mutant.module == fullname]
+        if not mine:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         assert spec is not None
         assert spec.origin is not None
-        spec.loader = _Loader(self._mutant, spec.origin)
+        spec.loader = _Loader(mine, spec.origin)
         return spec
 
 
-def install(mutant: Mutant) -> None:
-    """Let ``mutant`` act in this process."""
-    assert mutant.module not in sys.modules, "a mutant acts only on what is imported after it"
-    sys.meta_path.insert(0, _Finder(mutant))
+def install(*mutants: Mutant) -> None:
+    """Let ``mutants`` act in this process, all at once."""
+    assert sys.modules.keys().isdisjoint(m.module for m in mutants), "mutants act only on what is imported after them"
+    sys.meta_path.insert(0, _Finder(mutants))

@@ -1,0 +1,56 @@
+"""Tries whether anything notices that protections are switched off: fresh worlds for a while, then tests."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from .mutation import Mutant, install
+
+NUM_PROCESSES = int(os.environ.get("MUTANT_PROCESSES", os.cpu_count() or 1))
+SECONDS = float(os.environ.get("MUTANT_SECONDS", "60"))
+NOTICED = 3
+"""The exit status of a process in which something was noticed."""
+
+
+def attempt(mutants: Sequence[Mutant], tests: Sequence[str], *, seconds: float) -> int:
+    """Run worlds of the mutated product for ``seconds`` of one core, then ``tests``; print what notices."""
+    install(*mutants)
+    from .campaign import live
+    from .plan import draw
+
+    begun, seed = time.process_time(), 0
+    while (taken := time.process_time() - begun) < seconds:
+        _, broken = live(draw(seed))
+        if broken:
+            taken = time.process_time() - begun
+            print(f"seed {seed}, after {taken:.0f} s: {broken[0]}".replace("\n", " ")[:200])
+            return NOTICED
+        seed += 1
+    if tests and pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]) == pytest.ExitCode.TESTS_FAILED:
+        print(f"not noticed by {seed} worlds in {taken:.0f} s, but by {' or '.join(tests)}")
+        return NOTICED
+    print(f"not noticed by {seed} worlds in {taken:.0f} s")
+    return 0
+
+
+def attempt_all(module: str, names: Sequence[str], *, starred: Sequence[str] = ()) -> list[str]:
+    """Run ``python -m module --try name`` for each of ``names``; print a table; return those that nothing noticed."""
+
+    def attempt_in_process(name: str) -> bool:
+        command = [sys.executable, "-m", module, "--try", name]
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        lines = (done.stdout or done.stderr).strip().splitlines()
+        print(f"| {name}{' *' if name in starred else ''} | {lines[-1] if lines else ''} |", flush=True)
+        return done.returncode == NOTICED
+
+    with ThreadPoolExecutor(NUM_PROCESSES) as pool:
+        found = list(pool.map(attempt_in_process, names))
+    missed = [name for name, is_found in zip(names, found, strict=True) if not is_found]
+    print(f"{len(names) - len(missed)} of {len(names)} were noticed; missed: {', '.join(missed) or 'none'}")
+    return missed
