@@ -104,7 +104,7 @@ MONITOR = Role(
         subjects.DEAD_LETTER,
     ),
     follows=(EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS),
-    reads=(JOBS, HOSTS, POLICY),
+    reads=(JOBS, HOSTS, POLICY, LEASE),
 )
 PUBLISHER = Role(
     "publisher",

@@ -8,9 +8,10 @@ from resile_shared.catalogue import model_of
 from resile_shared.envelope import Received
 from resile_shared.messages.commands import Accepted, JobSubmit, PoolSuspend, Refused
 from resile_shared.messages.jobs import JobSpec, JobState
+from resile_shared.messages.lease import Lease
 from resile_shared.messages.pool import PolicyRecord
 from resile_shared.policies import PolicyName
-from resile_shared.subjects import HOST_COMMANDS, JOB_COMMANDS, POLICY, POLICY_KEY, POOL_COMMANDS
+from resile_shared.subjects import HOST_COMMANDS, JOB_COMMANDS, LEASE, LEASE_KEY, POLICY, POLICY_KEY, POOL_COMMANDS
 
 from .examples import PACKAGE, SPEC, host, job
 from .monitors import Monitor, Monitors, Scene
@@ -161,8 +162,11 @@ async def test_who_suspends_the_pool_learns_which_jobs_still_hold_slots(monitors
     answering = Answering(scene)
     await answering.listen()
     monitor = await monitors.start()
+    problem = await monitor.problem("POST", "/v1/pool/suspend")
+    assert (problem.status, problem.code) == (503, "unavailable")
+    await scene.scheduler.bucket(LEASE).create(LEASE_KEY, Lease(epoch=3, holder="scheduler", counter=0))
     assert await monitor.post("/v1/pool/suspend") == (200, {"jobs": ["job-1", "job-2"]})
-    assert answering.asked == [("pool.suspend", {})]
+    assert answering.asked == [("pool.suspend", {"epoch": 3})]
 
 
 async def test_the_policy_is_changed_and_shown_as_it_is_stored(monitors: Monitors, scene: Scene) -> None:

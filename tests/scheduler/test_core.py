@@ -15,6 +15,7 @@ from resile_scheduler.core.events import (
     Command,
     Event,
     JobChangeRequested,
+    JobNotStored,
     JobSubmitted,
     PauseWorkers,
     PoolSuspendRequested,
@@ -215,6 +216,18 @@ def test_the_id_of_a_request_cannot_be_used_for_another_one() -> None:
         "job-1": JobState.STARTING,
         "job-2": JobState.QUEUED,
     }
+
+
+def test_a_submission_is_the_same_whatever_of_it_could_be_stored() -> None:
+    bench = Bench(2)
+    submitted = JobSubmitted("submit-1", spec(args=("--large",)))
+    bench.tell(submitted)
+    bench.tell_once(JobNotStored("job-1", "it is too large"))
+    stored = bench.records["job-1"]
+    bench.records["job-1"] = stored.model_copy(update={"spec": spec()})  # as the executor stores it
+    bench.restart()
+    assert bench.tell(submitted) == [Reply("submit-1", Accepted(job_id="job-1"))]
+    assert bench.tell(JobSubmitted("submit-1", spec())) == [Reply("submit-1", ID_REUSED)]
 
 
 def test_the_same_request_submits_once() -> None:
@@ -807,7 +820,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def the_pool_is_about_to_stop(self) -> None:
-        self.sim.handle(PoolSuspendRequested("suspend"))
+        self.sim.handle(PoolSuspendRequested("suspend", self.sim.scheduler.epoch))
 
     @rule(seconds=st.floats(0.01, 3.0))
     def time_passes(self, seconds: float) -> None:

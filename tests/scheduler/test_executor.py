@@ -1,9 +1,12 @@
 """What a leader executes, in which order, and that one that was replaced executes nothing any more; on a real bus."""
 
 import asyncio
+from contextlib import aclosing
 
+import orjson
 import pytest
 
+import resile_scheduler.executor
 from resile_scheduler.executor import Batch, Executor
 from resile_scheduler.lease import LeadershipLost, Lease
 from resile_shared import subjects
@@ -13,8 +16,9 @@ from resile_shared.envelope import Received
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted
 from resile_shared.messages.instructions import AssignJobs, Instruction, PauseWorkers
-from resile_shared.messages.jobs import JobRecord, JobState
+from resile_shared.messages.jobs import HistoryItem, JobRecord, JobState
 from resile_shared.messages.message import at
+from resile_shared.streams import _bucket_config
 from resile_shared.subjects import ALLOCATIONS, JOBS, LEASE
 from resile_shared.testing.fixtures import Pool
 
@@ -141,3 +145,40 @@ async def test_no_agent_is_told_of_an_allocation_before_it_is_stored(pool: Pool)
     assert raised.group_contains(FencedError)
     await bus.round_trip()
     assert not received
+
+
+async def test_an_end_that_the_bus_refuses_even_in_brief_is_stored_once_it_can_be(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resile_scheduler.executor, "RETRY_SECONDS", 0.05)
+    bus = await pool.bus("scheduler")
+    lease = Lease(bus.bucket(LEASE), holder="leader", seconds=LONG)
+    await lease.acquire()
+    refused: list[str] = []
+    executor = Executor(bus, lease, on_refused=lambda job, _: refused.append(job))
+    await executor.read()
+    await carry_out(executor, Batch(records=((record("job-1"), ()),)))
+    await limit_messages(bus, max_bytes=10)
+    item = HistoryItem(
+        number=1, time=at(1001.0), kind="stopped", generation=0, workers=0, slots=("host-1/0",), iteration=0
+    )
+    ended = record("job-1").model_copy(update={"state": JobState.STOPPED, "num_items": 1})
+    await carry_out(executor, Batch(records=((ended, (item,)),)))
+    assert refused == ["job-1"]
+    tasks = [asyncio.create_task(work) for work in (executor.run(), executor.retry())]
+    await limit_messages(bus, max_bytes=-1)
+    async with aclosing(bus.bucket(JOBS).watch()) as watched:
+        async for changes in watched:
+            stored = changes[-1].value
+            assert stored is not None
+            if stored.state is JobState.STOPPED:
+                break
+    assert [item.kind for item in stored.unpublished] == ["stopped"]
+    for task in tasks:
+        task.cancel()
+
+
+async def limit_messages(bus: Bus, *, max_bytes: int) -> None:
+    """Let the bus refuse records of jobs with more bytes; -1: let it store all again."""
+    configuration = _bucket_config(JOBS) | {"max_msg_size": max_bytes}
+    await bus.connection.request_store(f"$JS.API.STREAM.UPDATE.{JOBS.stream}", orjson.dumps(configuration))

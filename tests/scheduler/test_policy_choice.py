@@ -151,7 +151,7 @@ def test_a_later_scheduler_keeps_the_policy_unless_it_is_started_with_another() 
 
 def test_a_pool_that_is_stopping_starts_nothing_whatever_its_policy() -> None:
     sim = two_jobs()
-    sim.handle(PoolSuspendRequested("suspend"))
+    sim.handle(PoolSuspendRequested("suspend", sim.scheduler.epoch))
     sim.handle(change(1, PolicyName.FIFO))
     sim.run(until=20)
     assert shares(sim) == [0, 0]

@@ -1,7 +1,7 @@
 """A pool that is about to stop: all jobs are saved, and none starts."""
 
 from resile_scheduler.core.events import Command, JobChangeRequested, PauseWorkers, PoolSuspendRequested, Reply
-from resile_shared.messages.commands import Accepted, JobPause
+from resile_shared.messages.commands import Accepted, JobPause, Refused
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import CheckpointSaved
 
@@ -10,7 +10,7 @@ from .test_core import Bench, gone, worker
 
 def suspend(bench: Bench) -> tuple[list[Command], tuple[str, ...]]:
     """Suspend the pool; return the other commands, and the jobs that still hold slots."""
-    commands = bench.tell_once(PoolSuspendRequested("suspend"))
+    commands = bench.tell_once(PoolSuspendRequested("suspend", bench.scheduler.epoch))
     (answer,) = [command.answer for command in commands if isinstance(command, Reply)]
     assert isinstance(answer, Accepted)
     return [command for command in commands if not isinstance(command, Reply)], answer.jobs
@@ -39,6 +39,23 @@ def test_jobs_that_train_are_saved_and_nothing_else_gets_their_slots() -> None:
     bench.restart()
     bench.beat()
     assert bench.newest().resume, "the next scheduler continues with it"
+
+
+def test_a_request_that_was_meant_for_an_earlier_scheduler_suspends_nothing() -> None:
+    bench = Bench(2)
+    bench.submit(1)
+    bench.activate()
+    earlier = PoolSuspendRequested("suspend", bench.scheduler.epoch)
+    bench.tell_once(earlier)
+    bench.report(saved(7), generation=1)
+    bench.beat(gone(0), gone(1))
+    bench.restart()
+    (reply,) = bench.tell_once(earlier)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.answer, Refused)
+    bench.beat()
+    assert bench.newest().resume, "the pool that runs again continues with its jobs"
+    assert suspend(bench)[1] == ("job-1",), "a request that is meant for this scheduler still counts"
 
 
 def test_a_job_that_was_pausing_stays_paused() -> None:

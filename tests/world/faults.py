@@ -95,7 +95,7 @@ class Faults:
         world = self._world
         if not world.server.is_up:
             world.server.start()
-        world.server.copies, world.server.refused = None, frozenset()
+        world.server.copies, world.server.refused, world.server.full = None, frozenset(), frozenset()
         for host in list({name for name, _ in world.network.cut}):
             world.network.heal_host(host)
         world.network.slow.clear()
@@ -276,14 +276,16 @@ class Faults:
         return True
 
     def _refuse_job(self, fault: Fault) -> bool:
-        """The bus does not store the record of a job any more, as if the arguments of its script were too large."""
+        """The bus does not store the record of a job, for its arguments are too large; or nothing of it for a while."""
         jobs = sorted(self._world.users.jobs.values())
         if not jobs:
             return False
         job = jobs[fault.target % len(jobs)]
         self._world.users.unstored.add(job)
-        self._world.server.refused |= {JOBS.subject(job)}
-        self._later(fault.seconds, setattr, self._world.server, "refused", frozenset())
+        server = self._world.server
+        refused = "refused" if fault.number % 2 == 0 else "full"
+        setattr(server, refused, getattr(server, refused) | {JOBS.subject(job)})
+        self._later(fault.seconds, setattr, server, refused, frozenset())
         return True
 
     def _later(self, seconds: float, call: Callable[..., object], *args: object) -> None:

@@ -375,9 +375,9 @@ MUTANTS = (
         "scheduler stores allocations first",
         "after a crash, workers run that no record knows of",
         "resile_scheduler.executor",
-        "        await _concurrently(self._store(record, items) for record, items in batch.records)\n",
+        "        await _concurrently(self._store(record, items) for record, items in records)\n",
         "        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)\n"
-        "        await _concurrently(self._store(record, items) for record, items in batch.records)\n",
+        "        await _concurrently(self._store(record, items) for record, items in records)\n",
     ),
     Mutant(
         "scheduler reads on where it is, not where it has stored",
@@ -448,6 +448,30 @@ MUTANTS = (
         f"{_CORE}.decisions",
         "        if not self._is_suspended:\n",
         "        if False:\n",
+        once_missing=True,
+    ),
+    Mutant(
+        "scheduler obeys a request to suspend that was meant for an earlier one",
+        "a pool that runs again gives no job a slot",
+        f"{_CORE}.core",
+        "case PoolSuspendRequested(epoch=epoch) if epoch != self.epoch:",
+        "case PoolSuspendRequested(epoch=epoch) if False:",
+        once_missing=True,
+    ),
+    Mutant(
+        "the end of a job that the bus refuses is not stored again",
+        "a job that has failed runs for ever, as far as anybody can see, and again under the next scheduler",
+        "resile_scheduler.service",
+        "        self._group.create_task(self._executor.retry())\n",
+        "",
+        once_missing=True,
+    ),
+    Mutant(
+        "a submission is known by what could be stored of it",
+        "a job whose record was too large is another one when it is submitted again",
+        f"{_CORE}.job_commands",
+        "job.record.spec_sha256 == _digest(event.spec)",
+        "job.record.spec == event.spec",
         once_missing=True,
     ),
     Mutant(

@@ -197,6 +197,8 @@ class SimServer:
         """Draws after how many seconds each copy of the next message arrives that is not stored; () loses it."""
         self.refused: frozenset[str] = frozenset()
         """Subjects on which nothing is stored that contains `LARGE`."""
+        self.full: frozenset[str] = frozenset()
+        """Subjects on which nothing is stored."""
         self._loop = loop
         self._subscriptions: dict[int, tuple[Peer, str, str]] = {}
         self._routes: dict[str, list[int]] = {}
@@ -259,7 +261,7 @@ class SimServer:
             return True
         stream = self._stream_of(subject)
         if stream is not None:
-            is_refused = subject in self.refused and LARGE in data
+            is_refused = subject in self.full or (subject in self.refused and LARGE in data)
             answer = _REFUSAL if is_refused else stream.store(subject, data, headers or {})
             if "error" not in answer and "duplicate" not in answer:
                 for call in self.on_store:

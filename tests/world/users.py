@@ -21,7 +21,7 @@ from resile_shared.messages.commands import (
     Refused,
 )
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
-from resile_shared.subjects import JOBS
+from resile_shared.subjects import JOBS, LEASE, LEASE_KEY
 
 from .loop import Process, SimLoop
 from .plan import Action, Plan, Submission
@@ -43,7 +43,7 @@ class Users:
         """Jobs that somebody asked to be stopped."""
         self.drained: set[str] = set()
         self.unstored: set[str] = set()
-        """Jobs that the bus has refused to store: what is submitted again may not be known to be the same any more."""
+        """Jobs that the bus has refused to store."""
         self.refused: list[str] = []
         """Answers that no request should have got."""
         self.records: dict[str, JobRecord] = {}
@@ -116,7 +116,7 @@ class Users:
         match answer:
             case Accepted(job_id=str(job)):
                 assert self.jobs.setdefault(number, job) == job, "a submission that is repeated is the same job"
-            case Refused(reason=reason) if self.jobs.get(number) not in self.unstored:
+            case Refused(code=code, reason=reason) if code != "unavailable" or not self.unstored:
                 self.refused.append(f"submission {number} was refused: {reason}")
 
     def _ask(self, what: str, request: BaseModel) -> None:
@@ -137,11 +137,17 @@ class Users:
         for attempt in range(SUSPEND_ATTEMPTS):
             with suppress(TimeoutError):
                 async with asyncio.timeout(SUSPEND_SECONDS):
-                    answer = await self._send("pool.suspend", PoolSuspend(), f"end {self._num_requests} {attempt}")
+                    answer = await self._suspend(f"end {self._num_requests} {attempt}")
                 if isinstance(answer, Accepted) and not answer.jobs:
                     break
             await asyncio.sleep(SUSPEND_SECONDS / 5)
         self._on_suspended()
+
+    async def _suspend(self, message_id: str) -> Accepted | Refused | None:
+        """Ask the scheduler that leads, as the API does."""
+        assert self._bus is not None
+        lease = await self._bus.bucket(LEASE).get(LEASE_KEY)
+        return await self._send("pool.suspend", PoolSuspend(epoch=lease.value.epoch), message_id) if lease else None
 
     async def _resume_all(self) -> None:
         assert self._bus is not None

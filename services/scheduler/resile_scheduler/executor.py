@@ -40,6 +40,8 @@ from .lease import Lease
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 16
+RETRY_SECONDS = 5.0
+"""Between two attempts to store the end of a job that the bus has refused even in brief."""
 MAX_UNPUBLISHED_BYTES = 2 << 20
 """Of one job's history: before it stores more, the items are published."""
 _REFUSALS = (MessageTooLarge, StoreFailed)
@@ -57,6 +59,8 @@ class Batch:
     allocations: tuple[Allocation, ...] = ()
     instructions: tuple[tuple[str, Instruction], ...] = ()
     """Hosts, and instructions to their agents."""
+    retries: bool = False
+    """Whether the ends of jobs that are not stored yet are stored now."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     context: Context = field(default_factory=get_current)
 
@@ -82,6 +86,8 @@ class Executor:
         self._on_refused = on_refused
         self._refused: dict[str, tuple[HistoryItem, ...]] = {}
         """The jobs that the bus has refused to store, and the items of their histories that are not stored."""
+        self._unstored: dict[str, JobRecord] = {}
+        """Of these, those that have ended and that it has refused even in brief."""
         self._jobs = _Owned(bus.bucket(JOBS))
         self._allocations = _Owned(bus.bucket(ALLOCATIONS))
         self._numbers = _Owned(bus.bucket(NUMBERS))
@@ -118,6 +124,7 @@ class Executor:
         await self._allocations.remove(job)
         await self._jobs.remove(job)
         self._refused.pop(job, None)
+        self._unstored.pop(job, None)
 
     def put(self, batch: Batch) -> None:
         """Add ``batch`` to the queue."""
@@ -144,8 +151,16 @@ class Executor:
             with resumed(context):
                 await self._outbox.flush(job)
 
+    async def retry(self) -> None:
+        """Store the ends of jobs again that the bus has refused even in brief, forever."""
+        while True:
+            await asyncio.sleep(RETRY_SECONDS)
+            if self._unstored:
+                self.put(Batch(retries=True))
+
     async def _execute(self, batch: Batch) -> None:
-        await _concurrently(self._store(record, items) for record, items in batch.records)
+        records = [(record, ()) for record in self._unstored.values()] if batch.retries else batch.records
+        await _concurrently(self._store(record, items) for record, items in records)
         if batch.policy is not None:
             await self._policy.put(POLICY_KEY, batch.policy)
         for command, answer in batch.answers:
@@ -157,7 +172,10 @@ class Executor:
             await self._bus.send(subjects.instruction(host), instruction)
 
     async def _store(self, record: JobRecord, items: tuple[HistoryItem, ...]) -> None:
-        """Store ``record``. If the bus refuses it, the job ends: what follows is stored once that is decided."""
+        """Store ``record``. If the bus refuses it, the job ends: what follows is stored once that is decided.
+
+        Its end is stored in brief. If the bus refuses that too, it is full rather than the record too large.
+        """
         job = record.job
         if job in self._refused:
             items = (*self._refused[job], *items)
@@ -170,10 +188,15 @@ class Executor:
             await self._jobs.put(job, stored)
         except _REFUSALS as error:
             await self._refuse(job, items, str(error))
-            if record.state.is_final and record != _reduced(record, items)[0]:
+            if not record.state.is_final:
+                return
+            if record == _reduced(record, items)[0]:
+                self._unstored[job] = record
+            else:
                 await self._store(record, ())
         else:
             self._refused.pop(job, None)
+            self._unstored.pop(job, None)
             self._publish_later(stored)
 
     async def _store_allocation(self, allocation: Allocation) -> None:

@@ -128,6 +128,7 @@ class _Service:
         hosts = tuple(change.value for change in await anext(changes) if change.value is not None)
         self._group.create_task(self._executor.run())
         self._group.create_task(self._executor.publish())
+        self._group.create_task(self._executor.retry())
         self._group.create_task(self._remover.run())
         restored = self._handle(
             StateRestored(stored.records, stored.allocations, hosts, stored.last_number, stored.policy)
@@ -177,8 +178,8 @@ class _Service:
                 event: Event = JobSubmitted(received.id, spec)
             case JobPriority() | JobStop() | JobPause() | JobResume() | JobDelete() as request:
                 event = JobChangeRequested(received.id, request)
-            case PoolSuspend():
-                event = PoolSuspendRequested(received.id)
+            case PoolSuspend(epoch=epoch):
+                event = PoolSuspendRequested(received.id, epoch)
             case PoolPolicy() as choice:
                 event = PolicyChangeRequested(received.id, choice)
             case other:

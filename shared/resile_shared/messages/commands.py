@@ -6,7 +6,7 @@ from pydantic import Field, RootModel
 
 from ..policies import PolicyName
 from .jobs import MAX_PRIORITY, MAX_WORKERS, JobSpec
-from .message import Id, Message, Text
+from .message import Id, Message, Positive, Text
 
 MAX_SECONDS = 10 * 365 * 86400
 
@@ -46,8 +46,11 @@ class JobResume(Message):
 class PoolSuspend(Message):
     """``pool.suspend``: all jobs checkpoint, give up their slots and queue; none starts while this scheduler leads.
 
-    The answer names those that hold slots. Repeated until it names none, since another scheduler may take over.
+    The answer names those that hold slots. Repeated until it names none, since another scheduler may take over. That
+    one refuses what was meant for the scheduler before it: such a request may be late, and the pool run again.
     """
+
+    epoch: Positive = Field(description="of the scheduler that is meant, by the lease")
 
 
 class PoolPolicy(Message):

@@ -153,6 +153,11 @@ class JobRecord(Message):
     allocation: HistoryItem | None = Field(default=None, description="the newest history item of that kind")
     intent: Intent = Intent.TRAIN
     warnings: tuple[Text, ...] = Field(default=(), max_length=MAX_WARNINGS, description="those in its history")
+    spec_sha256: str = Field(
+        default="",
+        max_length=64,
+        description="of ``spec`` as it was submitted; a record that the bus refuses is stored without its arguments",
+    )
     applied_commands: tuple[CommandId, ...] = Field(
         default=(), max_length=MAX_COMMANDS, description="ids of the newest commands whose effect this record holds"
     )

@@ -19,7 +19,7 @@ from resile_shared.messages.message import MAX_INTEGER
 from resile_shared.messages.pool import PolicyRecord
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.storage import ObjectStorage
-from resile_shared.subjects import EVENTS, HOSTS, JOBS, POLICY, POLICY_KEY, BucketSpec, InvalidSubject
+from resile_shared.subjects import EVENTS, HOSTS, JOBS, LEASE, LEASE_KEY, POLICY, POLICY_KEY, BucketSpec, InvalidSubject
 
 from ..projection import Projection
 from .problems import ProblemError
@@ -129,7 +129,12 @@ class Pool:
 
     async def suspend(self, *, key: str | None) -> tuple[str, ...]:
         """Suspend all jobs; return those that still hold slots."""
-        return (await self._accepted("pool", "suspend", PoolSuspend(), target="", key=key)).jobs
+        async with bus_timeout(_timeout_detail("pool", key)):
+            lease = await self.bus.bucket(LEASE).get(LEASE_KEY)
+        if lease is None:
+            raise ProblemError("unavailable", "no scheduler has ever led this pool: try again")
+        request = PoolSuspend(epoch=lease.value.epoch)
+        return (await self._accepted("pool", "suspend", request, target="", key=key)).jobs
 
     async def policy(self) -> PolicyView:
         """Return how jobs share slots."""

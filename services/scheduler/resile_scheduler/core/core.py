@@ -9,7 +9,7 @@ report: records first, then replies, then allocations.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from resile_shared.messages.commands import Accepted, PoolPolicy
+from resile_shared.messages.commands import Accepted, PoolPolicy, Refused
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.reports import Report
 from resile_shared.policies import PolicyName
@@ -162,6 +162,9 @@ class Scheduler:
                 return self._job_commands.submit(request, now=now)
             case JobChangeRequested():
                 return self._job_commands.change(request, now=now)
+            case PoolSuspendRequested(epoch=epoch) if epoch != self.epoch:
+                reason = f"the scheduler of epoch {epoch} is meant, and that of epoch {self.epoch} leads: ask again"
+                return Refused(code="conflict", reason=reason)
             case PoolSuspendRequested():
                 self._decisions.suspend()
                 return Accepted(jobs=self._pool.jobs_with_slots())

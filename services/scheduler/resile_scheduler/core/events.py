@@ -64,9 +64,13 @@ class JobNotStored:
 
 @dataclass(frozen=True)
 class PoolSuspendRequested:
-    """The pool is about to stop: all jobs are suspended, and none starts. ``command`` is the id of the request."""
+    """The pool is about to stop: all jobs are suspended, and none starts.
+
+    ``command`` is the id of the request, ``epoch`` that of the scheduler that is meant.
+    """
 
     command: str
+    epoch: int
 
 
 @dataclass(frozen=True)

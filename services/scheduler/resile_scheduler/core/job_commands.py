@@ -1,5 +1,7 @@
 """Commands on jobs. A command has its effect once, though it may arrive twice."""
 
+from hashlib import sha256
+
 from resile_shared.messages.commands import (
     ID_REUSED,
     Accepted,
@@ -10,7 +12,7 @@ from resile_shared.messages.commands import (
     JobStop,
     Refused,
 )
-from resile_shared.messages.jobs import Intent, JobRecord, JobState
+from resile_shared.messages.jobs import Intent, JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at
 
 from .allocator import Allocator
@@ -46,6 +48,7 @@ class JobCommands:
             state=JobState.ACCEPTED,
             priority=event.spec.priority,
             submitted=at(now),
+            spec_sha256=_digest(event.spec),
         )
         job = self._pool.add_job(record)
         self._mark_applied(job, event.command)
@@ -142,4 +145,8 @@ class JobCommands:
 
 def _is_submission(event: JobSubmitted, job: Job) -> bool:
     """Whether ``event`` is what ``job`` was submitted with."""
-    return job.record.applied_commands[0] == event.command and job.record.spec == event.spec
+    return job.record.applied_commands[0] == event.command and job.record.spec_sha256 == _digest(event.spec)
+
+
+def _digest(spec: JobSpec) -> str:
+    return sha256(spec.model_dump_json().encode()).hexdigest()
