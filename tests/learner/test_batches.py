@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resile_learner.training.batches import BatchPlan, default_num_shards
+from resile_learner.training.batches import Batch, BatchPlan, Position, default_num_shards
 from resile_shared.errors import UsageError
 
 
@@ -13,12 +15,21 @@ def plans(draw: st.DrawFn) -> BatchPlan:
     return BatchPlan(draw(st.integers(1, 300)), batch_size, draw(st.integers(1, batch_size)), draw(st.integers(0, 9)))
 
 
+def batches(plan: BatchPlan) -> list[Batch]:
+    """The batches of an epoch, each where the one before it ended."""
+    found, position = [], Position()
+    while position.epoch == 0:
+        found.append(plan.batch(position))
+        position = found[-1].next
+    return found
+
+
 @given(plans(), st.integers(1, 30))
 def test_every_sample_is_in_exactly_one_shard_of_an_epoch_whatever_the_number_of_workers(
     plan: BatchPlan, size: int
 ) -> None:
     seen: list[int] = []
-    for batch in map(plan.batch, range(plan.per_epoch)):
+    for batch in batches(plan):
         for rank in range(size):
             for leaf in range(*batch.held_by(rank, size)):
                 seen += batch.shard(leaf).tolist()
@@ -27,7 +38,7 @@ def test_every_sample_is_in_exactly_one_shard_of_an_epoch_whatever_the_number_of
 
 @given(plans())
 def test_shards_are_as_large_as_the_rules_say(plan: BatchPlan) -> None:
-    for batch in map(plan.batch, range(plan.per_epoch)):
+    for batch in batches(plan):
         sizes = [len(batch.shard(leaf)) for leaf in range(batch.num_shards)]
         assert max(sizes) - min(sizes) <= 1
         assert batch.num_shards <= plan.num_shards
@@ -36,17 +47,41 @@ def test_shards_are_as_large_as_the_rules_say(plan: BatchPlan) -> None:
         assert sum(batch.weight(leaf) for leaf in range(batch.num_shards)) == pytest.approx(1)
 
 
+@given(plans(), st.integers(1, 3))
+def test_batches_of_one_size_are_counted_without_making_them(plan: BatchPlan, epochs: int) -> None:
+    made = batches(plan)
+    assert plan.per_epoch == len(made)
+    assert [made[0].epoch, *(batch.next.epoch for batch in made)] == [0] * len(made) + [1]
+    starts = [Position(), *(batch.next for batch in made)]
+    assert [plan.position(number) for number in range(len(starts))] == starts
+    left = [plan.num_batches(position, epochs=epochs) for position in starts]
+    assert left == list(range(epochs * len(made), (epochs - 1) * len(made) - 1, -1))
+
+
+@given(plans(), st.lists(st.integers(1, 64), max_size=20))
+def test_batches_of_any_sizes_that_follow_each_other_use_every_sample_once(plan: BatchPlan, sizes: list[int]) -> None:
+    everything = replace(plan, batch_size=plan.num_samples, num_shards=1).batch(Position()).indices
+    seen: list[int] = []
+    position = Position()
+    while position.epoch == 0:
+        batch_size = sizes.pop() if sizes else plan.batch_size
+        batch = replace(plan, batch_size=batch_size, num_shards=min(plan.num_shards, batch_size)).batch(position)
+        seen += batch.indices.tolist()
+        position = batch.next
+    assert seen == everything.tolist()
+
+
 def test_a_lone_leftover_sample_joins_the_batch_before_it() -> None:
     plan = BatchPlan(97, 48, 12, seed=0)
-    assert [len(batch.indices) for batch in map(plan.batch, range(plan.per_epoch))] == [48, 49]
+    assert [len(batch.indices) for batch in batches(plan)] == [48, 49]
 
 
 def test_epochs_have_different_orders_and_the_same_seed_has_the_same() -> None:
     plan = BatchPlan(100, 100, 4, seed=0)
-    first, second = plan.batch(0).indices, plan.batch(1).indices
+    first, second = plan.batch(Position(0)).indices, plan.batch(Position(1)).indices
     assert not np.array_equal(first, second)
-    assert np.array_equal(first, BatchPlan(100, 100, 4, seed=0).batch(0).indices)
-    assert not np.array_equal(first, BatchPlan(100, 100, 4, seed=1).batch(0).indices)
+    assert np.array_equal(first, BatchPlan(100, 100, 4, seed=0).batch(Position()).indices)
+    assert not np.array_equal(first, BatchPlan(100, 100, 4, seed=1).batch(Position()).indices)
 
 
 @pytest.mark.parametrize(

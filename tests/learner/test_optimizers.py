@@ -14,7 +14,7 @@ from resile_learner.state.flat import allocate
 from resile_learner.state.memory import tensor_bytes
 from resile_learner.state.optimizer import OptimizerState
 from resile_learner.state.run import RunState
-from resile_learner.training.batches import BatchPlan
+from resile_learner.training.batches import BatchPlan, Position
 
 SAMPLES, EPOCHS = 16, 4
 Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -85,7 +85,7 @@ def by_a_plain_loop(make: Make, *, gaps: bool) -> EveryLayout:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for number in range(EPOCHS):
-        indices = BatchPlan(SAMPLES, SAMPLES, 1, seed=0).batch(number).indices
+        indices = BatchPlan(SAMPLES, SAMPLES, 1, seed=0).batch(Position(number)).indices
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x[indices]), y[indices]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -14,7 +14,7 @@ from resile.training import Callback, ElasticLoop, ElasticModel, Iteration, Resu
 from resile_learner.collectives.round import OpenRound
 from resile_learner.collectives.spec import RoundSpec
 from resile_learner.session import SoloSession, enter_session
-from resile_learner.training.batches import BatchPlan
+from resile_learner.training.batches import BatchPlan, Position
 from resile_learner.training.header import RoundHeader
 from resile_shared.errors import ResileError, UsageError
 
@@ -70,7 +70,7 @@ def test_one_shard_is_exactly_plain_sgd() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for number in range(3):
-        order = BatchPlan(16, 16, 1, seed=0).batch(number).indices
+        order = BatchPlan(16, 16, 1, seed=0).batch(Position(number)).indices
         optimizer.zero_grad()
         nn.functional.cross_entropy(plain(x[order]), y[order]).backward()
         optimizer.step()

@@ -70,7 +70,7 @@ class SimScript:
         """The digest of an undisturbed run."""
         chain, plan = b"\0" * CHAIN_BYTES, self.plan
         for number in range(self.iterations):
-            batch = plan.batch(number)
+            batch = plan.batch(plan.position(number))
             values = (shard_value(chain, number, leaf, batch) for leaf in range(batch.num_shards))
             chain = next_chain(chain, number, sum(values))
         return chain.hex()
@@ -177,7 +177,6 @@ class SimTraining:
             session,
             self,
             self._state,
-            plan=self._plan,
             ledger=ledger,
             rounds=Rounds(session, NoBuffers()),  # type: ignore[arg-type]
             checkpoints=self._checkpoints,
@@ -207,7 +206,7 @@ class SimTraining:
     def _iterate(self) -> Iterator[None]:
         number = self._state.progress.iteration
         phases, view = self._session.phases, self._session.view
-        batch = self._plan.batch(number)
+        batch = self._plan.batch(self._plan.position(number))
         held = batch.held_by(view.rank, view.size)
         round_ = self._protocol.rounds.open(batch.num_shards)
         header = self._protocol.header(next_iteration=number + 1)

@@ -30,11 +30,20 @@ class TrainingProgress:
     round: int = 0
     """The next round."""
     iterations_total: int = 0
+    epoch: int = 0
+    """That of the next iteration."""
+    sample: int = 0
+    """How many samples of it come before the next iteration."""
     pausing: bool = False
     """Whether training stops after the last committed iteration until the job is resumed."""
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     validation: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the newest committed iteration."""
+        return self.epoch if self.sample else max(0, self.epoch - 1)
 
 
 class RunState:

@@ -22,12 +22,28 @@ def default_num_shards(batch_size: int) -> int:
     return next((v for v in SHARD_CHOICES if batch_size // v >= MIN_SHARD_SAMPLES), 1)
 
 
+class Position(NamedTuple):
+    """A place in the data of a run: the epoch, and how many of its samples come before it."""
+
+    epoch: int = 0
+    sample: int = 0
+
+
 class Batch(NamedTuple):
     """One global batch: the samples of one iteration, cut into shards."""
 
     epoch: int
     indices: Indices
     num_shards: int
+    batch_size: int
+    """The number of samples that it has unless it is the last of its epoch."""
+    next: Position
+    """Where the batch after it begins."""
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether it is the last of its epoch."""
+        return self.next.sample == 0
 
     def shard(self, leaf: int) -> Indices:
         """The samples of one shard."""
@@ -45,9 +61,10 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The batches of a pass over ``num_samples`` samples.
+    """The batches of a pass over ``num_samples`` samples, in an order that does not depend on ``batch_size``.
 
-    Batches never cross an epoch. A last batch that is short has fewer shards, each of about the usual size and of at
+    So batches of another size can follow each other without a gap: each begins where the one before it ended. Batches
+    never cross an epoch. A last batch that is short has fewer shards, each of about the usual size and of at
     least two samples where possible; a lone leftover sample joins the batch before it.
     """
 
@@ -71,15 +88,32 @@ class BatchPlan:
     @property
     def per_epoch(self) -> int:
         """Number of batches in an epoch."""
-        full, rest = divmod(self.num_samples, self.batch_size)
-        return max(1, full + (1 if rest > 1 or (rest and not full) else 0))
+        return self._num_batches(self.num_samples)
 
-    def batch(self, number: int, *, num_shards: int | None = None) -> Batch:
-        """Batch ``number``, counted over all epochs, cut into ``num_shards`` if given: one a worker in fast mode."""
+    def num_batches(self, position: Position, *, epochs: int) -> int:
+        """Number of batches from ``position`` to the end of all ``epochs``."""
+        if position.epoch >= epochs:
+            return 0
+        return self._num_batches(self.num_samples - position.sample) + (epochs - position.epoch - 1) * self.per_epoch
+
+    def position(self, number: int) -> Position:
+        """Where batch ``number`` begins, counted over all epochs."""
         epoch, step = divmod(number, self.per_epoch)
-        stop = self.num_samples if step == self.per_epoch - 1 else (step + 1) * self.batch_size
-        indices = self._order(epoch)[step * self.batch_size : stop]
-        return Batch(epoch, indices, num_shards or self._shards_of(len(indices)))
+        return Position(epoch, step * self.batch_size)
+
+    def batch(self, position: Position, *, num_shards: int | None = None) -> Batch:
+        """Return the batch that begins at ``position``, cut into ``num_shards`` if given: one a worker in fast mode."""
+        epoch, start = position
+        stop = start + self.batch_size
+        if self.num_samples - stop < min(2, self.batch_size):
+            stop = self.num_samples
+        indices = self._order(epoch)[start:stop]
+        following = Position(epoch, stop) if stop < self.num_samples else Position(epoch + 1)
+        return Batch(epoch, indices, num_shards or self._shards_of(len(indices)), self.batch_size, following)
+
+    def _num_batches(self, num_samples: int) -> int:
+        full, rest = divmod(num_samples, self.batch_size)
+        return max(1, full + (1 if rest > 1 or (rest and not full) else 0))
 
     def _shards_of(self, samples: int) -> int:
         if samples >= self.batch_size:

@@ -61,6 +61,7 @@ class Iteration:
     ) -> None:
         self.number = number
         self.epoch = batch.epoch
+        self.ends_epoch = batch.ends_epoch
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
         self.outcome: RoundResult | None = None

@@ -26,7 +26,7 @@ from ..messages import Ready
 from ..session import Session, current_session
 from ..state.optimizer import OptimizerState
 from ..state.run import RunState, Stateful
-from .batches import Batch, BatchPlan, default_num_shards
+from .batches import Batch, BatchPlan, Position, default_num_shards
 from .buffers import Buffers
 from .determinism import Determinism, Reproducibility, deterministic
 from .digest import RollingDigest, params_sha256
@@ -116,7 +116,6 @@ class ElasticLoop:
             self._session,
             _Computation(self),
             self._state,
-            plan=self.plan,
             ledger=ledger,
             rounds=Rounds(self._session, self._buffers),
             checkpoints=self._checkpoints,
@@ -141,7 +140,7 @@ class ElasticLoop:
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration, from 0."""
-        return self.iteration // self.plan.per_epoch
+        return self._state.progress.epoch
 
     @property
     def result(self) -> Result | None:
@@ -211,7 +210,7 @@ class ElasticLoop:
     def _iterate(self) -> Iterator[Iteration]:
         self._check_unchanged()
         view = self._session.view
-        batch = self._batch(self.iteration)
+        batch = self._batch(self._position)
         iteration = Iteration(
             self.iteration,
             batch,
@@ -247,8 +246,12 @@ class ElasticLoop:
             check_unchanged(self._torch_settings)
         self._watch.check()
 
-    def _batch(self, number: int) -> Batch:
-        return self.plan.batch(number, num_shards=self._session.view.size if self._settings.mode == "fast" else None)
+    @property
+    def _position(self) -> Position:
+        return Position(self._state.progress.epoch, self._state.progress.sample)
+
+    def _batch(self, position: Position) -> Batch:
+        return self.plan.batch(position, num_shards=self._session.view.size if self._settings.mode == "fast" else None)
 
     def _next_shard(self) -> Fetched:
         if self._stream is None:
@@ -257,9 +260,10 @@ class ElasticLoop:
 
     def _upcoming(self) -> Iterator[ShardKey]:
         """This worker's shards from here to the end, for as long as the membership stays; a change starts a new one."""
-        view = self._session.view
-        for number in range(self.iteration, self.epochs * self.plan.per_epoch):
-            batch = self._batch(number)
+        view, position = self._session.view, self._position
+        while position.epoch < self.epochs:
+            batch = self._batch(position)
+            position = batch.next
             for leaf in range(*batch.held_by(view.rank, view.size)):
                 yield ShardKey(batch.epoch, batch.shard(leaf))
 

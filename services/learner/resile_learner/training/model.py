@@ -181,7 +181,7 @@ class ElasticModel:
             return
         for callback in self._callbacks:
             callback.on_iteration(loop, iteration)
-            if (iteration.number + 1) % loop.plan.per_epoch == 0:
+            if iteration.ends_epoch:
                 callback.on_epoch(loop, iteration.epoch)
 
 

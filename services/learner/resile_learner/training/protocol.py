@@ -16,7 +16,7 @@ from ..messages import Ready
 from ..session import Session
 from ..state.facts import Facts
 from ..state.run import RunState
-from .batches import Batch, BatchPlan
+from .batches import Batch
 from .header import RoundHeader
 from .ledger import Ledger
 from .reports import Reports, Result
@@ -67,19 +67,17 @@ class TrainingProtocol:
         computation: Computation,
         state: RunState,
         *,
-        plan: BatchPlan,
         ledger: Ledger,
         rounds: Rounds,
         checkpoints: Checkpointer,
         validator: Validator | None = None,
     ) -> None:
         self.rounds = rounds
-        self.reports = Reports(session, plan, state, ledger)
+        self.reports = Reports(session, state, ledger)
         self.result: Result | None = None
         self._session = session
         self._computation = computation
         self._state = state
-        self._plan = plan
         self._ledger = ledger
         self._checkpoints = checkpoints
         self._validator = validator
@@ -121,9 +119,10 @@ class TrainingProtocol:
         self._ledger.commit(batch.epoch, outcome.totals.indices)
         progress = self._state.progress
         progress.iteration += 1
+        progress.epoch, progress.sample = batch.next
         progress.loss, progress.metrics = loss, dict(metrics)
         self._computation.begin_iteration(progress.iteration)
-        ends_epoch = progress.iteration % self._plan.per_epoch == 0 or progress.iteration == progress.iterations_total
+        ends_epoch = batch.ends_epoch or progress.iteration == progress.iterations_total
         if ends_epoch and self._validator:
             self._validator.start()
             ends_epoch = False

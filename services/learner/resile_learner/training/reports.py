@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from ..messages import Completed, Joined, Progress, Switched, Warned
 from ..session import Session
 from ..state.run import RunState
-from .batches import BatchPlan
 from .ledger import Ledger
 from .rounds import RoundResult
 from .stragglers import Stragglers
@@ -34,9 +33,8 @@ class Reports:
     Every member compares the paces of all, so that a new lowest rank knows what was already reported.
     """
 
-    def __init__(self, session: Session, plan: BatchPlan, state: RunState, ledger: Ledger) -> None:
+    def __init__(self, session: Session, state: RunState, ledger: Ledger) -> None:
         self._session = session
-        self._plan = plan
         self._state = state
         self._ledger = ledger
         self._sent = 0.0
@@ -71,7 +69,7 @@ class Reports:
                 worker=view.me,
                 generation=view.generation,
                 iteration=progress.iteration,
-                epoch=max(0, progress.iteration - 1) // self._plan.per_epoch,
+                epoch=progress.last_epoch,
                 loss=progress.loss,
                 metrics=progress.metrics,
                 validation=progress.validation,
@@ -116,7 +114,7 @@ class Reports:
                 worker=view.me,
                 generation=view.generation,
                 iteration=result.iterations,
-                epoch=result.iterations // self._plan.per_epoch,
+                epoch=progress.epoch,
                 samples_seen=result.samples_seen,
                 loss=result.loss,
                 metrics=progress.metrics,

@@ -62,7 +62,7 @@ class Validator:
     ) -> RoundResult:
         """Compute this member's shards of the next batch and exchange the sums. They are added to ``header``."""
         assert self._next is not None
-        batch = self._plan.batch(self._next)
+        batch = self._plan.batch(self._plan.position(self._next))
         held = batch.held_by(view.rank, view.size)
         round_ = rounds.open(batch.num_shards)
         leaves = {}
