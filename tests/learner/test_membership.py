@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resile_learner.membership.events import (
+    AbandonRound,
     Connect,
     LinkDown,
     LinkUp,
@@ -154,6 +155,14 @@ def test_a_superseded_joiner_that_nobody_counts_on_withdraws_at_once() -> None:
     assert machine.handle(OrderReceived(order(3, 0)))[-1] == Withdraw()
 
 
+def test_a_joiner_is_ready_for_no_generation_that_does_not_name_it() -> None:
+    machine = Membership(2)
+    machine.handle(OrderReceived(order(2, 0, 1, 2)))
+    machine.handle(ScriptReady())
+    machine.handle(LinkUp(0))
+    assert machine.handle(OrderReceived(order(3, 0))) == [Withdraw()], "1 was never reached, so nobody counts on it"
+
+
 @pytest.mark.parametrize("workers", [(3,), (3, 4)])
 def test_leavers_hand_over_when_nobody_continues(workers: tuple[int, ...]) -> None:
     machine = member_of(order(1, 0, 1), 1)
@@ -179,6 +188,47 @@ def test_a_pause_that_was_meant_for_the_job_before_its_cold_start_is_ignored() -
     assert not machine.view.is_pause_requested
     machine.handle(PauseRequested(2))
     assert machine.view.is_pause_requested
+
+
+def test_a_worker_that_has_withdrawn_ignores_what_still_arrives() -> None:
+    machine = Membership(2)
+    machine.handle(OrderReceived(order(2, 0, 2)))
+    machine.handle(LinkUp(0))
+    assert machine.handle(OrderReceived(order(3, 0)))[-1] == Withdraw()
+    assert machine.handle(OrderReceived(order(4, 0, 2))) == []
+    assert machine.handle(LinkDown(0)) == []
+
+
+def test_an_initial_member_that_learns_first_of_a_recovery_without_it_withdraws() -> None:
+    machine = Membership(1)
+    machine.handle(ScriptReady())
+    machine.handle(LinkUp(0))
+    assert Withdraw() not in machine.handle(OrderReceived(order(2, 0, is_recovery=True)))
+    assert machine.handle(OrderReceived(order(1, 0, 1))) == [Withdraw()]
+
+
+def test_a_member_counts_on_all_workers_of_its_generation_and_of_those_that_are_ordered() -> None:
+    machine = member_of(order(1, 0, 1), 0)
+    machine.handle(OrderReceived(order(2, 0, 2)))
+    assert [machine.counts_on(peer) for peer in (1, 2, 3)] == [True, True, False]
+    assert machine.handle(LinkUp(2)) == [SendToPeer(2, Heartbeat(generation=2))]
+    assert SendToPeer(3, ActiveGeneration(generation=1)) in machine.handle(LinkUp(3))
+
+
+def test_the_round_that_a_recovery_interrupts_is_abandoned_because_of_a_worker_that_was_lost() -> None:
+    machine = member_of(order(1, 0, 1, 2), 0)
+    assert AbandonRound(1, generation=1) in machine.handle(OrderReceived(order(2, 0, 2, is_recovery=True)))
+
+
+def test_a_state_sync_waits_for_the_links_to_all_survivors() -> None:
+    machine = member_of(order(1, 0, 1, 2, 3), 2)
+    machine.handle(LinkDown(1))
+    machine.handle(RoundAbandoned(4))
+    machine.handle(OrderReceived(order(2, 0, 1, 2, is_recovery=True)))
+    machine.handle(MessageReceived(0, CommittedRounds(generation=2, round=4, behind=())))
+    assert not machine.view.can_sync_state
+    machine.handle(LinkUp(1))
+    assert machine.view.can_sync_state
 
 
 def test_a_worker_changes_its_role_along_the_table_of_transitions() -> None:

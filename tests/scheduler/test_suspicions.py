@@ -110,6 +110,13 @@ def test_of_two_that_accuse_each_other_the_lower_id_goes_on() -> None:
     assert named(bench) == [0, 1, 2]
 
 
+def test_a_mutual_accusation_is_answered_though_others_are_not_mutual() -> None:
+    bench = two_hosts()
+    [challenge, *_] = [c for pair in ((3, 1), (1, 3), (0, 2)) for c in accuse(bench, *pair)]
+    answered(bench, challenge)
+    assert named(bench) == [0, 1]
+
+
 def answered(bench: Bench, challenge: Command) -> None:
     """Both hosts answer that all their workers are alive."""
     assert isinstance(challenge, ProbeHost)
@@ -194,9 +201,10 @@ def test_accusations_end_with_the_generation_in_which_they_were_made() -> None:
     [probe] = accuse(bench, 0, 2)
     assert isinstance(probe, ProbeHost)
     bench.beat(worker(2, 0, state="member"), gone(3, 1, kind="killed"), host="host-2")
-    bench.report(switched(0, 1, 2), generation=bench.newest().generation)
-    bench.tell(ProbeExpired(probe.host, probe.incarnation, bench.beats))
-    assert 2 in named(bench), "though its host does not answer: the accusations are over"
+    for _ in range(2):
+        bench.tell(ProbeExpired(probe.host, probe.incarnation, bench.beats))
+        assert 2 in named(bench), "though its host does not answer: the accusations are over"
+        bench.report(switched(0, 1, 2), generation=bench.newest().generation)
     late = PeerSuspected(suspect=2, evidence="broken link", reason="the connection broke")
     assert bench.report(late, worker=0, generation=1) == []
 
