@@ -58,6 +58,7 @@ class JobView(JobSummary):
     script: str
     args: tuple[str, ...]
     group: str
+    sizes: tuple[int, ...] = Field(default=(), description="the numbers of workers that are allowed; empty: any")
     checkpoint: int | None = Field(description="iteration of the newest complete checkpoint")
     warnings: tuple[str, ...] = ()
     details: str = Field(default="", description="the traceback of a failed job, where there is one")

@@ -47,6 +47,10 @@ class Checker:
         numbers = [placement.worker for placement in allocation.placements]
         assert numbers == sorted(numbers), "joiners have higher ids"
         assert max(numbers, default=-1) < self.records[job].next_worker, "ids are stored before they are used"
+        sizes, num_before = self.records[job].spec.sizes, len(before.placements) if before else 0
+        ready = self.records[job].ready
+        is_allowed = not sizes or len(numbers) in (0, *sizes, ready.num_shards if ready else 0)
+        assert is_allowed or len(numbers) <= num_before, "a job starts with an allowed size, and grows to one"
         dropped = self.dropped.setdefault(job, set())
         if allocation.is_recovery:
             assert set(numbers) <= self.sim.trained(job), "a recovery names workers that have the state"

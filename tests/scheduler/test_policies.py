@@ -27,8 +27,11 @@ def workers(targets: dict[str, Target]) -> list[int]:
     return [target.workers for target in targets.values()]
 
 
+allowed = st.sets(st.integers(1, 12), min_size=1).map(lambda sizes: tuple(sorted(sizes)))
+
+
 @st.composite
-def demands(draw: st.DrawFn, *, shards: bool = True) -> list[Demand]:
+def demands(draw: st.DrawFn, *, shards: bool = True, sizes: bool = True) -> list[Demand]:
     jobs = []
     for number in range(1, draw(st.integers(0, 7)) + 1):
         num_shards = draw(st.none() | st.sampled_from([1, 2, 4, 6, 8, 12, 24])) if shards else None
@@ -38,9 +41,21 @@ def demands(draw: st.DrawFn, *, shards: bool = True) -> list[Demand]:
             replace(
                 demand(number, rank=draw(st.integers(1, 10_000)), least=least, most=most, shards=num_shards),
                 assigned_workers=draw(st.integers(0, 12)),
+                sizes=draw(st.none() | allowed) if sizes else None,
             )
         )
     return [replace(job, holds_slots=job.assigned_workers > 0) for job in jobs]
+
+
+def possible(job: Demand) -> list[int]:
+    """The numbers of workers that the job may have."""
+    return [size for size in job.sizes or range(1, 13) if job.least <= size <= job.most]
+
+
+def keeps(job: Demand) -> int:
+    """How many workers it keeps without preemption."""
+    sizes = possible(job)
+    return max((size for size in sizes if size <= max(sizes[0], job.assigned_workers)), default=0)
 
 
 def policy_for(name: PolicyName, *, preemption: bool) -> Policy:
@@ -124,6 +139,20 @@ def test_a_small_job_passes_one_whose_minimum_does_not_fit() -> None:
     assert workers(fifo([demand(2, least=4), demand(3)], 8)) == [8, 0], "when it fits, it takes the slots back"
 
 
+def test_only_allowed_sizes_are_given_and_the_rest_goes_to_others() -> None:
+    powers = replace(demand(1), sizes=(1, 2, 4, 8))
+    assert workers(fairshare([powers, demand(2)], 10)) == [4, 6]
+    assert workers(fifo([powers, demand(2)], 7)) == [4, 3]
+    assert workers(priority([replace(powers, priority=9000), demand(2)], 7)) == [4, 3]
+    assert workers(fairshare([replace(powers, num_shards=4)], 8)) == [8], "nobody else wants them"
+    assert workers(fairshare([replace(powers, num_shards=4), demand(2)], 12)) == [4, 8]
+    too_large = replace(demand(1, most=3), sizes=(4, 8))
+    for policy in (fairshare, fifo, priority):
+        assert policy([too_large], 8)["job-1"] == Target(
+            0, "waiting for hosts: its minimum is 4 and it can have at most 3"
+        )
+
+
 @pytest.mark.parametrize("served", [fairshare, fifo, priority])
 def test_without_preemption_a_job_keeps_what_it_has(served: Policy) -> None:
     policy = without_preemption(served)
@@ -155,7 +184,7 @@ def test_never_more_than_there_is_and_always_within_limits(jobs: list[Demand], n
     assert sum(workers(targets)) <= num_slots
     for job in jobs:
         target = targets[job.job]
-        assert target.workers == 0 or job.least <= target.workers <= job.most
+        assert target.workers in (0, *possible(job))
         assert target.reason
 
 
@@ -165,7 +194,7 @@ def test_no_slot_is_idle_while_a_job_can_take_it(jobs: list[Demand], num_slots: 
     idle = num_slots - sum(workers(targets))
     for job in jobs:
         got = targets[job.job].workers
-        assert not idle or got == job.most or (got == 0 and job.least > idle)
+        assert not any(got < size <= got + idle for size in possible(job))
 
 
 @given(jobs=demands(), num_slots=slots, policy=greedy)
@@ -176,16 +205,21 @@ def test_no_useful_step_is_left_undone(jobs: list[Demand], num_slots: int, polic
     for job in jobs:
         got = targets[job.job].workers
         if job.num_shards and got > job.least:
-            fewest = min(n for n in range(1, got + 1) if -(-job.num_shards // n) == -(-job.num_shards // got))
-            wasted += got - max(fewest, job.least)
+            wasted += got - min(n for n in possible(job) if -(-job.num_shards // n) == -(-job.num_shards // got))
     for job in jobs:
         got = targets[job.job].workers
-        if job.num_shards is None and 0 < got < job.most:
+        if job.num_shards is None and job.sizes is None and 0 < got < job.most:
             assert wasted == 0
 
 
 @settings(max_examples=300)
-@given(jobs=demands(shards=False), num_slots=slots, policy=policies, more=st.integers(1, 10_000), data=st.data())
+@given(
+    jobs=demands(shards=False, sizes=False),
+    num_slots=slots,
+    policy=policies,
+    more=st.integers(1, 10_000),
+    data=st.data(),
+)
 def test_a_higher_priority_is_never_a_smaller_share(
     jobs: list[Demand], num_slots: int, policy: Policy, more: int, data: st.DataObject
 ) -> None:
@@ -211,7 +245,7 @@ def test_without_preemption_nothing_is_taken_for_another_job(
     policy = policy_for(name, preemption=False)
     targets = policy(jobs, num_slots)
     having = [job for job in jobs if job.holds_slots]
-    kept = {job.job: min(job.most, max(job.least, job.assigned_workers)) for job in having}
+    kept = {job.job: keeps(job) for job in having}
     if sum(kept.values()) <= num_slots:
         assert all(targets[job].workers >= kept[job] for job in kept)
 
@@ -224,8 +258,7 @@ def test_without_preemption_slots_that_disappear_are_not_made_up_for_by_another_
     having = [job for job in jobs if job.holds_slots]
     targets, alone = policy(jobs, num_slots), policy(having, num_slots)
     for job in having:
-        had = min(job.most, max(job.least, job.assigned_workers))
-        assert targets[job.job].workers >= min(had, alone[job.job].workers), "it loses nothing to new jobs"
+        assert targets[job.job].workers >= min(keeps(job), alone[job.job].workers), "it loses nothing to new jobs"
 
 
 @given(jobs=demands(), num_slots=slots, name=names, data=st.data())
@@ -244,19 +277,20 @@ def test_without_preemption_nothing_is_taken_because_of_a_priority(
 
 @given(jobs=demands(), num_slots=slots, policy=st.sampled_from([fairshare, priority]))
 def test_no_job_waits_while_all_minimums_fit(jobs: list[Demand], num_slots: int, policy: Policy) -> None:
-    if sum(job.least for job in jobs) <= num_slots:
-        assert all(workers(policy(jobs, num_slots)))
+    able = [job for job in jobs if possible(job)]
+    if sum(possible(job)[0] for job in able) <= num_slots:
+        assert all(workers(policy(able, num_slots)))
 
 
 @given(jobs=demands(), num_slots=slots, policy=greedy)
 def test_a_job_that_waits_could_not_have_had_its_minimum(jobs: list[Demand], num_slots: int, policy: Policy) -> None:
     """Slots are not kept for a job that has only a part of its minimum: nobody waits for what nobody uses."""
     targets = policy(jobs, num_slots)
-    waiting = [job for job in jobs if not targets[job.job].workers]
-    assert all(job.least > num_slots - sum(workers(targets)) for job in waiting)
+    waiting = [job for job in jobs if possible(job) and not targets[job.job].workers]
+    assert all(possible(job)[0] > num_slots - sum(workers(targets)) for job in waiting)
 
 
-@given(jobs=demands(shards=False), num_slots=slots)
+@given(jobs=demands(shards=False, sizes=False), num_slots=slots)
 def test_fair_shares_are_within_a_slot_of_the_ideal(jobs: list[Demand], num_slots: int) -> None:
     """The ideal rises with one level for all, ``clamp(level * priority, least, most)``: no job is a slot apart from it.
 
@@ -270,6 +304,22 @@ def test_fair_shares_are_within_a_slot_of_the_ideal(jobs: list[Demand], num_slot
                 level_of_rich = Fraction(shares[rich.job] - 1, rich.priority)
                 level_of_poor = Fraction(shares[poor.job] + 1, poor.priority)
                 assert level_of_rich < level_of_poor
+
+
+@settings(max_examples=300)
+@given(jobs=demands(shards=False), num_slots=slots)
+def test_no_single_step_makes_fair_shares_fairer(jobs: list[Demand], num_slots: int) -> None:
+    """With allowed sizes: no job can step down to its next size so that another one steps up, and both are nearer."""
+    shares = {job.job: target for job, target in zip(jobs, workers(fairshare(jobs, num_slots)), strict=True)}
+    idle = num_slots - sum(shares.values())
+    having = [job for job in jobs if shares[job.job]]
+    for rich in having:
+        less = max((size for size in possible(rich) if size < shares[rich.job]), default=None)
+        for poor in having:
+            more = min((size for size in possible(poor) if size > shares[poor.job]), default=None)
+            if less is None or more is None or more - shares[poor.job] > shares[rich.job] - less + idle:
+                continue
+            assert Fraction(less, rich.priority) < Fraction(more, poor.priority)
 
 
 @pytest.mark.parametrize("policy", [fairshare, fifo, priority])

@@ -17,16 +17,9 @@ from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobStat
 from .checks import Checker
 
 
-def spec(name: str = "train", *, least: int = 1, most: int = 10_000, priority: int = 5000, group: str = "") -> JobSpec:
-    return JobSpec(
-        name=name,
-        package="packages/1",
-        script="train.py",
-        min_workers=least,
-        max_workers=most,
-        priority=priority,
-        group=group,
-    )
+def spec(name: str = "train", *, least: int = 1, most: int = 10_000, priority: int = 5000, **fields: object) -> JobSpec:
+    limits = {"min_workers": least, "max_workers": most, "priority": priority}
+    return JobSpec.model_validate({"name": name, "package": "packages/1", "script": "train.py", **limits, **fields})
 
 
 def two_hosts() -> SimulatedPool:
@@ -58,6 +51,7 @@ def settled_shares(sim: SimulatedPool, checker: Checker) -> dict[str, int]:
             number=number,
             priority=record.priority,
             least=record.spec.min_workers,
+            sizes=record.spec.sizes or None,
             most=min(record.spec.max_workers, record.ready.num_shards if record.ready else 10_000),
             num_shards=record.ready.num_shards if record.ready else None,
             holds_slots=record.job in checker.allocated(),
@@ -189,14 +183,15 @@ def test_a_job_continues_on_the_class_on_which_it_trained_unless_bits_do_not_mat
 
 
 jobs = st.builds(
-    lambda least, extra, priority, iterations, shards, time: (
+    lambda least, extra, sizes, priority, iterations, shards, time: (
         time,
-        spec(least=least, most=least + extra, priority=priority),
+        spec(least=least, most=least + extra, priority=priority, sizes=(least, *sizes) if sizes else ()),
         iterations,
         shards,
     ),
     st.integers(1, 4),
     st.integers(0, 8),
+    st.sampled_from([(), (), (5, 8)]),
     st.sampled_from([1000, 2500, 5000, 10_000]),
     st.integers(1, 300),
     st.sampled_from([4, 8, 12, 24]),
@@ -251,6 +246,24 @@ def overlaps(sim: SimulatedPool) -> None:
             now[job] = item.slots if item.kind == "allocation" else ()
         held = [slot for slots in now.values() for slot in slots]
         assert len(set(held)) == len(held)
+
+
+def test_only_allowed_sizes_ever_train_but_for_what_is_left_after_a_loss() -> None:
+    sim = two_hosts()
+    checker = Checker(sim)
+    sim.submit([Submission(0, "job-1", spec(sizes=(2, 4, 8)), 3000), Submission(5, "job-2", spec(), 3000)])
+    sim.later(10, lambda: sim.kill("job-1", sim.members("job-1")[0]))
+    sim.run(until=20, watch=checker.check)
+    assert [len(sim.members(job)) for job in ("job-1", "job-2")] == [4, 4]
+    assert [workers for workers, _ in shapes(sim, "job-1")] == [8, 4, 3, 4]
+
+
+def test_a_job_with_fewer_shards_than_its_least_size_has_as_many_workers_as_shards() -> None:
+    sim = two_hosts()
+    sim.submit([Submission(0, "job-1", spec(sizes=(6, 8)), 100, num_shards=4)])
+    sim.run(watch=Checker(sim).check)
+    assert sim.records["job-1"].state is JobState.COMPLETED
+    assert shapes(sim, "job-1")[-1][0] == 4
 
 
 def test_a_larger_pool() -> None:

@@ -16,7 +16,7 @@ from resile_scheduler.policies.tenants import by_tenant
 from resile_shared.messages.pool import TenantShare
 from resile_shared.policies import PolicyName
 
-from .test_policies import demand, demands, workers
+from .test_policies import demand, demands, keeps, possible, workers
 
 Shares = Mapping[str, TenantShare]
 GREEDY = (PolicyName.FAIRSHARE, PolicyName.FIFO, PolicyName.PRIORITY)
@@ -143,7 +143,7 @@ def test_never_more_than_there_is_and_always_a_whole_minimum(
     assert list(targets) == [job.job for job in jobs]
     assert sum(workers(targets)) <= num_slots
     for job in jobs:
-        assert targets[job.job].workers == 0 or job.least <= targets[job.job].workers <= job.most
+        assert targets[job.job].workers in (0, *possible(job))
         assert targets[job.job].reason
 
 
@@ -156,7 +156,7 @@ def test_no_slot_is_idle_while_a_job_of_any_tenant_can_take_it(
     idle = num_slots - sum(workers(targets))
     for job in jobs:
         got = targets[job.job].workers
-        assert not idle or got == job.most or (got == 0 and job.least > idle)
+        assert not any(got < size <= got + idle for size in possible(job))
 
 
 @settings(max_examples=300)
@@ -210,7 +210,7 @@ def test_without_preemption_no_tenant_takes_from_another_one(
     jobs: list[Demand], num_slots: int, name: PolicyName, shares: Shares
 ) -> None:
     targets = composed(POLICIES[name], shares, preemption=False)(jobs, num_slots)
-    kept = {job.job: min(job.most, max(job.least, job.assigned_workers)) for job in jobs if job.holds_slots}
+    kept = {job.job: keeps(job) for job in jobs if job.holds_slots}
     if sum(kept.values()) <= num_slots:
         assert all(targets[job].workers >= kept[job] for job in kept)
 

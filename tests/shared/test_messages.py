@@ -64,6 +64,14 @@ def test_a_job_whose_minimum_is_above_its_maximum_says_so() -> None:
         JobSpec(name="a", package="p", script="s.py", min_workers=4, max_workers=2)
 
 
+def test_allowed_sizes_rise_and_one_is_within_the_limits() -> None:
+    assert JobSpec(name="a", package="p", script="s.py", sizes=(1, 2, 4)).sizes == (1, 2, 4)
+    with pytest.raises(ValidationError, match=r"sizes must rise, without repetition, as in 1,2,4,8"):
+        JobSpec(name="a", package="p", script="s.py", sizes=(2, 1))
+    with pytest.raises(ValidationError, match=r"no size of 1, 2 is from min_workers 3 to max_workers 10000"):
+        JobSpec(name="a", package="p", script="s.py", sizes=(1, 2), min_workers=3)
+
+
 def test_an_allocation_holds_no_slot_and_no_worker_twice() -> None:
     def place(worker: int, slot: int) -> Placement:
         return Placement(worker=worker, host="host-1", incarnation=1, slot=slot)

@@ -35,6 +35,9 @@ def submit(
     min_workers: Annotated[
         int, typer.Option(metavar="N", help="Minimum number of workers: wait until so many slots are free.")
     ] = 1,
+    sizes: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Only these numbers of workers: 1,2,4,8. Default: any.")
+    ] = "",
     priority: Annotated[
         int | None, typer.Option(metavar="N", help="A higher priority means a larger share. Default: 5000.")
     ] = None,
@@ -59,6 +62,7 @@ def submit(
     \b
     resile submit train.py                                 as many workers as are free
     resile submit train.py --max-workers 4 -- --lr 0.1     at most four; --lr is the script's own option
+    resile submit train.py --sizes 1,2,4,8                 one, two, four or eight workers
     resile submit project/ --priority 8000                 a folder with train.py, main.py or one *.py
     resile wait $(resile submit train.py)                  submit, and wait until it ends
 
@@ -75,6 +79,7 @@ def submit(
         "args": tuple(args or ()),
         "env": dict(variable(text) for text in env or ()),
         "min_workers": min_workers,
+        "sizes": _numbers(sizes),
         "group": group,
         **{
             key: value
@@ -89,6 +94,13 @@ def submit(
 
     job = reach(work, server=server, home=home, as_json=as_json)
     show({"id": job}, [job], as_json=as_json)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in text.split(",")) if text else ()
+    except ValueError as error:
+        raise UsageError(f"--sizes: {text} is not a list of whole numbers: give them as in 1,2,4,8") from error
 
 
 def _spec(fields: dict[str, object]) -> "JobSpec":

@@ -74,6 +74,7 @@ def job_view(record: JobRecord, reports: JobReports, history: Sequence[HistoryIt
         script=spec.script,
         args=spec.args,
         group=spec.group,
+        sizes=spec.sizes,
         checkpoint=record.checkpoint.iteration if record.checkpoint else None,
         warnings=tuple(reports.warnings),
         details=details if record.state is JobState.FAILED else "",

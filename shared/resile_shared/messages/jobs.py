@@ -1,6 +1,7 @@
 """What was submitted, what became of it, and the events that are made from a job's history."""
 
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -13,6 +14,9 @@ from .reports import CheckpointSaved, Completed, Ready
 DEFAULT_PRIORITY = 5000
 MAX_PRIORITY = 1_000_000
 MAX_WORKERS = MAX_SLOTS
+Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
+MAX_SIZES = 64
+"""Allowed numbers of workers of one job."""
 MAX_NAME = 200
 MAX_SPEC_BYTES = 256 << 10
 """Of the arguments and environment variables of a job, as JSON."""
@@ -60,8 +64,11 @@ class JobSpec(Message):
     script: Key = Field(min_length=1, description="path of the script inside the package")
     args: tuple[str, ...] = Field(default=(), max_length=10_000)
     env: dict[str, str] = Field(default_factory=dict, max_length=10_000)
-    min_workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
-    max_workers: int = Field(default=MAX_WORKERS, ge=1, le=MAX_WORKERS)
+    min_workers: Workers = 1
+    max_workers: Workers = MAX_WORKERS
+    sizes: tuple[Workers, ...] = Field(
+        default=(), max_length=MAX_SIZES, description="the numbers of workers that are allowed, rising; empty: any"
+    )
     priority: int = Field(default=DEFAULT_PRIORITY, ge=1, le=MAX_PRIORITY)
     tenant: Id = "default"
     group: Line = Field(
@@ -89,6 +96,15 @@ class JobSpec(Message):
             raise ValueError(
                 f"min_workers {self.min_workers} is above max_workers {self.max_workers}: lower one or raise the other"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_an_allowed_size(self) -> Self:
+        if any(after <= before for before, after in pairwise(self.sizes)):
+            raise ValueError("sizes must rise, without repetition, as in 1,2,4,8")
+        if self.sizes and not any(self.min_workers <= size <= self.max_workers for size in self.sizes):
+            limits = f"from min_workers {self.min_workers} to max_workers {self.max_workers}"
+            raise ValueError(f"no size of {', '.join(map(str, self.sizes))} is {limits}: add one, or change these")
         return self
 
 

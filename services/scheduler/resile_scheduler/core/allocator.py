@@ -9,6 +9,7 @@
 - If all members have to leave, the joiners take over from them in one generation.
 - A target that is exact is not approached in steps: a growth towards it waits until all its slots are free. Only a
   generation that reaches the target carries the target's iterations; any other keeps that of the active generation.
+- A job with allowed sizes grows and starts by as many workers as make one of these.
 - A job starts again only when every worker of the start before is gone.
 - While a recovering generation is not active, only a newer recovering generation is written over it. It names
   members alone; nobody joins by it.
@@ -82,6 +83,7 @@ def _next_membership(job: Job, wanted: Sequence[SlotId], *, free: frozenset[Slot
         return Change(()) if not wanted and _cannot_train_yet(job, pool) else None
     if not job.generations.has_started:
         return _next_cold_start(job, kept, joining)
+    joining = joining[: max(job.largest_size(len(kept) + len(joining)) - len(kept), 0)]
     if sound and len(sound) < len(job.generations.placements):
         return Change(sound)
     if len(kept) < len(job.generations.placements):
@@ -109,6 +111,8 @@ def _is_due(job: Job) -> bool:
 def _next_cold_start(job: Job, kept: tuple[Placement, ...], joining: tuple[SlotId, ...]) -> Change | None:
     if not job.generations.placements and job.workers:
         return None
+    size = job.largest_size(len(kept) + len(joining))
+    kept, joining = kept[:size], joining[: max(size - len(kept), 0)]
     if len(kept) + len(joining) < job.least_workers:
         return Change(()) if job.generations.placements else None
     return Change(kept, joining) if joining or len(kept) < len(job.generations.placements) else None

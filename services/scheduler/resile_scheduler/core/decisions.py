@@ -174,6 +174,7 @@ class Decisions:
             iterations_total=ready.iterations_total if ready else None,
             active_workers=len(job.generations.active) if job.generations.has_started else 0,
             active_since=job.generations.active_since,
+            sizes=job.sizes or None,
         )
 
     def _want(self, job: Job, target: Target | None, hosts: frozenset[str]) -> Want:

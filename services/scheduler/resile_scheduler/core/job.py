@@ -90,6 +90,19 @@ class Job:
         return min(least, ready.num_shards) if ready else least
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of workers that are allowed, rising; empty: any. It never needs more than it has shards."""
+        ready, sizes = self.record.ready, self.record.spec.sizes
+        if ready is None or not sizes or sizes[-1] <= ready.num_shards:
+            return sizes
+        return tuple(size for size in sizes if size <= ready.num_shards) or (ready.num_shards,)
+
+    def largest_size(self, number: int) -> int:
+        """Return the largest allowed number of workers up to ``number``; 0 if there is none."""
+        sizes = self.sizes
+        return max((size for size in sizes if size <= number), default=0) if sizes else number
+
+    @property
     def joiners(self) -> frozenset[int]:
         """Workers of the newest membership that do not train yet, as far as is known."""
         members = self.generations.members

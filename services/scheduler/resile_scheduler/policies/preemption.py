@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .demand import Demand, Policy, Target
+from .shares import within_sizes
 
 
 def without_preemption(policy: Policy) -> Policy:
@@ -24,7 +25,9 @@ def without_preemption(policy: Policy) -> Policy:
 
 def _kept(policy: Policy, demands: Sequence[Demand], num_slots: int) -> dict[str, int]:
     """Return how many workers each job that has some keeps: all of them, as long as the slots suffice."""
-    had = [replace(d, most=min(d.most, max(d.assigned_workers, d.least))) for d in demands if d.assigned_workers]
+    holding = [within_sizes(demand) for demand in demands if demand.assigned_workers]
+    had = [within_sizes(replace(d, most=min(d.most, max(d.assigned_workers, d.least)))) for d in holding]
+    had = [demand for demand in had if demand.least <= demand.most]
     if sum(demand.most for demand in had) <= num_slots:
         return {demand.job: demand.most for demand in had}
     return {job: target.workers for job, target in policy(had, num_slots).items()}

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from .demand import Demand, Target
 from .ranking import by_priority
-from .shares import admit, hand_out, targets
+from .shares import admit, hand_out, targets, within_sizes
 
 
 def priority(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     """The highest priority takes what it can use, then the next."""
+    demands = [within_sizes(demand) for demand in demands]
     admitted = admit(demands, num_slots, key=by_priority(demands))
     shares = {demand.job: demand.least for demand in admitted}
     surplus = num_slots - sum(shares.values())

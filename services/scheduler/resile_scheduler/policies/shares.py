@@ -1,7 +1,8 @@
 """Steps that policies have in common: who is admitted, quotas, rounding, and handing out what is left."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from heapq import heapify, heappop, heapreplace
 
@@ -11,6 +12,33 @@ Shares = dict[str, int]
 ALL_IT_CAN_USE = "all it can use"
 Limits = tuple[int, int, int]
 """A weight, and the least and the most that it may have."""
+
+
+def within_sizes(demand: Demand) -> Demand:
+    """Return the demand with the least and the largest of its allowed sizes as its minimum and maximum.
+
+    If none is possible, its minimum is above its maximum.
+    """
+    if demand.sizes is None:
+        return demand
+    least = size_from(demand, demand.least)
+    return replace(demand, least=least, most=size_up_to(demand, demand.most) if least <= demand.most else demand.most)
+
+
+def size_up_to(demand: Demand, number: int) -> int:
+    """Return the largest allowed number of workers up to ``number``; 0 if there is none."""
+    if demand.sizes is None:
+        return number
+    end = bisect_right(demand.sizes, number)
+    return demand.sizes[end - 1] if end else 0
+
+
+def size_from(demand: Demand, number: int) -> int:
+    """Return the smallest allowed number of workers from ``number`` on; more than its maximum if there is none."""
+    if demand.sizes is None:
+        return number
+    begin = bisect_left(demand.sizes, number)
+    return demand.sizes[begin] if begin < len(demand.sizes) else demand.most + 1
 
 
 def admit(demands: Iterable[Demand], num_slots: int, *, key: Key) -> list[Demand]:
@@ -75,23 +103,25 @@ def _quotas(limits: Sequence[Limits], num_slots: int) -> tuple[list[int], int]:
 
 
 def useful(demand: Demand, share: int) -> int:
-    """Return the smallest number of workers that is as fast as ``share``."""
+    """Return the smallest allowed number of workers that is as fast as the largest allowed one up to ``share``."""
+    share = size_up_to(demand, share)
     if demand.num_shards is None or share == 0:
         return share
     per_worker = -(-demand.num_shards // share)
-    return -(-demand.num_shards // per_worker)
+    return size_from(demand, -(-demand.num_shards // per_worker))
 
 
 def _next_useful(demand: Demand, share: int) -> int:
     """Return the next larger number of workers that is faster than ``share``; more than ``most`` if there is none."""
     if demand.num_shards is None:
-        return share + 1
+        return size_from(demand, share + 1)
     per_worker = -(-demand.num_shards // share)
-    return -(-demand.num_shards // (per_worker - 1)) if per_worker > 1 else demand.most + 1
+    faster = -(-demand.num_shards // (per_worker - 1)) if per_worker > 1 else demand.most + 1
+    return size_from(demand, faster)
 
 
-def _next_slot(_: Demand, share: int) -> int:
-    return share + 1
+def _next_slot(demand: Demand, share: int) -> int:
+    return size_from(demand, share + 1)
 
 
 def hand_out(

@@ -18,7 +18,7 @@ from resile_shared.messages.pool import TenantShare
 
 from .demand import Demand, Key, Policy, Ranking, Target
 from .ranking import is_due, seconds_overdue
-from .shares import ALL_IT_CAN_USE, divide, reason_to_wait
+from .shares import ALL_IT_CAN_USE, divide, reason_to_wait, within_sizes
 
 
 def by_tenant(policy: Policy, shares: Mapping[str, TenantShare], *, ranking: Ranking) -> Policy:
@@ -28,7 +28,7 @@ def by_tenant(policy: Policy, shares: Mapping[str, TenantShare], *, ranking: Ran
     """
 
     def decide(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
-        tenants = _group(demands, shares, num_slots, key=ranking(demands))
+        tenants = _group([within_sizes(demand) for demand in demands], shares, num_slots, key=ranking(demands))
         if len(tenants) < 2:
             return policy(demands, num_slots)
         _claim_quotas(tenants, num_slots)
