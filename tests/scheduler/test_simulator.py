@@ -251,7 +251,9 @@ def overlaps(sim: SimulatedPool) -> None:
 def test_only_allowed_sizes_ever_train_but_for_what_is_left_after_a_loss() -> None:
     sim = two_hosts()
     checker = Checker(sim)
-    sim.submit([Submission(0, "job-1", spec(sizes=(2, 4, 8)), 3000), Submission(5, "job-2", spec(), 3000)])
+    sim.submit(
+        [Submission(0, "job-1", spec(sizes=(2, 4, 8)), Sharded(3000)), Submission(5, "job-2", spec(), Sharded(3000))]
+    )
     sim.later(10, lambda: sim.kill("job-1", sim.members("job-1")[0]))
     sim.run(until=20, watch=checker.check)
     assert [len(sim.members(job)) for job in ("job-1", "job-2")] == [4, 4]
@@ -260,7 +262,7 @@ def test_only_allowed_sizes_ever_train_but_for_what_is_left_after_a_loss() -> No
 
 def test_a_job_with_fewer_shards_than_its_least_size_has_as_many_workers_as_shards() -> None:
     sim = two_hosts()
-    sim.submit([Submission(0, "job-1", spec(sizes=(6, 8)), 100, num_shards=4)])
+    sim.submit([Submission(0, "job-1", spec(sizes=(6, 8)), Sharded(100, num_shards=4))])
     sim.run(watch=Checker(sim).check)
     assert sim.records["job-1"].state is JobState.COMPLETED
     assert shapes(sim, "job-1")[-1][0] == 4
