@@ -364,6 +364,62 @@ def test_a_joiner_that_fails_is_withdrawn_and_tried_again_later() -> None:
     assert bench.newest().reason == "host-2 is tried again"
 
 
+def joining(bench: Bench, *hosts: str) -> list[int]:
+    """A worker joins on each of ``hosts``, whose scripts have not reached the training call; return the newest ids."""
+    for host in hosts:
+        bench.host(host, 1)
+    for placement in bench.newest().placements:
+        if placement.host in hosts:
+            bench.beat(worker(placement.worker, placement.slot), host=placement.host)
+    return numbers(bench)
+
+
+def numbers(bench: Bench) -> list[int]:
+    return [placement.worker for placement in bench.newest().placements]
+
+
+def test_a_joiner_that_fails_is_withdrawn_without_those_that_join_with_it() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.activate()
+    assert joining(bench, "host-2", "host-3") == [0, 1, 2]
+    bench.beat(gone(1, 0, kind="failed"), host="host-2")
+    assert numbers(bench) == [0, 2]
+
+
+def test_a_shrink_does_not_wait_for_joiners_that_are_not_ready() -> None:
+    bench = Bench(1, 1)
+    bench.submit()
+    bench.beat(worker(0, 0))
+    bench.beat(worker(1, 0), host="host-2")
+    bench.switch()
+    assert joining(bench, "host-3") == [0, 1, 2]
+    bench.host("host-2", 1, state=HostState.DRAINING)
+    assert numbers(bench) == [0]
+
+
+def test_joiners_take_over_from_members_that_all_have_to_leave() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.activate()
+    assert joining(bench, "host-2") == [0, 1]
+    bench.host("host-1", 1, state=HostState.DRAINING)
+    assert numbers(bench) == [1]
+
+
+def test_a_growth_waits_until_the_shrink_before_it_is_active() -> None:
+    bench = Bench(2)
+    bench.submit(1)
+    bench.activate()
+    bench.submit(2)
+    assert numbers(bench) == [0]
+    bench.tell(JobChangeRequested("stop", JobStop(job_id="job-2")))
+    bench.host("host-2", 1)
+    assert numbers(bench) == [0]
+    bench.switch()
+    assert numbers(bench) == [0, 2]
+
+
 def test_a_joiner_that_is_never_ready_is_withdrawn_at_its_deadline() -> None:
     bench = Bench(1)
     bench.submit()

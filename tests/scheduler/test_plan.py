@@ -107,6 +107,22 @@ def test_members_that_wait_for_a_step_that_no_longer_exists_are_released() -> No
     assert bench.newest().until is None, "the active generation would wait at iteration 50"
 
 
+def test_a_step_that_changes_no_number_of_workers_still_ends_the_wait_at_its_iteration() -> None:
+    bench = PlannedBench("0:2,50:2,80:1")
+    bench.start()
+    assert bench.shape == (2, 50, 80)
+    bench.switch(iteration=50)
+    assert bench.shape == (1, 80, None)
+
+
+def test_a_resize_to_the_number_of_the_step_to_come_takes_effect_at_once() -> None:
+    bench = PlannedBench("0:1,50:2")
+    bench.start()
+    assert bench.shape == (2, 50, None)
+    bench.tell(PolicyChanged(PlanPolicy((PlanStep(0, 2),)), "resize"))
+    assert bench.shape == (2, 0, None)
+
+
 def test_more_workers_than_shards_fail_the_job() -> None:
     bench = PlannedBench("0:1,10:30", slots=30)
     bench.listen_all()

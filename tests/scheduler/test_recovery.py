@@ -163,9 +163,10 @@ def test_a_joiner_that_was_a_member_by_then_is_lost_like_one() -> None:
 def test_a_job_without_survivors_starts_again_from_its_checkpoint() -> None:
     bench = running(1)
     bench.report(CheckpointSaved(lineage=1, iteration=30, num_bytes=1), generation=1)
+    bench.beat(member(0, iteration=45))
     bench.beat(gone(0, kind="killed"))
     history = bench.histories["job-1"]
-    assert history[-1].kind == "queued"
+    assert (history[-1].kind, history[-1].iteration) == ("queued", 30)
     assert "it starts again from the checkpoint of iteration 30" in history[-1].reason
     assert bench.newest().cold_start
     assert bench.newest().resume
@@ -268,6 +269,17 @@ def test_a_job_whose_joiners_never_became_members_starts_again() -> None:
     bench.tell(Tick())
     assert bench.newest().placements == ()
     assert bench.records["job-1"].state is JobState.QUEUED
+
+
+def test_the_result_of_a_member_that_finished_is_waited_for_longer_though_another_was_lost() -> None:
+    bench = running(2)
+    bench.beat(gone(0, kind="finished"), gone(1, kind="killed"))
+    bench.now += 9.9
+    bench.tell(Tick())
+    assert named(bench) == [0, 1], "its result may be on its way"
+    bench.now += 0.1
+    bench.tell(Tick())
+    assert named(bench) == [2, 3], "it starts again"
 
 
 def test_a_job_that_pauses_and_loses_all_members_is_paused() -> None:

@@ -184,7 +184,6 @@ class Allocator:
             self._write(job, (), reason=reason)
         job.generations.abandon()
         job.suspicions.clear()
-        self._pool.changed()
 
     def activate(self, job: Job, generation: int, *, iteration: int, now: float) -> None:
         """Record that ``generation`` trains from ``iteration`` on; workers that it does not name have left."""
