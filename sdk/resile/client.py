@@ -179,6 +179,23 @@ class Client:
         body = {"policy": policy, "preemption": preemption}
         return self._read(api.PolicyView, await self._request("PUT", "policy", json=body))
 
+    async def tenants(self) -> tuple[api.TenantView, ...]:
+        """Return the tenants that are configured, and those that have jobs."""
+        return (await self._get(api.TenantList, "tenants")).tenants
+
+    async def set_tenant(
+        self, tenant: str, *, weight: int | None = None, quota: int | None = None
+    ) -> tuple[api.TenantView, ...]:
+        """Change what a tenant gets of the slots, and return all tenants; None leaves it as it is."""
+        body = {"weight": weight, "quota": quota}
+        answer = await self._request("PUT", f"tenants/{quote(tenant, safe='')}", json=body)
+        return self._read(api.TenantList, answer).tenants
+
+    async def delete_tenant(self, tenant: str) -> tuple[api.TenantView, ...]:
+        """Give a tenant what one gets that is not configured, and return all tenants."""
+        answer = await self._request("DELETE", f"tenants/{quote(tenant, safe='')}")
+        return self._read(api.TenantList, answer).tenants
+
     async def delete(self, job: str) -> None:
         """Remove a job that has ended, with all that is stored of it: history, logs, checkpoints, model, output."""
         await self._request("DELETE", f"jobs/{job}")

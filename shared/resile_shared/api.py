@@ -11,6 +11,7 @@ from .messages.commands import MAX_SECONDS
 from .messages.hosts import HostState
 from .messages.jobs import MAX_PRIORITY, HistoryItem, JobState
 from .messages.message import Line, Message, SlotName, Time
+from .messages.pool import MAX_QUOTA, MAX_WEIGHT
 from .messages.reports import EpochCount
 from .policies import PolicyName
 
@@ -213,6 +214,30 @@ class NewPolicy(Message):
 
     policy: PolicyName | None = None
     preemption: bool | None = None
+
+
+class TenantView(View):
+    """One tenant: what it gets of the slots, and what it has."""
+
+    id: str
+    weight: int = Field(description="slots are divided among tenants in proportion to weights")
+    quota: int = Field(description="slots that it gets before others, if its jobs can use them")
+    is_configured: bool = Field(description="whether somebody has set this; else it is the default")
+    jobs: int = Field(description="its jobs that have not ended")
+    workers: int = Field(description="members of their active generations")
+
+
+class TenantList(View):
+    """The tenants that are configured, and those that have jobs, by name."""
+
+    tenants: tuple[TenantView, ...]
+
+
+class NewTenant(Message):
+    """The body of ``PUT /v1/tenants/{tenant}``; what is left out stays as it is."""
+
+    weight: int | None = Field(default=None, ge=1, le=MAX_WEIGHT)
+    quota: int | None = Field(default=None, ge=0, le=MAX_QUOTA)
 
 
 class Empty(Message):

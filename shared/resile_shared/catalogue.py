@@ -10,7 +10,7 @@ from .messages.deadletters import DeadLetter
 from .messages.instructions import Instruction
 from .messages.jobs import JobEvent
 from .messages.logs import LogLines
-from .messages.pool import PolicyEvent
+from .messages.pool import PolicyEvent, TenantEvent
 from .messages.reports import Report
 from .subjects import InvalidSubject, parse
 
@@ -24,6 +24,8 @@ COMMANDS: Mapping[str, type[BaseModel]] = {
     "host.drain": commands.HostDrain,
     "pool.policy": commands.PoolPolicy,
     "pool.suspend": commands.PoolSuspend,
+    "tenant.set": commands.TenantSet,
+    "tenant.delete": commands.TenantDelete,
 }
 QUERIES: Mapping[str, type[BaseModel]] = {"jobs.explain": queries.ExplainJobs}
 HOST_EVENTS: Mapping[str, type[BaseModel]] = {
@@ -34,7 +36,7 @@ HOST_EVENTS: Mapping[str, type[BaseModel]] = {
     "lost": hosts.HostLost,
     "left": hosts.HostLeft,
 }
-POOL_EVENTS: Mapping[str, type[BaseModel]] = {"policy": PolicyEvent}
+POOL_EVENTS: Mapping[str, type[BaseModel]] = {"policy": PolicyEvent, "tenant": TenantEvent}
 OTHERS: Mapping[str, type[BaseModel]] = {
     "heartbeat": hosts.Heartbeat,
     "instruction": Instruction,

@@ -20,6 +20,7 @@ from .subjects import (
     PROGRESS,
     REPORTS,
     STREAMS,
+    TENANTS,
     BucketSpec,
     Stream,
 )
@@ -49,7 +50,7 @@ class Role:
         return f"_INBOX_{self.name}"
 
 
-_COMMANDS = (subjects.JOB_COMMANDS, subjects.HOST_COMMANDS, subjects.POOL_COMMANDS)
+_COMMANDS = (subjects.JOB_COMMANDS, subjects.HOST_COMMANDS, subjects.POOL_COMMANDS, subjects.TENANT_COMMANDS)
 
 REGISTRY = Role(
     "registry",
@@ -70,11 +71,12 @@ SCHEDULER = Role(
         subjects.SUSPICIONS,
         subjects.JOB_COMMANDS,
         subjects.POOL_COMMANDS,
+        subjects.TENANT_COMMANDS,
         subjects.EXPLAIN_JOBS,
     ),
     follows=(EVENTS, REPORTS),
     reads=(HOSTS, POOL),
-    writes=(JOBS, ALLOCATIONS, LEASE, NUMBERS, POLICY),
+    writes=(JOBS, ALLOCATIONS, LEASE, NUMBERS, POLICY, TENANTS),
     purges=tuple(stream for stream, _ in JOB_STREAMS),
     creates_streams=True,
 )
@@ -104,7 +106,7 @@ MONITOR = Role(
         subjects.DEAD_LETTER,
     ),
     follows=(EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS),
-    reads=(JOBS, HOSTS, POLICY, LEASE),
+    reads=(JOBS, HOSTS, POLICY, TENANTS, LEASE),
 )
 PUBLISHER = Role(
     "publisher",

@@ -15,7 +15,7 @@ from .messages.allocations import Allocation
 from .messages.hosts import HostRecord
 from .messages.jobs import JobNumber, JobRecord
 from .messages.lease import Lease
-from .messages.pool import PolicyRecord, PoolSettings
+from .messages.pool import PolicyRecord, PoolSettings, TenantsRecord
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -34,6 +34,7 @@ LOGS_OF_ALL = "resile.log.*"
 JOB_COMMANDS = "resile.command.job.*"
 HOST_COMMANDS = "resile.command.host.*"
 POOL_COMMANDS = "resile.command.pool.*"
+TENANT_COMMANDS = "resile.command.tenant.*"
 EXPLAIN_JOBS = "resile.query.jobs.explain"
 DEAD_LETTER = "resile.deadletter"
 ANNOUNCEMENTS = ("joined", "draining", "lost", "left")
@@ -83,7 +84,7 @@ def job_events(job: str) -> str:
 
 
 def pool_event(what: str) -> str:
-    """An event of the whole pool: ``policy``."""
+    """An event of the whole pool: ``policy`` or ``tenant``."""
     return _build("pool", what)
 
 
@@ -218,6 +219,7 @@ LEASE = BucketSpec("lease", Lease)
 POOL = BucketSpec("pool", PoolSettings)
 NUMBERS = BucketSpec("numbers", JobNumber)
 POLICY = BucketSpec("policy", PolicyRecord)
+TENANTS = BucketSpec("tenants", TenantsRecord)
 BUCKETS: tuple[BucketSpec[Any], ...] = (
     JOBS,
     ALLOCATIONS,
@@ -226,8 +228,10 @@ BUCKETS: tuple[BucketSpec[Any], ...] = (
     POOL,
     NUMBERS,
     POLICY,
+    TENANTS,
 )
 LEASE_KEY = "scheduler"
 POOL_KEY = "settings"
 NUMBERS_KEY = "jobs"
 POLICY_KEY = "pool"
+TENANTS_KEY = "pool"

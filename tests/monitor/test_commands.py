@@ -3,15 +3,26 @@
 import asyncio
 from typing import Any
 
-from resile_shared.api import Empty, JobList, JobView, PolicyView, Submission
+from resile_shared.api import Empty, JobList, JobView, PolicyView, Submission, TenantList
 from resile_shared.catalogue import model_of
 from resile_shared.envelope import Received
 from resile_shared.messages.commands import Accepted, JobSubmit, PoolSuspend, Refused
 from resile_shared.messages.jobs import JobSpec, JobState
 from resile_shared.messages.lease import Lease
-from resile_shared.messages.pool import PolicyRecord
+from resile_shared.messages.pool import PolicyRecord, TenantShare, TenantsRecord
 from resile_shared.policies import PolicyName
-from resile_shared.subjects import HOST_COMMANDS, JOB_COMMANDS, LEASE, LEASE_KEY, POLICY, POLICY_KEY, POOL_COMMANDS
+from resile_shared.subjects import (
+    HOST_COMMANDS,
+    JOB_COMMANDS,
+    LEASE,
+    LEASE_KEY,
+    POLICY,
+    POLICY_KEY,
+    POOL_COMMANDS,
+    TENANT_COMMANDS,
+    TENANTS,
+    TENANTS_KEY,
+)
 
 from .examples import PACKAGE, SPEC, host, job
 from .monitors import Monitor, Monitors, Scene
@@ -28,7 +39,7 @@ class Answering:
         self._scene = scene
 
     async def listen(self) -> None:
-        for commands in (JOB_COMMANDS, POOL_COMMANDS):
+        for commands in (JOB_COMMANDS, POOL_COMMANDS, TENANT_COMMANDS):
             await self._scene.scheduler.answer(commands, model_of, self._answer)
         await self._scene.registry.answer(HOST_COMMANDS, model_of, self._answer)
 
@@ -183,3 +194,29 @@ async def test_the_policy_is_changed_and_shown_as_it_is_stored(monitors: Monitor
     assert (problem.status, problem.code) == (422, "invalid")
     for name in PolicyName:
         assert f"'{name}'" in problem.detail
+
+
+async def test_tenants_are_changed_and_shown_as_they_are_stored(monitors: Monitors, scene: Scene) -> None:
+    answering = Answering(scene)
+    await answering.listen()
+    await scene.store_job(job())
+    monitor = await monitors.start()
+    default = {"id": "default", "weight": 1, "quota": 0, "is_configured": False, "jobs": 1, "workers": 2}
+    assert (await monitor.get("/v1/tenants", TenantList)).model_dump(mode="json") == {"tenants": [default]}
+    stored = TenantsRecord(tenants={"vision": TenantShare(weight=2, quota=3)})
+    await scene.scheduler.bucket(TENANTS).create(TENANTS_KEY, stored)
+    vision = {"id": "vision", "weight": 2, "quota": 3, "is_configured": True, "jobs": 0, "workers": 0}
+    async with monitor.http.put("/v1/tenants/vision", json={"quota": 3}) as answer:
+        assert (answer.status, await answer.json()) == (200, {"tenants": [default, vision]})
+    async with monitor.http.delete("/v1/tenants/vision") as answer:
+        assert answer.status == 200
+    assert answering.asked == [
+        ("tenant.set", {"tenant_id": "vision", "weight": None, "quota": 3}),
+        ("tenant.delete", {"tenant_id": "vision"}),
+    ]
+    for body in ({"quota": -1}, {"weight": 0}, {"weight": 1.5}, {"quota": 10**9}, {"limit": 3}):
+        problem = await monitor.problem("PUT", "/v1/tenants/vision", json=body)
+        assert (problem.status, problem.code) == (422, "invalid")
+    problem = await monitor.problem("PUT", "/v1/tenants/a%20b", json={"quota": 1})
+    assert (problem.status, problem.code) == (422, "invalid")
+    assert "tenant_id" in problem.detail

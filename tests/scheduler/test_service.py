@@ -29,18 +29,31 @@ from resile_shared.messages.commands import (
     JobSubmit,
     PoolPolicy,
     Refused,
+    TenantDelete,
+    TenantSet,
 )
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSpec
 from resile_shared.messages.message import at
-from resile_shared.messages.pool import PolicyEvent, PoolSettings
+from resile_shared.messages.pool import PolicyEvent, PoolSettings, TenantEvent, TenantShare
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import PeerSuspected, Report, Warned
 from resile_shared.nats_server import NatsServer
 from resile_shared.policies import PolicyName
 from resile_shared.service import ServiceContext
-from resile_shared.subjects import ALLOCATIONS, DEAD_LETTERS, EVENTS, JOB_EVENTS, JOBS, LEASE, POLICY, POLICY_KEY
+from resile_shared.subjects import (
+    ALLOCATIONS,
+    DEAD_LETTERS,
+    EVENTS,
+    JOB_EVENTS,
+    JOBS,
+    LEASE,
+    POLICY,
+    POLICY_KEY,
+    TENANTS,
+    TENANTS_KEY,
+)
 from resile_shared.telemetry import set_up_tracing, traced
 from resile_shared.testing.fake_agent import FakeAgent
 from resile_shared.testing.fixtures import Pool
@@ -246,6 +259,34 @@ async def test_a_policy_is_stored_before_the_answer_and_later_schedulers_keep_it
         (1, PolicyName.FIFO, True),
         (2, PolicyName.FIFO, False),
         (3, PolicyName.PRIORITY, False),
+    ]
+
+
+async def test_tenants_are_stored_before_the_answer_and_later_schedulers_keep_them(house: House) -> None:
+    bus = house.watcher.bus
+    change, delete = subjects.command("tenant", "set"), subjects.command("tenant", "delete")
+
+    async def stored() -> dict[str, TenantShare]:
+        entry = await bus.bucket(TENANTS).get(TENANTS_KEY)
+        assert entry is not None
+        return entry.value.tenants
+
+    async with as_process(house.pool, "scheduler", "--lease-seconds", "0.5") as process:
+        first = TenantSet(tenant_id="vision", weight=2)
+        assert await house.publisher.ask(change, first, message_id="once") == Accepted()
+        assert await stored() == {"vision": TenantShare(weight=2)}
+        refused = await house.publisher.ask(change, TenantSet(tenant_id="vision", quota=1))
+        assert isinstance(refused, Refused)
+        assert "it has 0 slots" in refused.reason
+        process.kill()
+    async with scheduler(house.pool):
+        assert await house.publisher.ask(delete, TenantDelete(tenant_id="vision")) == Accepted()
+        assert await house.publisher.ask(change, first, message_id="once") == Accepted()
+        assert await stored() == {}, "the first request had its effect before"
+    events = await bus.read_stream(EVENTS, TenantEvent, subject=subjects.pool_event("tenant")).page(10, skip=0)
+    assert [(event.message.number, event.message.tenant, event.message.share) for event in events] == [
+        (1, "vision", TenantShare(weight=2)),
+        (2, "vision", None),
     ]
 
 

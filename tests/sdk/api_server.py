@@ -112,6 +112,9 @@ class ApiServer:
                 web.get("/v1/hosts", self._hosts),
                 web.get("/v1/policy", self._policy),
                 web.put("/v1/policy", self._policy),
+                web.get("/v1/tenants", self._tenants),
+                web.put("/v1/tenants/{tenant}", self._tenants),
+                web.delete("/v1/tenants/{tenant}", self._tenants),
                 web.post("/v1/hosts/{host}/drain", self._change),
                 web.post("/v1/packages", self._package),
             ]
@@ -161,6 +164,13 @@ class ApiServer:
         if request.method == "PUT":
             self.asked.append((request.path, await request.json()))
         return answer(api.PolicyView(policy=PolicyName.FIFO, preemption=False))
+
+    async def _tenants(self, request: web.Request) -> web.Response:
+        if request.method != "GET":
+            body = await request.json() if request.method == "PUT" else request.method
+            self.asked.append((request.path, body))
+        vision = api.TenantView(id="vision", weight=2, quota=16, is_configured=True, jobs=1, workers=8)
+        return answer(api.TenantList(tenants=(vision,)))
 
     async def _ledger(self, _: web.Request) -> web.Response:
         return answer(api.LedgerView(epochs=(EpochCount(epoch=0, samples=96, once=96, more=0, never=0),)))

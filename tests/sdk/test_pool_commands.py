@@ -258,6 +258,39 @@ def test_the_policy_is_shown_and_changed(api_server: ApiServer, capsys: pytest.C
     assert all(repr(name.value) in line for name in PolicyName)
 
 
+def test_tenants_are_listed_changed_and_deleted(api_server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tenant", "list"]) == 0
+    table = ["TENANT  WEIGHT  QUOTA  JOBS  WORKERS", "vision  2       16     1     8"]
+    assert capsys.readouterr().out.splitlines() == table
+    assert main(["tenant", "set", "vision", "--weight", "2", "--json"]) == 0
+    vision = {"id": "vision", "weight": 2, "quota": 16, "is_configured": True, "jobs": 1, "workers": 8}
+    assert json.loads(capsys.readouterr().out) == {"tenants": [vision]}
+    assert main(["tenant", "set", "vision", "--quota", "16"]) == 0
+    assert main(["tenant", "delete", "vision"]) == 0
+    assert api_server.asked == [
+        ("/v1/tenants/vision", {"weight": 2, "quota": None}),
+        ("/v1/tenants/vision", {"weight": None, "quota": 16}),
+        ("/v1/tenants/vision", "DELETE"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        (["vision"], "nothing to change for tenant vision: use --weight or --quota"),
+        (["vision", "--weight", "0"], "--weight"),
+        (["vision", "--quota", "-1"], "--quota"),
+        (["vision", "--quota", "many"], "--quota"),
+        (["--quota", "1"], "NAME"),
+    ],
+)
+def test_a_tenant_that_cannot_be_is_refused(
+    options: list[str], answer: str, api_server: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer in failure(["tenant", "set", *options], capsys, status=2)
+    assert api_server.asked == []
+
+
 @pytest.mark.parametrize(
     ("options", "answer"),
     [

@@ -25,6 +25,7 @@ SUBJECTS = {
     "resile.log.j": {"learner"},
     "resile.command.job.stop": {"monitor", "publisher"},
     "resile.command.host.drain": {"monitor", "publisher"},
+    "resile.command.tenant.set": {"monitor", "publisher"},
     "resile.query.jobs.explain": {"monitor"},
     "resile.deadletter": set(ROLES),
     "$KV.jobs.j": {"scheduler"},

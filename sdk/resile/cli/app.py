@@ -9,7 +9,7 @@ import typer.core
 
 from resile_shared.errors import ResileError
 
-from . import chaos, host, hosts, jobs, policy, results, up, watch
+from . import chaos, host, hosts, jobs, policy, results, tenant, up, watch
 from .options import DEFAULT_HOME, variable
 
 app = typer.Typer(
@@ -155,6 +155,7 @@ def demo(
 
 for group in (up, jobs, watch, results, policy, hosts, host):
     app.add_typer(group.app)
+app.add_typer(tenant.app, name="tenant")
 app.add_typer(chaos.app, name="chaos")
 
 command = typer.main.get_command(app)

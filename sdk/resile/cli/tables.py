@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from resile_shared.api import EventView, HostView, JobSummary, JobView, LedgerView
+from resile_shared.api import EventView, HostView, JobSummary, JobView, LedgerView, TenantView
 from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.reports import EpochCount
 from resile_shared.text import printable
@@ -119,6 +119,15 @@ def host_table(hosts: Iterable[HostView]) -> Iterator[str]:
             )
             for host in hosts
         ),
+    )
+
+
+def tenant_table(tenants: Iterable[TenantView]) -> Iterator[str]:
+    """Show tenants, one line each."""
+    heading = ("TENANT", "WEIGHT", "QUOTA", "JOBS", "WORKERS")
+    return columns(
+        heading,
+        ((tenant.id, *map(str, (tenant.weight, tenant.quota, tenant.jobs, tenant.workers))) for tenant in tenants),
     )
 
 

@@ -1,6 +1,7 @@
 """Executes the commands of the core in batches, each in the order that keeps the promises.
 
-1. Records are stored, with the new items of their history, and the policy. From then on the outbox publishes the items.
+1. Records are stored, with the new items of their history, the policy, and the tenants. From then on the outbox
+   publishes the items.
 2. Requests are answered: what they changed is stored.
 3. Allocations are stored.
 4. Instructions are sent; the core repeats those that are lost. An agent that is told not to watch a job any more finds
@@ -29,9 +30,19 @@ from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted, Refused
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.jobs import MAX_UNPUBLISHED, FailureCounts, HistoryItem, JobNumber, JobRecord
-from resile_shared.messages.pool import PolicyEvent, PolicyRecord
+from resile_shared.messages.pool import PolicyEvent, PolicyRecord, TenantEvent, TenantsRecord
 from resile_shared.outbox import Outbox
-from resile_shared.subjects import ALLOCATIONS, EVENTS, JOBS, NUMBERS, NUMBERS_KEY, POLICY, POLICY_KEY
+from resile_shared.subjects import (
+    ALLOCATIONS,
+    EVENTS,
+    JOBS,
+    NUMBERS,
+    NUMBERS_KEY,
+    POLICY,
+    POLICY_KEY,
+    TENANTS,
+    TENANTS_KEY,
+)
 from resile_shared.telemetry import resumed, traced
 
 from .core.pool import number_of
@@ -55,6 +66,7 @@ class Batch:
     records: tuple[tuple[JobRecord, tuple[HistoryItem, ...]], ...] = ()
     """Records, and the items that are new in their history."""
     policy: PolicyRecord | None = None
+    tenants: TenantsRecord | None = None
     answers: tuple[tuple[str, Accepted | Refused], ...] = ()
     allocations: tuple[Allocation, ...] = ()
     instructions: tuple[tuple[str, Instruction], ...] = ()
@@ -74,6 +86,7 @@ class Stored:
     last_number: int
     """The highest number of a job that is gone, or that cannot be read: it is not given to another."""
     policy: PolicyRecord | None
+    tenants: TenantsRecord | None
 
 
 class Executor:
@@ -92,6 +105,7 @@ class Executor:
         self._allocations = _Owned(bus.bucket(ALLOCATIONS))
         self._numbers = _Owned(bus.bucket(NUMBERS))
         self._policy = _Owned(bus.bucket(POLICY))
+        self._tenants = _Owned(bus.bucket(TENANTS))
         self._last_number = 0
         """The highest number of a removed job that this scheduler has stored."""
         self._outbox = Outbox(bus)
@@ -106,12 +120,17 @@ class Executor:
         allocations, _ = await self._allocations.take_over(epoch)
         numbers, _ = await self._numbers.take_over(epoch)
         policies, _ = await self._policy.take_over(epoch)
+        tenants, _ = await self._tenants.take_over(epoch)
         for record in records:
             self._publish_later(record)
         for policy in policies:
             await self._publish_policy(policy)
+        for change in tenants:
+            await self._publish_tenant(change)
         known = (*(stored.number for stored in numbers), *map(number_of, unreadable))
-        return Stored(records, allocations, max(known, default=0), next(iter(policies), None))
+        return Stored(
+            records, allocations, max(known, default=0), next(iter(policies), None), next(iter(tenants), None)
+        )
 
     async def remove(self, job: str) -> None:
         """Remove the allocation and the record of a job, of which nothing else is stored any more."""
@@ -163,11 +182,15 @@ class Executor:
         await _concurrently(self._store(record, items) for record, items in records)
         if batch.policy is not None:
             await self._policy.put(POLICY_KEY, batch.policy)
+        if batch.tenants is not None:
+            await self._tenants.put(TENANTS_KEY, batch.tenants)
         for command, answer in batch.answers:
             self._answers.pop(command).set_result(self._checked(answer))
         await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)
         if batch.policy is not None:
             await self._publish_policy(batch.policy)
+        if batch.tenants is not None:
+            await self._publish_tenant(batch.tenants)
         for host, instruction in batch.instructions:
             await self._bus.send(subjects.instruction(host), instruction)
 
@@ -208,14 +231,24 @@ class Executor:
             await self._refuse(allocation.job, (), str(error))
 
     async def _publish_policy(self, record: PolicyRecord) -> None:
-        """Publish the newest change of the policy, unless it is published."""
-        subject = subjects.pool_event("policy")
-        newest = await self._bus.last(EVENTS, PolicyEvent, subject=subject)
-        if record.changed is None or (newest is not None and newest.message.number >= record.number):
+        if record.changed is not None:
+            event = PolicyEvent(
+                number=record.number, time=record.changed, policy=record.policy, preemption=record.preemption
+            )
+            await self._publish_change("policy", event)
+
+    async def _publish_tenant(self, record: TenantsRecord) -> None:
+        if record.changed is not None and record.tenant is not None:
+            share = record.tenants.get(record.tenant)
+            event = TenantEvent(number=record.number, time=record.changed, tenant=record.tenant, share=share)
+            await self._publish_change("tenant", event)
+
+    async def _publish_change(self, what: str, event: PolicyEvent | TenantEvent) -> None:
+        """Publish the newest change of something of the pool, unless it is published."""
+        subject = subjects.pool_event(what)
+        newest = await self._bus.last(EVENTS, type(event), subject=subject)
+        if newest is not None and newest.message.number >= event.number:
             return
-        event = PolicyEvent(
-            number=record.number, time=record.changed, policy=record.policy, preemption=record.preemption
-        )
         after = newest.sequence or 0 if newest else 0
         with suppress(ConflictError):  # another scheduler leads, and has published it
             await self._bus.append(EVENTS, subject, event, log=subject, after=after)

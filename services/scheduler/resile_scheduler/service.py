@@ -35,6 +35,8 @@ from resile_shared.messages.commands import (
     PoolPolicy,
     PoolSuspend,
     Refused,
+    TenantDelete,
+    TenantSet,
 )
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.instructions import Instruction
@@ -67,6 +69,8 @@ from .core.events import (
     StopWorkers,
     StoreJob,
     StorePolicy,
+    StoreTenants,
+    TenantChangeRequested,
     Tick,
     WriteAllocation,
 )
@@ -131,7 +135,7 @@ class _Service:
         self._group.create_task(self._executor.retry())
         self._group.create_task(self._remover.run())
         restored = self._handle(
-            StateRestored(stored.records, stored.allocations, hosts, stored.last_number, stored.policy)
+            StateRestored(stored.records, stored.allocations, hosts, stored.last_number, stored.policy, stored.tenants)
         )
         if restored is not None:
             await restored.done.wait()
@@ -141,7 +145,7 @@ class _Service:
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
         await self._bus.subscribe(subjects.SUSPICIONS, Report, self._on_suspicion)
         await self._bus.serve(subjects.EXPLAIN_JOBS, ExplainJobs, self._explain)
-        for commands in (subjects.JOB_COMMANDS, subjects.POOL_COMMANDS):
+        for commands in (subjects.JOB_COMMANDS, subjects.POOL_COMMANDS, subjects.TENANT_COMMANDS):
             await self._bus.answer(commands, model_of, self._on_command)
         self._context.is_ready = True
         logger.info("restored jobs=%s hosts=%s", len(stored.records), len(hosts))
@@ -182,6 +186,8 @@ class _Service:
                 event = PoolSuspendRequested(received.id, epoch)
             case PoolPolicy() as choice:
                 event = PolicyChangeRequested(received.id, choice)
+            case TenantSet() | TenantDelete() as request:
+                event = TenantChangeRequested(received.id, request)
             case other:
                 raise AssertionError(f"not a command to the scheduler: {other}")
         self._handle(event)
@@ -245,6 +251,7 @@ class _Service:
         return Batch(
             records=tuple((c.record, c.items) for c in commands if isinstance(c, StoreJob)),
             policy=next((c.record for c in commands if isinstance(c, StorePolicy)), None),
+            tenants=next((c.record for c in commands if isinstance(c, StoreTenants)), None),
             answers=tuple((c.command, c.answer) for c in commands if isinstance(c, Reply)),
             allocations=tuple(c.allocation for c in commands if isinstance(c, WriteAllocation)),
             instructions=tuple(instruction for c in commands for instruction in self._instructions(c)),

@@ -7,6 +7,7 @@ from pydantic import Field, RootModel
 from ..policies import PolicyName
 from .jobs import MAX_PRIORITY, MAX_WORKERS, JobSpec
 from .message import Id, Message, Positive, Text
+from .pool import MAX_QUOTA, MAX_WEIGHT
 
 MAX_SECONDS = 10 * 365 * 86400
 
@@ -60,6 +61,20 @@ class PoolPolicy(Message):
     preemption: bool | None = Field(
         default=None, description="whether a job may lose slots to another one; None: as it is"
     )
+
+
+class TenantSet(Message):
+    """``tenant.set``: from now on the tenant gets this of the slots; what is None stays as it is."""
+
+    tenant_id: Id
+    weight: int | None = Field(default=None, ge=1, le=MAX_WEIGHT)
+    quota: int | None = Field(default=None, ge=0, le=MAX_QUOTA, description="in slots")
+
+
+class TenantDelete(Message):
+    """``tenant.delete``: the tenant gets what one gets that is not configured."""
+
+    tenant_id: Id
 
 
 class JobDelete(Message):

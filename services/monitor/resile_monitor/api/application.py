@@ -21,6 +21,7 @@ from .policy import Policy
 from .pool import Pool
 from .problems import Handler, ProblemError, problems
 from .requests import MAX_BODY_BYTES
+from .tenants import Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
         middlewares=[problems, guarded(token), require_loaded, traced], client_max_size=MAX_BODY_BYTES
     )
     made.add_routes([web.get("/", root), web.get("/healthz", healthz), web.get("/readyz", readyz)])
-    for part in (Jobs, Hosts, Policy, Packages, Downloads, Events, Logs):
+    for part in (Jobs, Hosts, Policy, Tenants, Packages, Downloads, Events, Logs):
         made.add_routes(part(pool).routes())
     made.on_shutdown.append(close)
     return made

@@ -9,17 +9,29 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel
 
 from resile_shared import subjects
-from resile_shared.api import HostView, JobList, JobSummary, JobView, PolicyView
+from resile_shared.api import HostView, JobList, JobSummary, JobView, PolicyView, TenantList, TenantView
 from resile_shared.buckets import Entry
 from resile_shared.bus import Bus
 from resile_shared.credentials import Credentials
-from resile_shared.messages.commands import Accepted, PoolPolicy, PoolSuspend
+from resile_shared.messages.commands import Accepted, PoolPolicy, PoolSuspend, TenantDelete, TenantSet
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord
 from resile_shared.messages.message import MAX_INTEGER
-from resile_shared.messages.pool import PolicyRecord
+from resile_shared.messages.pool import PolicyRecord, TenantShare
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.storage import ObjectStorage
-from resile_shared.subjects import EVENTS, HOSTS, JOBS, LEASE, LEASE_KEY, POLICY, POLICY_KEY, BucketSpec, InvalidSubject
+from resile_shared.subjects import (
+    EVENTS,
+    HOSTS,
+    JOBS,
+    LEASE,
+    LEASE_KEY,
+    POLICY,
+    POLICY_KEY,
+    TENANTS,
+    TENANTS_KEY,
+    BucketSpec,
+    InvalidSubject,
+)
 
 from ..projection import Projection
 from .problems import ProblemError
@@ -30,7 +42,7 @@ MAX_HISTORY = 1000
 EXPLAIN_SECONDS = 0.5
 """An answer without the reasons of the newest decision is better than a late one."""
 
-Entity = Literal["job", "host", "pool"]
+Entity = Literal["job", "host", "pool", "tenant"]
 M = TypeVar("M", bound=BaseModel)
 V = TypeVar("V", bound=JobSummary)
 
@@ -146,6 +158,32 @@ class Pool:
         """Change how jobs share slots; return how they do so then."""
         await self._accepted("pool", "policy", command, target="", key=key)
         return await self.policy()
+
+    async def tenants(self) -> TenantList:
+        """Return the tenants that are configured, and those that have jobs."""
+        entry = await self._stored(TENANTS, TENANTS_KEY)
+        configured = entry.value.tenants if entry else {}
+        active = [job for job in self.projection.jobs().jobs if not job.state.is_final]
+        return TenantList(
+            tenants=tuple(
+                TenantView(
+                    id=name,
+                    weight=configured.get(name, TenantShare()).weight,
+                    quota=configured.get(name, TenantShare()).quota,
+                    is_configured=name in configured,
+                    jobs=sum(job.tenant == name for job in active),
+                    workers=sum(job.workers for job in active if job.tenant == name),
+                )
+                for name in sorted({*configured, *(job.tenant for job in active)})
+            )
+        )
+
+    async def change_tenant(
+        self, verb: Literal["set", "delete"], command: TenantSet | TenantDelete, *, key: str | None
+    ) -> TenantList:
+        """Change what a tenant gets; return all tenants as they are then."""
+        await self._accepted("tenant", verb, command, target=command.tenant_id, key=key)
+        return await self.tenants()
 
     async def _accepted(
         self, entity: Entity, verb: str, request: BaseModel, *, target: str, key: str | None

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -40,6 +40,14 @@ async def body_time(seconds: float = BODY_SECONDS) -> AsyncIterator[None]:
     except TimeoutError as error:
         detail = f"the request body, or the next piece of it, did not arrive within {seconds:g} seconds: try again"
         raise ProblemError("timeout", detail) from error
+
+
+def build(model: type[M], fields: Mapping[str, object]) -> M:
+    """Return a command with what the path and the body of a request say."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise ProblemError("invalid", f"invalid request: {describe(error, model)}") from error
 
 
 def read_query(request: web.Request, model: type[M]) -> M:

@@ -15,7 +15,7 @@ from resile_shared.messages.reports import Report
 from resile_shared.policies import PolicyName
 from resile_shared.recent_events import RecentEvents
 
-from ..policies.demand import Policy
+from ..policies.demand import Policy, RankedPolicy
 from ..policies.fairshare import fairshare
 from .allocator import Allocator
 from .deadlines import Deadlines
@@ -33,7 +33,9 @@ from .events import (
     PoolSuspendRequested,
     ProbeExpired,
     Reply,
+    Request,
     StateRestored,
+    TenantChangeRequested,
     Tick,
 )
 from .fork_server_deaths import ForkServerDeaths
@@ -47,6 +49,7 @@ from .probing import HostProber
 from .recovery import Recovery
 from .restore import Restore
 from .retention import Limits, Retention
+from .tenant_shares import TenantShares
 from .worker_ends import WorkerEnds
 from .worker_reports import WorkerReports
 
@@ -67,7 +70,7 @@ class Scheduler:
         policy: Policy = fairshare,
         detection_seconds: float = 3.0,
         limits: Limits | None = None,
-        policies: Mapping[PolicyName, Policy] = MappingProxyType({}),
+        policies: Mapping[PolicyName, RankedPolicy] = MappingProxyType({}),
         chosen: PoolPolicy | None = None,
     ) -> None:
         self.epoch = epoch
@@ -85,6 +88,7 @@ class Scheduler:
         self._restore = Restore(pool, allocator, self._host_events, epoch=epoch)
         self._decisions = Decisions(pool, allocator, recovery, policy=policy)
         self._policy_choice = PolicyChoice(self._decisions, policies, initial=chosen or PoolPolicy())
+        self._tenant_shares = TenantShares(pool, self._policy_choice)
         self._outgoing = Outgoing(pool)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
@@ -105,10 +109,12 @@ class Scheduler:
         jobs, hosts = self._affected(event), self._affected_hosts(event)
         self._decisions.decide(now=now)
         outgoing = self._outgoing
-        changed = self._policy_choice.take_changes()
-        stored = [*outgoing.records(jobs), *changed, *replies, *outgoing.allocations(jobs)]
         return [
-            *stored,
+            *outgoing.records(jobs),
+            *self._policy_choice.take_changes(),
+            *self._tenant_shares.take_changes(),
+            *replies,
+            *outgoing.allocations(jobs),
             *outgoing.assignments(hosts),
             *outgoing.stops(event, jobs),
             *outgoing.pauses(jobs, now=now),
@@ -117,9 +123,9 @@ class Scheduler:
         ]
 
     def _apply(self, event: Event, now: float) -> list[Command]:
+        if isinstance(event, Request):
+            return [Reply(event.command, self._answer(event, now))]
         match event:
-            case JobSubmitted() | JobChangeRequested() | PoolSuspendRequested() | PolicyChangeRequested():
-                return [Reply(event.command, self._answer(event, now))]
             case JobNotStored(job, reason):
                 self._recovery.on_not_stored(self._pool.jobs[job], reason, now=now)
             case JobRemoved(job):
@@ -135,6 +141,7 @@ class Scheduler:
                 self._restore.restore(event, now=now)
                 self._retention.restore(self._pool.jobs.values())
                 self._policy_choice.restore(event.policy, now=now)
+                self._tenant_shares.restore(event.tenants)
             case _:
                 self._observe(event, now)
         return []
@@ -154,9 +161,7 @@ class Scheduler:
             case ProbeExpired():
                 self._prober.on_probe_expired(event, now=now)
 
-    def _answer(
-        self, request: JobSubmitted | JobChangeRequested | PoolSuspendRequested | PolicyChangeRequested, now: float
-    ) -> Answer:
+    def _answer(self, request: Request, now: float) -> Answer:
         match request:
             case JobSubmitted():
                 return self._job_commands.submit(request, now=now)
@@ -170,6 +175,8 @@ class Scheduler:
                 return Accepted(jobs=self._pool.jobs_with_slots())
             case PolicyChangeRequested():
                 return self._policy_choice.change(request, now=now)
+            case TenantChangeRequested():
+                return self._tenant_shares.change(request, now=now)
 
     def _affected(self, event: Event) -> list[Job]:
         """Return the jobs that may need commands: a heartbeat that changes nothing must be cheap."""

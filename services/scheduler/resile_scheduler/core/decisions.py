@@ -163,6 +163,7 @@ class Decisions:
         return Demand(
             job=job.id,
             number=job.number,
+            tenant=job.record.spec.tenant,
             priority=job.record.priority,
             least=job.least_workers,
             most=most,

@@ -15,10 +15,12 @@ from resile_shared.messages.commands import (
     JobStop,
     PoolPolicy,
     Refused,
+    TenantDelete,
+    TenantSet,
 )
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec
-from resile_shared.messages.pool import PolicyRecord
+from resile_shared.messages.pool import PolicyRecord, TenantsRecord
 from resile_shared.messages.reports import Report
 
 from ..policies.demand import Policy
@@ -35,6 +37,8 @@ class StateRestored:
     """The highest number of a job that is gone, or that cannot be read."""
     policy: PolicyRecord | None = None
     """None: it was never changed."""
+    tenants: TenantsRecord | None = None
+    """None: no tenant was ever configured."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,14 @@ class PolicyChangeRequested:
 
 
 @dataclass(frozen=True)
+class TenantChangeRequested:
+    """An operator wants to change what a tenant gets; ``command`` is the id of the request."""
+
+    command: str
+    request: TenantSet | TenantDelete
+
+
+@dataclass(frozen=True)
 class JobRemoved:
     """Nothing is stored of the job any more."""
 
@@ -117,13 +129,13 @@ class ProbeExpired:
     beat: int
 
 
+Request = JobSubmitted | JobChangeRequested | PoolSuspendRequested | PolicyChangeRequested | TenantChangeRequested
+"""Events that are answered."""
+
 Event = (
     StateRestored
-    | JobSubmitted
-    | JobChangeRequested
+    | Request
     | JobNotStored
-    | PoolSuspendRequested
-    | PolicyChangeRequested
     | JobRemoved
     | HostRemoved
     | PolicyChanged
@@ -155,6 +167,13 @@ class StorePolicy:
     """Store how jobs share the slots of the pool, then publish that it was changed."""
 
     record: PolicyRecord
+
+
+@dataclass(frozen=True)
+class StoreTenants:
+    """Store the tenants that are configured, then publish which one was changed."""
+
+    record: TenantsRecord
 
 
 @dataclass(frozen=True)
@@ -228,5 +247,14 @@ class Reply:
 
 
 Command = (
-    StoreJob | StorePolicy | AssignJobs | WriteAllocation | StopWorkers | PauseWorkers | ProbeHost | RemoveJob | Reply
+    StoreJob
+    | StorePolicy
+    | StoreTenants
+    | AssignJobs
+    | WriteAllocation
+    | StopWorkers
+    | PauseWorkers
+    | ProbeHost
+    | RemoveJob
+    | Reply
 )

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from resile_shared.messages.commands import Accepted, PoolPolicy, Refused
 from resile_shared.messages.jobs import MAX_COMMANDS
 from resile_shared.messages.message import at
-from resile_shared.messages.pool import PolicyRecord
+from resile_shared.messages.pool import PolicyRecord, TenantShare
 from resile_shared.policies import PolicyName
 
-from ..policies.demand import Policy
+from ..policies.demand import RankedPolicy
 from ..policies.preemption import without_preemption
+from ..policies.tenants import by_tenant
 from .decisions import Decisions
 from .events import PolicyChangeRequested, StorePolicy
 
@@ -17,16 +18,20 @@ from .events import PolicyChangeRequested, StorePolicy
 class PolicyChoice:
     """The chosen one of ``policies``; ``initial``, with which this scheduler was started, precedes what is stored."""
 
-    def __init__(self, decisions: Decisions, policies: Mapping[PolicyName, Policy], *, initial: PoolPolicy) -> None:
+    def __init__(
+        self, decisions: Decisions, policies: Mapping[PolicyName, RankedPolicy], *, initial: PoolPolicy
+    ) -> None:
         self._decisions = decisions
         self._policies = policies
         self._initial = initial
         self._record = self._stored = PolicyRecord()
+        self._shares: Mapping[str, TenantShare] = {}
 
     def restore(self, stored: PolicyRecord | None, *, now: float) -> None:
         """Take over what is stored, and change what this scheduler was started with."""
         if stored is not None and stored.policy in self._policies:
             self._record = self._stored = stored
+        if self._policies:
             self._use("")
         self._change(self._initial, now=now)
 
@@ -41,6 +46,12 @@ class PolicyChoice:
             newest = (*self._record.applied_commands, event.command)[-MAX_COMMANDS:]
             self._record = self._record.model_copy(update={"applied_commands": newest})
         return Accepted()
+
+    def use_shares(self, shares: Mapping[str, TenantShare], cause: str) -> None:
+        """Divide slots among tenants by ``shares`` from now on; ``cause`` is the reason in the histories."""
+        self._shares = shares
+        if self._policies:
+            self._use(cause)
 
     def take_changes(self) -> list[StorePolicy]:
         """Return, once, what is not stored."""
@@ -63,4 +74,6 @@ class PolicyChoice:
 
     def _use(self, cause: str) -> None:
         policy = self._policies[self._record.policy]
-        self._decisions.change_policy(policy if self._record.preemption else without_preemption(policy), cause)
+        among_tenants = by_tenant(policy, self._shares, ranking=policy.ranking)
+        preemption = self._record.preemption
+        self._decisions.change_policy(among_tenants if preemption else without_preemption(among_tenants), cause)

@@ -13,7 +13,7 @@ from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Labels, Slot
 from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.messages.message import at
-from resile_shared.messages.pool import PolicyRecord
+from resile_shared.messages.pool import PolicyRecord, TenantsRecord
 from resile_shared.messages.reports import Report
 from resile_shared.policies import PolicyName
 
@@ -33,12 +33,13 @@ from ..core.events import (
     StopWorkers,
     StoreJob,
     StorePolicy,
+    StoreTenants,
     Tick,
     WriteAllocation,
 )
 from ..core.pool import number_of
 from ..core.retention import Limits
-from ..policies.demand import Policy
+from ..policies.demand import Policy, RankedPolicy
 from ..policies.fairshare import fairshare
 from .agents import SimulatedAgents
 from .job import SimulatedJob
@@ -54,7 +55,7 @@ class SimulatedPool:
         self,
         *,
         policy: Policy = fairshare,
-        policies: Mapping[PolicyName, Policy] = MappingProxyType({}),
+        policies: Mapping[PolicyName, RankedPolicy] = MappingProxyType({}),
         start: float = 1_000_000.0,
         limits: Limits | None = None,
         delays: Delays | None = None,
@@ -70,6 +71,7 @@ class SimulatedPool:
         self.histories: dict[str, list[HistoryItem]] = {}
         self.allocations: list[Allocation] = []
         self.policy_record: PolicyRecord | None = None
+        self.tenants_record: TenantsRecord | None = None
         self.removals: list[RemoveJob] = []
         self._timeline = Timeline(start)
         self._agents = SimulatedAgents(self._timeline, self._send)
@@ -166,7 +168,10 @@ class SimulatedPool:
         self.scheduler = self._new_scheduler()
         newest = {allocation.job: allocation for allocation in self.allocations}
         stored = (tuple(self.records.values()), tuple(newest.values()), tuple(self.hosts.values()))
-        self.handle(StateRestored(*stored, last_number=self._last_number, policy=self.policy_record))
+        restored = StateRestored(
+            *stored, last_number=self._last_number, policy=self.policy_record, tenants=self.tenants_record
+        )
+        self.handle(restored)
 
     def _new_scheduler(self) -> Scheduler:
         return Scheduler(
@@ -231,6 +236,8 @@ class SimulatedPool:
                 self.on_stored(command)
             case StorePolicy(record):
                 self.policy_record = record
+            case StoreTenants(record):
+                self.tenants_record = record
             case WriteAllocation(allocation):
                 self.allocations.append(allocation)
                 self._workers.allocate(self._jobs[allocation.job], allocation)

@@ -1,0 +1,71 @@
+"""The commands that show and change what tenants get of the slots."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resile_shared.errors import UsageError
+from resile_shared.messages.pool import MAX_QUOTA, MAX_WEIGHT
+
+from .options import Answer, pool_command
+
+if TYPE_CHECKING:
+    from resile_shared.api import TenantView
+
+    from ..client import Client
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Show or change what tenants get of the slots.")
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The tenant, as in `resile submit --tenant`.")]
+
+
+@pool_command(app, "list", short_help="List the tenants, with their weights and quotas.")
+async def list_tenants(client: "Client") -> Answer:
+    """List the tenants that are configured, and those that have jobs, with what each gets and has."""
+    return _shown(await client.tenants())
+
+
+@pool_command(app, "set", short_help="Change the weight or the quota of a tenant.")
+async def set_tenant(
+    client: "Client",
+    name: Name,
+    *,
+    weight: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=MAX_WEIGHT, help="Slots are divided in proportion to weights. Default: as it is."
+        ),
+    ] = None,
+    quota: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SLOTS",
+            min=0,
+            max=MAX_QUOTA,
+            help="Slots that the tenant gets before others, if its jobs can use them. Default: as it is.",
+        ),
+    ] = None,
+) -> Answer:
+    r"""Change what a tenant gets of the slots, while jobs train: they follow at their next iteration boundary.
+
+    \b
+    resile tenant set vision --weight 2            twice the share of a tenant with weight 1
+    resile tenant set vision --quota 16            16 slots before others; those that it leaves idle are borrowed
+    resile tenant set vision --quota 0             no quota any more
+
+    A tenant that is not configured has weight 1 and no quota. The quotas of all tenants must fit in the pool.
+    """
+    if weight is None and quota is None:
+        raise UsageError(f"nothing to change for tenant {name}: use --weight or --quota")
+    return _shown(await client.set_tenant(name, weight=weight, quota=quota))
+
+
+@pool_command(app, "delete", short_help="Give a tenant the default weight and no quota.")
+async def delete_tenant(client: "Client", name: Name) -> Answer:
+    """Delete the settings of a tenant: it has weight 1 and no quota then. Its jobs go on, and its usage stays."""
+    return _shown(await client.delete_tenant(name))
+
+
+def _shown(tenants: "tuple[TenantView, ...]") -> Answer:
+    from .tables import tenant_table
+
+    return {"tenants": tenants}, tenant_table(tenants) if tenants else ["there are no tenants yet"]
