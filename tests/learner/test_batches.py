@@ -15,6 +15,12 @@ def plans(draw: st.DrawFn) -> BatchPlan:
     return BatchPlan(draw(st.integers(1, 300)), batch_size, draw(st.integers(1, batch_size)), draw(st.integers(0, 9)))
 
 
+@st.composite
+def dropping_plans(draw: st.DrawFn) -> BatchPlan:
+    plan = draw(plans())
+    return replace(plan, num_samples=plan.num_samples + plan.batch_size, drop_last=True)
+
+
 def batches(plan: BatchPlan) -> list[Batch]:
     """The batches of an epoch, each where the one before it ended."""
     found, position = [], Position()
@@ -47,7 +53,7 @@ def test_shards_are_as_large_as_the_rules_say(plan: BatchPlan) -> None:
         assert sum(batch.weight(leaf) for leaf in range(batch.num_shards)) == pytest.approx(1)
 
 
-@given(plans(), st.integers(1, 3))
+@given(st.one_of(plans(), dropping_plans()), st.integers(1, 3))
 def test_batches_of_one_size_are_counted_without_making_them(plan: BatchPlan, epochs: int) -> None:
     made = batches(plan)
     assert plan.per_epoch == len(made)
@@ -69,6 +75,13 @@ def test_batches_of_any_sizes_that_follow_each_other_use_every_sample_once(plan:
         seen += batch.indices.tolist()
         position = batch.next
     assert seen == everything.tolist()
+
+
+@given(dropping_plans())
+def test_samples_that_do_not_fill_a_batch_are_left_out(plan: BatchPlan) -> None:
+    assert {len(batch.indices) for batch in batches(plan)} == {plan.batch_size}
+    seen = np.concatenate([batch.indices for batch in batches(plan)])
+    assert len(set(seen.tolist())) == len(seen) == plan.num_samples - plan.num_samples % plan.batch_size
 
 
 def test_a_lone_leftover_sample_joins_the_batch_before_it() -> None:

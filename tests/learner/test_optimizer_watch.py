@@ -1,6 +1,5 @@
 """What a script does with its optimizer that other workers could not know, or did not do alike, is named."""
 
-import warnings
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
@@ -99,14 +98,26 @@ def test_a_step_that_one_worker_alone_skips_shows_in_its_next_header_even_if_no_
         if iteration.number != 1:
             optimizer.step()
 
+    scaler = {"scaler": torch.amp.GradScaler("cpu")}  # which may skip a step
     model, optimizer = parts(learning_rate=0.0)
-    all_steps = train(model, optimizer)
+    all_steps = train(model, optimizer, state=scaler)
     model, optimizer = parts(learning_rate=0.0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        one_less = train(model, optimizer, skip_second)
+    one_less = train(model, optimizer, skip_second, state=scaler)
     assert [mine == other for mine, other in zip(all_steps, one_less, strict=True)][:4] == [True, True, True, False]
-    assert any("its gradients are lost" in str(warning.message) for warning in caught)
+
+
+@pytest.mark.parametrize(
+    ("steps", "complaint"), [(0, "its gradients are lost"), (2, "called 2 times in one iteration")]
+)
+def test_gradients_are_used_once(steps: int, complaint: str) -> None:
+    model, optimizer = parts()
+
+    def update(iteration: Iteration) -> None:
+        for _ in range(steps if iteration.number == 1 else 1):
+            optimizer.step()
+
+    with pytest.raises(UsageError, match=complaint):
+        train(model, optimizer, update)
 
 
 def test_a_frozen_parameter_that_one_worker_alone_changes_shows_in_its_next_header() -> None:

@@ -5,6 +5,8 @@ A training call is all that a script needs::
     from resile.training import ElasticModel
 
     ElasticModel(model, datasets, loss_fn, optimizer).train(epochs=3, batch_size=192)
+
+`prepare` makes an ordinary loop elastic, and `ElasticLoop` is the loop written by hand.
 """
 
 import os
@@ -15,8 +17,19 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 from resile_learner.training.iteration import Iteration
 from resile_learner.training.loop import ElasticLoop
 from resile_learner.training.model import Callback, ElasticModel
+from resile_learner.training.prepare import ElasticLoader, prepare
 from resile_learner.training.reports import Result
 from resile_learner.training.seeds import seed
 from resile_learner.training.validation import Validation
 
-__all__ = ["Callback", "ElasticLoop", "ElasticModel", "Iteration", "Result", "Validation", "seed"]
+__all__ = [
+    "Callback",
+    "ElasticLoader",
+    "ElasticLoop",
+    "ElasticModel",
+    "Iteration",
+    "Result",
+    "Validation",
+    "prepare",
+    "seed",
+]

@@ -2,6 +2,7 @@
 
 model.py      ElasticModel, the training call
 loop.py       ElasticLoop, the hand-written loop: start reading here
+prepare.py    prepare, for an ordinary loop: backward.py, gates.py and data_loader.py are what its lines then do
 settings.py   the settings of a training call, and the facts that must be equal on all workers
 iteration.py  one iteration: its shards and the exchange
 batches.py    the order of samples, and how it is cut into batches and shards

@@ -65,7 +65,8 @@ class BatchPlan:
 
     So batches of another size can follow each other without a gap: each begins where the one before it ended. Batches
     never cross an epoch. A last batch that is short has fewer shards, each of about the usual size and of at
-    least two samples where possible; a lone leftover sample joins the batch before it.
+    least two samples where possible; a lone leftover sample joins the batch before it. With ``drop_last`` the samples
+    that do not fill a batch are left out of the epoch.
     """
 
     num_samples: int
@@ -73,6 +74,7 @@ class BatchPlan:
     num_shards: int
     seed: int
     shuffle: bool = True
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
@@ -83,6 +85,11 @@ class BatchPlan:
             raise UsageError(
                 f"num_shards is {self.num_shards} for a batch of {self.batch_size}: use 1 to {self.batch_size}, or "
                 "leave it out"
+            )
+        if self.drop_last and self.num_samples < self.batch_size:
+            raise UsageError(
+                f"drop_last leaves nothing to train on: {self.num_samples} samples do not fill a batch of "
+                f"{self.batch_size}"
             )
 
     @property
@@ -104,16 +111,19 @@ class BatchPlan:
     def batch(self, position: Position, *, num_shards: int | None = None) -> Batch:
         """Return the batch that begins at ``position``, cut into ``num_shards`` if given: one a worker in fast mode."""
         epoch, start = position
-        stop = start + self.batch_size
-        if self.num_samples - stop < min(2, self.batch_size):
-            stop = self.num_samples
+        stop = min(start + self.batch_size, self.num_samples)
+        rest = self.num_samples - stop
+        if not self.drop_last and rest < min(2, self.batch_size):
+            stop, rest = self.num_samples, 0
         indices = self._order(epoch)[start:stop]
-        following = Position(epoch, stop) if stop < self.num_samples else Position(epoch + 1)
+        ends_epoch = rest < (self.batch_size if self.drop_last else 1)
+        following = Position(epoch + 1) if ends_epoch else Position(epoch, stop)
         return Batch(epoch, indices, num_shards or self._shards_of(len(indices)), self.batch_size, following)
 
     def _num_batches(self, num_samples: int) -> int:
         full, rest = divmod(num_samples, self.batch_size)
-        return max(1, full + (1 if rest > 1 or (rest and not full) else 0))
+        is_kept = not self.drop_last and (rest > 1 or (rest and not full))
+        return max(1, full + (1 if is_kept else 0))
 
     def _shards_of(self, samples: int) -> int:
         if samples >= self.batch_size:

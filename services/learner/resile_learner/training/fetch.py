@@ -52,6 +52,10 @@ class Fetcher:
         self._shards = _Shards(dataset, seed, collate_fn or default_collate)
         self._num_workers = num_workers
 
+    def read(self, key: ShardKey) -> Fetched:
+        """One shard, read in this process."""
+        return self._shards[key]
+
     def stream(self, keys: Iterable[ShardKey]) -> Iterator[Fetched]:
         """The shards of ``keys``, in order; with ``num_workers`` processes some are read ahead."""
         if not self._num_workers:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,7 @@ class Iteration:
         *,
         seed: int,
         fetch: Callable[[], Fetched],
+        fetch_spare: Callable[[], Fetched],
         gradients: Gradients,
         buffers: Buffers,
         rounds: Rounds,
@@ -70,6 +71,7 @@ class Iteration:
         self._held = held
         self._seed = seed
         self._fetch = fetch
+        self._fetch_spare = fetch_spare
         self._gradients = gradients
         self._buffers = buffers
         self._plan = gradients.begin(batch.num_shards, held)
@@ -90,21 +92,44 @@ class Iteration:
         for done, leaf in enumerate(range(*self._held)):
             self._phases.enter("data")
             fetched = self._fetch()
-            self._phases.enter("compute")
             self._indices.append(fetched.indices)
-            self._determinism.apply()
-            self._buffers.restore()
-            self._gradients.clear()
+            self._begin_shard(leaf)
             if leaf == self._held.hi - 1:
                 self._gradients.overlap(self._plan, self._round.exchange)
             else:
                 self._gradients.expect(self._plan.steps[done])
-            seed_all(mix(self._seed, "compute", self.number, leaf))
             yield fetched.batch
             if len(self._leaves) != done + 1:
                 raise UsageError(
                     "iteration.backward(loss) was not called exactly once for a shard: call it once for each shard"
                 )
+
+    @property
+    def num_held(self) -> int:
+        """How many shards this worker computes."""
+        return self._held.hi - self._held.lo
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether `backward` was called for all of them."""
+        return len(self._leaves) == self.num_held
+
+    def spare_shard(self) -> Iterator[Any]:
+        """For a worker that holds no shard: one that another worker holds, so that a loop's body runs here as well.
+
+        Its backward pass goes through `compute`, and nothing of it counts.
+        """
+        self._phases.enter("data")
+        fetched = self._fetch_spare()
+        self._begin_shard(0)
+        yield fetched.batch
+
+    def _begin_shard(self, leaf: int) -> None:
+        self._phases.enter("compute")
+        self._determinism.apply()
+        self._buffers.restore()
+        self._gradients.clear()
+        seed_all(mix(self._seed, "compute", self.number, leaf))
 
     def backward(self, loss: Tensor, *, scaler: Any = None, **metrics: Tensor | float) -> None:
         """Compute the gradients of the current shard from its mean ``loss``, a scalar.
@@ -112,33 +137,55 @@ class Iteration:
         ``scaler`` is the GradScaler that scales the loss, one of the loop's ``state``. ``metrics`` are means over the
         shard, to be averaged over the global batch.
         """
-        leaf = self._held.lo + len(self._leaves)
-        if loss.numel() != 1:
-            raise UsageError(
-                f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
-            )
         if isinstance(scaler, GradScaler) and not any(scaler is known for known in self._scalers):
             raise UsageError(
                 "the GradScaler is not part of the run's state, so that a joining worker would scale otherwise: pass "
                 'it to the training call, as in ElasticLoop(..., state={"scaler": scaler})'
             )
+
+        def run(weighted: Tensor) -> None:
+            (weighted if scaler is None else scaler.scale(weighted)).backward()
+
+        self.compute(loss, run, {"loss": loss, **metrics}, allows_nan=scaler is not None)
+
+    def compute(
+        self,
+        loss: Tensor,
+        run: Callable[[Tensor], None],
+        values: Mapping[str, Tensor | float],
+        *,
+        allows_nan: bool,
+    ) -> None:
+        """Compute the gradients of the current shard: ``run`` the backward pass of ``loss``, weighted by its samples.
+
+        ``values`` are means over the shard, among them "loss". Of a spare shard nothing is kept.
+        """
+        self._allows_nan = allows_nan
+        leaf = self._held.lo + len(self._leaves) if self.num_held else 0
+        if loss.numel() != 1:
+            raise UsageError(
+                f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
+            )
         weight = self._batch.weight(leaf)
         weighted = loss if weight == 1.0 else loss * weight
-        self._allows_nan = scaler is not None
-        scaled = weighted if scaler is None else scaler.scale(weighted)
-        with self._determinism.backward(scaled):
-            scaled.backward()
+        with self._determinism.backward(weighted):
+            run(weighted)
+        deltas = self._buffers.collect(weight=weight, first=leaf == 0)
+        if not self.num_held:
+            self._gradients.clear()
+            return
         if leaf < self._held.hi - 1:
             self._gradients.fold(self._plan.steps[leaf - self._held.lo])
-        values = {"loss": loss.detach(), **{name: _detached(value) for name, value in metrics.items()}}
-        self._leaves.append((values, self._buffers.collect(weight=weight, first=leaf == 0)))
+        self._leaves.append(({name: _detached(value) for name, value in values.items()}, deltas))
 
     def exchange(self) -> bool:
         """Sum over all workers: parameters get the gradients, and the model the buffers, of the global batch.
 
         Returns False when a member was lost meanwhile: nothing has changed, and the loop repeats the iteration.
         """
-        if len(self._leaves) != self._held.hi - self._held.lo:
+        if self.outcome or self.lost:
+            raise UsageError("iteration.exchange() was called a second time: call it once, after the last shard")
+        if not self.is_computed:
             raise UsageError(
                 "iteration.exchange() was called before all shards were computed: take all of iteration.shards() first"
             )
@@ -162,6 +209,7 @@ class Iteration:
         self._determinism.apply()  # the update depends on it as well
         self._buffers.commit(totals.deltas)
         self._gradients.assign(totals.used)
+        seed_all(mix(self._seed, "update", self.number))  # whichever shard this worker computed last
         self._phases.enter("callback")
         return True
 

@@ -52,8 +52,9 @@ class ElasticLoop:
     largest of 24, 12, 8, 6, 4, 2, 1 that leaves at least 8 samples in a shard). ``state`` names further objects with
     ``state_dict`` and ``load_state_dict`` that belong to the run's state, such as a learning-rate schedule or a
     GradScaler. ``validation`` is computed at the end of each epoch. ``checkpoint_every`` counts iterations, or is a
-    time such as "5 min". ``threads`` are torch's threads in each worker. Raises UsageError for settings that cannot
-    work.
+    time such as "5 min". ``threads`` are torch's threads in each worker. Without ``shuffle`` every epoch has the order
+    of the dataset; ``drop_last`` leaves out samples that do not fill a global batch. Raises UsageError for settings
+    that cannot work.
     """
 
     def __init__(
@@ -73,12 +74,14 @@ class ElasticLoop:
         checkpoint_every: int | str | None = None,
         mode: Mode = "same-bits",
         threads: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = False,
     ) -> None:
         shards = default_num_shards(batch_size) if num_shards is None else num_shards
-        self._settings = TrainingSettings(epochs, batch_size, shards, seed, mode, threads)
+        self._settings = TrainingSettings(epochs, batch_size, shards, seed, mode, threads, shuffle, drop_last)
         self._more_settings: dict[str, object] = {}
         num_samples = len(checked_dataset(dataset, name="training"))
-        self.plan = BatchPlan(num_samples, batch_size, shards, seed)
+        self.plan = BatchPlan(num_samples, batch_size, shards, seed, shuffle, drop_last)
         self.bits = Reproducibility(mode)
         self._session: Session = current_session()
         self._phases = self._session.phases
@@ -141,6 +144,11 @@ class ElasticLoop:
     def epoch(self) -> int:
         """The epoch of the next iteration, from 0."""
         return self._state.progress.epoch
+
+    @property
+    def loss(self) -> float | None:
+        """The loss of the last committed iteration, over its global batch; None before the first."""
+        return self._state.progress.loss
 
     @property
     def result(self) -> Result | None:
@@ -217,6 +225,7 @@ class ElasticLoop:
             batch.held_by(view.rank, view.size),
             seed=self._settings.seed,
             fetch=self._next_shard,
+            fetch_spare=lambda: self._fetcher.read(ShardKey(batch.epoch, batch.shard(0))),
             gradients=self._gradients,
             buffers=self._buffers,
             rounds=self._protocol.rounds,

@@ -1,6 +1,5 @@
 """What a script does with its optimizer, as far as the other workers could not know or do alike."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,10 +58,16 @@ class OptimizerWatch:
                 "optimizer.step() was called although iteration.exchange() returned False, which means that a member "
                 "was lost and the iteration is repeated: write `if iteration.exchange(): optimizer.step()`"
             )
+        if steps > 1:
+            raise UsageError(
+                f"optimizer.step() was called {steps} times in one iteration, with the same gradients: call it once "
+                "after the exchange"
+            )
         if not (is_lost or steps or may_skip):
-            warnings.warn(
-                "an iteration ended without optimizer.step(): its gradients are lost, since the next one clears them",
-                stacklevel=2,
+            raise UsageError(
+                "an iteration ended without optimizer.step(), and its gradients are lost: call it after every exchange "
+                "(in a prepared loop for every batch: it acts once an iteration). To accumulate gradients, use more "
+                "shards (accumulate=... of prepare)"
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -27,6 +27,8 @@ class TrainingSettings:
     seed: int
     mode: Mode
     threads: int
+    shuffle: bool = True
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
         if self.epochs < 1:

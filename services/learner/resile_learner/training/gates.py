@@ -1,0 +1,50 @@
+"""Letting a script's calls act once an iteration, although its loop makes them for each shard."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+
+from resile_shared.errors import UsageError
+
+
+def gate_method(owner: Any, name: str, is_open: Callable[[], bool]) -> None:
+    """From now on method ``name`` of ``owner`` does nothing, and returns None, while ``is_open()`` is false.
+
+    For objects whose state leaves out such attributes, as optimizers and scalers do.
+    """
+    method = getattr(owner, name)
+
+    @wraps(method)
+    def gated(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs) if is_open() else None
+
+    setattr(owner, name, gated)
+
+
+def gate_optimizer(optimizer: torch.optim.Optimizer, is_open: Callable[[], bool]) -> None:
+    """The same for ``optimizer.step``, which `LRScheduler` replaces in the same way and marks. Refuses closures."""
+    gate_method(optimizer, "step", is_open)
+    gated = optimizer.step
+
+    @wraps(gated)  # with the marks that LRScheduler looks for
+    def step(closure: Callable[[], Any] | None = None) -> Any:
+        if closure is not None:
+            raise UsageError(
+                "optimizer.step() was called with a closure, which computes the loss again: compute it in the body of "
+                "the loop, call loss.backward(), and then optimizer.step()"
+            )
+        return gated()
+
+    optimizer.step = step  # type: ignore[method-assign]
+
+
+def gate_schedule(schedule: Any, is_open: Callable[[], bool]) -> None:
+    """The same for ``schedule.step``. Schedules save all their attributes, so theirs is replaced by a class."""
+    kind = type(schedule)
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return kind.step(self, *args, **kwargs) if is_open() else None
+
+    schedule.__class__ = type(kind.__name__, (kind,), {"step": step, "__doc__": kind.__doc__})

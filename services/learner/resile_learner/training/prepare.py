@@ -1,0 +1,297 @@
+"""An ordinary loop, made elastic by one line.
+
+::
+
+    model, optimizer, loader = resile.training.prepare(model, optimizer, loader)
+    for epoch in loader.epochs(10):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+
+How such a loop maps onto iterations is in docs/elastic-training.md. `ElasticLoop` does the training.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from resile_shared.errors import UsageError
+
+from ..session import current_session
+from .backward import Run, handled_backward
+from .batches import BatchPlan, default_num_shards
+from .data_loader import read_loader
+from .fetch import checked_dataset
+from .gates import gate_method, gate_optimizer, gate_schedule
+from .iteration import Iteration
+from .loop import ElasticLoop
+from .reports import Result
+from .seeds import mix, seed_all
+from .settings import Mode
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[Any],
+    scheduler: Any = None,
+    *,
+    accumulate: int | None = None,
+    num_shards: int | None = None,
+    seed: int = 0,
+    grad_scaler: torch.amp.GradScaler | None = None,
+    state: Mapping[str, Any] | None = None,
+    checkpoint_every: int | str | None = None,
+    mode: Mode = "same-bits",
+    threads: int = 1,
+) -> tuple[Any, ...]:
+    """Make an ordinary training loop elastic; returns what it was given, to be used from here on.
+
+    The loader yields the shards that this worker computes. Its batch is the global batch and is cut into
+    ``num_shards`` (None: as for `ElasticLoop`); or, with ``accumulate``, each of its batches is a shard, and so many of
+    them make a global batch. ``loss.backward()`` of this worker's last shard exchanges the gradients, and only then do
+    the steps of ``optimizer``, ``scheduler`` and ``grad_scaler`` act, on every worker. ``state`` and all other options
+    are those of `ElasticLoop`. Raises UsageError for what cannot work.
+    """
+    elastic = ElasticLoader(
+        model,
+        optimizer,
+        loader,
+        accumulate=accumulate,
+        num_shards=num_shards,
+        grad_scaler=grad_scaler,
+        options={
+            "seed": seed,
+            "state": {**_named(scheduler=scheduler, grad_scaler=grad_scaler), **(state or {})},
+            "checkpoint_every": checkpoint_every,
+            "mode": mode,
+            "threads": threads,
+        },
+    )
+
+    def may_step() -> bool:
+        return elastic.sync_gradients
+
+    gate_optimizer(optimizer, may_step)
+    if scheduler is not None:
+        gate_schedule(scheduler, may_step)
+    if grad_scaler is not None:
+        for name in ("unscale_", "step", "update"):
+            gate_method(grad_scaler, name, may_step)
+    return (model, optimizer, elastic) if scheduler is None else (model, optimizer, elastic, scheduler)
+
+
+class ElasticLoader:
+    """A loader whose batches are the shards that this worker computes. Made by `prepare`.
+
+    An iteration is committed when the loop asks for what follows: another batch, or another epoch. So what a script
+    does at the end of an epoch still belongs to the epoch's last iteration, and is part of what a joiner receives.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: DataLoader[Any],
+        *,
+        accumulate: int | None,
+        num_shards: int | None,
+        grad_scaler: torch.amp.GradScaler | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        settings = read_loader(loader)
+        self.dataset = settings.dataset
+        self._model = model
+        self._optimizer = optimizer
+        self._grad_scaler = grad_scaler
+        batch_size, shards = _cut(settings.batch_size, accumulate, num_shards)
+        self._seed, self._mode = options["seed"], options["mode"]
+        self._plan = BatchPlan(
+            len(checked_dataset(settings.dataset, name="training")),
+            batch_size,
+            shards,
+            self._seed,
+            settings.shuffle,
+            settings.drop_last,
+        )
+        self._options = {
+            **options,
+            "batch_size": batch_size,
+            "num_shards": shards,
+            "shuffle": settings.shuffle,
+            "drop_last": settings.drop_last,
+            "collate_fn": settings.collate_fn,
+            "num_workers": settings.num_workers,
+        }
+        self._started: ElasticLoop | None = None
+        self._iterations: Iterator[Iteration]
+        self._iteration: Iteration | None = None
+        self._is_fresh = False
+        """Whether no batch of the open iteration was yielded yet."""
+        self._has_computed = False
+        """Whether the loss of the newest batch has had its backward pass."""
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """Train for ``num_epochs`` passes over the dataset; yields their numbers, from the one under way.
+
+        The run is complete when this has ended. Raises UsageError for settings that cannot work, and for an epoch that
+        was left early.
+        """
+        if self._started:
+            raise UsageError("loader.epochs() was called twice: a script has one training call; name all epochs in one")
+        self._started = ElasticLoop(self._model, self._optimizer, self.dataset, epochs=num_epochs, **self._options)
+        self._iterations = iter(self._started)
+        self._advance()
+        while self._iteration is not None:
+            opened = self._iteration
+            yield opened.epoch
+            if self._is_fresh:  # opened in a recovery at the end of the epoch, or never used
+                self._check_used(opened)
+            else:
+                self._check_not_left()
+                self._advance()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._iteration is None:
+            raise UsageError(
+                "the prepared loader was used outside of loader.epochs(): write `for epoch in loader.epochs(10):` "
+                "around the loop over the loader, so that a worker that joins later begins in the epoch under way"
+            )
+        epoch = self._iteration.epoch
+        while self._iteration is not None and self._iteration.epoch == epoch:
+            yield from self._batches(self._iteration)
+            if self.sync_gradients and self._is_last():
+                break
+            self._advance()
+        seed_all(mix(self._seed, "epoch", epoch))  # what follows in the script draws alike on all workers
+
+    def __len__(self) -> int:
+        """The number of batches that this worker is given in an epoch, with as many workers as there are now."""
+        rank, size = 0, 1
+        if self._started:
+            view = current_session().view
+            rank, size = view.rank, view.size
+        batches = [
+            self._plan.batch(self._plan.position(number), num_shards=size if self._mode == "fast" else None)
+            for number in (0, self._plan.per_epoch - 1)
+        ]
+        usual, last = (max(1, len(range(*batch.held_by(rank, size)))) for batch in batches)
+        return (self._plan.per_epoch - 1) * usual + last
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the gradients are those of a whole global batch: after the backward pass of its last shard here.
+
+        Code that belongs to an iteration, not to a shard, asks for it.
+        """
+        return self._iteration is not None and self._iteration.outcome is not None
+
+    @property
+    def iteration(self) -> int:
+        """Iterations committed so far: the number of the one under way."""
+        return self._loop.iteration
+
+    @property
+    def iterations_total(self) -> int:
+        """The number of iterations after which the run ends."""
+        return self._loop.iterations_total
+
+    @property
+    def loss(self) -> float | None:
+        """The loss of the newest global batch whose gradients were exchanged; None before the first."""
+        if self._iteration is not None and self._iteration.loss is not None:
+            return self._iteration.loss
+        return self._loop.loss
+
+    @property
+    def is_lowest_rank(self) -> bool:
+        """Whether this worker is, at the moment, the one that should print and write files."""
+        return self._loop.is_lowest_rank
+
+    @property
+    def result(self) -> Result | None:
+        """How the run ended; None before its end."""
+        return self._loop.result
+
+    def stop(self) -> None:
+        """End the run after this iteration: see `ElasticLoop.stop`."""
+        self._loop.stop()
+
+    @property
+    def _loop(self) -> ElasticLoop:
+        if self._started is None:
+            raise UsageError("training has not begun: this is known from loader.epochs() on")
+        return self._started
+
+    def _advance(self) -> None:
+        """Commit the open iteration, and open the next one: None at the end of the run."""
+        self._iteration = next(self._iterations, None)
+        self._is_fresh = True
+
+    def _is_last(self) -> bool:
+        """Whether the open iteration is the last one of its epoch, or of the run."""
+        assert self._iteration is not None
+        return self._iteration.ends_epoch or self._iteration.number + 1 == self.iterations_total
+
+    def _batches(self, iteration: Iteration) -> Iterator[Any]:
+        for batch in iteration.shards() if iteration.num_held else iteration.spare_shard():
+            self._is_fresh = self._has_computed = False
+            with handled_backward(partial(self._backward, iteration)):
+                yield batch
+            if not self._has_computed:
+                raise UsageError(
+                    "a batch ended without loss.backward(): every batch of a prepared loader counts; call it once for "
+                    "each, with a loss of `0 * loss` for a batch that should not count"
+                )
+
+    def _backward(self, iteration: Iteration, loss: Tensor, run: Run) -> None:
+        if self._has_computed:
+            raise UsageError(
+                "backward() was called twice for a batch: call it once, with the sum of all losses, and use "
+                "torch.autograd.grad for gradients of anything else"
+            )
+        self._has_computed = True
+        value = loss.detach() if self._grad_scaler is None else loss.detach() / self._grad_scaler.get_scale()
+        iteration.compute(loss, run, {"loss": value}, allows_nan=self._grad_scaler is not None)
+        if iteration.is_computed:
+            iteration.exchange()
+
+    def _check_used(self, opened: Iteration) -> None:
+        if self._iteration is opened:
+            raise UsageError(
+                "an epoch ended without a loop over the loader: loop over it once in each epoch, as in "
+                "`for batch in loader:`"
+            )
+
+    def _check_not_left(self) -> None:
+        assert self._iteration is not None
+        if self._iteration.lost is None and not (self.sync_gradients and self._is_last()):
+            raise UsageError(
+                f"the loop over the loader was left at iteration {self._iteration.number}, before the end of epoch "
+                f"{self._iteration.epoch}: to end training early, call loader.stop() instead of `break`, at the same "
+                "iteration on all workers"
+            )
+
+
+def _named(**parts: Any) -> dict[str, Any]:
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _cut(batch_size: int, accumulate: int | None, num_shards: int | None) -> tuple[int, int]:
+    """The global batch and its number of shards."""
+    if accumulate is None:
+        return batch_size, default_num_shards(batch_size) if num_shards is None else num_shards
+    if num_shards is not None:
+        raise UsageError(
+            "prepare() was given both accumulate and num_shards: accumulate makes a global batch of several batches, "
+            "num_shards cuts each batch; choose one"
+        )
+    if accumulate < 1:
+        raise UsageError(f"accumulate is {accumulate}: use 1 or more")
+    return batch_size * accumulate, accumulate

@@ -1,0 +1,338 @@
+"""An ordinary loop with one more line: the bits of `ElasticLoop`, and wrong use named."""
+
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from resile.training import ElasticLoader, ElasticLoop, prepare, seed
+from resile_learner.collectives.round import OpenRound
+from resile_learner.collectives.spec import Abandoned, RoundSpec
+from resile_learner.messages import Ready
+from resile_learner.session import SoloSession, enter_session
+from resile_learner.state.run import RunState
+from resile_shared.errors import UsageError
+
+EPOCHS = 3
+
+
+def alone(call: Callable[[], Any]) -> Any:
+    """Run ``call`` as a script of its own, with its one training call."""
+    return copy_context().run(call)
+
+
+def data(size: int = 45) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(size, 4, generator=generator)
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def network() -> nn.Module:
+    seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
+
+
+def two_groups(model: nn.Module) -> torch.optim.Optimizer:
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    return torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 0.002}], lr=0.01)
+
+
+def ordinary(
+    loader: DataLoader[Any],
+    *,
+    epochs: int = EPOCHS,
+    each_batch: Callable[[ElasticLoader], object] = lambda loader: None,
+    each_epoch: Callable[[ElasticLoader, nn.Module], object] = lambda loader, model: None,
+    **options: Any,
+) -> str:
+    """Train by an ordinary loop."""
+
+    def run() -> str:
+        model = network()
+        optimizer = two_groups(model)
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
+        prepared, stepper, shards, schedule = prepare(model, optimizer, loader, scheduler, **options)
+        for _ in shards.epochs(epochs):
+            prepared.train()
+            running = 0.0
+            for inputs, targets in shards:
+                stepper.zero_grad()
+                loss = F.cross_entropy(prepared(inputs), targets)
+                loss.backward()
+                nn.utils.clip_grad_norm_(prepared.parameters(), 0.5)
+                stepper.step()
+                schedule.step()
+                running += loss.item()
+                each_batch(shards)
+            each_epoch(shards, prepared)
+        assert shards.result is not None
+        sha = shards.result.params_sha256
+        assert isinstance(sha, str)
+        return sha
+
+    sha = alone(run)
+    assert isinstance(sha, str)
+    return sha
+
+
+def by_hand(dataset: TensorDataset, **settings: Any) -> str:
+    """Train by `ElasticLoop`."""
+
+    def run() -> str:
+        model = network()
+        optimizer = two_groups(model)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
+        loop = ElasticLoop(model, optimizer, dataset, epochs=EPOCHS, state={"scheduler": schedule}, **settings)
+        for iteration in loop:
+            for inputs, targets in iteration.shards():
+                iteration.backward(F.cross_entropy(model(inputs), targets))
+            if iteration.exchange():
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                schedule.step()
+        assert loop.result is not None
+        return loop.result.params_sha256
+
+    sha = alone(run)
+    assert isinstance(sha, str)
+    return sha
+
+
+@pytest.mark.parametrize(
+    ("loader", "options", "settings"),
+    [
+        ({"batch_size": 16, "shuffle": True}, {}, {"batch_size": 16}),
+        ({"batch_size": 16, "shuffle": True}, {"num_shards": 4}, {"batch_size": 16, "num_shards": 4}),
+        ({"batch_size": 4, "shuffle": True}, {"accumulate": 3}, {"batch_size": 12, "num_shards": 3}),
+        ({"batch_size": 16}, {"num_shards": 3}, {"batch_size": 16, "num_shards": 3, "shuffle": False}),
+        (
+            {"batch_size": 16, "shuffle": True, "drop_last": True},
+            {"seed": 3},
+            {"batch_size": 16, "drop_last": True, "seed": 3},
+        ),
+        ({"batch_size": 16, "shuffle": True, "num_workers": 1}, {}, {"batch_size": 16, "num_workers": 1}),
+        ({"batch_size": 16, "shuffle": True}, {"mode": "fast"}, {"batch_size": 16, "mode": "fast"}),
+    ],
+)
+def test_an_ordinary_loop_gives_the_bits_of_the_elastic_loop(
+    loader: dict[str, Any], options: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    assert ordinary(DataLoader(data(), **loader), **options) == by_hand(data(), **settings)
+
+
+def test_a_loader_yields_the_shards_and_counts_them() -> None:
+    counts: list[int] = []
+    lengths: set[int] = set()
+
+    def count(loader: ElasticLoader) -> None:
+        counts.append(loader.iteration)
+        lengths.add(len(loader))
+
+    ordinary(DataLoader(data(), batch_size=16, shuffle=True), num_shards=4, each_batch=count)
+    assert lengths == {len(counts) / EPOCHS}
+    assert counts[:5] == [0, 0, 0, 0, 1]
+    assert counts[-1] == 3 * EPOCHS - 1
+
+
+def test_gradients_are_whole_after_the_last_shard_of_an_iteration() -> None:
+    whole: list[bool] = []
+    ordinary(
+        DataLoader(data(48), batch_size=16),
+        num_shards=2,
+        epochs=1,
+        each_batch=lambda loader: whole.append(loader.sync_gradients),
+    )
+    assert whole == [False, True] * 3
+
+
+def wrong_batch(optimizer: Any, loss: torch.Tensor, number: int, mistake: str) -> None:
+    """Backward pass and update of a batch, with a mistake."""
+    loss.backward(retain_graph=True)
+    if mistake == "twice":
+        loss.backward()
+    if mistake == "closure":
+        optimizer.step(lambda: loss)
+    if mistake != "accumulates" or number % 4 == 3:
+        optimizer.step()
+    if mistake == "steps twice":
+        optimizer.step()
+
+
+def wrong(loader: ElasticLoader, model: nn.Module, optimizer: Any, mistake: str) -> None:
+    """A loop with a mistake."""
+    for epoch in loader.epochs(2):
+        if mistake == "no loop":
+            continue
+        for number, (inputs, targets) in enumerate(loader):
+            if mistake == "skips" and number == 1:
+                continue
+            wrong_batch(optimizer, F.cross_entropy(model(inputs), targets), number, mistake)
+            if mistake == "breaks" and number == 1:
+                break
+        if mistake == "steps late" and epoch == 0:
+            optimizer.step()
+    if mistake == "again":
+        next(loader.epochs(2))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "complaint"),
+    [
+        ("no loop", "an epoch ended without a loop over the loader"),
+        ("skips", r"a batch ended without loss.backward\(\)"),
+        ("twice", r"backward\(\) was called twice for a batch"),
+        ("closure", r"optimizer.step\(\) was called with a closure"),
+        ("accumulates", r"an iteration ended without optimizer.step\(\).*accumulate=... of prepare"),
+        ("steps twice", "called 2 times in one iteration"),
+        ("steps late", "called 2 times in one iteration"),
+        ("breaks", r"left at iteration 0, before the end of epoch 0.* call loader.stop\(\) instead of `break`"),
+        ("again", "a script has one training call"),
+    ],
+)
+def test_a_mistake_in_the_loop_is_named(mistake: str, complaint: str) -> None:
+    def run() -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        _, optimizer, loader = prepare(model, optimizer, DataLoader(data(32), batch_size=16), num_shards=3)
+        wrong(loader, model, optimizer, mistake)
+
+    with pytest.raises(UsageError, match=complaint):
+        alone(run)
+
+
+def test_a_plain_range_of_epochs_is_refused_at_once() -> None:
+    def run() -> None:
+        model = nn.Linear(4, 2)
+        _, _, loader = prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data(), batch_size=16))
+        for _ in range(10):
+            for _ in loader:
+                pass
+
+    with pytest.raises(UsageError, match=r"write `for epoch in loader.epochs\(10\):`"):
+        alone(run)
+
+
+class OneByOne(torch.utils.data.Sampler[int]):
+    """A sampler of a kind that is not known."""
+
+    def __iter__(self) -> Any:
+        return iter(range(45))
+
+
+@pytest.mark.parametrize(
+    ("loader", "options", "complaint"),
+    [
+        ([1, 2], {}, "the loader is a list"),
+        (DataLoader(data(), batch_size=None), {}, "a batch sampler of its own"),
+        (DataLoader(data(), batch_size=4, sampler=OneByOne()), {}, r"a sampler \(OneByOne\) that workers cannot share"),
+        (DataLoader(data(), batch_size=4, worker_init_fn=print), {}, "a worker_init_fn"),
+        (DataLoader(data(), batch_size=4), {"accumulate": 0}, "accumulate is 0"),
+        (DataLoader(data(), batch_size=4), {"accumulate": 2, "num_shards": 2}, "both accumulate and num_shards"),
+        (DataLoader(data(), batch_size=4), {"num_shards": 5}, "num_shards is 5 for a batch of 4"),
+        (DataLoader(data(), batch_size=46, drop_last=True), {}, "drop_last leaves nothing"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_prepared(loader: Any, options: dict[str, Any], complaint: str) -> None:
+    model = nn.Linear(4, 2)
+    with pytest.raises(UsageError, match=complaint):
+        alone(lambda: prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, **options))
+
+
+def test_stop_ends_the_run_with_the_iteration() -> None:
+    ended: list[int] = []
+
+    def stop(loader: ElasticLoader) -> None:
+        if loader.iteration == 4:
+            loader.stop()
+
+    ordinary(
+        DataLoader(data(), batch_size=16),
+        each_batch=stop,
+        each_epoch=lambda loader, _: ended.append(loader.iteration),
+    )
+    assert ended == [2, 4], "the end of the epoch still belongs to the last iteration"
+
+
+def test_backward_is_pytorchs_own_again_after_each_batch() -> None:
+    own = torch.autograd.backward
+    in_batches: list[object] = []
+    between: list[object] = []
+    ordinary(
+        DataLoader(data(), batch_size=16),
+        each_batch=lambda _: in_batches.append(torch.autograd.backward),
+        each_epoch=lambda *_: between.append(torch.autograd.backward),
+    )
+    assert own not in in_batches
+    assert [*between, torch.autograd.backward] == [own] * 4
+
+
+class Recorded(SoloSession):
+    """Keeps a copy of the state with which each round begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: dict[int, tuple[bytes, list[torch.Tensor]]] = {}
+
+    def join(self, ready: Ready, state: RunState) -> bool:
+        self._state = state
+        return super().join(ready, state)
+
+    def begin(self, spec: RoundSpec) -> OpenRound:
+        flat = self._state.flatten()
+        self.states[spec.tag.round] = flat.skeleton, [tensor.clone() for tensor in flat.tensors]
+        return super().begin(spec)
+
+
+class Behind(Recorded):
+    """Abandons one exchange, and then receives what the others had come to."""
+
+    def __init__(self, ahead: Recorded, *, lost_round: int) -> None:
+        super().__init__()
+        self._ahead = ahead
+        self._lost_round: int | None = lost_round
+
+    def begin(self, spec: RoundSpec) -> OpenRound:
+        opened = super().begin(spec)
+        if spec.tag.round == self._lost_round:
+            self._lost_round = None
+
+            def finish(header: bytes) -> tuple[bytes, ...]:
+                raise Abandoned(1, "it was killed")
+
+            opened.finish = finish  # type: ignore[method-assign]
+        return opened
+
+    def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
+        state.load(*self._ahead.states[next_round + 1])
+        return True
+
+
+@pytest.mark.parametrize("lost_round", [1, 2, 3, 5])
+def test_a_worker_that_was_behind_at_the_end_of_an_epoch_goes_on_with_the_state_of_the_others(lost_round: int) -> None:
+    """Round 0 compares facts, and an epoch has two iterations. The schedule stepped there, and does not step again."""
+
+    def run(session: Recorded) -> tuple[str, list[tuple[int, float]]]:
+        enter_session(session)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        _, _, loader, _ = prepare(model, optimizer, DataLoader(data(32), batch_size=16, shuffle=True), schedule)
+        ends = []
+        for epoch in loader.epochs(EPOCHS):
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+            schedule.step()
+            ends.append((epoch, optimizer.param_groups[0]["lr"]))
+        return loader.result.params_sha256, ends
+
+    ahead = Recorded()
+    undisturbed = alone(lambda: run(ahead))
+    assert undisturbed[1] == [(0, 0.5), (1, 0.25), (2, 0.125)]
+    assert alone(lambda: run(Behind(ahead, lost_round=lost_round))) == undisturbed

@@ -1,0 +1,56 @@
+"""An ordinary loop with one more line keeps the promises, whatever happens while it trains or between its epochs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .running import Outcome, plain, run
+
+pytestmark = pytest.mark.long
+
+SCRIPT = "ordinary.py"
+EPOCHS = 4
+
+
+@pytest.fixture(scope="module")
+def sha() -> str:
+    """The bits of the plain script, in one process, without any launcher."""
+    return plain(SCRIPT)
+
+
+def assert_same(outcome: Outcome, sha: str) -> None:
+    assert outcome.sha == sha
+    assert outcome.result["bits"] == "same bits"
+    outcome.assert_every_sample_once(epochs=EPOCHS)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_ordinary_loop_has_the_bits_of_its_plain_run(sha: str, workers: int, tmp_path: Path) -> None:
+    assert_same(run(SCRIPT, "--workers", str(workers), home=tmp_path), sha)
+
+
+@pytest.mark.parametrize("plan", ["0:1,6:3,12:2,15:4", "0:3,5:1,11:6,18:2"])
+def test_workers_join_and_leave_in_epochs_and_between_them(sha: str, plan: str, tmp_path: Path) -> None:
+    outcome = run(SCRIPT, "--plan", plan, home=tmp_path)
+    assert_same(outcome, sha)
+    assert outcome.sizes == [tuple(map(int, step.split(":"))) for step in plan.split(",")]
+
+
+def test_a_worker_that_joins_begins_in_the_epoch_under_way(tmp_path: Path) -> None:
+    run(SCRIPT, "--plan", "0:1,12:2", home=tmp_path)
+    logs = [file.read_text() for file in tmp_path.glob("runs/*/logs/worker-*")]
+    assert sorted(re.findall(r"epoch (\d):", log) for log in logs) == [["0", "1", "2", "3"], ["2", "3"]]
+
+
+@pytest.mark.parametrize("place", ["batch", "exchange", "epoch"])
+def test_a_killed_worker_changes_nothing(sha: str, place: str, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    outcome = run(SCRIPT, "--workers", "3", home=tmp_path, args=("--kill", place, "--killed", str(killed)))
+    assert killed.exists()
+    assert_same(outcome, sha)
+
+
+def test_a_grad_scaler_and_processes_that_read_ahead_keep_the_bits(tmp_path: Path) -> None:
+    outcome = run(SCRIPT, "--plan", "0:2,8:3", home=tmp_path, args=("--bf16", "--num-workers", "1"))
+    assert_same(outcome, plain(SCRIPT, "--bf16"))
