@@ -12,7 +12,7 @@ from .messages.hosts import HostState
 from .messages.jobs import MAX_PRIORITY, HistoryItem, JobState
 from .messages.message import Line, Message, SlotName, Time
 from .messages.pool import MAX_QUOTA, MAX_WEIGHT
-from .messages.reports import EpochCount
+from .messages.reports import BatchStep, EpochCount
 from .policies import PolicyName
 
 
@@ -37,7 +37,7 @@ class JobSummary(View):
     slots: tuple[SlotName, ...] = Field(description="of the active generation")
     generation: int
     iteration: int
-    iterations_total: int | None
+    iterations_total: int | None = Field(description="an estimate if the job declared a range of batches")
     epoch: int
     epochs: int | None
     samples_seen: int
@@ -66,6 +66,9 @@ class JobView(JobSummary):
     history: tuple[HistoryItem, ...] = Field(description="the newest 1000 items; GET /v1/jobs/{job}/history has all")
     history_length: int = Field(default=0, description="items of the whole history: the number of the newest")
     ledger: tuple[EpochCount, ...] = Field(default=(), description="known at the end")
+    batches: tuple[BatchStep, ...] = Field(
+        default=(), description="known at the end, of a job that declared a range: its bits depend on them"
+    )
 
 
 class HistoryPage(View):

@@ -8,7 +8,7 @@ from resile_shared.api import JobView
 from resile_shared.messages.hosts import HostState, WorkerExit
 from resile_shared.messages.jobs import JobRecord, JobState
 from resile_shared.messages.message import at
-from resile_shared.messages.reports import CheckpointSaved, Failed, Report, Warned
+from resile_shared.messages.reports import BatchStep, CheckpointSaved, Failed, Report, Warned
 
 from .examples import COMPLETED, beat, host, item, job, progress, report, worker
 
@@ -64,6 +64,14 @@ def test_a_job_that_does_not_train_has_no_workers() -> None:
     for state in (JobState.QUEUED, JobState.PAUSED, JobState.FAILED, JobState.STOPPED):
         view = shown(job(state=state), report(progress(10)))
         assert (view.workers, view.slots, view.seconds_left, view.iteration) == (0, (), None, 10)
+
+
+def test_how_many_iterations_there_are_follows_a_batch_that_changes() -> None:
+    assert shown(job(), report(progress(400, iterations_total=700))).iterations_total == 700
+    batches = (BatchStep(iteration=0, batch_size=64), BatchStep(iteration=400, batch_size=128))
+    completed = COMPLETED.model_copy(update={"batches": batches, "iteration": 690})
+    view = shown(job(state=JobState.COMPLETED, completed=completed), report(progress(600, iterations_total=700)))
+    assert (view.iteration, view.iterations_total, view.batches) == (690, 690, batches)
 
 
 def test_a_completed_job_is_shown_as_it_ended() -> None:

@@ -12,8 +12,10 @@ from resile_learner.processes.output import MAX_LOG_BYTES, worker_log
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at
+from resile_shared.messages.reports import BatchStep
 
 SCRIPT = Path("/somewhere/train.py")
+BATCHES = (BatchStep(iteration=0, batch_size=64), BatchStep(iteration=9, batch_size=128))
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def began(folder: RunFolder, script: Path = SCRIPT) -> RunFolder:
-    folder.note_start(script, ("--lr", "0.1"), "train", "file:///storage", 0.0)
+    folder.note_start(script, ("--lr", "0.1"), "train", "file:///storage", 0.0, batches=BATCHES)
     return folder
 
 
@@ -65,7 +67,7 @@ def test_a_resumed_run_has_the_record_the_whole_history_and_the_newest_generatio
     resumed = home.resume(SCRIPT, None)
     newest = record(folder.job, num_items=3, next_worker=3)
     assert resumed.journal == Journal(
-        str(SCRIPT), ("--lr", "0.1"), "train", "file:///storage", newest, items(1, 2, 3), 2
+        str(SCRIPT), ("--lr", "0.1"), "train", "file:///storage", newest, items(1, 2, 3), 2, BATCHES
     )
     resumed.note_record(newest, ())
     assert read_journal(folder.path) == resumed.journal, "no item of the history is journaled twice"

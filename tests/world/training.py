@@ -18,6 +18,7 @@ from resile_learner.collectives.tree import pieces
 from resile_learner.messages import Ready
 from resile_learner.session import Session
 from resile_learner.state.run import RunState
+from resile_learner.training.batch_schedule import BatchSchedule
 from resile_learner.training.batches import Batch, BatchPlan
 from resile_learner.training.header import ComputedShards, PartialSums, fold_leaves
 from resile_learner.training.ledger import Ledger
@@ -180,6 +181,7 @@ class SimTraining:
             ledger=ledger,
             rounds=Rounds(session, NoBuffers()),  # type: ignore[arg-type]
             checkpoints=self._checkpoints,
+            schedule=BatchSchedule(script.batch_size),
         )
 
     def run(self) -> Result | None:

@@ -53,12 +53,20 @@ def run(
         str | None,
         typer.Option(metavar="PLAN", help="Change the number of workers at these iterations: 0:1,50:4,120:3"),
     ] = None,
+    batches: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BATCHES",
+            help="Replay the global batches of another run, from its result: 0:64,120:256. The script declares a "
+            "batch_range.",
+        ),
+    ] = None,
     resume: Annotated[
         str | None,
         typer.Option(
             metavar="[ID]",
             help="Resume from the newest checkpoint of the script's newest run, or of run ID; "
-            "with the arguments of that run unless you give others.",
+            "with the arguments and the batches of that run unless you give others.",
         ),
     ] = None,
     output: Annotated[
@@ -90,7 +98,8 @@ def run(
 ) -> int:
     r"""Train SCRIPT on this machine, with any number of workers, without a pool.
 
-    The trained parameters are the same, bit for bit, for any number of workers, however often it changes.
+    The trained parameters are the same, bit for bit, for any number of workers, however often it changes; of a script
+    that lets its batch change, for the same batches.
 
     \b
     resile run train.py                           one worker for each core, at most 4
@@ -102,7 +111,7 @@ def run(
     Ctrl-C stops the run and leaves no process behind. The output of workers is kept in the run's folder below
     DIR/runs, which holds the last 20 runs. Temporary files of workers (TMPDIR) are deleted when the run ends.
     """
-    from ..local.plan import parse_plan
+    from ..local.plan import parse_batches, parse_plan
     from ..local.settings import Resume, RunSettings
 
     try:
@@ -111,6 +120,7 @@ def run(
             args=tuple(args or ()),
             workers=workers,
             plan=parse_plan(plan) if plan is not None else None,
+            batches=parse_batches(batches) if batches is not None else (),
             env=dict(variable(text) for text in env or ()),
             home=home,
             storage=storage,

@@ -6,7 +6,7 @@ from resile_shared.messages.reports import Completed
 
 from ..local.result import Result
 from .pace import clock
-from .tables import ledger_lines
+from .tables import batches_text, ledger_lines
 
 
 def summary(result: Result) -> Iterator[str]:
@@ -29,6 +29,8 @@ def _rows(result: Result, completed: Completed) -> Iterator[tuple[str, str]]:
     if completed.validation:
         yield "validation", _numbers(completed.validation)
     yield from (("ledger", line) for line in ledger_lines(completed.ledger))
+    if completed.batches:
+        yield "batches", batches_text(completed.batches)
     yield "bits", completed.bits
     yield "params sha256", completed.params_sha256
     if result.model:

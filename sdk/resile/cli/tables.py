@@ -5,7 +5,7 @@ from datetime import datetime
 
 from resile_shared.api import EventView, HostView, JobSummary, JobView, LedgerView, TenantView
 from resile_shared.messages.jobs import HistoryItem
-from resile_shared.messages.reports import EpochCount
+from resile_shared.messages.reports import BatchStep, EpochCount
 from resile_shared.text import printable
 
 from .pace import clock
@@ -77,6 +77,7 @@ def _details(job: JobView) -> Iterator[tuple[str, str]]:
     yield "checkpoint", f"iteration {job.checkpoint}" if job.checkpoint is not None else ""
     yield from (("warning", warning) for warning in job.warnings)
     yield from (("ledger", line) for line in ledger_lines(job.ledger))
+    yield "batches", batches_text(job.batches)
     yield "bits", job.bits or ""
     yield "params sha256", job.params_sha256 or ""
 
@@ -172,6 +173,11 @@ def _gist(event: EventView) -> str:
         data = content
     fields = {key: value for key, value in data.items() if key not in ("kind", "time", "host", "slots", "labels")}
     return " ".join(f"{key}={value}" for key, value in fields.items() if isinstance(value, str | int | float) and value)
+
+
+def batches_text(steps: Sequence[BatchStep]) -> str:
+    """For example ``0:64,120:256``, as `resile run --batches` takes it."""
+    return ",".join(f"{step.iteration}:{step.batch_size}" for step in steps)
 
 
 def iterations(job: JobSummary) -> str:

@@ -1,10 +1,12 @@
-"""A plan as text: numbers of workers over iterations, as in ``0:1,50:4,120:3,200:8``."""
+"""Plans as text: numbers of workers, or batches, over iterations, as in ``0:1,50:4,120:3,200:8``."""
 
 from collections.abc import Iterator
 from itertools import pairwise
 
 from resile_scheduler.policies.plan import PlanStep
 from resile_shared.errors import UsageError
+from resile_shared.messages.message import MAX_INTEGER
+from resile_shared.messages.reports import MAX_BATCH_STEPS, BatchStep
 
 MAX_WORKERS = 1024
 
@@ -20,27 +22,59 @@ class PlanError(UsageError):
         )
 
 
+class BatchesError(UsageError):
+    """A batch schedule that cannot be parsed."""
+
+    def __init__(self, text: str, fault: str) -> None:
+        self.text = text
+        super().__init__(
+            f"--batches {text!r}: {fault}. Batches are ITERATION:SAMPLES pairs separated by commas, starting at "
+            "iteration 0, such as 0:64,120:256"
+        )
+
+
+Fault = type[PlanError] | type[BatchesError]
+
+
 def parse_plan(text: str) -> tuple[PlanStep, ...]:
     """Parse a plan. Raises PlanError."""
+    pairs = _parse(text, PlanError)
+    for iteration, workers in pairs:
+        if workers < 1:
+            raise PlanError(text, f"'{iteration}:{workers}' leaves no worker; at least 1 is needed")
+        if workers > MAX_WORKERS:
+            raise PlanError(text, f"'{iteration}:{workers}' asks for more than {MAX_WORKERS} workers on one machine")
+    return tuple(PlanStep(iteration, workers) for iteration, workers in pairs)
+
+
+def parse_batches(text: str) -> tuple[BatchStep, ...]:
+    """Parse the batches of a run, as its result has them. Raises BatchesError."""
+    pairs = _parse(text, BatchesError)
+    if len(pairs) > MAX_BATCH_STEPS:
+        raise BatchesError(text, f"it has {len(pairs)} pairs, and a run has at most {MAX_BATCH_STEPS}")
+    for iteration, size in pairs:
+        if size < 1:
+            raise BatchesError(text, f"'{iteration}:{size}' is no batch; it has at least 1 sample")
+    return tuple(BatchStep(iteration=iteration, batch_size=size) for iteration, size in pairs)
+
+
+def _parse(text: str, fault: Fault) -> list[tuple[int, int]]:
     if not text.strip():
-        raise PlanError(text, "it is empty")
-    steps = tuple(_parse_steps(text))
-    if steps[0].iteration != 0:
-        raise PlanError(text, f"it starts at iteration {steps[0].iteration}, not at 0")
-    for before, after in pairwise(steps):
-        if after.iteration <= before.iteration:
-            raise PlanError(text, f"iteration {after.iteration} does not come after {before.iteration}")
-    return steps
+        raise fault(text, "it is empty")
+    pairs = list(_pairs(text, fault))
+    if pairs[0][0] != 0:
+        raise fault(text, f"it starts at iteration {pairs[0][0]}, not at 0")
+    for (before, _), (after, _) in pairwise(pairs):
+        if after <= before:
+            raise fault(text, f"iteration {after} does not come after {before}")
+    return pairs
 
 
-def _parse_steps(text: str) -> Iterator[PlanStep]:
+def _pairs(text: str, fault: Fault) -> Iterator[tuple[int, int]]:
     for part in text.split(","):
         numbers = [number.strip() for number in part.split(":")]
         if len(numbers) != 2 or not all(number.isascii() and number.isdigit() for number in numbers):
-            raise PlanError(text, f"{part.strip()!r} is not a pair of whole numbers like 50:4")
-        iteration, workers = int(numbers[0]), int(numbers[1])
-        if workers < 1:
-            raise PlanError(text, f"{part.strip()!r} leaves no worker; at least 1 is needed")
-        if workers > MAX_WORKERS:
-            raise PlanError(text, f"{part.strip()!r} asks for more than {MAX_WORKERS} workers on one machine")
-        yield PlanStep(iteration, workers)
+            raise fault(text, f"{part.strip()!r} is not a pair of whole numbers like 50:4")
+        if any(len(number) > len(str(MAX_INTEGER)) - 1 for number in numbers):
+            raise fault(text, f"{part.strip()!r} is too large")
+        yield int(numbers[0]), int(numbers[1])

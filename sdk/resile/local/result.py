@@ -50,6 +50,14 @@ class Result:
         """Whether there is a complete checkpoint."""
         return self.record.checkpoint is not None
 
+    @property
+    def _iterations_total(self) -> int | None:
+        """An estimate as long as the batch may change."""
+        if self.completed and self.completed.batches:
+            return self.completed.iteration
+        newest = self.progress.iterations_total if self.progress else None
+        return newest or (self.record.ready.iterations_total if self.record.ready else None)
+
     def as_json(self) -> dict[str, Any]:
         """Return what `resile job --json` prints of a job, with the ledger inside."""
         record, completed = self.record, self.completed
@@ -66,13 +74,14 @@ class Result:
             "workers": sizes[-1] if sizes else 0,
             "generation": record.generation,
             "iteration": last.iteration if last else 0,
-            "iterations_total": ready.iterations_total if ready else None,
+            "iterations_total": self._iterations_total,
             "epoch": last.epoch if last else 0,
             "samples_seen": last.samples_seen if last else 0,
             "loss": last.loss if last else None,
             "params_sha256": completed.params_sha256 if completed else None,
             "history": [item.model_dump(mode="json") for item in self.history],
             "ledger": {"epochs": [count.model_dump() for count in completed.ledger] if completed else []},
+            "batches": [step.model_dump() for step in completed.batches] if completed else [],
             "metrics": last.metrics if last else {},
             "validation": last.validation if last else {},
             "model": self.model,

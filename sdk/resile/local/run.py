@@ -98,7 +98,7 @@ class LocalRun:
             if self._settings.storage:
                 await asyncio.to_thread(_try_storage, self._storage)
             script = self._settings.script.absolute()
-            self._folder.note_start(script, self._args, self._name, self._storage, time.time())
+            self._folder.note_start(script, self._args, self._name, self._storage, time.time(), batches=self._batches)
             pruning = asyncio.create_task(asyncio.to_thread(home.prune))
             try:
                 await self._train()
@@ -144,6 +144,7 @@ class LocalRun:
         else:
             folder = home.create(settings.name or script.stem)
         self._args = settings.args or folder.journal.args
+        self._batches = settings.batches or folder.journal.batches
         self._name = settings.name or folder.journal.name or script.stem
         self._storage = folder.journal.storage or folder.path.as_uri()
         if settings.storage:
@@ -345,6 +346,7 @@ class LocalRun:
             env={**self._settings.env, **self._devices.environment(self._devices.slots[start.slot])},
             directory=str(Path.cwd()),
             storage=self._storage,
+            batches=self._batches,
             detection_seconds=self._settings.detection_seconds,
         )
 

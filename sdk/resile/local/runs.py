@@ -25,6 +25,7 @@ from resile_shared.errors import ResileError, UsageError
 from resile_shared.home import open_home, writing
 from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.messages.message import at, timestamp
+from resile_shared.messages.reports import BatchStep
 
 KEEP_RUNS = 20
 LOCK_SECONDS = 10.0
@@ -45,6 +46,8 @@ class Journal:
     """The whole of it."""
     generation: int = 0
     """The newest that was allocated."""
+    batches: tuple[BatchStep, ...] = ()
+    """Those of another run, which this one replays."""
 
 
 class RunFolder:
@@ -66,9 +69,26 @@ class RunFolder:
         """The run's id."""
         return self.path.name
 
-    def note_start(self, script: Path, args: tuple[str, ...], name: str, storage: str, now: float) -> None:
+    def note_start(
+        self,
+        script: Path,
+        args: tuple[str, ...],
+        name: str,
+        storage: str,
+        now: float,
+        *,
+        batches: tuple[BatchStep, ...] = (),
+    ) -> None:
         """Journal that the run starts or resumes. Raises ResileError if that cannot be done."""
-        self._append(kind="run", script=str(script), args=args, name=name, storage=storage, time=timestamp(at(now)))
+        self._append(
+            kind="run",
+            script=str(script),
+            args=args,
+            name=name,
+            storage=storage,
+            batches=[step.model_dump() for step in batches],
+            time=timestamp(at(now)),
+        )
         if self.journal_fault:
             raise ResileError(f"the run's folder {self.path} cannot be written: {self.journal_fault}; choose a --home")
 
@@ -194,19 +214,22 @@ def read_journal(path: Path) -> Journal:
     journal = Journal()
     record: dict[str, Any] | None = None
     history: list[Any] = []
+    batches: list[Any] = []
     generation = 0
     for entry in _entries(path / "journal"):
         match entry:
             case {"kind": "run", "script": str(script), "args": list(args), "name": str(name), "storage": str(storage)}:
                 journal = Journal(script, tuple(map(str, args)), name, storage)
+                batches = entry.get("batches", [])
             case {"kind": "record", "record": dict(newest), "history": list(items)}:
                 record, history = newest, [*history, *items]
             case {"kind": "generation", "generation": int(number)}:
                 generation = max(generation, number)
     journal = replace(journal, generation=generation)
-    if record is None:
-        return journal
     try:
+        journal = replace(journal, batches=tuple(BatchStep.model_validate(step) for step in batches))
+        if record is None:
+            return journal
         stored = JobRecord.model_validate_json(orjson.dumps(record))
         told = tuple(HistoryItem.model_validate_json(orjson.dumps(item)) for item in history)
     except pydantic.ValidationError as error:

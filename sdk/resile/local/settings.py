@@ -8,6 +8,7 @@ from pathlib import Path
 
 from resile_scheduler.policies.plan import PlanPolicy, PlanStep
 from resile_shared.errors import UsageError
+from resile_shared.messages.reports import BatchStep
 
 from .plan import MAX_WORKERS
 
@@ -30,6 +31,8 @@ class RunSettings:
     workers: int | None = None
     """None: one for each core, at most `MAX_DEFAULT_WORKERS`, and no more than the training call has shards."""
     plan: tuple[PlanStep, ...] | None = None
+    batches: tuple[BatchStep, ...] = ()
+    """The batches of another run, which this one replays; empty: none."""
     env: Mapping[str, str] = field(default_factory=dict)
     home: Path = Path("~/.resile")
     storage: str | None = None

@@ -60,6 +60,11 @@ class Order(Message):
         """Worker ids in rank order."""
         return tuple(member.worker for member in self.members)
 
+    @cached_property
+    def num_hosts(self) -> int:
+        """Number of hosts that its members are on, by their addresses."""
+        return len({member.host for member in self.members})
+
     @property
     def hosts(self) -> dict[str, tuple[int, ...]]:
         """Worker ids by the address of their host, both in rank order: those of one host could share memory."""
@@ -175,6 +180,9 @@ class WorkerConfig(Message):
     directory: str = Field(description="working directory of the script")
     host: str = Field(default="127.0.0.1", description="address on which peers reach this worker")
     storage: str = Field(description="URL of the run's folder in object storage, e.g. file:///...")
+    batches: tuple[reports.BatchStep, ...] = Field(
+        default=(), max_length=reports.MAX_BATCH_STEPS, description="the batches of another run that this one replays"
+    )
     detection_seconds: float = Field(
         default=3.0, gt=0, description="a peer that is silent for this long is suspected to be lost"
     )

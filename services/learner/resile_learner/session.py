@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from resile_shared.errors import ResileError, UsageError
+from resile_shared.messages.reports import BatchStep
 
 from .collectives.poller import LinkPoller
 from .collectives.round import GradientExchange, OpenRound
@@ -42,6 +43,9 @@ class View:
     me: int
     lineage: int = 1
     """The number of the cold start that it descends from."""
+    batch_size: int | None = None
+    """The global batch of its iterations; None: that of the last committed one."""
+    num_hosts: int = 1
 
     @property
     def rank(self) -> int:
@@ -85,6 +89,10 @@ class Session(Protocol):
     def pause_asked(self) -> bool:
         """Whether the agent asked the job to save a checkpoint and stop training."""
 
+    @property
+    def batches(self) -> Sequence[BatchStep]:
+        """The batches of another run that this one replays; empty: none."""
+
     def join(self, ready: Ready, state: RunState) -> bool:
         """Become a member. True for an initial member; False for a joiner, whose ``state`` is then that of a member."""
 
@@ -122,6 +130,7 @@ class SoloSession:
     pause_asked = False
     storage = None
     resume = False
+    batches = ()
     job = "local"
 
     def __init__(self) -> None:

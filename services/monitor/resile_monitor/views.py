@@ -35,7 +35,7 @@ def job_summary(record: JobRecord, reports: JobReports) -> JobSummary:
     newest = record.completed or reports.progress
     slots = active_slots(record)
     iteration = _iteration(record, reports)
-    total = ready.iterations_total if ready else None
+    total = _iterations_total(record, reports)
     pace = _pace(record, reports)
     return JobSummary(
         id=record.job,
@@ -81,6 +81,7 @@ def job_view(record: JobRecord, reports: JobReports, history: Sequence[HistoryIt
         history=tuple(history),
         history_length=record.num_items,
         ledger=record.completed.ledger if record.completed else (),
+        batches=record.completed.batches if record.completed else (),
     )
 
 
@@ -143,6 +144,14 @@ def _iteration(record: JobRecord, reports: JobReports) -> int:
     settled = (last.generation, last.iteration) if last else (0, 0)
     told_last = (reports.generation, reports.progress.iteration) if reports.progress else (0, 0)
     return max(settled, told_last)[1]
+
+
+def _iterations_total(record: JobRecord, reports: JobReports) -> int | None:
+    """Return how many iterations there are, as far as is known: where the batch may change, by the newest report."""
+    if record.completed and record.completed.batches:
+        return record.completed.iteration
+    newest = reports.progress.iterations_total if reports.progress else None
+    return newest or (record.ready.iterations_total if record.ready else None)
 
 
 def _bits(record: JobRecord) -> str | None:

@@ -29,6 +29,9 @@ class Position(NamedTuple):
     sample: int = 0
 
 
+START = Position()
+
+
 class Batch(NamedTuple):
     """One global batch: the samples of one iteration, cut into shards."""
 
@@ -103,10 +106,13 @@ class BatchPlan:
             return 0
         return self._num_batches(self.num_samples - position.sample) + (epochs - position.epoch - 1) * self.per_epoch
 
-    def position(self, number: int) -> Position:
-        """Where batch ``number`` begins, counted over all epochs."""
-        epoch, step = divmod(number, self.per_epoch)
-        return Position(epoch, step * self.batch_size)
+    def position(self, number: int, *, start: Position = START) -> Position:
+        """Where batch ``number`` begins, counted from the one that begins at ``start``."""
+        rest = self._num_batches(self.num_samples - start.sample)
+        if number < rest:
+            return Position(start.epoch, start.sample + number * self.batch_size)
+        epochs, step = divmod(number - rest, self.per_epoch)
+        return Position(start.epoch + 1 + epochs, step * self.batch_size)
 
     def batch(self, position: Position, *, num_shards: int | None = None) -> Batch:
         """Return the batch that begins at ``position``, cut into ``num_shards`` if given: one a worker in fast mode."""

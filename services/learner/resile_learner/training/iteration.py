@@ -63,6 +63,7 @@ class Iteration:
         self.number = number
         self.epoch = batch.epoch
         self.ends_epoch = batch.ends_epoch
+        self.num_samples = len(batch.indices)
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
         self.outcome: RoundResult | None = None

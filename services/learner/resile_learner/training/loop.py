@@ -13,12 +13,14 @@ It reads as any training loop does::
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from resile_shared.errors import UsageError
+from resile_shared.messages.reports import BatchRange
 
 from ..checkpoint.checkpointer import Checkpointer
 from ..collectives.tree import ranges
@@ -26,6 +28,7 @@ from ..messages import Ready
 from ..session import Session, current_session
 from ..state.optimizer import OptimizerState
 from ..state.run import RunState, Stateful
+from .batch_schedule import BatchSchedule
 from .batches import Batch, BatchPlan, Position, default_num_shards
 from .buffers import Buffers
 from .determinism import Determinism, Reproducibility, deterministic
@@ -33,6 +36,7 @@ from .digest import RollingDigest, params_sha256
 from .fetch import Collate, Fetched, Fetcher, ShardKey, checked_dataset
 from .gradients import Gradients
 from .iteration import Iteration
+from .learning_rate import LearningRateRule, LearningRateScale
 from .ledger import Ledger
 from .optimizer_watch import OptimizerWatch
 from .protocol import TrainingProtocol
@@ -49,7 +53,9 @@ class ElasticLoop:
     """Iterates over the committed iterations of a run, on however many workers it has at the moment.
 
     ``dataset`` is map-style. ``batch_size`` is the global batch, always cut into ``num_shards`` shards (None: the
-    largest of 24, 12, 8, 6, 4, 2, 1 that leaves at least 8 samples in a shard). ``state`` names further objects with
+    largest of 24, 12, 8, 6, 4, 2, 1 that leaves at least 8 samples in a shard). ``batch_range``, the least and the most
+    samples, lets the pool change the global batch between iterations; ``learning_rate_rule`` says how learning rates
+    follow it ("linear", "sqrt" or "none"), relative to ``batch_size``. ``state`` names further objects with
     ``state_dict`` and ``load_state_dict`` that belong to the run's state, such as a learning-rate schedule or a
     GradScaler. ``validation`` is computed at the end of each epoch. ``checkpoint_every`` counts iterations, or is a
     time such as "5 min". ``threads`` are torch's threads in each worker. Without ``shuffle`` every epoch has the order
@@ -65,6 +71,8 @@ class ElasticLoop:
         *,
         epochs: int = 1,
         batch_size: int = 64,
+        batch_range: tuple[int, int] | None = None,
+        learning_rate_rule: LearningRateRule = "linear",
         num_shards: int | None = None,
         seed: int = 0,
         state: Mapping[str, Any] | None = None,
@@ -78,12 +86,18 @@ class ElasticLoop:
         drop_last: bool = False,
     ) -> None:
         shards = default_num_shards(batch_size) if num_shards is None else num_shards
-        self._settings = TrainingSettings(epochs, batch_size, shards, seed, mode, threads, shuffle, drop_last)
+        self._settings = TrainingSettings(
+            epochs, batch_size, shards, seed, mode, threads, shuffle, drop_last, batch_range, learning_rate_rule
+        )
         self._more_settings: dict[str, object] = {}
         num_samples = len(checked_dataset(dataset, name="training"))
         self.plan = BatchPlan(num_samples, batch_size, shards, seed, shuffle, drop_last)
         self.bits = Reproducibility(mode)
         self._session: Session = current_session()
+        if batch_range:
+            replace(self.plan, batch_size=batch_range[1])  # refuses a batch that cannot be carried out later
+        declared = BatchRange(least=batch_range[0], most=batch_range[1]) if batch_range else None
+        self._schedule = BatchSchedule(batch_size, declared, replayed=self._session.batches)
         self._phases = self._session.phases
         self._model = model
         self._optimizer = optimizer
@@ -103,6 +117,8 @@ class ElasticLoop:
             Validator(validation, model, batch_size=batch_size, num_shards=shards, seed=seed) if validation else None
         )
         self._watch = OptimizerWatch(model, optimizer, state or {})
+        if batch_range:
+            LearningRateScale(optimizer, learning_rate_rule, lambda: self.plan.batch_size / batch_size)
         self._scalers = prepared_scalers(state or {}, self._parameters)
         ledger = Ledger(num_samples)
         parts: dict[str, Stateful] = {
@@ -110,11 +126,12 @@ class ElasticLoop:
             "ledger": ledger,
             "reproducibility": self.bits,
             "steps": self._watch,
+            "batches": self._schedule,
         }
         if self._validator:
             parts["validation"] = self._validator
         self._state = RunState(model, parts, state or {}, after_load=self._buffers.adopt)
-        self._state.progress.iterations_total = epochs * self.plan.per_epoch
+        self._choose_batch()
         self._protocol = TrainingProtocol(
             self._session,
             _Computation(self),
@@ -122,6 +139,7 @@ class ElasticLoop:
             ledger=ledger,
             rounds=Rounds(self._session, self._buffers),
             checkpoints=self._checkpoints,
+            schedule=self._schedule,
             validator=self._validator,
         )
 
@@ -137,7 +155,7 @@ class ElasticLoop:
 
     @property
     def iterations_total(self) -> int:
-        """The number of iterations after which the run ends."""
+        """The number of iterations after which the run ends; an estimate if the batch may change."""
         return self._state.progress.iterations_total
 
     @property
@@ -201,7 +219,8 @@ class ElasticLoop:
             worker=0,
             iterations_total=self.iterations_total,
             num_shards=self.plan.num_shards,
-            batch_size=self.plan.batch_size,
+            batch_size=self._settings.batch_size,
+            batch_range=self._schedule.batch_range,
             epochs=self.epochs,
             samples=self.plan.num_samples,
             bits=str(self.bits),
@@ -218,6 +237,7 @@ class ElasticLoop:
     def _iterate(self) -> Iterator[Iteration]:
         self._check_unchanged()
         view = self._session.view
+        self._choose_batch(ordered=view.batch_size)
         batch = self._batch(self._position)
         iteration = Iteration(
             self.iteration,
@@ -255,6 +275,16 @@ class ElasticLoop:
             check_unchanged(self._torch_settings)
         self._watch.check()
 
+    def _choose_batch(self, *, ordered: int | None = None) -> None:
+        """Begin the next iteration: find out how many samples it has, and how many iterations there will be."""
+        size = self._schedule.next(self.iteration, ordered=ordered)
+        if size != self.plan.batch_size:
+            self.plan = replace(self.plan, batch_size=size)
+            self._stream = None
+        self._state.progress.iterations_total = self._schedule.iterations_total(
+            self.iteration, self.plan, self._position, epochs=self.epochs
+        )
+
     @property
     def _position(self) -> Position:
         return Position(self._state.progress.epoch, self._state.progress.sample)
@@ -289,7 +319,7 @@ class _Computation:
         return str(self._loop.bits)
 
     def digest(self, round_: int) -> int:
-        return self._loop._digest.at(round_) ^ mix("steps", self._loop._watch.steps)
+        return self._loop._digest.at(round_) ^ mix("steps", self._loop._watch.steps, self._loop._schedule.current)
 
     def discard_round(self) -> None:
         self._loop._buffers.restore()

@@ -10,6 +10,7 @@ from resile_shared.errors import UsageError
 
 from .fetch import Collate
 from .iteration import Iteration
+from .learning_rate import LearningRateRule
 from .loop import ElasticLoop
 from .reports import Result
 from .settings import Mode
@@ -86,10 +87,16 @@ class ElasticModel:
         clip_grad_norm: float | None = None,
         checkpoint_every: int | str | None = None,
         mode: Mode = "same-bits",
+        *,
+        batch_range: tuple[int, int] | None = None,
+        learning_rate_rule: LearningRateRule = "linear",
     ) -> Result:
         """Train for ``epochs`` passes with a global batch of ``batch_size`` samples, on however many workers there are.
 
         The result's bits depend on code, data, seed, batch_size and num_shards alone, unless ``mode`` is "fast".
+        ``batch_range``, the least and the most samples, lets the pool change the batch between iterations; the bits
+        then depend on the batches, which the result names. ``learning_rate_rule`` says how learning rates follow the
+        batch, relative to ``batch_size``: "linear", "sqrt", or "none".
         ``clip_grad_norm`` is the largest norm of all gradients together. Raises UsageError for settings that cannot
         work, NotANumber when the loss becomes NaN.
         """
@@ -103,6 +110,8 @@ class ElasticModel:
             training,
             epochs=epochs,
             batch_size=batch_size,
+            batch_range=batch_range,
+            learning_rate_rule=learning_rate_rule,
             num_shards=num_shards,
             seed=seed,
             state=self._stateful(),

@@ -16,6 +16,7 @@ from ..messages import Ready
 from ..session import Session
 from ..state.facts import Facts
 from ..state.run import RunState
+from .batch_schedule import BatchSchedule
 from .batches import Batch
 from .header import RoundHeader
 from .ledger import Ledger
@@ -70,16 +71,18 @@ class TrainingProtocol:
         ledger: Ledger,
         rounds: Rounds,
         checkpoints: Checkpointer,
+        schedule: BatchSchedule,
         validator: Validator | None = None,
     ) -> None:
         self.rounds = rounds
-        self.reports = Reports(session, state, ledger)
+        self.reports = Reports(session, state, ledger, schedule)
         self.result: Result | None = None
         self._session = session
         self._computation = computation
         self._state = state
         self._ledger = ledger
         self._checkpoints = checkpoints
+        self._schedule = schedule
         self._validator = validator
 
     def run(self, ready: Ready, iterate: Callable[[], Iterator[T]]) -> Iterator[T]:
@@ -118,6 +121,7 @@ class TrainingProtocol:
         """Count the iteration over ``batch`` as done: the computation has applied the ``outcome`` of its round."""
         self._ledger.commit(batch.epoch, outcome.totals.indices)
         progress = self._state.progress
+        self._schedule.commit(progress.iteration, batch.batch_size)
         progress.iteration += 1
         progress.epoch, progress.sample = batch.next
         progress.loss, progress.metrics = loss, dict(metrics)

@@ -4,9 +4,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from resile_shared.messages.reports import BatchStep
+
 from ..messages import Completed, Joined, Progress, Switched, Warned
 from ..session import Session
 from ..state.run import RunState
+from .batch_schedule import BatchSchedule
 from .ledger import Ledger
 from .rounds import RoundResult
 from .stragglers import Stragglers
@@ -25,6 +28,8 @@ class Result:
     metrics: Mapping[str, float]
     validation: Mapping[str, float]
     bits: str
+    batches: tuple[BatchStep, ...]
+    """From which iteration on the global batch had which size."""
 
 
 class Reports:
@@ -33,10 +38,11 @@ class Reports:
     Every member compares the paces of all, so that a new lowest rank knows what was already reported.
     """
 
-    def __init__(self, session: Session, state: RunState, ledger: Ledger) -> None:
+    def __init__(self, session: Session, state: RunState, ledger: Ledger, schedule: BatchSchedule) -> None:
         self._session = session
         self._state = state
         self._ledger = ledger
+        self._schedule = schedule
         self._sent = 0.0
         self._committed: float | None = None
         self._iteration_seconds = 0.0
@@ -76,6 +82,7 @@ class Reports:
                 iteration_seconds=self._iteration_seconds,
                 samples_seen=self._ledger.samples_seen,
                 ends_epoch=ends_epoch,
+                iterations_total=progress.iterations_total if self._schedule.batch_range else None,
             )
             self._session.report(message)
 
@@ -108,6 +115,7 @@ class Reports:
             metrics=progress.metrics,
             validation=progress.validation,
             bits=bits,
+            batches=self._schedule.steps,
         )
         if view.rank == 0:
             completed = Completed(
@@ -123,6 +131,7 @@ class Reports:
                 model=model_key,
                 ledger=self._ledger.epochs(),
                 bits=bits,
+                batches=result.batches if self._schedule.batch_range else (),
             )
             self._session.report(completed)
         return result

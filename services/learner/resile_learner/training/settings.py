@@ -12,6 +12,7 @@ from resile_shared.errors import UsageError
 from ..devices import device_class
 from ..state.facts import Facts
 from .digest import dataset_digest, params_sha256
+from .learning_rate import RULES, LearningRateRule
 from .torch_settings import script_settings
 
 Mode = Literal["same-bits", "fast"]
@@ -29,12 +30,31 @@ class TrainingSettings:
     threads: int
     shuffle: bool = True
     drop_last: bool = False
+    batch_range: tuple[int, int] | None = None
+    learning_rate_rule: LearningRateRule = "linear"
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise UsageError(f"epochs is {self.epochs}: use 1 or more")
         if self.mode not in ("same-bits", "fast"):
             raise UsageError(f'mode is {self.mode!r}: use "same-bits" or "fast"')
+        if self.learning_rate_rule not in RULES:
+            raise UsageError(f'learning_rate_rule is {self.learning_rate_rule!r}: use "linear", "sqrt" or "none"')
+        if self.batch_range is not None:
+            self._check_range(self.batch_range)
+
+    def _check_range(self, batch_range: tuple[int, int]) -> None:
+        least, most = batch_range
+        if not 1 <= least <= self.batch_size <= most:
+            raise UsageError(
+                f"batch_range is {batch_range} and batch_size {self.batch_size}: the range is (least, most), and "
+                "batch_size, with which training starts, lies in it"
+            )
+        if least < self.num_shards:
+            raise UsageError(
+                f"batch_range starts at {least}, and a batch is cut into {self.num_shards} shards of at least one "
+                f"sample: start it at {self.num_shards} or more, or give a smaller num_shards"
+            )
 
 
 def facts_of(

@@ -48,6 +48,7 @@ class WorkerSession:
         self.phases = control.phases
         self.storage = config.storage
         self.job = config.job
+        self.batches = config.batches
         self.training_called = False
         self.completed = False
 
@@ -75,7 +76,9 @@ class WorkerSession:
         return self._control.view.is_pause_requested
 
     def _view_of(self, order: Order) -> View:
-        return View(order.generation, order.workers, self._config.worker, order.lineage)
+        return View(
+            order.generation, order.workers, self._config.worker, order.lineage, order.batch_size, order.num_hosts
+        )
 
     def join(self, ready: Ready, state: RunState) -> bool:
         """Become a member: one of the initial members, or one that receives the state of another."""
