@@ -72,6 +72,11 @@ class Outbox:
                 state=record.state,
                 priority=record.priority,
                 item=item,
+                min_workers=record.spec.min_workers,
+                max_workers=record.spec.max_workers,
+                group=record.spec.group,
+                num_shards=record.ready.num_shards if record.ready else None,
+                iterations_total=record.ready.iterations_total if record.ready else None,
             )
             subject = job_event(job, item.kind)
             try:

@@ -18,6 +18,7 @@ RESULT_LINES = {
     "registry.py": (r"until all have joined +[\d.]+ s", r"- +hosts lost by mistake: 0\.00"),
     "rescale.py": (r"shrink 4 to 3 +1 ", r"grow 3 to 4 +1 ", r"- +1 M, pause of a grow"),
     "shards.py": (r"V = 2, N = 1 +[\d.]+ ", r"V = 2, N = 2 +[\d.]+ "),
+    "simulate.py": (r"4, bursty, elastic-batch +1 ", r"- +4 slots, load low: seconds for 100,000 jobs"),
     "solver.py": (
         r"10 x 40, mixed +[\d.]+ ",
         r"20 x 80, policy elastic-batch +[\d.]+ ",

@@ -8,7 +8,7 @@ import pytest
 
 from resile_scheduler.simulation.arrivals import Arrival, read_arrivals
 from resile_scheduler.simulation.baselines import Tiresias
-from resile_scheduler.simulation.csv_table import MalformedTable
+from resile_scheduler.simulation.csv_table import MalformedFile
 from resile_scheduler.simulation.fairness import finish_time_fairness
 from resile_scheduler.simulation.profiles import Application, read_application, smallest_rotation, split_batch
 from resile_scheduler.simulation.replay import (
@@ -232,14 +232,14 @@ def test_a_profile_is_read(tmp_path: Path) -> None:
 def test_a_malformed_profile_is_named_by_file_line_and_column(
     tmp_path: Path, name: str, text: str, message: str
 ) -> None:
-    with pytest.raises(MalformedTable, match=message):
+    with pytest.raises(MalformedFile, match=message):
         read_application(write_profile(tmp_path / "toy", **{name: text}))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     folder = write_profile(tmp_path / "toy")
     (folder / "scalability.csv").unlink()
-    with pytest.raises(MalformedTable, match=r"scalability\.csv, line 1: cannot be read"):
+    with pytest.raises(MalformedFile, match=r"scalability\.csv, line 1: cannot be read"):
         read_application(folder)
 
 
@@ -270,7 +270,7 @@ def test_a_workload_is_read_in_the_order_of_submission(tmp_path: Path) -> None:
 def test_a_malformed_workload_is_named_by_file_line_and_column(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "workload.csv"
     path.write_text(f"{WORKLOAD}{line}\n")
-    with pytest.raises(MalformedTable, match=message):
+    with pytest.raises(MalformedFile, match=message):
         read_arrivals(path, {"toy": TOY}, num_slots=4)
 
 

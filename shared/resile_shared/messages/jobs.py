@@ -205,7 +205,7 @@ class JobNumber(Message):
 
 
 class JobEvent(Message):
-    """One item of a job's history, published."""
+    """One item of a job's history, published, with what a replay of the history needs to know of the job."""
 
     job: Id
     name: str = Field(max_length=MAX_NAME)
@@ -213,3 +213,8 @@ class JobEvent(Message):
     state: JobState
     priority: int = Field(ge=1, le=MAX_PRIORITY)
     item: HistoryItem
+    min_workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
+    max_workers: int = Field(default=MAX_WORKERS, ge=1, le=MAX_WORKERS)
+    group: Line = Field(default="", max_length=1000)
+    num_shards: Count | None = Field(default=None, description="null before its script has reached the training call")
+    iterations_total: Count | None = None

@@ -1,10 +1,23 @@
 """The scheduler in virtual time: the real core, with simulated hosts and jobs.
 
-pool.py      the simulated pool: the core, its events and commands; start reading here
-timeline.py  virtual time
-agents.py    which workers run on which host, and the heartbeats that say so
-workers.py   what workers do: start, join, train, leave
-job.py       how far the workers of a simulated job have come
-training.py  what jobs train, and how fast
-workload.py  what is submitted, and when
+What `resile simulate` does:
+
+simulate.py    a workload under one policy, from its first event to its last; start reading here
+pool.py        the simulated pool: the core, its events and commands
+timeline.py    virtual time
+agents.py      which workers run on which host, and the heartbeats that say so
+workers.py     what workers do: start, join, train, leave
+job.py         how far the workers of a simulated job have come
+training.py    what jobs train, and how fast: by profiles.py, throughputs.py, or as recorded
+workload.py    what happens from outside: submissions, wishes of users, hosts
+traces.py      where workloads come from: synthetic.py, tables.py with csv_table.py and arrivals.py, history.py
+outcome.py     what became of the jobs
+figures.py     by what that is compared
+
+A replay without the core, for published clocks and schedulers:
+
+replay.py            workloads of profiled applications under any scheduler
+baselines.py         published schedulers
+policy_scheduler.py  a policy as such a scheduler; overlapped.py is its throughput model, packing.py its placement
+fairness.py          finish-time fairness of a replay
 """

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .csv_table import MalformedTable, Row, cell, non_negative, positive_int, read_rows
+from .csv_table import MalformedFile, Row, cell, non_negative, positive_int, read_rows
 from .profiles import Application
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
@@ -27,7 +27,7 @@ def read_arrivals(path: Path, applications: Mapping[str, Application], *, num_sl
     The columns are ``name, time, application, num_replicas, batch_size``; the last two are the static request.
 
     Raises:
-        MalformedTable: the file cannot be read, an application has no profile, a name comes twice, or a request fits
+        MalformedFile: the file cannot be read, an application has no profile, a name comes twice, or a request fits
             neither ``num_slots`` nor the application's batches.
 
     """
@@ -35,7 +35,7 @@ def read_arrivals(path: Path, applications: Mapping[str, Application], *, num_sl
     for row in read_rows(path, COLUMNS):
         arrival = _arrival(path, row, applications, num_slots)
         if arrival.job in arrivals:
-            raise MalformedTable(path, f"there are two jobs {arrival.job}", line=row[0], column="name")
+            raise MalformedFile(path, f"there are two jobs {arrival.job}", line=row[0], column="name")
         arrivals[arrival.job] = arrival
     return sorted(arrivals.values(), key=lambda arrival: arrival.time)
 
@@ -45,16 +45,16 @@ def _arrival(path: Path, row: Row, applications: Mapping[str, Application], num_
     application = applications.get(cells["application"])
     if application is None:
         problem = f"no profile of {cells['application']!r}: there are {', '.join(sorted(applications))}"
-        raise MalformedTable(path, problem, line=line, column="application")
+        raise MalformedFile(path, problem, line=line, column="application")
     workers = cell(path, row, "num_replicas", positive_int, expected="a whole number of workers")
     if workers > num_slots:
         problem = f"{workers} workers, and the cluster has {num_slots} slots"
-        raise MalformedTable(path, problem, line=line, column="num_replicas")
+        raise MalformedFile(path, problem, line=line, column="num_replicas")
     batch_size = cell(path, row, "batch_size", positive_int, expected="a whole number of samples")
     least = max(application.initial_batch, application.smallest_local * workers)
     if not least <= batch_size <= application.largest_batch:
         problem = f"{workers} workers of {application.name} take {least} to {application.largest_batch} samples"
-        raise MalformedTable(path, problem, line=line, column="batch_size")
+        raise MalformedFile(path, problem, line=line, column="batch_size")
     return Arrival(
         job=cells["name"],
         time=cell(path, row, "time", non_negative, expected="a number of seconds"),

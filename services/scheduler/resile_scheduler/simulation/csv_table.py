@@ -12,8 +12,8 @@ Row = tuple[int, Mapping[str, str]]
 """The number of the line, from 1, and its cells by column."""
 
 
-class MalformedTable(UsageError):
-    """A CSV file cannot be read: ``path``, ``line`` (from 1) and ``column`` say where."""
+class MalformedFile(UsageError):
+    """A file cannot be read: ``path``, ``line`` (from 1) and ``column`` say where."""
 
     def __init__(self, path: Path, problem: str, *, line: int = 1, column: str = "") -> None:
         where = f"{path}, line {line}" + (f", column {column}" if column else "")
@@ -21,43 +21,57 @@ class MalformedTable(UsageError):
         self.path, self.line, self.column = path, line, column
 
 
+def read_header(path: Path) -> list[str]:
+    """Return the names of the columns of a CSV file.
+
+    Raises:
+        MalformedFile: it cannot be read.
+
+    """
+    return _read(path)[0]
+
+
 def read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
     """Return the rows of a CSV file with a header that has ``columns``; others are ignored.
 
     Raises:
-        MalformedTable: it cannot be read, a column is missing, a row has too few or too many cells, or there is none.
+        MalformedFile: it cannot be read, a column is missing, a row has too few or too many cells, or there is none.
 
     """
+    header, rows = _read(path)
+    for column in columns:
+        if header.count(column) != 1:
+            raise MalformedFile(path, f"the header needs the column once; it has {', '.join(header)}", column=column)
+    for line, row in rows:
+        if len(row) != len(header):
+            raise MalformedFile(path, f"{len(row)} cells, and the header has {len(header)}", line=line)
+    if not rows:
+        raise MalformedFile(path, "no rows below the header", line=2)
+    return [(line, dict(zip(header, row, strict=True))) for line, row in rows]
+
+
+def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = csv.reader(file)
             header = next(lines, [])
-            rows = [(lines.line_num, row) for row in lines if row]
+            return header, [(lines.line_num, row) for row in lines if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise MalformedTable(path, f"cannot be read: {error}") from error
-    for column in columns:
-        if header.count(column) != 1:
-            raise MalformedTable(path, f"the header needs the column once; it has {', '.join(header)}", column=column)
-    for line, row in rows:
-        if len(row) != len(header):
-            raise MalformedTable(path, f"{len(row)} cells, and the header has {len(header)}", line=line)
-    if not rows:
-        raise MalformedTable(path, "no rows below the header", line=2)
-    return [(line, dict(zip(header, row, strict=True))) for line, row in rows]
+        raise MalformedFile(path, f"cannot be read: {error}") from error
 
 
 def cell(path: Path, row: Row, column: str, parse: Callable[[str], T], *, expected: str) -> T:
     """Return one cell as ``parse`` reads it; ``expected`` says in words what it must be.
 
     Raises:
-        MalformedTable: ``parse`` raised ValueError.
+        MalformedFile: ``parse`` raised ValueError.
 
     """
     line, cells = row
     try:
         return parse(cells[column])
     except ValueError as error:
-        raise MalformedTable(path, f"{cells[column]!r} is not {expected}", line=line, column=column) from error
+        raise MalformedFile(path, f"{cells[column]!r} is not {expected}", line=line, column=column) from error
 
 
 def positive_int(text: str) -> int:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Address
@@ -62,6 +62,15 @@ class Stretch:
         return self.begun + num * self.pace.seconds
 
 
+class Position(NamedTuple):
+    """Where a job goes on from a checkpoint."""
+
+    iteration: int = 0
+    done: float = 0.0
+    """Work before that iteration."""
+    batch_size: int = 0
+
+
 @dataclass(eq=False)
 class SimulatedJob:
     """A job as its workers see it."""
@@ -79,7 +88,8 @@ class SimulatedJob:
     boundary: int = 0  # the number of the boundary that is scheduled; others have no effect
     iteration: int = 0  # committed before the stretch
     done: float = 0.0
-    checkpoint: tuple[int, float] = (0, 0.0)  # the iteration, and the work done before it
+    batch_size: int = 0
+    checkpoint: Position | None = None
     checkpoint_time: float = 0.0
     life: int = 0  # what an earlier life has in flight has no effect
     is_pausing: bool = False

@@ -10,6 +10,7 @@ from functools import partial
 from types import MappingProxyType
 
 from resile_shared.messages.allocations import Allocation
+from resile_shared.messages.commands import PoolPolicy
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Labels, Slot
 from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.messages.message import at
@@ -57,6 +58,7 @@ class SimulatedPool:
         policy: Policy = fairshare,
         policies: Mapping[PolicyName, RankedPolicy] = MappingProxyType({}),
         start: float = 1_000_000.0,
+        chosen: PoolPolicy | None = None,
         limits: Limits | None = None,
         delays: Delays | None = None,
     ) -> None:
@@ -64,6 +66,7 @@ class SimulatedPool:
         self.policy = policy
         self._epoch = 1
         self._policies = policies
+        self._chosen = chosen
         self._limits = limits
         self._delays = delays or Delays()
         self.scheduler = self._new_scheduler()
@@ -99,7 +102,8 @@ class SimulatedPool:
     def add_host(
         self, name: str, slots: int, *, device_class: str = "cpu", incarnation: int = 1, labels: Labels | None = None
     ) -> None:
-        """Add a host now."""
+        """Add a host now; the workers of an earlier incarnation are gone."""
+        self._workers.lose_host(name)
         record = HostRecord(
             host=name,
             incarnation=incarnation,
@@ -179,9 +183,15 @@ class SimulatedPool:
             secret="simulated",
             policy=self.policy,
             policies=self._policies,
+            chosen=self._chosen,
             limits=self._limits,
             detection_seconds=self._delays.detection,
         )
+
+    @property
+    def next_time(self) -> float:
+        """When the next action is due; infinite if there is none."""
+        return self._timeline.next_time
 
     def step(self) -> bool:
         """Call the next action; return False if there is none."""

@@ -16,9 +16,10 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
-from .csv_table import MalformedTable, cell, non_negative, positive, positive_int, read_rows
+from .csv_table import MalformedFile, cell, non_negative, positive, positive_int, read_rows
 
 Placement = tuple[int, ...]
 """The number of workers on each node that has any, in the order of the ring."""
@@ -26,6 +27,9 @@ Curve = tuple[tuple[int, float, float], ...]
 """Rising local batches, each with the seconds of a step and of the exchange within it."""
 Epochs = tuple[tuple[float, float, float], ...]
 """For each epoch its last progress, and the squared norm and the variance of the gradient in it."""
+
+RESOLUTION = 1e-9
+"""What rounding may take of a sum of progress, relative to it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +65,15 @@ class Application:
     def progress_after(self, num_epochs: int) -> float:
         """Return the progress at which ``num_epochs`` epochs are complete."""
         return min(rows[num_epochs - 1][0] for rows in self.epochs.values()) if num_epochs else 0.0
+
+    def epoch_at(self, progress: float) -> int:
+        """Return the epoch, counted from 0, in which there is so much progress; the last one at its end."""
+        ends = self._ends
+        return min(bisect_right(ends, progress * (1 + RESOLUTION)), len(ends) - 1)
+
+    @cached_property
+    def _ends(self) -> list[float]:
+        return [self.progress_after(epoch + 1) for epoch in range(self.num_epochs)]
 
     def split(self, batch: float, num_workers: int) -> tuple[int, int]:
         """Return the local batch of one step, and the steps before the one with the exchange; see `split_batch`."""
@@ -149,7 +162,7 @@ def read_application(folder: Path, *, largest_local: int | None = None) -> Appli
     """Return the profile in a folder; ``largest_local`` limits the local batch below what was measured.
 
     Raises:
-        MalformedTable: a file is missing or wrong.
+        MalformedFile: a file is missing or wrong.
 
     """
     placements = _read_placements(folder / "placements.csv")
@@ -174,7 +187,7 @@ def _read_placements(path: Path) -> dict[Placement, Curve]:
         step = cell(path, row, "step_time", positive, expected="a number of seconds above 0")
         sync = cell(path, row, "sync_time", non_negative, expected="a number of seconds")
         if local in curves.setdefault(smallest_rotation(placement), {}):
-            raise MalformedTable(path, "measured twice", line=row[0], column="local_bsz")
+            raise MalformedFile(path, "measured twice", line=row[0], column="local_bsz")
         curves[smallest_rotation(placement)][local] = step, sync
     return {placement: _curve(times) for placement, times in curves.items()}
 
@@ -198,7 +211,7 @@ def _read_validations(folder: Path) -> dict[int, Epochs]:
         if (match := re.search(r"-(\d+)\.csv$", path.name))
     }
     if not found:
-        raise MalformedTable(folder / "validation-*.csv", "no such file")
+        raise MalformedFile(folder / "validation-*.csv", "no such file")
     return {batch: _read_epochs(found[batch]) for batch in sorted(found)}
 
 
@@ -208,7 +221,7 @@ def _read_epochs(path: Path) -> Epochs:
     for row in read_rows(path, ("progress", "grad_sqr", "grad_var")):
         progress = cell(path, row, "progress", positive, expected="a number of iterations above 0")
         if progress <= before:
-            raise MalformedTable(path, "progress does not rise", line=row[0], column="progress")
+            raise MalformedFile(path, "progress does not rise", line=row[0], column="progress")
         before = progress
         squared = cell(path, row, "grad_sqr", non_negative, expected="a number of at least 0")
         variance = cell(path, row, "grad_var", non_negative, expected="a number of at least 0")

@@ -1,28 +1,42 @@
-"""What simulated jobs train, and how fast."""
+"""What simulated jobs train, and how fast.
 
+Each kind of `Training` says how long an iteration takes on given workers with a given batch, and how much of the job's
+work it does. Work is counted in a unit of its own: iterations, samples, or progress.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
 from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from resile_shared.messages.reports import BatchRange
+
+from ..policies.throughput import Throughput
+from .profiles import Application
 
 WorkersByHost = tuple[int, ...]
 """How many workers of a job there are on each of its hosts, in rising order."""
 
 
 class Pace(NamedTuple):
-    """How a job trains with its workers and its batch."""
+    """How a job trains with its workers and its batch. Times are seconds of an iteration."""
 
     seconds: float
-    """Of an iteration."""
     work: float
     """That an iteration does."""
     until: float
     """So much work is done when the pace changes, or the job is complete."""
+    exchange_seconds: float = 0.0
+    """As many of ``seconds``."""
+    noise_scale: float | None = None
+    """Of the gradient, in samples; None: it is not measured."""
 
 
 class Training(Protocol):
-    """What a job trains: ``work`` in all, in a unit of its own, of which an iteration does some.
-
-    The other properties are what its workers report at their training call.
-    """
+    """What a job trains, as its workers report it at their training call, and its ``work`` in all."""
 
     @property
     def work(self) -> float:
@@ -44,6 +58,11 @@ class Training(Protocol):
         """The global batch that it begins with, in samples."""
         ...
 
+    @property
+    def batch_range(self) -> BatchRange | None:
+        """The batches with which it may train; None: only the one that it begins with."""
+        ...
+
     def pace(self, workers: WorkersByHost, batch_size: int, done: float) -> Pace:
         """Return the pace once ``done`` work is done."""
         ...
@@ -56,6 +75,7 @@ class Sharded:
     iterations_total: int
     num_shards: int = 24
     shard_seconds: float = 0.01
+    batch_range = None
 
     @property
     def work(self) -> float:
@@ -69,4 +89,122 @@ class Sharded:
 
     def pace(self, workers: WorkersByHost, batch_size: int, done: float) -> Pace:
         """Return the same pace for any batch."""
-        return Pace(-(-self.num_shards // sum(workers)) * self.shard_seconds, 1.0, self.work)
+        return Pace(ceil(self.num_shards / sum(workers)) * self.shard_seconds, 1.0, self.work)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Iterations that took ``seconds``, by number of workers, when they were recorded.
+
+    Other numbers of workers are taken to need, for an iteration, a fixed time and one for each shard of the worker that
+    has most, as fits what was recorded best; if that was one number of workers alone, there is no fixed time.
+    """
+
+    iterations_total: int
+    num_shards: int
+    seconds: Mapping[int, float]
+    batch_range = None
+
+    @property
+    def work(self) -> float:
+        """In iterations."""
+        return self.iterations_total
+
+    @property
+    def batch_size(self) -> int:
+        """A sample in each shard: histories do not have the batch."""
+        return self.num_shards
+
+    def pace(self, workers: WorkersByHost, batch_size: int, done: float) -> Pace:
+        """Return the pace that was recorded, or the one that fits."""
+        number = sum(workers)
+        fixed, per_shard = self._line
+        return Pace(self.seconds.get(number) or fixed + per_shard * self._shards(number), 1.0, self.work)
+
+    def _shards(self, workers: int) -> int:
+        return ceil(self.num_shards / workers)
+
+    @cached_property
+    def _line(self) -> tuple[float, float]:
+        """The fixed time, and that of a shard."""
+        shards = np.array([self._shards(workers) for workers in self.seconds], dtype=float)
+        times = np.array(list(self.seconds.values()))
+        if len(set(shards)) > 1:
+            per_shard, fixed = np.polyfit(shards, times, 1)
+            if per_shard > 0 and fixed >= 0:
+                return float(fixed), float(per_shard)
+        return 0.0, float((times / shards).mean())
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """A number of samples, at the speed of a throughput model."""
+
+    samples: float
+    throughput: Throughput
+    batch_size: int
+    num_shards: int
+    batch_range: BatchRange | None = None
+
+    @property
+    def work(self) -> float:
+        """In samples."""
+        return self.samples
+
+    @property
+    def iterations_total(self) -> int:
+        """At the batch size that it begins with."""
+        return ceil(self.samples / self.batch_size)
+
+    def pace(self, workers: WorkersByHost, batch_size: int, done: float) -> Pace:
+        """Return the pace by the model."""
+        number, across = sum(workers), len(workers) > 1
+        seconds = float(self.throughput.seconds(number, batch_size, across=across))
+        compute = float(self.throughput.compute.at(self.throughput.samples(number, batch_size)))
+        return Pace(seconds, batch_size, self.samples, exchange_seconds=max(seconds - compute, 0.0))
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """All epochs of a profiled application. A larger batch is worth less progress per sample, as was measured."""
+
+    application: Application
+    batch_size: int
+
+    @property
+    def work(self) -> float:
+        """In iterations with the smallest batch."""
+        return self.application.progress_after(self.application.num_epochs)
+
+    @property
+    def iterations_total(self) -> int:
+        """With the batch size that it begins with, as far as the first epoch tells."""
+        pace = self.pace((1,), self.batch_size, 0.0)
+        return ceil(self.work / pace.work)
+
+    @property
+    def num_shards(self) -> int:
+        """As many as the largest batch gives work to, of at least a sample each."""
+        return min(self.application.largest_batch // self.application.smallest_local, self.batch_size)
+
+    @property
+    def batch_range(self) -> BatchRange:
+        """All that was measured."""
+        application = self.application
+        return BatchRange(
+            least=application.initial_batch,
+            most=application.largest_batch,
+            least_per_slot=application.smallest_local,
+        )
+
+    def pace(self, workers: WorkersByHost, batch_size: int, done: float) -> Pace:
+        """Return the pace to the end of the epoch."""
+        application, number = self.application, sum(workers)
+        epoch = application.epoch_at(done)
+        local, steps = application.split(batch_size, number)
+        step, sync = application.step_times(workers, local)
+        seconds = step + steps * (step - sync)
+        squared, variance = application.gradient(number * local * (steps + 1), epoch)
+        noise = variance / squared * application.initial_batch if squared else None
+        work = application.speed(workers, batch_size, epoch) * seconds
+        return Pace(seconds, work, application.progress_after(epoch + 1), exchange_seconds=sync, noise_scale=noise)

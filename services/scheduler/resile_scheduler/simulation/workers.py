@@ -10,13 +10,24 @@ from functools import partial
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Address, WorkerExit, WorkerReport
 from resile_shared.messages.message import at
-from resile_shared.messages.reports import CheckpointSaved, Completed, Content, PeerSuspected, Report, Switched
+from resile_shared.messages.reports import (
+    CheckpointSaved,
+    Completed,
+    Content,
+    Measurement,
+    PeerSuspected,
+    Progress,
+    Report,
+    Switched,
+)
 
 from .agents import SimulatedAgents
-from .job import SimulatedJob, SimulatedWorker, Stretch
+from .job import Position, SimulatedJob, SimulatedWorker, Stretch
 from .timeline import Timeline
 
 ACCUSE_AGAIN_SECONDS = 1.0
+NUM_MEASURED = 5
+"""So many iterations of a stretch are measured, after its first."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,8 @@ class SimulatedWorkers:
         job.stop_training(self._timeline.now)
         job.members, job.orders, job.is_pausing = (), [], False
         job.life += 1
-        job.iteration, job.done = job.checkpoint if allocation.resume else (0, 0.0)
+        first = Position(0, 0.0, job.submission.training.batch_size)
+        job.iteration, job.done, job.batch_size = (allocation.resume and job.checkpoint) or first
         job.lineage = allocation.lineage
         job.is_complete = False
 
@@ -148,6 +160,7 @@ class SimulatedWorkers:
         job.members = tuple(p.worker for p in order.placements)
         job.trained |= set(job.members)
         job.generation = order.generation
+        job.batch_size = order.batch_size or job.batch_size
         job.orders = [newer for newer in job.orders if newer.generation > order.generation]
         for number in job.members:
             job.workers[number].state = "member"
@@ -162,10 +175,33 @@ class SimulatedWorkers:
         if job.missing:
             self._accuse(job, job.life)
             return
-        training = job.submission.training
-        pace = training.pace(job.members_by_host, training.batch_size, job.done)
-        job.stretch = Stretch(self._timeline.now + pause, pace, job.iteration, job.done)
+        pace = job.submission.training.pace(job.members_by_host, job.batch_size, job.done)
+        stretch = job.stretch = Stretch(self._timeline.now + pause, pace, job.iteration, job.done)
+        measured = stretch.end_of(1 + NUM_MEASURED) - self._timeline.now
+        self._timeline.later(measured, partial(self._report_progress, job, stretch))
         self._schedule_boundary(job)
+
+    def _report_progress(self, job: SimulatedJob, stretch: Stretch) -> None:
+        """Report what was measured since ``stretch`` began, unless it has ended."""
+        if stretch is not job.stretch:
+            return
+        pace, hosts = stretch.pace, job.members_by_host
+        measurement = Measurement(
+            workers=sum(hosts),
+            hosts=len(hosts),
+            batch_size=job.batch_size,
+            iterations=NUM_MEASURED,
+            compute_seconds=pace.seconds - pace.exchange_seconds,
+            exchange_seconds=pace.exchange_seconds,
+        )
+        progress = Progress(
+            iteration=job.iteration_at(self._timeline.now),
+            epoch=0,
+            iteration_seconds=pace.seconds,
+            measurement=measurement,
+            noise_scale=pace.noise_scale,
+        )
+        self._report(job, job.members[0], progress)
 
     def _schedule_boundary(self, job: SimulatedJob) -> None:
         """Simulate the next boundary at which something happens, instead of the one that was scheduled."""
@@ -199,7 +235,8 @@ class SimulatedWorkers:
             self._train(job, pause=self._delays.change if order else 0.0)
 
     def _save_checkpoint(self, job: SimulatedJob, *, pausing: bool = False) -> None:
-        job.checkpoint, job.checkpoint_time = (job.iteration, job.done), self._timeline.now
+        job.checkpoint = Position(job.iteration, job.done, job.batch_size)
+        job.checkpoint_time = self._timeline.now
         saved = CheckpointSaved(lineage=job.lineage, iteration=job.iteration, num_bytes=1, pausing=pausing)
         self._report(job, job.members[0], saved)
 

@@ -1,16 +1,22 @@
-"""What is submitted to a simulated pool, and when."""
+"""What happens to a simulated pool: jobs that are submitted, wishes of users, hosts that come and go."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from resile_shared.errors import UsageError
+from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop
+from resile_shared.messages.hosts import HostState, Labels
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.messages.reports import Ready
 
 from .training import Training
 
+CHECKPOINT_SECONDS = 600.0
+
 
 @dataclass(frozen=True)
 class Submission:
-    """A job that is submitted ``time`` seconds after the start.
+    """A job that is submitted ``time`` seconds after the start, and should be complete at ``deadline``, if at all.
 
     While it trains, a checkpoint is saved after each ``checkpoint_seconds``; None: never.
     """
@@ -21,6 +27,7 @@ class Submission:
     training: Training
     checkpoint_seconds: float | None = None
     bits: str = "same bits"
+    deadline: float | None = None
 
     def ready(self) -> Ready:
         """Return what its workers report at their training call."""
@@ -32,4 +39,51 @@ class Submission:
             epochs=1,
             samples=training.batch_size * training.iterations_total,
             bits=self.bits,
+            batch_range=training.batch_range,
         )
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user wants of a job, ``time`` seconds after the start."""
+
+    time: float
+    request: JobPriority | JobStop | JobPause | JobResume
+
+
+@dataclass(frozen=True)
+class HostChange:
+    """A host enters ``state``, ``time`` seconds after the start. It comes, or comes back, with ``num_slots``."""
+
+    time: float
+    host: str
+    state: HostState
+    num_slots: int = 0
+    labels: Labels | None = None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """All that happens from outside, each kind in the order of time. Without ``hosts`` it fits any pool."""
+
+    submissions: tuple[Submission, ...]
+    wishes: tuple[Wish, ...] = ()
+    hosts: tuple[HostChange, ...] = ()
+    start_seconds: float | None = None
+    """What a start takes until the first iteration, if it was recorded."""
+    left_out: tuple[str, ...] = ()
+    """Recorded jobs of which too little is known to simulate them."""
+
+
+def equal_hosts(num_slots: int, num_hosts: int) -> tuple[HostChange, ...]:
+    """Return hosts that are there from the start, with the same number of slots, or one more or less.
+
+    Raises:
+        UsageError: there are fewer slots than hosts.
+
+    """
+    if num_slots < num_hosts:
+        raise UsageError(f"{num_slots} slots on {num_hosts} hosts: every host needs at least one slot")
+    fewest, more = divmod(num_slots, num_hosts)
+    sizes: Sequence[int] = [fewest + (number < more) for number in range(num_hosts)]
+    return tuple(HostChange(0.0, f"host-{number}", HostState.UP, size) for number, size in enumerate(sizes, 1))

@@ -1,0 +1,53 @@
+"""Workloads that are made up from a seed: jobs that arrive at random, compute-bound, balanced or communication-bound.
+
+The load is what arrives, in slot-seconds on one slot at the least batch, by what the slots have: ``low`` is 0.5 of it,
+``high`` 1.5, ``bursty`` 0.8 in three bursts.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from resile_shared.messages.jobs import JobSpec
+from resile_shared.messages.reports import BatchRange
+
+from .throughputs import Model, synthetic_models
+from .training import Modelled
+from .workload import CHECKPOINT_SECONDS, Submission, Workload
+
+LOADS = {"low": 0.5, "high": 1.5, "bursty": 0.8}
+GROWTH = 8
+"""The largest batch of a job, by its least."""
+MOST_WORKERS = 16
+NUM_SHARDS = 24
+MEAN_SECONDS = 3600.0
+"""What a job takes on one slot at its least batch, in the mean; their spread is lognormal."""
+NUM_BURSTS = 3
+BURST_SHARE = 0.05
+"""The length of a burst, by all of the time."""
+
+
+def synthetic(load: str, *, num_slots: int, hours: float, seed: int) -> Workload:
+    """Return the jobs that arrive in so many hours; ``load`` is one of `LOADS`."""
+    rng = np.random.default_rng(seed)
+    models = synthetic_models()
+    horizon = hours * 3600.0
+    num = max(1, round(LOADS[load] * num_slots * horizon / MEAN_SECONDS))
+    times = _times(rng, num, horizon, in_bursts=load == "bursty")
+    return Workload(tuple(_job(rng, models, number, time) for number, time in enumerate(times, 1)))
+
+
+def _times(rng: np.random.Generator, num: int, horizon: float, *, in_bursts: bool) -> list[float]:
+    if not in_bursts:
+        return sorted(rng.uniform(0.0, horizon, num).tolist())
+    begins = rng.choice(round(1 / BURST_SHARE), NUM_BURSTS, replace=False) * horizon * BURST_SHARE
+    return sorted((rng.choice(begins, num) + rng.uniform(0.0, horizon * BURST_SHARE, num)).tolist())
+
+
+def _job(rng: np.random.Generator, models: Sequence[Model], number: int, time: float) -> Submission:
+    model = models[int(rng.integers(len(models)))]
+    samples = float(model.throughput.rate(1, model.least_batch)) * MEAN_SECONDS * float(rng.lognormal(-0.5, 1.0))
+    batches = BatchRange(least=model.least_batch, most=GROWTH * model.least_batch, per_slot=model.per_slot)
+    spec = JobSpec(name=model.name, package="packages/1", script="train.py", max_workers=MOST_WORKERS)
+    training = Modelled(samples, model.throughput, model.least_batch, NUM_SHARDS, batches)
+    return Submission(time, f"job-{number}", spec, training, CHECKPOINT_SECONDS)

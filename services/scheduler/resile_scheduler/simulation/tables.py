@@ -1,0 +1,143 @@
+"""Workloads from CSV files, a job in each row. The columns of the header say which kind of file it is.
+
+- ``name, time, iterations, shard_seconds``: iterations in equal shards, which need no profile. There may also be
+  ``num_shards`` (24 without it), ``min_workers``, ``max_workers``, ``priority``, ``tenant`` and ``deadline``.
+- ``name, time, application, num_replicas, batch_size``: jobs of profiled applications (`profiles.py`), as in the
+  workloads of Pollux' artifact. They begin with that batch.
+- ``job_id, submission_time, num_iteration, model_name, batch_size``: jobs of models whose throughputs are tables
+  (`throughputs.py`), as in ElasticFlow's traces; ``deadline`` may be added. Times count from the first submission.
+
+A deadline is a time by the clock of the submissions; an empty one is none.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from resile_shared.messages.jobs import DEFAULT_PRIORITY, MAX_PRIORITY, MAX_WORKERS, JobSpec
+from resile_shared.messages.reports import BatchRange
+
+from .arrivals import COLUMNS as PROFILED
+from .arrivals import read_arrivals
+from .csv_table import MalformedFile, Row, cell, non_negative, positive, positive_int, read_header, read_rows
+from .profiles import read_application
+from .throughputs import read_models
+from .training import Modelled, Profiled, Sharded, Training
+from .workload import CHECKPOINT_SECONDS, Submission, Workload
+
+T = TypeVar("T")
+SHARDED = ("name", "time", "iterations", "shard_seconds")
+MODELLED = ("job_id", "submission_time", "num_iteration", "model_name", "batch_size")
+NUM_SHARDS = 24
+MOST_SHARDS = 64
+GROWTH = 8
+"""The largest batch of a job of a model, by the one that it begins with."""
+
+
+def read_table(path: Path, *, profiles: Path | None, num_slots: int) -> Workload:
+    """Return the workload in a CSV file; ``profiles`` is the folder of what its jobs train, if it needs one.
+
+    Raises:
+        MalformedFile: the file or a profile cannot be read, a job has none, or can never run on ``num_slots``.
+
+    """
+    header = read_header(path)
+    readers = {SHARDED: _read_sharded, PROFILED: _read_profiled, MODELLED: _read_modelled}
+    for columns, read in readers.items():
+        if set(columns) <= set(header):
+            if profiles is None and read is not _read_sharded:
+                raise MalformedFile(path, "its jobs need a folder of profiles: --profiles DIR", column=columns[2])
+            return Workload(tuple(sorted(read(path, profiles or path, num_slots), key=lambda job: job.time)))
+    known = "; or ".join(", ".join(columns) for columns in readers)
+    raise MalformedFile(path, f"the header needs the columns {known}; it has {', '.join(header)}")
+
+
+def _read_sharded(path: Path, _: Path, num_slots: int) -> Iterable[Submission]:
+    rows = read_rows(path, SHARDED)
+    for number, row in enumerate(rows, 1):
+        training = Sharded(
+            iterations_total=cell(path, row, "iterations", positive_int, expected="a whole number of iterations"),
+            num_shards=_optional(path, row, "num_shards", positive_int, "a whole number of shards") or NUM_SHARDS,
+            shard_seconds=cell(path, row, "shard_seconds", positive, expected="a number of seconds above 0"),
+        )
+        time = cell(path, row, "time", non_negative, expected="a number of seconds")
+        yield _submission(path, row, number, training, name=row[1]["name"], time=time, num_slots=num_slots)
+
+
+def _read_profiled(path: Path, profiles: Path, num_slots: int) -> Iterable[Submission]:
+    folders = [folder for folder in sorted(profiles.glob("*")) if (folder / "placements.csv").exists()]
+    applications = {folder.name: read_application(folder) for folder in folders}
+    for number, arrival in enumerate(read_arrivals(path, applications, num_slots=num_slots), 1):
+        training = Profiled(arrival.application, arrival.batch_size)
+        spec = _spec(arrival.job, max_workers=training.num_shards)
+        yield Submission(arrival.time, f"job-{number}", spec, training, CHECKPOINT_SECONDS)
+
+
+def _read_modelled(path: Path, profiles: Path, num_slots: int) -> Iterable[Submission]:
+    models = {model.name: model for model in read_models(profiles)}
+    rows = read_rows(path, MODELLED)
+    start = min(cell(path, row, "submission_time", non_negative, expected="a number of seconds") for row in rows)
+    for number, row in enumerate(rows, 1):
+        model = models.get(row[1]["model_name"])
+        if model is None:
+            problem = f"no throughputs of {row[1]['model_name']!r}: there are {', '.join(models)}"
+            raise MalformedFile(path, problem, line=row[0], column="model_name")
+        batch = cell(path, row, "batch_size", positive_int, expected="a whole number of samples")
+        iterations = cell(path, row, "num_iteration", positive_int, expected="a whole number of iterations")
+        batches = BatchRange(least=batch, most=GROWTH * batch, per_slot=max(model.per_slot, batch))
+        training = Modelled(batch * iterations, model.throughput, batch, min(MOST_SHARDS, batch), batches)
+        time = float(row[1]["submission_time"]) - start
+        name = row[1]["job_id"]
+        yield _submission(path, row, number, training, name=name, time=time, num_slots=num_slots, start=start)
+
+
+def _submission(
+    path: Path,
+    row: Row,
+    number: int,
+    training: Training,
+    *,
+    name: str,
+    time: float,
+    num_slots: int,
+    start: float = 0.0,
+) -> Submission:
+    """Return the job of a row, with the limits that its optional columns give."""
+    least = _optional(path, row, "min_workers", positive_int, "a whole number of workers") or 1
+    if least > num_slots:
+        problem = f"a minimum of {least} workers, and the pool has {num_slots} slots"
+        raise MalformedFile(path, problem, line=row[0], column="min_workers")
+    most = _optional(path, row, "max_workers", positive_int, "a whole number of workers") or training.num_shards
+    if not least <= most <= MAX_WORKERS:
+        problem = f"a maximum of {most} workers must be from the minimum, {least}, to {MAX_WORKERS}"
+        raise MalformedFile(path, problem, line=row[0], column="max_workers")
+    priority = _optional(path, row, "priority", positive_int, "a priority") or DEFAULT_PRIORITY
+    if priority > MAX_PRIORITY:
+        raise MalformedFile(path, f"{priority} is above {MAX_PRIORITY}", line=row[0], column="priority")
+    deadline = _optional(path, row, "deadline", non_negative, "a number of seconds")
+    try:
+        tenant = row[1].get("tenant") or "default"
+        spec = _spec(name, min_workers=least, max_workers=most, priority=priority, tenant=tenant)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise MalformedFile(path, str(fault["msg"]), line=row[0], column=str(fault["loc"][0])) from error
+    return Submission(
+        time,
+        f"job-{number}",
+        spec,
+        training,
+        CHECKPOINT_SECONDS,
+        deadline=None if deadline is None else deadline - start,
+    )
+
+
+def _spec(name: str, **limits: object) -> JobSpec:
+    return JobSpec.model_validate({"name": name, "package": "packages/1", "script": "train.py", **limits})
+
+
+def _optional(path: Path, row: Row, column: str, parse: Callable[[str], T], expected: str) -> T | None:
+    if not row[1].get(column):
+        return None
+    return cell(path, row, column, parse, expected=expected)

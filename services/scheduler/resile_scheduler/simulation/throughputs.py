@@ -1,0 +1,81 @@
+"""How fast jobs train by a throughput model: fitted to tables of measurements, or made up."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..policies.throughput import Line, Measurement, Measurements, Throughput
+from .csv_table import cell, non_negative, positive_int, read_header, read_rows
+
+SLOTS_PER_HOST = 8
+"""Of the machines on which such tables were measured."""
+LEAST_BATCH = 64
+SAMPLE_SECONDS = 0.002
+STEP_SECONDS = 0.005
+
+
+@dataclass(frozen=True)
+class Model:
+    """What jobs train: its speed, its least batch, and what fits on a slot. Batches are in samples."""
+
+    name: str
+    throughput: Throughput
+    least_batch: int
+    per_slot: int
+
+
+def synthetic_models() -> list[Model]:
+    """Return three models; in the exchange of two workers go 0.1, 0.5 and 2 times their time of compute."""
+    shares = {"compute-bound": 0.1, "balanced": 0.5, "communication-bound": 2.0}
+    return [Model(name, _synthetic(share), LEAST_BATCH, 2 * LEAST_BATCH) for name, share in shares.items()]
+
+
+def _synthetic(share: float) -> Throughput:
+    half = 0.5 * LEAST_BATCH * SAMPLE_SECONDS
+    inside, across = Line(share * half, share * half / 50), Line(2 * share * half, share * half / 25)
+    return Throughput(None, Line(STEP_SECONDS, SAMPLE_SECONDS), inside, across, num_measured=1)
+
+
+def read_models(folder: Path) -> list[Model]:
+    """Return a model for each CSV file: iterations per second by global batch (rows) and number of workers (columns).
+
+    The time of the exchange is taken to be what exceeds the line of one worker.
+
+    Raises:
+        MalformedFile: a file cannot be read.
+
+    """
+    return [_read_model(path) for path in sorted(folder.glob("*.csv"))]
+
+
+def _read_model(path: Path) -> Model:
+    seconds = _read_seconds(path)
+    alone = Measurements()
+    for (workers, batch), time in seconds.items():
+        if workers == 1:
+            alone.add(Measurement(1, batch, 1, time, 0.0))
+    line = alone.fit().compute
+    every = Measurements()
+    for (workers, batch), time in seconds.items():
+        computing = min(float(line.at(np.array(batch / workers))), time)
+        every.add(Measurement(workers, batch, -(-workers // SLOTS_PER_HOST), computing, time - computing))
+    on_one = [batch for workers, batch in seconds if workers == 1]
+    return Model(path.stem, every.fit(), min(batch for _, batch in seconds), max(on_one))
+
+
+def _read_seconds(path: Path) -> dict[tuple[int, int], float]:
+    """Return the seconds of an iteration by workers and batch; what was not measured is empty or 0."""
+    first, *columns = read_header(path)
+    rows = read_rows(path, [first, "1"])
+    seconds = {}
+    for row in rows:
+        batch = cell(path, row, first, positive_int, expected="a whole number of samples")
+        for column in columns:
+            workers = positive_int(column)
+            if not row[1][column]:
+                continue
+            rate = cell(path, row, column, non_negative, expected="a number of iterations per second")
+            if rate:
+                seconds[workers, batch] = 1.0 / rate
+    return seconds
