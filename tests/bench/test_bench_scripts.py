@@ -10,6 +10,7 @@ import pytest
 BENCH = Path(__file__).parents[2] / "bench"
 RESULT_LINES = {
     "checkpoint.py": (r"snapshot +[\d.]+ ", r"file +\d+ ", r"s3 +\d+ ", r"- +upload to s3"),
+    "decisions.py": (r"a host is lost +[\d.]+ ", r"- +the slowest kind of event"),
     "exchange.py": (r" 2 +0\.01 +[\d.]+ ", r"state of 4 MB: [\d.]+ GB/s", r"- +0\.01 MB, 2 workers"),
     "policies.py": (r"4, balanced, bursty, most +[\d.]+ ± 0\.00 ", r"4, compute-bound, low, least +[\d.]+ "),
     "pollux.py": (r"Tiresias, ticks of 60 s, 30 s a change", r"made-up +\d+ ", r"mean +\d+ "),

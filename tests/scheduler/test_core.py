@@ -786,14 +786,23 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 1 << 30))
     def begin(self, seed: int) -> None:
-        self.sim = SimulatedPool()
-        self.checker = Checker(self.sim)
+        self.begin_with(SimulatedPool(), seed)
+
+    def begin_with(self, sim: SimulatedPool, seed: int) -> None:
+        """Begin with a pool that has neither hosts nor jobs."""
+        self.sim = sim
+        self.checker = Checker(sim)
         self.random = Random(seed)
-        self.hosts = {"host-1": 1, "host-2": 1, "host-3": 1}
+        self.hosts = {"host-1": 0, "host-2": 0, "host-3": 0}
         self.num_requests = 0
         self.sim.channel = self.channel
         for host in self.hosts:
-            self.sim.add_host(host, 3)
+            self.add_host(host)
+
+    def add_host(self, host: str) -> None:
+        """Add a host, or let it come back."""
+        self.hosts[host] += 1
+        self.sim.add_host(host, 3, incarnation=self.hosts[host])
 
     def channel(self, event: Event) -> Iterable[Event]:
         """Heartbeats may be lost; the bus keeps reports until they arrive, but not in order, and perhaps twice."""
@@ -867,8 +876,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(host=st.sampled_from(["host-2", "host-3"]))
     def a_host_returns(self, host: str) -> None:
         if self.sim.hosts[host].state not in (HostState.UP, HostState.DRAINING):
-            self.hosts[host] += 1
-            self.sim.add_host(host, 3, incarnation=self.hosts[host])
+            self.add_host(host)
 
     @rule()
     def the_scheduler_restarts(self) -> None:
@@ -896,8 +904,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.sim.restart_scheduler()  # one that may start jobs again
         for host in ("host-2", "host-3"):
             self.sim.change_host(host, HostState.LOST)
-            self.hosts[host] += 1
-            self.sim.add_host(host, 3, incarnation=self.hosts[host])
+            self.add_host(host)
         for job in list(self.sim.records):
             self.ask(JobResume(job_id=job))
         for _ in range(120):

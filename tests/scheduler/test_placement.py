@@ -1,11 +1,13 @@
 """On which slots: nothing twice, nothing moved without need, few hosts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import hypothesis.strategies as st
 from hypothesis import given
 
-from resile_scheduler.core.placement import SlotId, Want, place
+from resile_scheduler.core import placement
+from resile_scheduler.core.placement import SlotId, Want, by_host
 
 
 def slots(**hosts: int) -> list[SlotId]:
@@ -18,6 +20,14 @@ def names(placed: tuple[SlotId, ...]) -> list[str]:
 
 def hosts(slots: Iterable[SlotId]) -> frozenset[str]:
     return frozenset(slot.host for slot in slots)
+
+
+def place(wants: Sequence[Want], *, usable: Iterable[SlotId], free: Iterable[SlotId]) -> dict[str, tuple[SlotId, ...]]:
+    """Place jobs that may keep what they hold of ``usable``; what is neither held nor free is released."""
+    usable, free = set(usable), set(free)
+    wants = [replace(want, held=tuple(slot for slot in want.held if slot in usable)) for want in wants]
+    held = {slot for want in wants for slot in want.held}
+    return placement.place(wants, free=by_host(free), released=by_host(usable - free - held))
 
 
 TWO = slots(a=4, b=4)

@@ -184,6 +184,7 @@ class Allocator:
             self._write(job, (), reason=reason)
         job.generations.abandon()
         job.suspicions.clear()
+        self._pool.touch(job)
 
     def activate(self, job: Job, generation: int, *, iteration: int, now: float) -> None:
         """Record that ``generation`` trains from ``iteration`` on; workers that it does not name have left."""
@@ -213,7 +214,7 @@ class Allocator:
         if job.generations.is_settling:
             job.enter(Step.RECOVER if job.generations.is_recovering else Step.RESCALE)
         job.note("allocation", order.reason, now=now, iteration=iteration)
-        self._pool.changed()
+        self._pool.changed(job)
 
     def _bind(self, job: Job) -> None:
         """Record the class of device on which the job trains first. It stays there, unless bits do not matter to it."""
@@ -243,7 +244,7 @@ class Allocator:
                 for placement, address in zip(allocation.placements, addresses, strict=True)
             ]
         )
-        self._pool.changed()
+        self._pool.changed(job)
 
     def _write(
         self,
@@ -273,7 +274,7 @@ class Allocator:
                 reason=reason,
             )
         )
-        self._pool.changed()
+        self._pool.changed(job)
 
     def _secret_of(self, job: str, generation: int) -> str:
         text = f"{job} {self._epoch} {generation}"

@@ -26,6 +26,11 @@ class HostBackoff:
         self._until.pop(host, None)
         self._times.pop(host, None)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether there may be hosts that it avoids."""
+        return bool(self._until)
+
     def avoided(self, *, now: float) -> frozenset[str]:
         """Return the hosts that must not get workers now."""
         return frozenset(host for host, until in self._until.items() if until > now)
@@ -60,6 +65,11 @@ class StartBackoff:
     def forget(self) -> None:
         """Start at once, as if no start had been fruitless."""
         self._num_fruitless, self._until = 0, float("-inf")
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there may be a start that has to wait."""
+        return self._until > float("-inf")
 
     def is_waiting(self, *, now: float) -> bool:
         """Whether the job must not start yet."""

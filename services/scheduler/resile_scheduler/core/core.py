@@ -6,7 +6,7 @@ in `host_events.py`, reports in `worker_reports.py`, time in `deadlines.py`. Whe
 report: records first, then replies, then allocations.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from resile_shared.messages.commands import Accepted, PoolPolicy, Refused
@@ -40,11 +40,10 @@ from .events import (
 )
 from .fork_server_deaths import ForkServerDeaths
 from .host_events import HostEvents
-from .job import Job
 from .job_commands import Answer, JobCommands
 from .outgoing import Outgoing
 from .policy_choice import PolicyChoice
-from .pool import Host, Pool
+from .pool import Pool
 from .probing import HostProber
 from .recovery import Recovery
 from .restore import Restore
@@ -98,7 +97,7 @@ class Scheduler:
 
     def explain(self) -> Mapping[str, str]:
         """Return why each job that shares slots has what it has, or what it is waiting for."""
-        return MappingProxyType(dict(self._decisions.explanations))
+        return MappingProxyType(self._decisions.explain())
 
     def holders(self) -> Mapping[str, str]:
         """Return which job holds which slots, by the slots' names."""
@@ -106,8 +105,9 @@ class Scheduler:
 
     def _handle(self, event: Event, now: float) -> list[Command]:
         replies = self._apply(event, now)
-        jobs, hosts = self._affected(event), self._affected_hosts(event)
         self._decisions.decide(now=now)
+        jobs = self._pool.take_touched(_jobs_of(event))
+        hosts = self._pool.take_touched_hosts([event.host] if isinstance(event, HostRecord | Heartbeat) else [])
         outgoing = self._outgoing
         return [
             *outgoing.records(jobs),
@@ -178,16 +178,15 @@ class Scheduler:
             case TenantChangeRequested():
                 return self._tenant_shares.change(request, now=now)
 
-    def _affected(self, event: Event) -> list[Job]:
-        """Return the jobs that may need commands: a heartbeat that changes nothing must be cheap."""
-        if self._pool.has_changed or not isinstance(event, Heartbeat | Report):
-            return list(self._pool.jobs.values())
-        names = [event.job] if isinstance(event, Report) else {report.job: None for report in event.workers}
-        return [self._pool.jobs[name] for name in names if name in self._pool.jobs]
 
-    def _affected_hosts(self, event: Event) -> list[Host]:
-        """Return the hosts whose slots may have other holders than before, and the one that sent a heartbeat."""
-        if self._pool.has_changed or not isinstance(event, Heartbeat | Report):
-            return list(self._pool.hosts.values())
-        known = self._pool.hosts.get(event.host) if isinstance(event, Heartbeat) else None
-        return [known] if known else []
+def _jobs_of(event: Event) -> Iterable[str]:
+    """Return the jobs that ``event`` names: what a report or a heartbeat changes need not matter to a decision."""
+    match event:
+        case Report(job=job) | JobNotStored(job):
+            return [job]
+        case JobChangeRequested(request=request):
+            return [request.job_id]
+        case Heartbeat(workers=workers):
+            return {report.job for report in workers}
+        case _:
+            return []

@@ -53,13 +53,15 @@ class Deadlines:
                 continue
             for host in job.backoff.expire(now=now):
                 job.explain_change(f"{host} is tried again")
-                self._pool.changed()
+                self._pool.changed(job)
             if job.start_backoff.expire(now=now):
-                self._pool.changed()
+                self._pool.changed(job)
             self._recovery.tick(job, now=now)
-            if job.generations.has_started:
+            if job.generations.is_settling and job.generations.has_started:
                 self._withdraw_late(job, now)
                 self._withdraw_unlinked(job, now)
+            elif job.generations.has_started:
+                self._link_waits.pop(job.id, None)
             elif job.generations.placements:
                 self._give_up_start(job, now)
         for known in self._pool.hosts.values():
@@ -69,11 +71,11 @@ class Deadlines:
         """End the workers that a draining host still has at its deadline; their jobs recover without them."""
         if host.state is not HostState.DRAINING or host.drain_deadline is None or host.drain_deadline > at(now):
             return
-        for _, worker in self._pool.held_on(host.host):
+        for job, worker in self._pool.held_on(host.host):
             if worker.phase is not Phase.GONE and not worker.is_fenced:
                 worker.fence()
                 worker.leave_behind(f"{host.host} reached its drain deadline")
-                self._pool.changed()
+                self._pool.changed(job)
 
     def _withdraw(self, job: Job, worker: Worker, why: str, now: float) -> None:
         text = f"worker {worker.number} on {worker.slot.name} is {why}"

@@ -50,14 +50,16 @@ class HostEvents:
             return
         is_gone = record.state in (HostState.LOST, HostState.LEFT)
         what = "joined" if record.state is HostState.UP else record.state.value
-        self._pool.changed(f"{record.host} {what}")
+        self._pool.changed(None, f"{record.host} {what}")
         held = self._pool.held_on(record.host) if known and (is_gone or not is_same) else []
-        self._pool.hosts[record.host] = Host(
-            record,
-            is_heard=known.is_heard if known and is_same else is_live,
-            beat=known.beat if known and is_same else -1,
-            num_waiting=known.num_waiting if known and is_same else 0,
-            assigned=known.assigned if known and is_same else None,
+        self._pool.put_host(
+            Host(
+                record,
+                is_heard=known.is_heard if known and is_same else is_live,
+                beat=known.beat if known and is_same else -1,
+                num_waiting=known.num_waiting if known and is_same else 0,
+                assigned=known.assigned if known and is_same else None,
+            )
         )
         if known and not is_same:
             for job in self._pool.jobs.values():
@@ -86,8 +88,7 @@ class HostEvents:
         host.beat, host.num_waiting = beat.number, beat.num_waiting
         host.assigned = None if beat.jobs is None else frozenset(beat.jobs)
         if not host.is_heard:
-            host.is_heard = True
-            self._pool.changed()
+            self._pool.hear(host)
         self._deaths.on_heartbeat(host, beat, now=now)
         for report in beat.workers:
             self._on_listed(host, report, now)
@@ -111,7 +112,7 @@ class HostEvents:
             if job is not None and slots:
                 job.suspicions.record_vanished("all members")
                 self._ends.check_members(job, now=now)
-                self._pool.changed()
+                self._pool.changed(job)
 
     def _may_have_member(self, job: Job, slot_name: str) -> bool:
         name, _, number = slot_name.rpartition("/")
@@ -151,5 +152,5 @@ class HostEvents:
             return None
         worker = Worker(report.worker, slot, host.record.incarnation, now)
         self._pool.add_worker(job, worker)
-        self._pool.changed()
+        self._pool.changed(job)
         return worker

@@ -40,6 +40,7 @@ class Job:
     """One job. Its record and its newest allocation are stored; agents and workers report the rest again and again."""
 
     def __init__(self, record: JobRecord, *, number: int) -> None:
+        self.id = record.job
         self.record = record
         self.number = number
         self.generations = JobGenerations(active_number=record.generation)
@@ -59,11 +60,6 @@ class Job:
         """What just happened to the job; its next generation is the response."""
         self.first_ready: int | None = None
         """The worker whose training call the others must agree with; None if an earlier scheduler received it."""
-
-    @property
-    def id(self) -> str:
-        """The job's id."""
-        return self.record.job
 
     @property
     def is_over(self) -> bool:

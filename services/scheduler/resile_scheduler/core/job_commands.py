@@ -53,7 +53,7 @@ class JobCommands:
         job = self._pool.add_job(record)
         self._mark_applied(job, event.command)
         job.note("accepted", "", now=now)
-        self._pool.changed(f"fair share with {job.id}", by=job.id)
+        self._pool.changed(job, f"fair share with {job.id}", by=job.id)
         return Accepted(job_id=job.id)
 
     def change(self, event: JobChangeRequested, *, now: float) -> Answer:
@@ -96,6 +96,7 @@ class JobCommands:
 
     def _mark_applied(self, job: Job, command: str) -> None:
         self._pool.applied_commands[command] = job.id
+        self._pool.touch(job)
         if forgotten := job.mark_applied(command):
             self._pool.applied_commands.pop(forgotten, None)
 
@@ -106,13 +107,13 @@ class JobCommands:
         change = "raised" if priority > before else "lowered"
         job.update(priority=priority)
         job.note("priority", f"{change} from {before} to {priority}", now=now)
-        self._pool.changed(f"priority of {job.id} {change}")
+        self._pool.changed(job, f"priority of {job.id} {change}")
 
     def _stop(self, job: Job, reason: str, now: float) -> None:
         self._allocator.abandon(job, "stopped")
         job.enter(Step.STOP)
         job.note("stopped", reason or "requested", now=now)
-        self._pool.changed(f"{job.id} stopped")
+        self._pool.changed(job, f"{job.id} stopped")
 
     def _pause(self, job: Job, now: float) -> None:
         """Pause a job that does not train at once; one that trains saves a checkpoint first."""
@@ -122,7 +123,7 @@ class JobCommands:
             job.intend(Intent.PAUSE, "requested", now=now)
         if not job.generations.has_started:
             self.give_up_slots(job, now=now)
-        self._pool.changed(f"{job.id} paused")
+        self._pool.changed(job, f"{job.id} paused")
 
     def give_up_slots(self, job: Job, *, now: float) -> None:
         """Pause or suspend the job now: its checkpoint is saved."""
@@ -131,13 +132,13 @@ class JobCommands:
         job.release_slots()
         reason = "requested" if is_pause else "saved, waiting for slots again"
         job.note(job.record.state.value, reason, now=now)
-        self._pool.changed(f"{job.id} {job.record.state.value}")
+        self._pool.changed(job, f"{job.id} {job.record.state.value}")
 
     def _resume(self, job: Job, now: float) -> None:
         if job.record.state is JobState.PAUSED:
             job.enter(Step.RESUME)
             job.start_backoff.forget()
-            self._pool.changed(f"{job.id} resumed", by=job.id)
+            self._pool.changed(job, f"{job.id} resumed", by=job.id)
         elif job.intent is Intent.PAUSE:
             # its workers may have stopped already, so the pause has to be completed
             job.intend(Intent.SUSPEND, "resumed while it was pausing: it starts again", now=now)

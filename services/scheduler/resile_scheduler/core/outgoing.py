@@ -64,9 +64,11 @@ class Outgoing:
     def pauses(self, jobs: Iterable[Job], *, now: float) -> list[PauseWorkers]:
         """Return whom to ask for a last checkpoint: at once, and again until one is saved."""
         commands = []
-        for job in jobs:
-            is_due = not job.is_over and job.intent is not Intent.TRAIN and job.generations.has_started
-            if is_due and now - self._paused_at.get(job.id, float("-inf")) >= PAUSE_AGAIN_SECONDS:
+        pausing = (self._pool.jobs[name] for name in self._paused_at)
+        for job in {job.id: job for job in (*jobs, *pausing)}.values():
+            if job.is_over or job.intent is Intent.TRAIN or not job.generations.has_started:
+                self._paused_at.pop(job.id, None)
+            elif now - self._paused_at.get(job.id, float("-inf")) >= PAUSE_AGAIN_SECONDS:
                 self._paused_at[job.id] = now
                 hosts = sorted({worker.slot.host for worker in job.workers.values()})
                 commands.append(PauseWorkers(job.id, job.record.lineage, tuple(hosts)))

@@ -8,8 +8,9 @@
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 
@@ -28,9 +29,17 @@ class SlotId(NamedTuple):
 SlotsByHost = dict[str, list[SlotId]]
 
 
+def by_host(slots: Iterable[SlotId]) -> SlotsByHost:
+    """Return ``slots`` by host, in order."""
+    grouped: SlotsByHost = {}
+    for slot in sorted(slots):
+        grouped.setdefault(slot.host, []).append(slot)
+    return grouped
+
+
 @dataclass(frozen=True)
 class Want:
-    """How many slots a job should have, which it has (in rank order), and where it may have others."""
+    """How many slots a job should have, which it has and may keep (in rank order), and where it may have others."""
 
     job: str
     workers: int
@@ -41,24 +50,43 @@ class Want:
     """Where it may start workers."""
 
 
-def place(wants: Sequence[Want], *, usable: Iterable[SlotId], free: Iterable[SlotId]) -> dict[str, tuple[SlotId, ...]]:
+def place(wants: Iterable[Want], *, free: SlotsByHost, released: SlotsByHost) -> dict[str, tuple[SlotId, ...]]:
     """Return the slots that each job should have, those it keeps first.
 
-    ``usable`` are all that may be used at all; ``free`` those of them that no worker holds. A job gets fewer than it
-    wants when other jobs hold the slots that it may run on.
+    Nobody holds the slots that are ``free``; those that are ``released`` are held by workers that leave. Slots that
+    neither has belong to other jobs, so a job may get fewer than it wants.
     """
-    usable, free = frozenset(usable), frozenset(free)
-    placed = {want.job: _keep(want, usable) for want in wants}
-    left = usable.difference(*placed.values())
-    offered = _by_host(left & free), _by_host(left - free)
+    wants = list(wants)
+    placed = {want.job: _keep(want) for want in wants}
+    given_up = (slot for want in wants for slot in set(want.held).difference(placed[want.job]))
+    offers = _Offer(free), _Offer(by_host((*chain(*released.values()), *given_up)))
     for want in sorted(wants, key=lambda w: (len(w.hosts), w.job)):
         kept = placed[want.job]
-        placed[want.job] = (*kept, *_take(want.workers - len(kept), kept, want.hosts, offered))
+        placed[want.job] = (*kept, *_take(want.workers - len(kept), kept, want.hosts, offers))
     return placed
 
 
-def _keep(want: Want, usable: frozenset[SlotId]) -> tuple[SlotId, ...]:
-    kept = [slot for slot in want.held if slot in usable]
+class _Offer:
+    """Slots by host, in order; those that are taken are left out."""
+
+    def __init__(self, slots: Mapping[str, Sequence[SlotId]]) -> None:
+        self._slots = slots
+        self._changed: dict[str, Sequence[SlotId]] = {}
+        self.room = {host: len(of_host) for host, of_host in slots.items()}
+        """How many slots each host has left; hosts without any are left out."""
+
+    def take(self, host: str, num: int) -> Sequence[SlotId]:
+        """Take ``num`` slots of ``host``, or as many as there are."""
+        of_host = self._changed[host] if host in self._changed else sorted(self._slots[host])
+        self._changed[host] = of_host[num:]
+        self.room[host] = len(of_host) - num
+        if self.room[host] <= 0:
+            del self.room[host]
+        return of_host[:num]
+
+
+def _keep(want: Want) -> tuple[SlotId, ...]:
+    kept = list(want.held)
     while len(kept) > want.workers:
         on_host = Counter(slot.host for slot in kept)
         # of equals the last: the highest rank goes first
@@ -66,32 +94,18 @@ def _keep(want: Want, usable: frozenset[SlotId]) -> tuple[SlotId, ...]:
     return tuple(kept)
 
 
-def _by_host(slots: Iterable[SlotId]) -> SlotsByHost:
-    by_host: SlotsByHost = {}
-    for slot in slots:
-        by_host.setdefault(slot.host, []).append(slot)
-    for of_host in by_host.values():
-        of_host.sort()
-    return by_host
-
-
-def _take(
-    num: int, kept: Sequence[SlotId], hosts: frozenset[str], offered: tuple[SlotsByHost, SlotsByHost]
-) -> list[SlotId]:
-    """Take ``num`` slots on ``hosts``, or as many as there are, from ``offered``, the first before the second."""
+def _take(num: int, kept: Sequence[SlotId], hosts: frozenset[str], offers: Iterable[_Offer]) -> list[SlotId]:
+    """Take ``num`` slots on ``hosts``, or as many as there are, from ``offers``, the first before the second."""
     taken: list[SlotId] = []
-    for by_host in offered:
+    for offer in offers:
         while len(taken) < num:
-            own = Counter(slot.host for slot in (*kept, *taken) if slot.host in by_host and slot.host in hosts)
-            candidates = own or [host for host in by_host if host in hosts]
+            own = Counter(slot.host for slot in (*kept, *taken) if slot.host in offer.room and slot.host in hosts)
+            candidates = own or [host for host in offer.room if host in hosts]
             if not candidates:
                 break
             missing = num - len(taken)
-            host = min(candidates, key=lambda h: (-own[h], *_fit(len(by_host[h]), missing), h))
-            taken += by_host[host][:missing]
-            by_host[host] = by_host[host][missing:]
-            if not by_host[host]:
-                del by_host[host]
+            host = min(candidates, key=lambda h: (-own[h], *_fit(offer.room[h], missing), h))
+            taken += offer.take(host, missing)
     return taken
 
 

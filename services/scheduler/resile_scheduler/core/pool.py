@@ -4,6 +4,7 @@ A worker holds its slot from the moment an allocation names it until its process
 active, or may still become so, names it. No other worker gets the slot before.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,7 +12,7 @@ from resile_shared.messages.hosts import HostRecord, HostState
 from resile_shared.messages.jobs import JobRecord
 
 from .job import Job
-from .placement import SlotId
+from .placement import SlotId, SlotsByHost
 from .worker import Phase, Worker
 
 
@@ -43,6 +44,14 @@ class Host:
         """Its slots, whether or not they are held."""
         return tuple(SlotId(self.record.host, slot.index) for slot in self.record.slots)
 
+    def has(self, slot: SlotId) -> bool:
+        """Whether ``slot`` is one of its own."""
+        return slot in self._slots
+
+    @cached_property
+    def _slots(self) -> frozenset[SlotId]:
+        return frozenset(self.slots)
+
     def fits(self, group: str) -> bool:
         """Whether it has the labels that ``group`` names, as in ``gpu=h200,zone=a``."""
         wanted = (part.partition("=") for part in group.split(",") if part)
@@ -68,12 +77,28 @@ class Pool:
     """What happened, in words for the history of the other jobs that it moves."""
     causer: str = ""
     """The job to which it happened, if it did to one."""
+    hosts_version: int = 0
+    """Rises when what may be placed on hosts changes."""
+    unheard: set[str] = field(default_factory=set)
+    """Hosts that take workers, whose workers are not known yet."""
+    _due: dict[str, Job] = field(default_factory=dict)
+    _touched: dict[str, Job] = field(default_factory=dict)
+    _touched_hosts: set[str] = field(default_factory=set)
+    _free: SlotsByHost = field(default_factory=dict)
+    _stale: set[str] = field(default_factory=set)
+    """Hosts of which ``_free`` has to be made anew."""
 
-    def changed(self, cause: str = "", *, by: str = "") -> None:
-        """Request a decision."""
+    def changed(self, job: Job | None, cause: str = "", *, by: str = "") -> None:
+        """Request a decision, in which ``job`` is looked at again."""
         self.has_changed = True
+        if job is not None:
+            self.touch(job)
         if cause:
             self.cause, self.causer = cause, by
+
+    def touch(self, job: Job) -> None:
+        """Let the next decision look at ``job`` again; what has changed in its record is stored."""
+        self._due[job.id] = self._touched[job.id] = job
 
     def take_change(self) -> tuple[str, str]:
         """Return, once, what has changed, and the job to which it happened; both may be empty."""
@@ -81,23 +106,73 @@ class Pool:
         self.has_changed, self.cause, self.causer = False, "", ""
         return change
 
+    def take_due(self, others: Mapping[str, Job]) -> list[Job]:
+        """Return, once, the jobs that were touched since the last decision, and ``others``, in their order."""
+        due, self._due = {**self._due, **others}, {}
+        return self._in_order(due)
+
+    def take_touched(self, others: Iterable[str]) -> list[Job]:
+        """Return, once, the jobs that were touched by an event, and ``others`` that there are, in their order."""
+        touched, self._touched = self._touched, {}
+        for name in others:
+            if name in self.jobs:
+                touched[name] = self.jobs[name]
+        return self._in_order(touched)
+
+    def _in_order(self, jobs: Mapping[str, Job]) -> list[Job]:
+        known = (job for name, job in jobs.items() if name in self.jobs)
+        return sorted(known, key=lambda job: job.number)
+
+    def take_touched_hosts(self, others: Iterable[str]) -> list[Host]:
+        """Return, once, the hosts whose slots may have other holders than before, and ``others`` that there are."""
+        touched, self._touched_hosts = self._touched_hosts.union(others), set()
+        return [self.hosts[name] for name in sorted(touched) if name in self.hosts]
+
     def add_job(self, record: JobRecord) -> Job:
         """Add a job."""
         job = self.jobs[record.job] = Job(record, number=self.num_added)
         self.num_added += 1
         self.last_number = max(self.last_number, number_of(record.job))
+        self.touch(job)
         return job
+
+    def put_host(self, host: Host) -> None:
+        """Add ``host``, or replace what was known of it; the jobs that have workers there are looked at again."""
+        name = host.record.host
+        held = self.held_on(name) if name in self.hosts else []
+        self.hosts[name] = host
+        self.hosts_version += 1
+        self._hold(name)
+        for job, _ in (*held, *self.held_on(name)):
+            self.touch(job)
+
+    def hear(self, host: Host) -> None:
+        """Record that the workers of ``host`` are known."""
+        host.is_heard = True
+        self._hold(host.record.host)
+        for job, _ in self.held_on(host.record.host):
+            self.touch(job)
+        self.changed(None)
+
+    def _hold(self, name: str) -> None:
+        """See to it that what ``name`` has free is found anew."""
+        self._stale.add(name)
+        self._touched_hosts.add(name)
+        host = self.hosts[name]
+        (self.unheard.discard if host.is_heard or not host.is_usable else self.unheard.add)(name)
 
     def add_worker(self, job: Job, worker: Worker) -> None:
         """Add ``worker`` as the holder of its slot."""
         assert worker.slot not in self.holders, f"{worker.slot.name} is held by {self.holders[worker.slot]}"
         job.workers[worker.number] = worker
         self.holders[worker.slot] = (job.id, worker.number)
+        self._hold(worker.slot.host)
+        self.touch(job)
 
     def advance(self, job: Job, worker: Worker, phase: Phase) -> None:
         """Record that ``worker`` has reached ``phase``."""
         if phase is Phase.LEFT and worker.phase < phase and job.generations.is_recovering:
-            self.changed()
+            self.changed(job)
         worker.advance(phase)
 
     def release(self, job: Job) -> None:
@@ -107,18 +182,30 @@ class Pool:
             if worker.phase is Phase.GONE and worker.number not in named:
                 del job.workers[worker.number]
                 del self.holders[worker.slot]
-                self.changed()
+                self._hold(worker.slot.host)
+                self.changed(job)
 
-    def free_slots(self) -> frozenset[SlotId]:
-        """Return the slots on which a worker may be started now."""
-        unreconciled = frozenset().union(*(job.generations.unreconciled_slots for job in self.jobs.values()))
-        return frozenset(
-            slot
-            for host in self.hosts.values()
-            if host.is_usable and host.is_heard
-            for slot in host.slots
-            if slot not in self.holders and not (unreconciled and slot.name in unreconciled)
-        )
+    def free_slots(self) -> SlotsByHost:
+        """Return the slots that nobody holds, by host, of hosts that take workers and whose workers are known."""
+        for name in self._stale:
+            host = self.hosts.get(name)
+            is_known = host is not None and host.is_usable and host.is_heard
+            free = [slot for slot in host.slots if slot not in self.holders] if host and is_known else []
+            if free:
+                self._free[name] = sorted(free)
+            else:
+                self._free.pop(name, None)
+        self._stale.clear()
+        return self._free
+
+    def is_usable(self, slot: SlotId) -> bool:
+        """Whether a worker may be, or stay, on ``slot``."""
+        host = self.hosts.get(slot.host)
+        return host is not None and host.is_usable and host.has(slot)
+
+    def is_free(self, slot: SlotId) -> bool:
+        """Whether it is one of `free_slots`."""
+        return slot not in self.holders and self.is_usable(slot) and self.hosts[slot.host].is_heard
 
     def jobs_with_slots(self) -> tuple[str, ...]:
         """Return the jobs that have workers now, or will when those are started."""

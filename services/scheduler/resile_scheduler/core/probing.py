@@ -107,4 +107,4 @@ class HostProber:
         for worker, reason in reasons:
             worker.leave_behind(reason)
         job.suspicions.drop_accusations()
-        self._pool.changed()
+        self._pool.changed(job)

@@ -96,7 +96,7 @@ class Recovery:
         self._allocator.abandon(job, "failed")
         job.enter(Step.FAIL)
         job.note("failed", reason, now=now)
-        self._pool.changed(f"{job.id} failed")
+        self._pool.changed(job, f"{job.id} failed")
 
     def _count(self, job: Job, lost: list[Worker], *, is_last: bool) -> str:
         """Count the new failures; return why the job fails because of them, or an empty string."""
@@ -128,7 +128,7 @@ class Recovery:
             start = f"from the checkpoint of iteration {checkpoint.iteration}"
         when = "when it is resumed, " if job.record.state is JobState.PAUSED else ""
         job.note(job.record.state.value, f"{reason}: no worker is left, so it starts again {when}{start}", now=now)
-        self._pool.changed()
+        self._pool.changed(job)
 
 
 def _calls_for_recovery(job: Job) -> bool:

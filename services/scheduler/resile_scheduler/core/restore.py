@@ -37,7 +37,7 @@ class Restore:
             self._repair(job)
             self._host_events.drop_orphans(job, now=now)
         self._pool.take_change()
-        self._pool.changed()
+        self._pool.changed(None)
 
     def _restore_allocation(self, job: Job, allocation: Allocation, now: float) -> None:
         is_settled = job.is_over and not allocation.placements

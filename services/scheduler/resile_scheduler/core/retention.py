@@ -41,6 +41,7 @@ class Retention:
         """Mark a job that has ended as deleted."""
         job.update(is_deleted=True, keeps_results=keeps_results)
         self._deleted.add(job.id)
+        self._pool.touch(job)
 
     def restore(self, jobs: Iterable[Job]) -> None:
         """Go on with what an earlier scheduler began."""

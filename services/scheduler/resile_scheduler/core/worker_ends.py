@@ -35,7 +35,7 @@ class WorkerEnds:
             return
         was_member = worker.phase is Phase.MEMBER
         worker.end(how)
-        self._pool.changed()
+        self._pool.changed(job)
         if job.is_over:
             return
         is_expected = how.kind in ("finished", "left") or (job.record.completed and how.kind not in SCRIPT_ERRORS)
@@ -76,7 +76,7 @@ class WorkerEnds:
         self._allocator.abandon(job, "completed")
         job.enter(Step.COMPLETE)
         job.note("completed", "", now=now)
-        self._pool.changed(f"{job.id} completed")
+        self._pool.changed(job, f"{job.id} completed")
 
     def on_start_late(self, job: Job, worker: Worker, why: str, *, now: float) -> None:
         """Give up a cold start in which ``worker`` does not reach its training call."""
@@ -115,7 +115,7 @@ class WorkerEnds:
             self._allocator.activate(job, newest.generation, iteration=job.iteration, now=now)
         if worker.has_own_fault:
             job.backoff.add(worker.slot.host, now=now)
-        self._pool.changed()
+        self._pool.changed(job)
 
     def _withdraw_joiner(self, job: Job, worker: Worker, now: float) -> None:
         """Drop a joiner. A job that needs an exact number of workers fails when that happens again and again."""
@@ -126,7 +126,7 @@ class WorkerEnds:
             return
         job.backoff.add(worker.slot.host, now=now)
         job.explain_change(f"withdrawn: {worker.reason}")
-        self._pool.changed()
+        self._pool.changed(job)
 
 
 def _describe(worker: Worker, why: str) -> str:

@@ -77,7 +77,7 @@ class WorkerReports:
         self._pool.advance(job, worker, Phase.READY)
         if job.record.ready is None:
             job.set_ready(ready, worker=worker.number)
-            self._pool.changed(f"{job.id} can use {ready.num_shards} workers", by=job.id)
+            self._pool.changed(job, f"{job.id} can use {ready.num_shards} workers", by=job.id)
         elif difference := _difference(job.record.ready, ready):
             others = "the others" if job.first_ready is None else f"worker {job.first_ready}"
             text = (
@@ -111,7 +111,7 @@ class WorkerReports:
         self._allocator.activate(job, report.generation, iteration=completed.iteration, now=now)
         job.go_back(completed.iteration)
         job.update(completed=completed)
-        self._pool.changed(f"{job.id} completed", by=job.id)
+        self._pool.changed(job, f"{job.id} completed", by=job.id)
         if is_late:
             self._ends.complete(job, now=now)
         else:

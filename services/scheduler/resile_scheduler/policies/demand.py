@@ -1,7 +1,8 @@
 """What a policy sees of a job, and what it returns for it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # `resile run` does not load numpy
@@ -89,6 +90,13 @@ class Target:
     """The iteration at which they wait for the next generation."""
     error: str = ""
     """Why the job can never have what it was given by its user: it fails."""
+
+    def is_like(self, other: "Target | None") -> bool:
+        """Whether it differs in its reason at most."""
+        return other is not None and _without_reason(self) == _without_reason(other)
+
+
+_without_reason = attrgetter(*(field.name for field in fields(Target) if field.name != "reason"))
 
 
 Policy = Callable[[Sequence[Demand], int], dict[str, Target]]

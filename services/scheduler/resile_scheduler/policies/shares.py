@@ -3,7 +3,6 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from heapq import heapify, heappop, heapreplace
 
 from .demand import Demand, Key, Target
@@ -78,28 +77,28 @@ def divide(limits: Sequence[Limits], num_slots: int) -> list[int]:
 def _quotas(limits: Sequence[Limits], num_slots: int) -> tuple[list[int], int]:
     """Return ``clamp(level * weight, least, most)`` for each, with the level at which all slots are used.
 
-    They are exact: whole numbers of units, and how many units are one slot. The sum rises with the level, and is linear
-    between the levels at which one meets its least or its most.
+    They are exact: whole numbers of units, and how many units are one slot.
     """
+    slots, per = _level(limits, num_slots)
+    return [min(max(slots * weight, least * per), most * per) for weight, least, most in limits], per
 
-    def at_level(slots: int, per: int) -> list[int]:
-        """Return the quotas at the level ``slots / per``, in units of ``1 / per`` slots."""
-        return [min(max(slots * weight, least * per), most * per) for weight, least, most in limits]
 
-    def used(level: tuple[int, int]) -> Fraction:
-        return Fraction(sum(at_level(*level)), level[1])
+def _level(limits: Sequence[Limits], num_slots: int) -> tuple[int, int]:
+    """Return the level at which all slots are used, or the highest that is of use, as a fraction.
 
+    The slots that are used rise with the level. They are ``slope * level + fixed`` between the levels at which one
+    meets its least or its most.
+    """
+    steps = [(least, weight, weight, -least) for weight, least, _ in limits]
+    steps += [(most, weight, -weight, most) for weight, _, most in limits]
     # Floats order them rightly: those of two different levels differ as long as limit x weight is below 2**52.
-    levels = [(0, 1), *((limit, weight) for weight, *both in limits for limit in both)]
-    levels.sort(key=lambda level: level[0] / level[1])
-    above = bisect_left(levels, Fraction(num_slots), key=used)
-    if above in (0, len(levels)):
-        level = levels[max(above - 1, 0)]
-        return at_level(*level), level[1]
-    low, high = Fraction(*levels[above - 1]), Fraction(*levels[above])
-    used_low, used_high = used(levels[above - 1]), used(levels[above])
-    level = (low + (high - low) * (num_slots - used_low) / (used_high - used_low)).as_integer_ratio()
-    return at_level(*level), level[1]
+    steps.sort(key=lambda step: step[0] / step[1])
+    slope, fixed, last = 0, sum(least for _, least, _ in limits), (0, 1)
+    for limit, weight, steeper, more in steps:
+        if slope * limit + fixed * weight >= num_slots * weight:
+            return (num_slots - fixed, slope) if slope else last
+        slope, fixed, last = slope + steeper, fixed + more, (limit, weight)
+    return last
 
 
 def useful(demand: Demand, share: int) -> int:
@@ -131,6 +130,8 @@ def hand_out(
 
     A job that cannot use what is left will not be able to later: what is left only becomes less.
     """
+    if not surplus:
+        return
     for step in (_next_useful, _next_slot):
         queue = [(key(d, shares[d.job]), number) for number, d in enumerate(admitted)]
         heapify(queue)
@@ -162,6 +163,8 @@ def targets(
     if not all(demand.is_preemptible for demand in demands):
         waiting = "preemption is off, and {} leave fewer"
 
+    first, others = sharing[:4], f"{rule} {_names(sharing, len(sharing) - 1)}"
+
     def reason(demand: Demand) -> str:
         if demand.job not in shares:
             return reason_to_wait(demand, num_slots, waiting.format(_names(sharing, len(sharing))))
@@ -169,7 +172,9 @@ def targets(
             return ALL_IT_CAN_USE
         if shares[demand.job] == demand.least and not demand.is_preemptible:
             return "it keeps what it has: preemption is off"
-        return f"{rule} {_names([job for job in sharing[:4] if job != demand.job], len(sharing) - 1)}"
+        if demand.job not in first:
+            return others
+        return f"{rule} {_names([job for job in first if job != demand.job], len(sharing) - 1)}"
 
     return {demand.job: Target(shares.get(demand.job, 0), reason(demand)) for demand in demands}
 

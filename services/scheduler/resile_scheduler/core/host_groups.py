@@ -1,0 +1,61 @@
+"""Which hosts take workers of a job: those of its class of device that have the labels it asks for."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .pool import Pool
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """Some hosts, and how many slots they have together."""
+
+    hosts: frozenset[str] = frozenset()
+    num_slots: int = 0
+
+
+class HostGroups:
+    """The usable hosts by class of device and labels. All are found anew when a host has changed."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.version = -1
+        """Rises when any of them may have changed."""
+        self._by_class: dict[str, HostGroup] = {}
+        self._by_labels: dict[tuple[str, str], HostGroup] = {}
+
+    def refresh(self) -> None:
+        """See which hosts there are now."""
+        if self.version == self._pool.hosts_version:
+            return
+        self.version = self._pool.hosts_version
+        self._by_labels.clear()
+        by_class: dict[str, list[str]] = {}
+        for name, host in self._pool.hosts.items():
+            if host.is_usable:
+                by_class.setdefault(host.record.device_class, []).append(name)
+        self._by_class = {device_class: self._group(names) for device_class, names in by_class.items()}
+
+    def classes(self) -> list[str]:
+        """Return the classes of usable hosts, sorted."""
+        return sorted(self._by_class)
+
+    def of_class(self, device_class: str) -> HostGroup:
+        """Return the usable hosts of ``device_class``."""
+        return self._by_class.get(device_class, HostGroup())
+
+    def fitting(self, device_class: str, labels: str) -> HostGroup:
+        """Return those of them that have ``labels``, as in ``gpu=h200,zone=a``."""
+        key = (device_class, labels)
+        if key not in self._by_labels:
+            hosts = self.of_class(device_class).hosts
+            self._by_labels[key] = self._group(name for name in hosts if self._pool.hosts[name].fits(labels))
+        return self._by_labels[key]
+
+    def without(self, group: HostGroup, hosts: frozenset[str]) -> HostGroup:
+        """Return ``group`` without ``hosts``."""
+        return self._group(group.hosts - hosts)
+
+    def _group(self, names: Iterable[str]) -> HostGroup:
+        hosts = frozenset(names)
+        return HostGroup(hosts, sum(len(self._pool.hosts[name].slots) for name in hosts))

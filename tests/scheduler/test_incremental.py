@@ -1,0 +1,96 @@
+"""A decision looks again only at what has changed: it decides as if it looked at everything."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import initialize, rule
+
+from resile_scheduler.core.core import Scheduler
+from resile_scheduler.core.events import Command, Event, PolicyChangeRequested
+from resile_scheduler.core.job import Job
+from resile_scheduler.core.pool import Host, Pool
+from resile_scheduler.policies.table import POLICIES
+from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.training import Sharded
+from resile_scheduler.simulation.workload import Submission
+from resile_shared.messages.commands import PoolPolicy
+from resile_shared.policies import PolicyName
+
+from .test_core import AnyOrder, spec
+
+
+class ForgetfulPool(Pool):
+    """Everything may have changed, always."""
+
+    def take_due(self, others: Mapping[str, Job]) -> list[Job]:
+        super().take_due(others)
+        self.hosts_version += 1
+        self._stale.update(self.hosts)
+        return list(self.jobs.values())
+
+    def take_touched(self, others: Iterable[str]) -> list[Job]:
+        return super().take_touched(self.jobs)
+
+    def take_touched_hosts(self, others: Iterable[str]) -> list[Host]:
+        return super().take_touched_hosts(self.hosts)
+
+
+class TwoSchedulers(Scheduler):
+    """A scheduler, and one that looks at everything each time: they give the same commands."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.forgetful = Scheduler(**options)
+        self.forgetful._pool.__class__ = ForgetfulPool
+
+    def handle(self, event: Event, *, now: float) -> list[Command]:
+        commands = super().handle(event, now=now)
+        assert commands == self.forgetful.handle(event, now=now)
+        assert self.explain() == self.forgetful.explain()
+        assert self.holders() == self.forgetful.holders()
+        return commands
+
+
+class TwoPools(SimulatedPool):
+    """A simulated pool in which each event is handled twice."""
+
+    def _new_scheduler(self) -> Scheduler:
+        return TwoSchedulers(
+            epoch=self._epoch,
+            secret="simulated",
+            policy=self.policy,
+            policies=self._policies,
+            limits=self._limits,
+            detection_seconds=self._delays.detection,
+        )
+
+
+class Incremental(AnyOrder):
+    """Whatever happens, in whatever order it arrives, on hosts of two kinds."""
+
+    def add_host(self, host: str) -> None:
+        self.hosts[host] += 1
+        kind, rack = ("gpu", "2") if host == "host-3" else ("cpu", "1")
+        self.sim.add_host(host, 3, incarnation=self.hosts[host], device_class=kind, labels={"rack": rack})
+
+    @initialize(seed=st.integers(0, 1 << 30), policy=st.sampled_from(sorted(POLICIES)))
+    def begin(self, seed: int, policy: PolicyName) -> None:
+        self.begin_with(TwoPools(policy=POLICIES[policy], policies=POLICIES), seed)
+
+    @rule(choice=st.builds(PoolPolicy, policy=st.sampled_from(sorted(POLICIES)), preemption=st.booleans()))
+    def the_policy_changes(self, choice: PoolPolicy) -> None:
+        self.num_requests += 1
+        self.sim.handle(PolicyChangeRequested(f"request-{self.num_requests}", choice))
+
+    @rule(group=st.sampled_from(["rack=1", "rack=2"]), least=st.integers(1, 3), iterations=st.integers(1, 60))
+    def a_job_comes_that_needs_a_label(self, group: str, least: int, iterations: int) -> None:
+        if len(self.sim.records) < 5:
+            asked = spec(min_workers=least, max_workers=6, group=group)
+            self.sim.submit([Submission(0.0, f"job-{len(self.sim.records) + 1}", asked, Sharded(iterations, 24))])
+            self.sim.run(until=self.sim.now - self.sim.start, watch=self.checker.check)
+
+
+Incremental.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestIncremental = Incremental.TestCase
