@@ -74,6 +74,7 @@ class Outbox:
                 item=item,
                 min_workers=record.spec.min_workers,
                 max_workers=record.spec.max_workers,
+                sizes=record.spec.sizes,
                 group=record.spec.group,
                 num_shards=record.ready.num_shards if record.ready else None,
                 iterations_total=record.ready.iterations_total if record.ready else None,

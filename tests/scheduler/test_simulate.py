@@ -18,7 +18,7 @@ from resile_scheduler.simulation.synthetic import LOADS, synthetic
 from resile_scheduler.simulation.traces import read_trace
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workers import Delays
-from resile_scheduler.simulation.workload import HostChange, Submission, Wish, Workload, equal_hosts
+from resile_scheduler.simulation.workload import HostChange, Submission, UserRequest, Workload, equal_hosts
 from resile_shared.errors import UsageError
 from resile_shared.messages.commands import JobStop, PoolPolicy
 from resile_shared.messages.hosts import HostState
@@ -101,7 +101,7 @@ def test_figures_of_a_simulation_that_can_be_computed_by_hand() -> None:
             submission(50, 2, 1000, deadline=60.0),
             submission(90, 3, 1, min_workers=9, max_workers=9),
         ),
-        wishes=(Wish(60.0, JobStop(job_id="job-2")),),
+        requests=(UserRequest(60.0, JobStop(job_id="job-2")),),
         hosts=TWO_HOSTS,
     )
     outcome = simulate(workload, replace(FAIRSHARE, delays=Delays(fork=0.0, script=1.0, exit=0.0)))

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from resile_scheduler.simulation.csv_table import MalformedFile
+from resile_scheduler.simulation.simulate import Settings, simulate
 from resile_scheduler.simulation.traces import read_trace
 from resile_scheduler.simulation.training import Modelled, Profiled, Recorded, Sharded
 from resile_shared.errors import UsageError
-from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop
+from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop, TenantDelete, TenantSet
 from resile_shared.messages.hosts import HostState
+from resile_shared.policies import PolicyName
 
 from . import traces
 
@@ -72,13 +74,13 @@ def test_a_workload_of_profiled_applications(tmp_path: Path) -> None:
     assert job.training.pace((1,), 16, 0.0).work == pytest.approx(2.0), "all noise: twice the batch is worth twice"
 
 
-def test_a_history_becomes_jobs_wishes_and_hosts(tmp_path: Path) -> None:
+def test_a_history_becomes_jobs_requests_and_hosts(tmp_path: Path) -> None:
     workload = read_trace(str(traces.write(tmp_path, traces.story())))
     one, two = workload.submissions
     assert (one.time, two.time) == (1, 17)
     assert one.training == Recorded(300, 24, {3: 0.4, 4: 0.3, 8: 0.15})
     assert (one.spec.max_workers, one.spec.priority, two.spec.priority) == (8, 5000, 5000)
-    assert [(wish.time, wish.request) for wish in workload.wishes] == [
+    assert [(request.time, request.request) for request in workload.requests] == [
         (47, JobPriority(job_id="job-2", priority=10_000))
     ]
     assert [(host.host, host.num_slots) for host in workload.hosts] == [("host-1", 4), ("host-2", 4)]
@@ -100,7 +102,7 @@ def test_what_users_wanted_and_hosts_that_were_there_before_are_taken_from_a_his
         traces.job_event(33, "job-2", "accepted"),
     ]
     workload = read_trace(str(traces.write(tmp_path, events)))
-    assert [(wish.time, type(wish.request)) for wish in workload.wishes] == [
+    assert [(request.time, type(request.request)) for request in workload.requests] == [
         (10, JobPause),
         (20, JobResume),
         (32, JobStop),
@@ -197,3 +199,18 @@ def test_what_cannot_be_is_refused(trace: str, slots: int | None, hosts: int | N
     with pytest.raises(UsageError) as raised:
         read_trace(trace, num_slots=slots, num_hosts=hosts)
     assert str(raised.value).startswith(fault)
+
+
+def test_sizes_of_a_workload_and_tenants_of_a_history(tmp_path: Path) -> None:
+    path = csv(tmp_path, "name,time,iterations,shard_seconds,sizes\na,0,10,0.1,1 2 4\nb,0,10,0.1,\n")
+    assert [job.spec.sizes for job in read_trace(path).submissions] == [(1, 2, 4), ()]
+    share = {"number": 1, "time": traces.stamp(3), "tenant": "red", "share": {"weight": 3, "quota": 2}}
+    gone = {"number": 2, "time": traces.stamp(5), "tenant": "red", "share": None}
+    changes = [traces.event(3, "resile.pool.tenant", share), traces.event(5, "resile.pool.tenant", gone)]
+    workload = read_trace(str(traces.write(tmp_path, [*traces.story(), *changes])))
+    assert [(request.time, request.request) for request in workload.requests] == [
+        (3, TenantSet(tenant_id="red", weight=3, quota=2)),
+        (5, TenantDelete(tenant_id="red")),
+        (47, JobPriority(job_id="job-2", priority=10_000)),
+    ]
+    simulate(workload, Settings(PolicyName.FAIRSHARE))

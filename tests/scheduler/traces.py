@@ -10,13 +10,18 @@ from resile_shared.messages.message import at, timestamp
 START = 1_000_000.0
 
 
+def stamp(time: float) -> str:
+    """The moment ``time`` seconds after the start."""
+    return timestamp(at(START + time))
+
+
 def job_event(
     time: float, job: str, kind: str, *, iteration: int = 0, workers: int = 0, **fields: Any
 ) -> dict[str, Any]:
     """One item of a job's history, ``time`` seconds after the start."""
     item = {
         "number": 1,
-        "time": timestamp(at(START + time)),
+        "time": stamp(time),
         "kind": kind,
         "generation": 0,
         "workers": workers,
@@ -24,20 +29,20 @@ def job_event(
         "iteration": iteration,
     }
     data = {"job": job, "name": job, "tenant": "default", "state": "running", "priority": 5000, "item": item} | fields
-    return _event(time, f"resile.job.{job}.{kind}", data)
+    return event(time, f"resile.job.{job}.{kind}", data)
 
 
 def host_event(time: float, host: str, what: str, *, slots: int = 0) -> dict[str, Any]:
     """A host that comes or goes, ``time`` seconds after the start."""
-    data: dict[str, Any] = {"host": host, "incarnation": 1, "time": timestamp(at(START + time))}
+    data: dict[str, Any] = {"host": host, "incarnation": 1, "time": stamp(time)}
     if what == "joined":
         data["slots"] = [{"index": index} for index in range(slots)]
-    return _event(time, f"resile.host.{host}.{what}", data)
+    return event(time, f"resile.host.{host}.{what}", data)
 
 
-def _event(time: float, subject: str, data: dict[str, Any]) -> dict[str, Any]:
-    stamp = timestamp(at(START + time))
-    return {"stream": "events", "sequence": 1, "time": stamp, "subject": subject, "data": data}
+def event(time: float, subject: str, data: dict[str, Any]) -> dict[str, Any]:
+    """An event as the API shows it, ``time`` seconds after the start."""
+    return {"stream": "events", "sequence": 1, "time": stamp(time), "subject": subject, "data": data}
 
 
 def write(folder: Path, events: Iterable[dict[str, Any]]) -> Path:

@@ -213,8 +213,9 @@ class JobEvent(Message):
     state: JobState
     priority: int = Field(ge=1, le=MAX_PRIORITY)
     item: HistoryItem
-    min_workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
-    max_workers: int = Field(default=MAX_WORKERS, ge=1, le=MAX_WORKERS)
+    min_workers: Workers = 1
+    max_workers: Workers = MAX_WORKERS
+    sizes: tuple[Workers, ...] = Field(default=(), max_length=MAX_SIZES)
     group: Line = Field(default="", max_length=1000)
     num_shards: Count | None = Field(default=None, description="null before its script has reached the training call")
     iterations_total: Count | None = None

@@ -9,7 +9,7 @@ agents.py      which workers run on which host, and the heartbeats that say so
 workers.py     what workers do: start, join, train, leave
 job.py         how far the workers of a simulated job have come
 training.py    what jobs train, and how fast: by profiles.py, throughputs.py, or as recorded
-workload.py    what happens from outside: submissions, wishes of users, hosts
+workload.py    what happens from outside: submissions, requests of users, hosts
 traces.py      where workloads come from: synthetic.py, tables.py with csv_table.py and arrivals.py, history.py
 outcome.py     what became of the jobs
 figures.py     by what that is compared

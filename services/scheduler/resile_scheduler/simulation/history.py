@@ -3,8 +3,9 @@
 The file is what ``resile events --json`` prints, or what ``resile events -f --json`` does, an event in each line. Of it
 are taken:
 
-- the jobs, when they were submitted, their limits, and what users wanted of them: priorities, pauses, stops;
+- the jobs, when they were submitted, their limits, and what users asked of them: priorities, pauses, stops;
 - how long their iterations took, by number of workers (`training.Recorded`), which includes what changes cost;
+- the weights and quotas of tenants, as far as they changed;
 - the hosts, and when they came and went.
 
 What the policy of the time decided is not taken, nor are failures of single workers. A job that failed counts as
@@ -24,13 +25,14 @@ from pydantic import BaseModel, ValidationError
 from resile_shared.api import EventView
 from resile_shared.catalogue import model_of
 from resile_shared.envelope import Malformed
-from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop
+from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop, TenantDelete, TenantSet
 from resile_shared.messages.hosts import HostDraining, HostEvent, HostJoined, HostLeft, HostLost, HostState
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobSpec
+from resile_shared.messages.pool import TenantEvent
 
 from .csv_table import MalformedFile
 from .training import Recorded
-from .workload import CHECKPOINT_SECONDS, HostChange, Submission, Wish, Workload
+from .workload import CHECKPOINT_SECONDS, HostChange, Submission, UserRequest, Workload
 
 _STATES: dict[type[HostEvent], HostState] = {
     HostJoined: HostState.UP,
@@ -61,10 +63,12 @@ def read_history(path: Path) -> Workload:
         raise MalformedFile(path, "no job in it has trained: there is nothing to simulate")
     start = min(job.items[0].time for job in recorded)
     start = min([start, *(event.time for event in of_hosts)])
+    requests = [request for job in trained for request in job.requests(start)]
+    requests += [_tenant_request(event, start) for event in events if isinstance(event, TenantEvent)]
     delays = [delay for job in trained if (delay := job.start_delay) is not None]
     return Workload(
         submissions=tuple(sorted((job.submission(start) for job in trained), key=lambda job: job.time)),
-        wishes=tuple(sorted((wish for job in trained for wish in job.wishes(start)), key=lambda wish: wish.time)),
+        requests=tuple(sorted(requests, key=lambda request: request.time)),
         hosts=(*_unannounced(of_hosts, recorded), *_host_changes(of_hosts, start)),
         start_seconds=min(delays, default=None),
         left_out=tuple(job.id for job in recorded if not job.seconds),
@@ -79,7 +83,7 @@ def _read_events(path: Path) -> Iterator[BaseModel]:
         try:
             view = EventView.model_validate(entry)
             model = model_of(view.subject)
-            if issubclass(model, JobEvent | HostEvent):
+            if issubclass(model, JobEvent | HostEvent | TenantEvent):
                 yield model.model_validate(view.data)
         except ValidationError as error:
             fault = error.errors()[0]
@@ -88,9 +92,8 @@ def _read_events(path: Path) -> Iterator[BaseModel]:
             column = ".".join(filter(None, (place, "" if is_view else "data", inside)))
             raise MalformedFile(path, fault["msg"], line=line, column=column) from error
         except Malformed as error:
-            raise MalformedFile(
-                path, str(error), line=line, column=".".join(filter(None, (place, "subject")))
-            ) from error
+            column = ".".join(filter(None, (place, "subject")))
+            raise MalformedFile(path, str(error), line=line, column=column) from error
 
 
 def _entries(path: Path) -> Iterator[tuple[int, str, Any]]:
@@ -160,6 +163,7 @@ class _RecordedJob:
             script="train.py",
             min_workers=newest.min_workers,
             max_workers=newest.max_workers,
+            sizes=newest.sizes,
             priority=first.priority,
             tenant=newest.tenant,
             group=newest.group,
@@ -173,23 +177,23 @@ class _RecordedJob:
             return max(1, self.items[-1].iteration)
         return max(1, reached, self._newest.iterations_total or 0)
 
-    def wishes(self, start: datetime) -> Iterator[Wish]:
+    def requests(self, start: datetime) -> Iterator[UserRequest]:
         """Yield what users wanted."""
         is_paused = False
         for event in self._events:
             item, time = event.item, _after(start, event.item)
             match item.kind:
                 case "priority":
-                    yield Wish(time, JobPriority(job_id=self.id, priority=event.priority))
+                    yield UserRequest(time, JobPriority(job_id=self.id, priority=event.priority))
                 case "stopped":
-                    yield Wish(time, JobStop(job_id=self.id))
+                    yield UserRequest(time, JobStop(job_id=self.id))
                 case "pausing" | "paused" if not is_paused:
                     is_paused = True
-                    yield Wish(time, JobPause(job_id=self.id))
+                    yield UserRequest(time, JobPause(job_id=self.id))
                 case "queued" | "allocation" if is_paused and self._is_after_pause(item):
                     is_paused = False
                     delay = (self.start_delay or 0.0) if item.kind == "allocation" else 0.0
-                    yield Wish(max(time - delay, 0.0), JobResume(job_id=self.id))
+                    yield UserRequest(max(time - delay, 0.0), JobResume(job_id=self.id))
 
     def _is_after_pause(self, item: HistoryItem) -> bool:
         """Whether the job had paused before: members that are asked to pause may switch once more."""
@@ -212,7 +216,14 @@ def _after(start: datetime, item: HistoryItem) -> float:
     return (item.time - start).total_seconds()
 
 
-# hosts
+# tenants and hosts
+
+
+def _tenant_request(event: TenantEvent, start: datetime) -> UserRequest:
+    share, tenant = event.share, event.tenant
+    request = TenantSet(tenant_id=tenant, weight=share.weight, quota=share.quota) if share else None
+    time = max((event.time - start).total_seconds(), 0.0)
+    return UserRequest(time, request or TenantDelete(tenant_id=tenant))
 
 
 def _host_changes(events: Iterable[HostEvent], start: datetime) -> Iterator[HostChange]:

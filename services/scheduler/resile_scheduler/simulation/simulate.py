@@ -9,17 +9,17 @@ from functools import partial
 from random import Random
 
 from resile_shared.errors import UsageError
-from resile_shared.messages.commands import PoolPolicy
+from resile_shared.messages.commands import PoolPolicy, TenantDelete, TenantSet
 from resile_shared.messages.hosts import HostState
 from resile_shared.policies import PolicyName
 
-from ..core.events import JobChangeRequested, StateRestored, Tick
+from ..core.events import JobChangeRequested, StateRestored, TenantChangeRequested, Tick
 from ..core.retention import Limits
 from ..policies.table import POLICIES
 from .outcome import Outcome, Recorder
 from .pool import SimulatedPool
 from .workers import Delays
-from .workload import HostChange, Wish, Workload
+from .workload import HostChange, UserRequest, Workload
 
 START = 1_000_000.0
 TICK_SECONDS = 30.0
@@ -101,10 +101,11 @@ class _Simulation:
         )
         pool.on_stored = lambda stored: self._recorder.on_stored(stored, time=self._seconds)
         self._last_outside = max(
-            event.time for events in (workload.submissions, workload.wishes, workload.hosts) for event in events
+            event.time for events in (workload.submissions, workload.requests, workload.hosts) for event in events
         )
         self._busy_until = 0.0
         self._is_stuck = False
+        self._num_requests = 0
 
     @property
     def _seconds(self) -> float:
@@ -116,8 +117,8 @@ class _Simulation:
         for change in self._workload.hosts:
             early = self._settings.delays.detection if change.state is HostState.LOST else 0.0
             pool.later(change.time - early, partial(self._change_host, change))
-        for wish in self._workload.wishes:
-            pool.later(wish.time, partial(self._request, wish))
+        for request in self._workload.requests:
+            pool.later(request.time, partial(self._request, request))
         pool.submit(self._workload.submissions)
         pool.later(0.0, self._tick)
         num_events = 0
@@ -135,8 +136,13 @@ class _Simulation:
         self._is_stuck = self._seconds - self._busy_until > STUCK_SECONDS
         self._pool.later(TICK_SECONDS, self._tick)
 
-    def _request(self, wish: Wish) -> None:
-        self._pool.handle(JobChangeRequested(f"{wish.request.job_id} at {wish.time}", wish.request))
+    def _request(self, request: UserRequest) -> None:
+        self._num_requests += 1
+        command = f"request {self._num_requests}"
+        if isinstance(request.request, TenantSet | TenantDelete):
+            self._pool.handle(TenantChangeRequested(command, request.request))
+        else:
+            self._pool.handle(JobChangeRequested(command, request.request))
 
     # hosts
 

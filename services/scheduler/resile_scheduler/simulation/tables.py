@@ -1,13 +1,14 @@
 """Workloads from CSV files, a job in each row. The columns of the header say which kind of file it is.
 
 - ``name, time, iterations, shard_seconds``: iterations in equal shards, which need no profile. There may also be
-  ``num_shards`` (24 without it), ``min_workers``, ``max_workers``, ``priority``, ``tenant`` and ``deadline``.
+  ``num_shards`` (24 without it), ``min_workers``, ``max_workers``, ``sizes``, ``priority``, ``tenant``, ``deadline``.
 - ``name, time, application, num_replicas, batch_size``: jobs of profiled applications (`profiles.py`), as in the
   workloads of Pollux' artifact. They begin with that batch.
 - ``job_id, submission_time, num_iteration, model_name, batch_size``: jobs of models whose throughputs are tables
   (`throughputs.py`), as in ElasticFlow's traces; ``deadline`` may be added. Times count from the first submission.
 
-A deadline is a time by the clock of the submissions; an empty one is none.
+A deadline is a time by the clock of the submissions. Sizes are allowed numbers of workers, as in ``1 2 4 8``. An empty
+cell is as good as none.
 """
 
 from collections.abc import Callable, Iterable
@@ -113,16 +114,18 @@ def _submission(
     if not least <= most <= MAX_WORKERS:
         problem = f"a maximum of {most} workers must be from the minimum, {least}, to {MAX_WORKERS}"
         raise MalformedFile(path, problem, line=row[0], column="max_workers")
+    sizes = _optional(path, row, "sizes", _sizes, "numbers of workers, as in 1 2 4 8") or ()
     priority = _optional(path, row, "priority", positive_int, "a priority") or DEFAULT_PRIORITY
     if priority > MAX_PRIORITY:
         raise MalformedFile(path, f"{priority} is above {MAX_PRIORITY}", line=row[0], column="priority")
     deadline = _optional(path, row, "deadline", non_negative, "a number of seconds")
     try:
         tenant = row[1].get("tenant") or "default"
-        spec = _spec(name, min_workers=least, max_workers=most, priority=priority, tenant=tenant)
+        spec = _spec(name, min_workers=least, max_workers=most, sizes=sizes, priority=priority, tenant=tenant)
     except ValidationError as error:
         fault = error.errors()[0]
-        raise MalformedFile(path, str(fault["msg"]), line=row[0], column=str(fault["loc"][0])) from error
+        column = str(fault["loc"][0]) if fault["loc"] else "sizes"
+        raise MalformedFile(path, str(fault["msg"]), line=row[0], column=column) from error
     return Submission(
         time,
         f"job-{number}",
@@ -131,6 +134,10 @@ def _submission(
         CHECKPOINT_SECONDS,
         deadline=None if deadline is None else deadline - start,
     )
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(positive_int(size) for size in text.split())
 
 
 def _spec(name: str, **limits: object) -> JobSpec:

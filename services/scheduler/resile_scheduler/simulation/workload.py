@@ -1,10 +1,10 @@
-"""What happens to a simulated pool: jobs that are submitted, wishes of users, hosts that come and go."""
+"""What happens to a simulated pool: jobs that are submitted, requests of users, hosts that come and go."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resile_shared.errors import UsageError
-from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop
+from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop, TenantDelete, TenantSet
 from resile_shared.messages.hosts import HostState, Labels
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.messages.reports import Ready
@@ -44,11 +44,11 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a user wants of a job, ``time`` seconds after the start."""
+class UserRequest:
+    """What a user wants of a job, or an operator of a tenant, ``time`` seconds after the start."""
 
     time: float
-    request: JobPriority | JobStop | JobPause | JobResume
+    request: JobPriority | JobStop | JobPause | JobResume | TenantSet | TenantDelete
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Workload:
     """All that happens from outside, each kind in the order of time. Without ``hosts`` it fits any pool."""
 
     submissions: tuple[Submission, ...]
-    wishes: tuple[Wish, ...] = ()
+    requests: tuple[UserRequest, ...] = ()
     hosts: tuple[HostChange, ...] = ()
     start_seconds: float | None = None
     """What a start takes until the first iteration, if it was recorded."""
