@@ -8,7 +8,7 @@
 A policy sees all jobs each time; of the rest only what has changed is done again (`job_view.py`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -50,7 +50,11 @@ class Decisions:
         self._groups = HostGroups(pool)
         self._views: dict[str, JobView] = {}
         """Of all jobs that are not over, in the order of their submissions."""
+        self._by_class: dict[str, list[JobView]] | None = None
+        """Those of them that share slots, by the class of device on which they do; None: not known."""
         self._restless: dict[str, Job] = {}
+        self._unsettled: dict[str, JobView] = {}
+        """Those that do not have what they should have."""
         self._supply = Supply(pool)
         self._answers: dict[str, tuple[tuple[Policy, int, list[Demand]], dict[str, Target]]] = {}
         """What the policy was asked last about each class of device, and what it answered."""
@@ -91,36 +95,47 @@ class Decisions:
             self._pool.release(job)
             if job.record.state is JobState.ACCEPTED:
                 job.enter(Step.ENQUEUE)
-        for job in due:
-            self._look_at(job, now)
-        looked_at = frozenset(job.id for job in due)
-        self._groups.refresh()
-        for device_class, views in self._by_device_class().items():
-            self._share(device_class, views, looked_at, cause, now=now)
+        looked_at = {view.name: view for job in due if (view := self._look_at(job, now))} | self._unsettled
+        are_new = self._groups.refresh()
+        if are_new or self._by_class is None:
+            self._by_class = self._grouped()
+        for view in (self._views if are_new else looked_at).values():
+            view.limit_to(self._groups)
+        for device_class, sharing in self._by_class.items():
+            self._share(device_class, sharing, looked_at, cause, now=now)
 
-    def _look_at(self, job: Job, now: float) -> None:
-        """See what has become of ``job``."""
+    def _look_at(self, job: Job, now: float) -> JobView | None:
+        """See what has become of ``job``; return None if it is over."""
         self._supply.look_at(job)
         self._restless.pop(job.id, None)
+        self._unsettled.pop(job.id, None)
         if job.is_over:
-            self._views.pop(job.id, None)
-            return
-        view = self._views[job.id] = JobView.of(job, self._pool, now=now)
+            if self._views.pop(job.id, None):
+                self._by_class = None
+            return None
+        view = self._views.get(job.id)
+        if view is None:
+            view = self._views[job.id] = JobView(job)
+            self._by_class = None
+        if view.look(self._pool, now=now):
+            self._by_class = None
         if view.is_restless:
             self._restless[job.id] = job
+        return view
 
-    def _by_device_class(self) -> dict[str, list[JobView]]:
-        """Group the jobs by class of device: a job stays on the class on which it has workers, or has trained."""
+    def _grouped(self) -> dict[str, list[JobView]]:
+        """Return the jobs that share slots by class of device.
+
+        A job stays on the class on which it has workers, or has trained.
+        """
         by_class: dict[str, list[JobView]] = {}
-        waiting: list[JobView] = []
-        for view in self._views.values():
-            if view.device_class:
-                by_class.setdefault(view.device_class, []).append(view)
-            else:
-                waiting.append(view)
-        for view in waiting:
-            by_class.setdefault(self._best_class(view, by_class), []).append(view)
-        return by_class
+        for view in sorted(self._views.values(), key=lambda view: not view.own_class):
+            device_class = view.own_class or self._best_class(view, by_class)
+            if device_class != view.device_class:
+                view.device_class = device_class
+                view.limit_to(self._groups)
+            by_class.setdefault(view.device_class, []).append(view)
+        return {name: [view for view in views if view.is_sharing] for name, views in by_class.items()}
 
     def _best_class(self, view: JobView, by_class: Mapping[str, list[JobView]]) -> str:
         """Return the class that has most slots that fit for each job; empty: there are no hosts."""
@@ -133,38 +148,50 @@ class Decisions:
         return max(self._groups.classes(), key=slots_per_job, default="")
 
     def _share(
-        self, device_class: str, views: Iterable[JobView], looked_at: frozenset[str], cause: Cause, *, now: float
+        self,
+        device_class: str,
+        sharing: list[JobView],
+        looked_at: Mapping[str, JobView],
+        cause: Cause,
+        *,
+        now: float,
     ) -> None:
-        sharing = [view for view in views if view.is_sharing]
-        num_slots = self._groups.of_class(device_class).num_slots
-        targets = self._targets(device_class, [view.demand_on(device_class, self._groups) for view in sharing])
-        wants = [
-            view.want(workers, device_class, self._groups)
-            for view in sharing
-            if (workers := targets[view.job.id].workers) != len(view.usable)
-        ]
-        placed = place(wants, free=self._supply.free(), released=self._supply.released()) if wants else {}
-        missing = "" if num_slots else self._missing(device_class)
-        for view in sharing:
-            job, target, wanted = view.job, targets[view.job.id], placed.get(view.job.id, view.usable)
-            if missing and job.record.device_class:
+        targets, is_new = self._targets(device_class, [view.demand for view in sharing])
+        missing = self._missing(device_class)
+        wants, pending = [], []
+        for view in sharing if is_new else [v for v in sharing if v.name in looked_at]:
+            target = targets[view.name]
+            if missing and view.own_class:
                 target = replace(target, reason=missing)
-            if job.id in looked_at or not view.is_settled(target, wanted):
-                self._approach(job, target, wanted, cause.of(job), now=now)
+            if target.workers != len(view.usable):
+                wants.append(view.want(target.workers, self._groups))
+            elif view.name not in looked_at and view.is_settled(target, view.usable):
+                view.target = target
+                continue
+            pending.append((view, target))
+        placed = place(wants, free=self._supply.free(), released=self._supply.released()) if wants else {}
+        for view, target in pending:
+            wanted = placed.get(view.name, view.usable)
+            if view.name in looked_at or not view.is_settled(target, wanted):
+                self._approach(view.job, target, wanted, cause.of(view.job), now=now)
             view.target, view.wanted = target, wanted
+            if wanted != view.held or len(wanted) != target.workers:
+                self._unsettled[view.name] = view
 
-    def _targets(self, device_class: str, demands: list[Demand]) -> Mapping[str, Target]:
-        """Return what the policy gives to the jobs on ``device_class``. It is asked again when its input differs."""
+    def _targets(self, device_class: str, demands: list[Demand]) -> tuple[Mapping[str, Target], bool]:
+        """Return what the policy gives to jobs, and whether it was asked again, as its input differs from the last."""
         policy = no_slots if self._is_suspended else self._policy
         asked = (policy, self._groups.of_class(device_class).num_slots, demands)
         known = self._answers.get(device_class)
-        if known is None or known[0] != asked:
-            known = self._answers[device_class] = asked, policy(demands, asked[1])
-        return known[1]
+        if known is not None and known[0] == asked:
+            return known[1], False
+        targets = policy(demands, asked[1])
+        self._answers[device_class] = asked, targets
+        return targets, True
 
     def _missing(self, device_class: str) -> str:
         """Say that jobs wait for a host of ``device_class``, if the pool has others; else nothing."""
-        if not self._groups.classes():
+        if self._groups.of_class(device_class).num_slots or not self._groups.classes():
             return ""
         return f"waiting for a host of the class on which it trained, {device_class}: another one gives other bits"
 

@@ -19,22 +19,22 @@ class HostGroups:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.version = -1
-        """Rises when any of them may have changed."""
+        self._version = -1
         self._by_class: dict[str, HostGroup] = {}
         self._by_labels: dict[tuple[str, str], HostGroup] = {}
 
-    def refresh(self) -> None:
-        """See which hosts there are now."""
-        if self.version == self._pool.hosts_version:
-            return
-        self.version = self._pool.hosts_version
+    def refresh(self) -> bool:
+        """See which hosts there are now; return whether they may have changed."""
+        if self._version == self._pool.hosts_version:
+            return False
+        self._version = self._pool.hosts_version
         self._by_labels.clear()
         by_class: dict[str, list[str]] = {}
         for name, host in self._pool.hosts.items():
             if host.is_usable:
                 by_class.setdefault(host.record.device_class, []).append(name)
         self._by_class = {device_class: self._group(names) for device_class, names in by_class.items()}
+        return True
 
     def classes(self) -> list[str]:
         """Return the classes of usable hosts, sorted."""

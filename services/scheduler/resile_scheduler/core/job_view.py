@@ -10,7 +10,7 @@ What depends on other jobs and on hosts (the target, the slots, how many it can 
 was.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..policies.demand import Demand, Target
 from .host_groups import HostGroup, HostGroups
@@ -19,51 +19,46 @@ from .placement import SlotId, Want
 from .pool import Pool
 
 
-@dataclass
 class JobView:
     """One job that is not over, as it was when it was looked at last."""
 
-    job: Job
-    is_sharing: bool
-    """Whether it takes part in the sharing of slots."""
-    device_class: str
-    """That on which it trains or has trained; empty: any will do."""
-    held: tuple[SlotId, ...]
-    """The slots of its newest membership, in rank order."""
-    usable: tuple[SlotId, ...]
-    """Those of them that it may keep."""
-    joining: frozenset[SlotId]
-    avoided: frozenset[str]
-    """The hosts that it avoids."""
-    demand: Demand
-    """``most`` is as of the last decision."""
-    limit: int
-    """The most workers that it can use, wherever they run."""
-    target: Target | None = None
-    """That of the last decision in which it shared slots."""
-    wanted: tuple[SlotId, ...] | None = None
-    """The slots that it was to have then."""
-    _most_as_of: tuple[str, int] = ("", -1)
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.name = job.id
+        self.is_sharing = False
+        """Whether it takes part in the sharing of slots."""
+        self.own_class = ""
+        """The class of device on which it trains or has trained; empty: any will do."""
+        self.device_class = ""
+        """That on which it shares slots."""
+        self.held: tuple[SlotId, ...] = ()
+        """The slots of its newest membership, in rank order."""
+        self.usable: tuple[SlotId, ...] = ()
+        """Those of them that it may keep."""
+        self.demand = _demand(job)
+        self.target: Target | None = None
+        """That of the last decision in which it shared slots."""
+        self.wanted: tuple[SlotId, ...] | None = None
+        """The slots that it was to have then."""
+        self._joining: frozenset[SlotId] = frozenset()
+        self._avoided: frozenset[str] = frozenset()
+        self._limit = 0
+        """The most workers that it can use, wherever they run."""
 
-    @classmethod
-    def of(cls, job: Job, pool: Pool, *, now: float) -> "JobView":
-        """Look at ``job``."""
-        held = job.held
+    def look(self, pool: Pool, *, now: float) -> bool:
+        """See what has become of the job; return whether it shares slots with others than before."""
+        job, before = self.job, (self.is_sharing, self.own_class)
         must_wait = not job.generations.placements and job.start_backoff.is_waiting(now=now)
-        limit = job.record.spec.max_workers
-        if job.record.ready is not None:
-            limit = min(limit, job.record.ready.num_shards)
-        return cls(
-            job,
-            is_sharing=job.is_training and not must_wait,
-            device_class=_device_class(job, pool),
-            held=tuple(held.values()),
-            usable=tuple(slot for slot in held.values() if pool.is_usable(slot)),
-            joining=frozenset(held[worker] for worker in job.joiners & held.keys()),
-            avoided=job.backoff.avoided(now=now),
-            demand=_demand(job),
-            limit=limit,
-        )
+        self.is_sharing = job.is_training and not must_wait
+        self.own_class = _device_class(job, pool)
+        held = job.held
+        self.held = tuple(held.values())
+        self.usable = tuple(slot for slot in self.held if pool.is_usable(slot))
+        self._joining = frozenset(held[worker] for worker in job.joiners & held.keys())
+        self._avoided = job.backoff.avoided(now=now)
+        self.demand = _demand(job)
+        self._limit = min(job.record.spec.max_workers, self.demand.num_shards or job.record.spec.max_workers)
+        return (self.is_sharing, self.own_class) != before
 
     @property
     def is_restless(self) -> bool:
@@ -71,34 +66,29 @@ class JobView:
         job = self.job
         return job.generations.is_settling or job.backoff.is_active or job.start_backoff.is_active
 
-    def eligible(self, device_class: str, groups: HostGroups) -> HostGroup:
-        """Return the hosts on which it may start workers, or will when slots are free."""
-        fitting = groups.fitting(device_class, self.job.record.spec.group)
-        if not self.avoided:
-            return fitting
-        allowed = groups.without(fitting, self.avoided)
-        # A job without workers, or whose number of workers is exact, is never left without any host.
-        is_needed = self.job.target.is_exact or not self.job.generations.has_started
-        return fitting if is_needed and not allowed.hosts else allowed
-
-    def demand_on(self, device_class: str, groups: HostGroups) -> Demand:
-        """Return what it can use on hosts of ``device_class``: those on which it may start workers, and where it is."""
-        if self._most_as_of == (device_class, groups.version):
-            return self.demand
-        self._most_as_of = (device_class, groups.version)
-        eligible = self.eligible(device_class, groups)
-        most = self.limit
+    def limit_to(self, groups: HostGroups) -> None:
+        """See how many workers it can have at most: on the hosts where it may start some, and where it is already."""
+        eligible = self._eligible(groups)
+        most = self._limit
         if eligible.num_slots < most:
             elsewhere = sum(slot.host not in eligible.hosts for slot in self.usable)
             most = min(most, eligible.num_slots + elsewhere)
         if self.demand.most != most:
             self.demand = replace(self.demand, most=most)
-        return self.demand
 
-    def want(self, workers: int, device_class: str, groups: HostGroups) -> Want:
+    def _eligible(self, groups: HostGroups) -> HostGroup:
+        """Return the hosts on which it may start workers, or will when slots are free."""
+        fitting = groups.fitting(self.device_class, self.job.record.spec.group)
+        if not self._avoided:
+            return fitting
+        allowed = groups.without(fitting, self._avoided)
+        # A job without workers, or whose number of workers is exact, is never left without any host.
+        is_needed = self.job.target.is_exact or not self.job.generations.has_started
+        return fitting if is_needed and not allowed.hosts else allowed
+
+    def want(self, workers: int, groups: HostGroups) -> Want:
         """Return that it should have so many workers."""
-        hosts = self.eligible(device_class, groups).hosts
-        return Want(self.job.id, workers, held=self.usable, joining=self.joining, hosts=hosts)
+        return Want(self.name, workers, held=self.usable, joining=self._joining, hosts=self._eligible(groups).hosts)
 
     def is_settled(self, target: Target, wanted: tuple[SlotId, ...]) -> bool:
         """Whether it has what it should have, and this was seen to. The reason of an exact target is in the history."""

@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from heapq import heapify, heappop, heapreplace
 
 from .demand import Demand, Key, Target
@@ -176,7 +177,9 @@ def targets(
             return others
         return f"{rule} {_names([job for job in first if job != demand.job], len(sharing) - 1)}"
 
-    return {demand.job: Target(shares.get(demand.job, 0), reason(demand)) for demand in demands}
+    # Most jobs of a large pool have one of a few targets.
+    target = cache(Target)
+    return {demand.job: target(shares.get(demand.job, 0), reason(demand)) for demand in demands}
 
 
 def reason_to_wait(demand: Demand, num_slots: int, others: str) -> str:
