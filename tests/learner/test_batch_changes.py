@@ -108,6 +108,12 @@ async def test_generations_have_the_batches_of_their_orders_and_one_worker_repla
     assert sum(count.once * count.num_epochs for count in completed.ledger) // SAMPLES == EPOCHS
     assert {(count.more, count.never) for count in completed.ledger} == {(0, 0)}
 
+    measured = [(report.generation, report.content.measurement) for report in stage.said("job-1", "progress")]  # type: ignore[union-attr]
+    configurations = {(number, m.workers, m.hosts, m.batch_size) for number, m in measured if m}
+    expected = {(1, 2, 1, 48), (2, 2, 1, 96), (3, 3, 1, 24), (4, 2, 1, 24), (5, 1, 1, 192)}
+    assert configurations <= expected
+    assert {(number, workers) for number, workers, *_ in configurations} >= {(1, 2), (2, 2), (3, 3), (4, 2)}
+
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     text = ",".join(f"{iteration}:{size}" for iteration, size in found)

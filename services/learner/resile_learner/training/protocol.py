@@ -99,6 +99,7 @@ class TrainingProtocol:
                 elif self._validator and self._validator.in_progress:
                     self._validate(self._validator)
                 elif self._state.progress.iteration < self._state.progress.iterations_total:
+                    self.reports.on_begin()
                     yield from iterate()
                 else:
                     self._finish()
@@ -130,7 +131,7 @@ class TrainingProtocol:
         if ends_epoch and self._validator:
             self._validator.start()
             ends_epoch = False
-        self.reports.on_commit(outcome, ends_epoch=ends_epoch)
+        self.reports.on_commit(batch, outcome, ends_epoch=ends_epoch)
         self._after_round(outcome)
 
     def _start(self, ready: Ready) -> None:

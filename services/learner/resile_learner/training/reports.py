@@ -10,7 +10,9 @@ from ..messages import Completed, Joined, Progress, Switched, Warned
 from ..session import Session
 from ..state.run import RunState
 from .batch_schedule import BatchSchedule
+from .batches import Batch
 from .ledger import Ledger
+from .measurements import Measurements
 from .rounds import RoundResult
 from .stragglers import Stragglers
 
@@ -44,16 +46,27 @@ class Reports:
         self._ledger = ledger
         self._schedule = schedule
         self._sent = 0.0
+        self._begun = 0.0
         self._committed: float | None = None
         self._iteration_seconds = 0.0
         self._stragglers = Stragglers()
+        self._measurements = Measurements()
         self.last = (0, 0.0)
         """Of the newest iteration: see `RoundResult`."""
 
-    def on_commit(self, outcome: RoundResult, *, ends_epoch: bool) -> None:
-        """An iteration was committed. The lowest rank reports progress if it is time to, and members that are slow."""
+    def on_begin(self) -> None:
+        """An iteration begins."""
+        self._begun = time.perf_counter()
+
+    def on_commit(self, batch: Batch, outcome: RoundResult, *, ends_epoch: bool) -> None:
+        """The iteration over ``batch`` was committed.
+
+        The lowest rank reports progress if it is time to, and members that are slow.
+        """
+        paces = [header.computed.pace for header in outcome.headers]
         if self._session.view.rank == 0:
             now = time.perf_counter()
+            self._measurements.add(batch, paces, seconds=now - self._begun)
             if self._committed is not None:
                 self._iteration_seconds = now - self._committed
             self._committed = now
@@ -61,7 +74,6 @@ class Reports:
                 self._sent = now
                 self.progress(ends_epoch=ends_epoch)
         self.last = outcome.last
-        paces = [header.computed.pace for header in outcome.headers]
         warnings = self._stragglers.on_iteration(paces, now=time.monotonic())
         if self._session.view.rank == 0:
             for text in warnings:
@@ -83,6 +95,7 @@ class Reports:
                 samples_seen=self._ledger.samples_seen,
                 ends_epoch=ends_epoch,
                 iterations_total=progress.iterations_total if self._schedule.batch_range else None,
+                measurement=self._measurements.take(view),
             )
             self._session.report(message)
 
@@ -91,6 +104,7 @@ class Reports:
         view, iteration = self._session.view, self._state.progress.iteration
         self._session.phases.take_seconds(())
         self._stragglers.restart(view.workers, now=time.monotonic())
+        self._measurements.restart()
         self.last = (0, 0.0)
         if view.rank != 0:
             self._session.report(Joined(worker=view.me, generation=view.generation, iteration=iteration))
