@@ -13,7 +13,6 @@ communication-bound. The load is what arrives, in slot-seconds on one slot at th
 low is 0.5 of it, high 1.5, bursty 0.8 in bursts of a twentieth of the time.
 """
 
-import csv
 import itertools
 import json
 import statistics
@@ -27,68 +26,16 @@ from report import argument_parser, print_table
 
 from resile_scheduler.policies.demand import BatchRange, Demand
 from resile_scheduler.policies.elastic_batch import elastic_batch
-from resile_scheduler.policies.throughput import Line, Measurement, Measurements, Throughput
+from resile_scheduler.simulation.throughputs import SLOTS_PER_HOST, Model, read_models, synthetic_models
 
 GROWTH = 8
 MOST_WORKERS = 16
-SLOTS_PER_HOST = 8
 CHANGE_SECONDS = 1.0
 MEAN_SECONDS = 3600.0
 """What a job takes on one slot at its least batch, in the mean; their spread is lognormal."""
 HORIZON = 4 * 3600.0
 LOADS = {"low": 0.5, "high": 1.5, "bursty": 0.8}
 BURSTS = 20
-
-
-@dataclass(frozen=True)
-class Model:
-    """What jobs train: its speed, its least batch, and what fits on a slot."""
-
-    name: str
-    throughput: Throughput
-    least_batch: int
-    per_slot: int
-
-
-def synthetic() -> list[Model]:
-    """Return three models; in the exchange of two workers go 0.1, 0.5 and 2 times their time of compute."""
-    return [
-        Model(name, _synthetic(share), 64, 2 * 64)
-        for name, share in (("compute-bound", 0.1), ("balanced", 0.5), ("communication-bound", 2.0))
-    ]
-
-
-def _synthetic(share: float) -> Throughput:
-    half = 0.5 * 64 * 0.002
-    inside, across = Line(share * half, share * half / 50), Line(2 * share * half, share * half / 25)
-    return Throughput(None, Line(0.005, 0.002), inside, across, num_measured=1)
-
-
-def measured_models(folder: Path) -> list[Model]:
-    """Return a model for each CSV file, with a throughput fitted to all its measurements."""
-    return [_measured(path) for path in sorted(folder.glob("*.csv"))]
-
-
-def _measured(path: Path) -> Model:
-    with path.open() as file:
-        (_, *columns), *rows = csv.reader(file)
-    seconds = {
-        (int(workers), int(batch)): 1.0 / float(rate)
-        for batch, *rates in rows
-        for workers, rate in zip(columns, rates, strict=True)
-        if rate and float(rate) > 0.0
-    }
-    alone = Measurements()
-    for (workers, batch), time in seconds.items():
-        if workers == 1:
-            alone.add(Measurement(1, batch, 1, time, 0.0))
-    line = alone.fit().compute
-    every = Measurements()
-    for (workers, batch), time in seconds.items():
-        computing = min(float(line.at(np.array(batch / workers))), time)
-        every.add(Measurement(workers, batch, -(-workers // SLOTS_PER_HOST), computing, time - computing))
-    on_one = [batch for workers, batch in seconds if workers == 1]
-    return Model(path.stem, every.fit(), min(batch for _, batch in seconds), max(on_one))
 
 
 @dataclass(eq=False)
@@ -237,8 +184,8 @@ def spread(values: Sequence[float]) -> str:
 def sets(data: Path | None) -> Iterator[tuple[str, list[Model]]]:
     """Yield the jobs of a workload by name: all measured ones together, and each synthetic kind alone."""
     if data is not None:
-        yield "measured", measured_models(data)
-    for model in synthetic():
+        yield "measured", read_models(data)
+    for model in synthetic_models():
         yield model.name, [model]
 
 
