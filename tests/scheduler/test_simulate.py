@@ -16,13 +16,14 @@ from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.simulate import Failures, Settings, delays_of, simulate
 from resile_scheduler.simulation.synthetic import LOADS, synthetic
 from resile_scheduler.simulation.traces import read_trace
-from resile_scheduler.simulation.training import Sharded
+from resile_scheduler.simulation.training import Modelled, Sharded
 from resile_scheduler.simulation.workers import Delays
 from resile_scheduler.simulation.workload import HostChange, Submission, UserRequest, Workload, equal_hosts
 from resile_shared.errors import UsageError
 from resile_shared.messages.commands import JobStop, PoolPolicy
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobSpec, JobState
+from resile_shared.messages.reports import Progress, Report
 from resile_shared.policies import PolicyName
 
 from . import traces
@@ -175,3 +176,44 @@ def test_what_a_simulated_core_decides_follows_from_its_events_alone() -> None:
     real = Scheduler(secret="simulated", policies=POLICIES, chosen=PoolPolicy(policy=PolicyName.FAIRSHARE))
     assert all(real.handle(event, now=now) == commands for event, now, commands in handled)
     assert any(isinstance(command, WriteAllocation) for _, _, commands in handled for command in commands)
+
+
+def test_what_workers_measure_is_of_the_workers_that_trained() -> None:
+    """A job whose workers change before it has measured anything reports nothing of the ones before."""
+    pool = SimulatedPool()
+    reports: list[Report] = []
+
+    def recorded(event: Event) -> list[Event]:
+        reports.extend([event] if isinstance(event, Report) else [])
+        return [event]
+
+    pool.channel = recorded
+    pool.add_host("host-1", 8)
+    jobs = [(submission(0, 1, 1), 100), (submission(15, 2, 1), 200)]
+    pool.submit(replace(job, training=Sharded(iterations, shard_seconds=1.0)) for job, iterations in jobs)
+    pool.run()
+    measured = [report.content.measurement for report in reports if isinstance(report.content, Progress)]
+    taken = [(found.workers, found.compute_seconds) for found in measured if found]
+    assert taken == [(4, 6.0), (4, 6.0), (8, 3.0)]
+
+
+def test_a_batch_that_an_order_names_is_that_of_the_iterations() -> None:
+    workload = replace(synthetic("low", num_slots=8, hours=0.5, seed=0), hosts=TWO_HOSTS)
+    pool = SimulatedPool()
+    for host in ("host-1", "host-2"):
+        pool.add_host(host, 4)
+    job = workload.submissions[0]
+    assert isinstance(job.training, Modelled)
+    pool.submit([replace(job, time=0.0)])
+    pool.run(until=2.0)
+    slow = pool.iteration("job-1")
+    pool.run(until=12.0)
+    slow = pool.iteration("job-1") - slow
+    allocation = pool.allocations[-1]
+    pool._execute(WriteAllocation(allocation.model_copy(update={"generation": 99, "batch_size": 512})))
+    pool.run(until=13.0)
+    begun = pool.iteration("job-1")
+    pool.run(until=23.0)
+    workers = (len(allocation.placements) // 2,) * 2
+    expected = [job.training.pace(workers, batch, 0.0).seconds for batch in (64, 512)]
+    assert slow / (pool.iteration("job-1") - begun) == pytest.approx(expected[1] / expected[0], rel=0.1)

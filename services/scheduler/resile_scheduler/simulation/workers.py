@@ -22,7 +22,7 @@ from resile_shared.messages.reports import (
 )
 
 from .agents import SimulatedAgents
-from .job import Position, SimulatedJob, SimulatedWorker, Stretch
+from .job import RESOLUTION, Position, SimulatedJob, SimulatedWorker, Stretch
 from .timeline import Timeline
 
 ACCUSE_AGAIN_SECONDS = 1.0
@@ -220,19 +220,28 @@ class SimulatedWorkers:
         if boundary != job.boundary or job.stretch is None:
             return
         job.commit(num)
-        job.stretch = None
-        every = job.submission.checkpoint_seconds
-        if job.done >= job.submission.training.work * (1 - 1e-9):
+        if job.done >= job.submission.training.work * (1 - RESOLUTION):
+            job.stretch = None
             self._complete(job)
         elif job.is_pausing:
+            job.stretch = None
             self._save_checkpoint(job, pausing=True)
         else:
-            if every and self._timeline.now - job.checkpoint_time >= every:
-                self._save_checkpoint(job)
-            order = job.newest_formed()
-            if order:
-                self._switch(job, order)
-            self._train(job, pause=self._delays.change if order else 0.0)
+            self._go_on(job, job.stretch)
+
+    def _go_on(self, job: SimulatedJob, stretch: Stretch) -> None:
+        """Train on after a boundary, as before or as is due from here on."""
+        every = job.submission.checkpoint_seconds
+        if every and self._timeline.now - job.checkpoint_time >= every:
+            self._save_checkpoint(job)
+        if order := job.newest_formed():
+            job.stretch = None
+            self._switch(job, order)
+            self._train(job, pause=self._delays.change)
+        elif job.done >= stretch.pace.until * (1 - RESOLUTION):
+            self._train(job)
+        else:
+            self._schedule_boundary(job)
 
     def _save_checkpoint(self, job: SimulatedJob, *, pausing: bool = False) -> None:
         job.checkpoint = Position(job.iteration, job.done, job.batch_size)
