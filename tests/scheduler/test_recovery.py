@@ -282,6 +282,25 @@ def test_the_result_of_a_member_that_finished_is_waited_for_longer_though_anothe
     assert named(bench) == [2, 3], "it starts again"
 
 
+def test_a_worker_that_has_left_is_not_waited_for_when_no_member_is_left() -> None:
+    bench = running(2)
+    bench.submit(2)
+    assert named(bench) == [0]
+    bench.report(Left(iteration=5), worker=1)
+    bench.beat(gone(0, kind="killed"), worker(1, state="left"))
+    assert bench.records["job-1"].state is JobState.QUEUED
+
+
+def test_a_joiner_that_a_recovery_dropped_is_not_waited_for_when_no_survivor_is_left() -> None:
+    bench = running(2)
+    bench.host("host-2", 1)
+    bench.beat(worker(2, 0), host="host-2")
+    bench.beat(member(0), gone(1, kind="killed"))
+    assert (named(bench), bench.newest().is_recovery) == ([0], True)
+    bench.beat(gone(0, kind="killed"), gone(1, kind="killed"))
+    assert bench.records["job-1"].state is JobState.QUEUED
+
+
 def test_a_job_that_pauses_and_loses_all_members_is_paused() -> None:
     bench = running(1)
     bench.tell(JobChangeRequested("c1", JobPause(job_id="job-1")))

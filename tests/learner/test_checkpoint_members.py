@@ -1,0 +1,272 @@
+"""Members share the work of a checkpoint, and agree by their headers alone on what is stored and what is missing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resile_learner.checkpoint.checkpointer import Checkpointer, StorageGone
+from resile_learner.checkpoint.header import NOTHING, CheckpointHeader, PauseProgress
+from resile_learner.checkpoint.manifest import CheckpointId
+from resile_learner.checkpoint.snapshot import Snapshot
+from resile_learner.checkpoint.store import CheckpointStore
+from resile_learner.checkpoint.upload_queue import Task, UploadQueue, Wait
+from resile_learner.checkpoint.uploads import carry_out
+from resile_learner.session import SoloSession, View
+from resile_shared.errors import ResileError
+from resile_shared.storage import StorageError
+
+from .test_checkpointer import StoredSession, state_of
+
+FAILURE = StorageError("store an object", "it cannot be reached", "wait")
+
+
+class Members:
+    """The members of a generation in simulated time. They store something only in ``upload``."""
+
+    def __init__(self, folder: Path, num: int) -> None:
+        self.now = 100.0
+        self.generation = 1
+        self.store = CheckpointStore(folder.as_uri())
+        self.sessions = {me: StoredSession(folder.as_uri()) for me in range(num)}
+        self.queues = {me: UploadQueue() for me in range(num)}
+        self.parts = {me: Checkpointer(s, every=None, clock=self.clock, uploads=self.uploads(me)) for me, s in self}
+        self.form(*range(num))
+
+    def __iter__(self) -> Any:
+        return iter(self.sessions.items())
+
+    def clock(self) -> float:
+        return self.now
+
+    def uploads(self, me: int) -> Any:
+        return lambda _: self.queues[me]
+
+    def form(self, *workers: int) -> None:
+        for me, session in self:
+            session.view = View(self.generation, workers, me)  # type: ignore[misc]
+        self.workers = workers
+
+    def recover(self, *workers: int, behind: tuple[int, ...] = ()) -> None:
+        """``workers`` go on without the others; those that are ``behind`` received the state of another."""
+        self.generation += 1
+        self.form(*workers)
+        for me in workers:
+            self.parts[me].recovered(is_behind=me in behind)
+
+    def begin(self, iteration: int) -> None:
+        state = state_of(float(iteration))
+        for me in self.workers:
+            self.parts[me].begin(iteration, state)
+
+    def round(self, *, paused_at: int | None = None) -> list[CheckpointHeader]:
+        """Commit a round."""
+        headers = [self.parts[me].header_fields(paused_at=paused_at) for me in self.workers]
+        for me in self.workers:
+            self.parts[me].on_headers(headers)
+        return headers
+
+    def upload(self, me: int, *, failure: ResileError | None = None) -> list[Task]:
+        """Carry out what a member has to do, or have it fail; return what that was."""
+        tasks = []
+        while not isinstance(task := self.queues[me].take(now=self.now), Wait):
+            tasks.append(task)
+            result = failure or carry_out(task, self.store, job="job-1", keep=2)
+            self.queues[me].done(task, result, now=self.now)
+        return tasks
+
+    def saved(self, me: int) -> list[tuple[int, int, bool]]:
+        """What a member has reported to be saved: in which generation, of which iteration, and if for a pause."""
+        return [(report.generation, report.iteration, report.pausing) for report in self.sessions[me].saved]
+
+
+@pytest.fixture
+def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Members:
+    monkeypatch.setitem(Snapshot.__init__.__kwdefaults__, "part_bytes", 200)  # type: ignore[arg-type]
+    return Members(tmp_path, 3)
+
+
+def test_members_divide_the_parts_and_the_lowest_writes_the_manifest_and_reports_it(members: Members) -> None:
+    members.begin(5)
+    shares = [len(members.upload(me)) for me in range(3)]
+    assert min(shares) >= 1
+    assert members.store.complete() == []
+    members.round()
+    assert [len(members.upload(me)) for me in range(3)] == [2, 0, 0], "the manifest, and then old ones are deleted"
+    assert members.store.complete() == [CheckpointId(1, 5, 1)]
+    assert all(part.is_busy for part in members.parts.values()), "the others do not know yet"
+    members.round()
+    assert not any(part.is_busy for part in members.parts.values())
+    assert [members.saved(me) for me in range(3)] == [[(1, 5, False)], [], []]
+
+
+def test_the_parts_of_a_lost_member_are_stored_by_those_that_have_a_snapshot(members: Members) -> None:
+    members.begin(5)
+    members.upload(2)
+    members.recover(1, 2, behind=(1,))
+    members.round()
+    assert members.upload(1) == [], "it has the state of another, and no snapshot"
+    assert members.upload(2)
+    members.round()
+    members.upload(2)
+    assert members.store.complete() == [CheckpointId(1, 5, 1)]
+    members.round()
+    assert [members.saved(me) for me in range(3)] == [[], [], [(2, 5, False)]]
+
+
+def test_a_recovery_repeats_the_reports_that_only_some_members_received(members: Members) -> None:
+    members.begin(5)
+    for me in range(3):
+        members.upload(me)
+    headers = [members.parts[me].header_fields() for me in range(3)]
+    members.parts[2].on_headers(headers)
+    members.recover(1, 2)
+    members.round()
+    assert [len(members.upload(me)) for me in (1, 2)] == [2, 0], "all parts are known to be stored: only the manifest"
+    members.round()
+    assert members.store.complete() == [CheckpointId(1, 5, 1)]
+
+
+def test_a_checkpoint_that_waits_is_replaced_by_a_newer_one_everywhere(members: Members) -> None:
+    for iteration in (5, 6, 7):
+        members.begin(iteration)
+    dropped = [list(header.dropped) for header in members.round()]
+    assert dropped == [["lineage-1/000000000006-g1"]] * 3
+    assert members.round() == [CheckpointHeader(is_busy=True)] * 3, "what was received is not reported again"
+    for _ in range(6):
+        for me in range(3):
+            members.upload(me)
+        members.round()
+    assert members.store.complete() == [CheckpointId(1, 7, 1), CheckpointId(1, 5, 1)]
+
+
+def test_a_checkpoint_of_one_boundary_is_begun_once(members: Members) -> None:
+    members.begin(5)
+    current = members.queues[0].current
+    members.begin(5)
+    assert members.queues[0].current == current
+    members.queues[0].finish(CheckpointId(1, 5, 1))
+    assert members.queues[0].current is None, "no other one waits"
+
+
+def test_members_that_differ_stop_with_what_is_wrong(members: Members) -> None:
+    members.begin(5)
+    wrong = ResileError("members have different bytes")
+    members.upload(1, failure=wrong)
+    with pytest.raises(ResileError, match="different bytes"):
+        members.parts[1].on_headers([NOTHING] * 3)
+
+
+def test_a_pause_takes_one_checkpoint_of_its_iteration(members: Members) -> None:
+    members.begin(5)
+    finish(members)
+    headers = members.round(paused_at=8)
+    assert [header.pause for header in headers] == [PauseProgress.UNKNOWN] * 3, "that of iteration 5 is another one"
+    assert members.parts[0].is_due(headers)
+    members.begin(8)
+    headers = members.round(paused_at=8)
+    assert [header.pause for header in headers] == [PauseProgress.STORING] * 3
+    assert not members.parts[0].is_due(headers)
+    finish(members, paused_at=8)
+    headers = members.round(paused_at=8)
+    assert [header.pause for header in headers] == [PauseProgress.STORED] * 3
+    assert not members.parts[0].is_due(headers)
+
+
+def test_a_checkpoint_is_due_in_a_pause_only_if_nobody_has_its_state(members: Members) -> None:
+    unknown, storing = (CheckpointHeader(pause=progress) for progress in (PauseProgress.UNKNOWN, PauseProgress.STORING))
+    is_due = members.parts[1].is_due
+    assert is_due([unknown, unknown])
+    assert not is_due([unknown, storing])
+    assert not is_due([NOTHING, NOTHING])
+    assert is_due([CheckpointHeader(is_due=True), NOTHING])
+    assert not is_due([NOTHING, CheckpointHeader(is_due=True)]), "the lowest rank decides"
+
+
+def finish(members: Members, *, paused_at: int | None = None) -> None:
+    """Have all of the current checkpoint stored and known."""
+    for _ in range(3):
+        for me in members.workers:
+            members.upload(me)
+        members.round(paused_at=paused_at)
+
+
+def test_a_pause_is_reported_once_a_second_by_the_lowest_member_that_knows(members: Members) -> None:
+    members.round(paused_at=8)
+    members.begin(8)
+    finish(members, paused_at=8)
+    assert [members.saved(me) for me in range(3)] == [[(1, 8, True)], [], []]
+    members.now += 0.9
+    members.round(paused_at=8)
+    assert len(members.saved(0)) == 1
+    members.now += 0.1
+    members.round(paused_at=8)
+    assert members.saved(0) == [(1, 8, True)] * 2
+    members.recover(1, 2)
+    members.round(paused_at=8)
+    assert [members.saved(me) for me in (1, 2)] == [[(2, 8, True)], []], "as a member of the generation that pauses now"
+
+
+def test_without_storage_there_are_no_checkpoints() -> None:
+    checkpointer = Checkpointer(SoloSession(), every=1)
+    checkpointer.begin(1, state_of(1.0))
+    assert checkpointer.header_fields(2) is NOTHING
+    checkpointer.store_model(state_of(1.0)._model)  # type: ignore[arg-type]
+    assert not checkpointer.is_busy
+    assert not checkpointer.is_failing
+    assert checkpointer.model_key is None
+
+
+def test_the_lowest_rank_alone_stores_the_final_model_once(members: Members) -> None:
+    for _ in range(2):
+        for me in range(3):
+            members.parts[me].store_model(state_of(1.0)._model)  # type: ignore[arg-type]
+    assert [members.parts[me].is_busy for me in range(3)] == [True, False, False]
+    assert [len(members.upload(me)) for me in range(3)] == [1, 0, 0]
+    members.parts[0].store_model(state_of(1.0)._model)  # type: ignore[arg-type]
+    assert members.upload(0) == []
+    assert not members.parts[0].is_busy
+
+
+def test_the_end_of_a_job_waits_for_its_storage_as_long_as_it_trained_since_its_last_checkpoint(
+    members: Members,
+) -> None:
+    def store_model() -> None:
+        members.parts[0].store_model(state_of(1.0)._model)  # type: ignore[arg-type]
+
+    members.now += 5000.0
+    members.begin(5)
+    members.now += 10.0
+    finish(members)
+    members.now += 990.0
+    store_model()
+    members.upload(0, failure=FAILURE)
+    members.now += 1000.0
+    store_model()
+    members.now += 0.1
+    with pytest.raises(StorageGone, match="within 17 minutes"):
+        store_model()
+
+
+def test_a_warning_says_once_what_is_not_stored_and_whether_training_goes_on(members: Members) -> None:
+    def warning(*, paused_at: int | None = None) -> str:
+        before = len(members.sessions[0].warnings)
+        for _ in range(2):
+            members.now += 60.0
+            members.upload(0, failure=FAILURE)
+            members.round(paused_at=paused_at)
+        assert not members.sessions[1].warnings, "it stores what it has to"
+        (new,) = members.sessions[0].warnings[before:]
+        return new
+
+    members.begin(5)
+    text = warning()
+    assert text.startswith("checkpoint lineage-1/000000000005-g1 is not stored yet in file:///")
+    assert text.endswith(": it cannot be reached; wait (training continues)")
+    assert warning(paused_at=5).endswith("(training has ended, and the job is waiting for it)")
+    members.now += 60.0
+    finish(members)
+    members.parts[0].store_model(state_of(1.0)._model)  # type: ignore[arg-type]
+    text = warning()
+    assert text.startswith("the final model is not stored yet in file:///")
+    assert text.endswith("(training has ended, and the job is waiting for it)")
