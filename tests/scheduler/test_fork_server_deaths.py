@@ -2,7 +2,7 @@
 
 from resile_scheduler.core.events import Tick
 from resile_scheduler.core.fork_server_deaths import FORGET_SECONDS, MAX_DEATHS, REASON
-from resile_shared.messages.hosts import Heartbeat, WorkerReport
+from resile_shared.messages.hosts import Heartbeat, HostState, WorkerReport
 from resile_shared.messages.jobs import JobState
 
 from .test_core import Bench, gone, worker
@@ -54,6 +54,18 @@ def test_a_job_that_is_alone_with_three_deaths_fails() -> None:
         deaths.bench.now += 60
     assert deaths.state("job-1") is JobState.FAILED
     assert deaths.bench.records["job-1"].reason == REASON
+
+
+def test_a_death_that_is_listed_again_while_its_host_drains_counts_once() -> None:
+    deaths = Deaths()
+    deaths.bench.submit()
+    running = deaths.running()
+    deaths.beat(*running)
+    ended = [gone(report.worker, report.slot, kind="orphaned") for report in running]
+    deaths.beat(*ended)
+    deaths.bench.host("host-1", 4, state=HostState.DRAINING)
+    deaths.beat(*ended)
+    assert deaths.bench.records["job-1"].failures.fork_server_deaths == 1
 
 
 def test_of_two_jobs_the_one_that_was_there_at_each_death_fails_and_the_other_is_cleared() -> None:

@@ -10,6 +10,8 @@ Agents repeat all they know with every heartbeat, so the order and number of mes
   lost or have sent a heartbeat without them.
 """
 
+from dataclasses import replace
+
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
 
 from .allocator import Allocator
@@ -45,23 +47,15 @@ class HostEvents:
         known = self._pool.hosts.get(record.host)
         if known and (record.incarnation < known.record.incarnation or record == known.record):
             return
-        is_same = known is not None and known.record.incarnation == record.incarnation
-        if known and is_same and not known.is_alive:
+        same = known if known and known.record.incarnation == record.incarnation else None
+        if same and not same.is_alive:
             return
         is_gone = record.state in (HostState.LOST, HostState.LEFT)
         what = "joined" if record.state is HostState.UP else record.state.value
         self._pool.changed(None, f"{record.host} {what}")
-        held = self._pool.held_on(record.host) if known and (is_gone or not is_same) else []
-        self._pool.put_host(
-            Host(
-                record,
-                is_heard=known.is_heard if known and is_same else is_live,
-                beat=known.beat if known and is_same else -1,
-                num_waiting=known.num_waiting if known and is_same else 0,
-                assigned=known.assigned if known and is_same else None,
-            )
-        )
-        if known and not is_same:
+        held = self._pool.held_on(record.host) if known and (is_gone or not same) else []
+        self._pool.put_host(replace(same, record=record) if same else Host(record, is_heard=is_live))
+        if known and not same:
             for job in self._pool.jobs.values():
                 job.backoff.forget(record.host)
         how = record.state.value if is_gone else "lost"
