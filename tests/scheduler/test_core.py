@@ -533,6 +533,35 @@ def test_an_older_incarnation_of_a_host_has_no_effect() -> None:
     assert [p.host for p in bench.newest().placements] == ["host-1", "host-1", "host-2"]
 
 
+def test_heartbeats_of_hosts_that_are_unknown_or_lost_have_no_effect() -> None:
+    bench = Bench(2)
+    bench.submit()
+    bench.activate()
+    assert bench.beat(worker(0), host="host-9") == []
+    bench.host("host-1", 2, state=HostState.LOST)
+    assert bench.scheduler.holders() == {}
+    assert bench.beat(worker(0, state="member"), worker(1, state="member")) == []
+    assert bench.scheduler.holders() == {}
+
+
+def test_a_worker_on_a_slot_that_its_host_does_not_have_holds_nothing() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.activate()
+    bench.beat(worker(0, state="member"), worker(7, 1))
+    assert bench.scheduler.holders() == {"host-1/0": "job-1"}
+
+
+def test_reports_about_jobs_that_are_unknown_or_over_have_no_effect() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.activate()
+    assert bench.report(Failed(message="why"), generation=1, job="job-9") == []
+    bench.tell(JobChangeRequested("stop", JobStop(job_id="job-1")))
+    for content in (result(), Failed(message="why"), Switched(workers=(0,), iteration=9), ready()):
+        assert bench.report(content, generation=1) == []
+
+
 def test_a_switch_without_a_report_follows_from_heartbeats() -> None:
     bench = Bench(1)
     bench.submit()
@@ -689,15 +718,20 @@ def test_initial_members_that_declare_different_ranges_of_batches_fail_the_job()
     assert "it disagrees with worker 0 on batch range (96 to 384 instead of None)" in bench.records["job-1"].reason
 
 
-def test_a_joiner_that_makes_another_training_call_does_not_join() -> None:
+@pytest.mark.parametrize(("restarted", "others"), [(False, "worker 0"), (True, "the others")])
+def test_a_joiner_that_makes_another_training_call_does_not_join(restarted: bool, others: str) -> None:
     bench = Bench(1)
     bench.submit()
     bench.activate()
     bench.host("host-2", 1)
     joiner = bench.newest().placements[-1]
+    bench.beat(worker(joiner.worker, 0), host="host-2")
+    if restarted:
+        bench.restart()
     bench.report(ready().model_copy(update={"samples": 7}), worker=joiner.worker)
     assert bench.records["job-1"].state is not JobState.FAILED
     assert [p.worker for p in bench.newest().placements] == [0]
+    assert f"it disagrees with {others} on samples (7 instead of 19200)" in bench.newest().reason
 
 
 def test_a_start_that_failed_on_the_only_host_is_tried_there_again_at_once() -> None:

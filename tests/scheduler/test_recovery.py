@@ -148,6 +148,37 @@ def test_a_survivor_that_had_left_already_is_left_out_by_a_newer_recovery() -> N
     assert named(bench) == [2]
 
 
+def test_a_worker_that_is_listed_as_a_member_is_lost_like_one_though_the_switch_is_not_reported() -> None:
+    bench = running(2)
+    bench.host("host-2", 1)
+    bench.beat(worker(2, 0), host="host-2")
+    bench.beat(worker(2, 0, state="member"), host="host-2")
+    bench.beat(gone(2, 0, kind="killed"), host="host-2")
+    assert bench.newest().is_recovery
+    assert named(bench) == [0, 1]
+
+
+def test_an_initial_member_that_is_listed_as_a_member_is_lost_like_one_though_the_start_is_not_reported() -> None:
+    bench = Bench(2)
+    bench.submit()
+    bench.listen()
+    bench.beat(worker(0), worker(1, state="member"))
+    bench.beat(worker(0), gone(1, kind="killed"))
+    assert bench.newest().is_recovery
+    assert named(bench) == [0]
+
+
+def test_a_failure_has_the_reason_that_was_reported_first() -> None:
+    bench = running(1)
+    bench.host("host-2", 1)
+    bench.beat(worker(1, 0), host="host-2")
+    bench.report(Failed(message="no member has a whole state any more", is_state_lost=True), worker=0)
+    bench.beat(gone(0, kind="abandoned"))
+    bench.now += 3.0
+    bench.tell(Tick())
+    assert "no member has a whole state any more: no worker is left" in bench.histories["job-1"][-1].reason
+
+
 def test_a_joiner_that_was_a_member_by_then_is_lost_like_one() -> None:
     bench = running(2)
     bench.host("host-2", 1)
@@ -467,6 +498,18 @@ def test_members_that_ended_while_nobody_led_and_the_job_moved_are_missed() -> N
         bench.tell(Tick())
     bench.beat(*(gone(number, slot) for slot, number in enumerate(named(bench))), host="host-2")
     assert any("starts again" in item.reason for item in bench.histories["job-1"])
+
+
+def test_members_that_a_new_scheduler_finds_alive_hand_over_as_it_was_ordered() -> None:
+    bench = running(2, 2, max_workers=2)
+    moving(bench)
+    order = bench.newest()
+    bench.beat(member(0), member(1))
+    assert bench.newest() == order, "nobody is missed"
+    bench.switch(iteration=9)
+    bench.beat(gone(0), gone(1))
+    assert bench.newest() == order
+    assert bench.records["job-1"].state is JobState.RUNNING
 
 
 def test_a_result_that_an_agent_has_not_published_is_waited_for_though_the_job_moved() -> None:
