@@ -1,7 +1,7 @@
 """Which jobs' allocations the agent of each host watches: those that have a worker there, or are about to."""
 
 from resile_scheduler.core.events import AssignJobs, Command, JobChangeRequested, WriteAllocation
-from resile_shared.messages.commands import JobPriority, JobStop
+from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop
 from resile_shared.messages.hosts import HostState
 
 from .test_core import Bench, gone, worker
@@ -38,6 +38,20 @@ def test_a_host_is_told_again_until_its_heartbeat_names_the_same_jobs() -> None:
     assert assignments(bench.beat()) == []
     del bench.assigned["host-1"]
     assert assignments(bench.beat()) == [AssignJobs("host-1", 1, ("job-1",))]
+
+
+def test_a_heartbeat_from_before_the_last_instruction_does_not_hide_that_it_has_to_be_changed() -> None:
+    bench = Bench(2)
+    bench.submit(1, min_workers=2)
+    bench.tell(JobChangeRequested("pause", JobPause(job_id="job-1")))
+    bench.submit(2, max_workers=1)
+    bench.beat(gone(0), gone(1))
+    assert bench.assigned["host-1"] == ("job-2",)
+    bench.tell(JobChangeRequested("resume", JobResume(job_id="job-1")))
+    bench.assigned["host-1"] = ("job-1",)  # as the agent had it, before the instruction arrived
+    commands = bench.beat(gone(0, 0, job="job-2", kind="failed"))
+    assert len(bench.newest("job-1").placements) == 2
+    assert assignments(commands) == [AssignJobs("host-1", 1, ("job-1",))]
 
 
 def test_a_job_stays_with_a_host_until_its_last_worker_there_is_gone_and_no_generation_names_it() -> None:

@@ -5,7 +5,7 @@ from functools import partial
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from resile_scheduler.core.events import Event, JobChangeRequested, StopWorkers, Tick
 from resile_scheduler.simulation.pool import SimulatedPool
@@ -597,6 +597,7 @@ def _come_back(sim: SimulatedPool, host: str, incarnation: int, newest: dict[str
 
 @settings(max_examples=40, deadline=None)
 @given(deaths=deaths, num_jobs=st.integers(1, 3), latency=st.floats(0.0, 1.0))
+@example(deaths=[(1.0, "host", 0), (4.0, "host", 1), (3.5, "worker", 0)], num_jobs=2, latency=0.5)
 def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_jobs: int, latency: float) -> None:
     """Workers and hosts fail at any moment, and all messages are late: all jobs complete."""
     sim = SimulatedPool()

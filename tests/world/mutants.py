@@ -266,7 +266,7 @@ MUTANTS = (
         "scheduler assigns jobs once",
         "an agent that missed the instruction never learns of the workers that are placed on its host",
         f"{_CORE}.host_events",
-        "        host.assigned = None if beat.jobs is None else frozenset(beat.jobs)\n",
+        "        host.watched = None if beat.jobs is None else frozenset(beat.jobs)\n",
         "",
     ),
     Mutant(
@@ -280,8 +280,8 @@ MUTANTS = (
         "scheduler takes jobs from hosts that it has not heard of",
         "after a restart of the scheduler, agents are told to leave workers alone that it does not know of",
         f"{_CORE}.outgoing",
-        "if host.is_alive and host.is_heard and jobs != host.assigned:",
-        "if host.is_alive and jobs != host.assigned:",
+        "if host.is_alive and host.is_heard and not is_settled:",
+        "if host.is_alive and not is_settled:",
     ),
     Mutant(
         "scheduler assigns all jobs to all hosts",

@@ -80,7 +80,7 @@ class HostEvents:
         if beat.incarnation != host.record.incarnation or beat.number <= host.beat:
             return
         host.beat, host.num_waiting = beat.number, beat.num_waiting
-        host.assigned = None if beat.jobs is None else frozenset(beat.jobs)
+        host.watched = None if beat.jobs is None else frozenset(beat.jobs)
         if not host.is_heard:
             self._pool.hear(host)
         self._deaths.on_heartbeat(host, beat, now=now)

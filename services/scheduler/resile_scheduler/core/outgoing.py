@@ -48,7 +48,7 @@ class Outgoing:
         return [WriteAllocation(allocation) for allocation in changed]
 
     def assignments(self, hosts: Iterable[Host]) -> list[AssignJobs]:
-        """Return the jobs that hold slots of each host, if its agent watches others.
+        """Return the jobs that hold slots of each host, if its agent watches others, or will by what was sent last.
 
         As long as a host has sent no heartbeat, workers may run there that this scheduler does not know of.
         """
@@ -56,8 +56,9 @@ class Outgoing:
         for host in hosts:
             name, incarnation = host.record.host, host.record.incarnation
             jobs = frozenset(job.id for job, _ in self._pool.held_on(name))
-            if host.is_alive and host.is_heard and jobs != host.assigned:
-                host.assigned = jobs
+            is_settled = jobs == host.watched and host.assigned in (None, jobs)
+            if host.is_alive and host.is_heard and not is_settled:
+                host.watched = host.assigned = jobs
                 commands.append(AssignJobs(name, incarnation, tuple(sorted(jobs))))
         return commands
 

@@ -26,8 +26,10 @@ class Host:
     num_waiting: int = 0
     """Facts that its agent has not published yet, by its newest heartbeat."""
     has_lost_fork_server: bool = False
-    assigned: frozenset[str] | None = None
+    watched: frozenset[str] | None = None
     """The jobs whose allocations its agent watches, by its newest heartbeat or what was sent since; None: unknown."""
+    assigned: frozenset[str] | None = None
+    """The jobs that were assigned to it last; None: nothing was sent yet."""
 
     @property
     def is_usable(self) -> bool:
