@@ -44,6 +44,7 @@ TESTS = {
     ),
     "resile_registry.core": ("tests/registry/test_core.py",),
     "resile_scheduler.core.decisions": ("tests/scheduler/test_pool_suspend.py", "tests/scheduler/test_simulator.py"),
+    "resile_scheduler.core.job_view": ("tests/scheduler/test_simulator.py",),
     "resile_scheduler.core.retention": ("tests/scheduler/test_retention.py",),
     "resile_scheduler.core": (
         "tests/scheduler/test_core.py",
@@ -202,8 +203,8 @@ MUTANTS = (
         "scheduler uses hosts that it has not heard of",
         "after a restart of the scheduler, slots that are held are given away",
         f"{_CORE}.pool",
-        "if host.is_usable and host.is_heard\n",
-        "if host.is_usable\n",
+        "self.is_usable(slot) and self.hosts[slot.host].is_heard\n",
+        "self.is_usable(slot)\n",
     ),
     Mutant(
         "scheduler counts reports of any generation",
@@ -477,9 +478,9 @@ MUTANTS = (
     Mutant(
         "scheduler resumes jobs on any class of device",
         "the workers refuse the checkpoint of another class, and the job fails",
-        f"{_CORE}.decisions",
-        "elif job.record.device_class:",
-        "elif False:",
+        f"{_CORE}.job_view",
+        "if placements else job.record.device_class\n",
+        'if placements else ""\n',
     ),
     # the registry
     Mutant(
