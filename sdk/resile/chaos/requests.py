@@ -99,7 +99,10 @@ class Requests:
 
         async def is_set() -> bool:
             view = await self._client.job(job)
-            return view.priority == attack.priority or view.state.is_final
+            was_set = any(
+                item.kind == "priority" and item.reason.endswith(f" to {attack.priority}") for item in view.history
+            )
+            return was_set or view.priority == attack.priority
 
         return await self._until(is_set)
 

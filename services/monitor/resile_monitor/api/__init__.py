@@ -3,6 +3,8 @@
 application.py  all routes; the server
 problems.py     every failure as a problem document
 access.py       who may come in
+sessions.py     browsers that have logged on
+page.py         the page, which is the files of `resile_monitor/page/`
 requests.py     reading bodies, parameters and headers
 pool.py         the pool as handlers see it: the projection, and commands to scheduler and registry
 jobs.py, hosts.py, packages.py, downloads.py, events.py, logs.py    the handlers

@@ -1,6 +1,7 @@
-"""Access control: requests need the token; without one, only programs on this machine are served."""
+"""Access control: requests need the token, or the cookie it was exchanged for.
 
-import hmac
+A monitor without a token serves only programs on its own machine.
+"""
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -8,9 +9,10 @@ from yarl import URL
 
 from ..settings import is_loopback
 from .problems import Handler, ProblemError
+from .sessions import Sessions, is_token
 
 
-def guarded(token: str | None) -> Middleware:
+def guarded(token: str | None, sessions: Sessions) -> Middleware:
     """Return the middleware that guards all paths below ``/v1``."""
 
     @web.middleware
@@ -18,7 +20,7 @@ def guarded(token: str | None) -> Middleware:
         if request.path.startswith("/v1"):
             if token is None:
                 _check_is_local(request)
-            else:
+            elif "Authorization" in request.headers or not sessions.is_of(request):
                 _check_token(request, token)
         return await handler(request)
 
@@ -29,7 +31,7 @@ def _check_token(request: web.Request, token: str) -> None:
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         raise ProblemError("unauthorized", "missing token: send the header `Authorization: Bearer TOKEN`")
-    if not hmac.compare_digest(given.strip().encode(errors="replace"), token.encode()):
+    if not is_token(given, token):
         raise ProblemError("unauthorized", "wrong token: use the one in pool.json of the pool's home")
 
 

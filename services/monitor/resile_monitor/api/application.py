@@ -17,11 +17,13 @@ from .hosts import Hosts
 from .jobs import Jobs
 from .logs import Logs
 from .packages import Packages
+from .page import Page
 from .policy import Policy
 from .pool import Pool
 from .problems import Handler, ProblemError, problems
 from .requests import MAX_BODY_BYTES
 from .tenants import Tenants
+from .sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -52,17 +54,19 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
         facts = {"bus": pool.bus.is_up, "service": pool.has_caught_up}
         return web.json_response(facts, status=200 if all(facts.values()) else 503)
 
-    async def root(_: web.Request) -> web.Response:
-        return web.json_response({"service": "resile", "api": "/v1", "docs": "docs/api.md"})
-
     async def close(_: web.Application) -> None:
         pool.closing.set()
 
+    sessions = Sessions(token)
     made = web.Application(
-        middlewares=[problems, guarded(token), require_loaded, traced], client_max_size=MAX_BODY_BYTES
+        middlewares=[problems, guarded(token, sessions), require_loaded, traced], client_max_size=MAX_BODY_BYTES
     )
     made.add_routes([web.get("/", root), web.get("/healthz", healthz), web.get("/readyz", readyz)])
     for part in (Jobs, Hosts, Policy, Tenants, Packages, Downloads, Events, Logs):
+    made.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    made.add_routes(sessions.routes())
+    made.add_routes(Page().routes())
+    for part in (Jobs, Hosts, Policy, Packages, Downloads, Events, Logs):
         made.add_routes(part(pool).routes())
     made.on_shutdown.append(close)
     return made

@@ -1,0 +1,228 @@
+// One job: what it does and why, its curves, its history, its log; if it failed, the traceback first.
+
+import { isFinal, jobActions } from "./actions.js";
+import { follow, get } from "./api.js";
+import { lines, stackedSteps } from "./charts.js";
+import { Panel, h } from "./dom.js";
+import { colour, count, duration, moment, number, time, workersOf } from "./format.js";
+
+const MAX_REPORTS = 2000;
+const MAX_LINES = 2000;
+const NUM_ITEMS = 100;
+
+export class JobView {
+  #live;
+  #id;
+  #job = null;
+  #isStale = true;
+  #reports = [];
+  #unfollow = [];
+  #head = new Panel(h("div", { class: "head" }), (job) => head(job, this.#live));
+  #now = new Panel(h("dl", { class: "tiles" }), now);
+  #failure = new Panel(h("div", {}), failure);
+  #history = new Panel(h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "History" }), historyTable);
+  #facts = new Panel(h("dl", { class: "facts" }), facts);
+  #ledger = new Panel(h("div", {}), ledger);
+  #curves = h("div", { class: "curves" });
+  #workers = h("div", {}, h("p", { class: "empty" }, "It has not trained yet."));
+  #log = h("pre", { class: "log", tabindex: "0", "aria-label": "Log" });
+  #resized = new ResizeObserver(() => this.#draw());
+  #drawing = null;
+  #missing;
+  #content;
+
+  constructor(live, id) {
+    this.#live = live;
+    this.#id = id;
+    this.title = id;
+    this.#missing = h("p", { class: "empty" }, `There is no job ${id} in this pool. `, h("a", { href: "#/" }, "All jobs"));
+    this.#content = h("div", {}, this.#head.element, this.#failure.element, this.#now.element,
+      h("div", { class: "columns" },
+        h("section", { class: "card", "aria-labelledby": "curves" }, h("h2", { id: "curves" }, "Curves"), this.#curves),
+        h("section", { class: "card", "aria-labelledby": "workers" }, h("h2", { id: "workers" }, "Workers over time"), this.#workers)),
+      h("section", { class: "card", "aria-labelledby": "log" }, h("h2", { id: "log" }, "Log"), this.#log),
+      h("section", { class: "card", "aria-labelledby": "history" }, h("h2", { id: "history" }, "History"), this.#history.element),
+      h("section", { class: "card", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "As submitted, and what came out"), this.#facts.element, this.#ledger.element));
+    this.element = h("div", {}, h("p", { class: "empty" }, "Loading…"));
+    this.#resized.observe(this.#curves);
+    this.#follow();
+  }
+
+  async update() {
+    const summary = this.#live.job(this.#id);
+    const shown = summary ? this.#content : this.#missing;
+    if (this.element.firstChild !== shown) this.element.replaceChildren(shown);
+    if (!summary) return;
+    this.title = summary.name;
+    this.#show({ ...this.#job, ...summary });
+    if (this.#isStale || (this.#job && summary.state !== this.#job.state)) await this.#load();
+  }
+
+  close() {
+    this.#resized.disconnect();
+    for (const unfollow of this.#unfollow) unfollow();
+  }
+
+  async #load() {
+    this.#isStale = false;
+    try {
+      this.#job = await get(`/v1/jobs/${encodeURIComponent(this.#id)}`);
+      this.#show(this.#job);
+      this.#draw();
+    } catch {
+      this.#isStale = true;
+    }
+  }
+
+  #show(job) {
+    this.#head.show(pick(job, "id", "name", "state", "reason", "priority"));
+    this.#now.show(pick(job, "workers", "max_workers", "iteration", "iterations_total", "epoch", "epochs", "loss", "iteration_seconds", "seconds_left", "samples_seen", "metrics", "validation"));
+    if (!this.#job) return;
+    this.#failure.show(pick(job, "state", "reason", "details", "warnings"));
+    this.#history.show(pick(job, "history", "history_length"));
+    this.#facts.show(pick(job, "id", "script", "args", "min_workers", "max_workers", "priority", "tenant", "group", "submitted", "bits", "params_sha256", "checkpoint"));
+    this.#ledger.show(pick(job, "ledger"));
+  }
+
+  #follow() {
+    const path = `/v1/jobs/${encodeURIComponent(this.#id)}`;
+    const isOver = () => Boolean(this.#job && isFinal(this.#job));
+    const seen = new Set();
+    this.#unfollow.push(
+      follow(`/v1/events?job=${encodeURIComponent(this.#id)}&follow=1&tail=${MAX_REPORTS}`, {
+        onOpen: () => {},
+        onEvent: (event) => {
+          if (event.stream !== "progress") {
+            this.#isStale = true;
+            return;
+          }
+          if (seen.has(event.sequence)) return;
+          seen.add(event.sequence);
+          this.#reports.push({ generation: event.data.generation, ...event.data.content });
+          this.#drawSoon();
+        },
+      }),
+      follow(`${path}/logs?follow=1&tail=500`, { onOpen: () => this.#log.replaceChildren(h("span", { class: "note" }, "Nothing was printed yet.")), onEvent: (line) => this.#write(line), isOver }),
+    );
+  }
+
+  #write(line) {
+    if (this.#log.firstChild?.className === "note") this.#log.replaceChildren();
+    const isAtEnd = this.#log.scrollTop + this.#log.clientHeight >= this.#log.scrollHeight - 20;
+    this.#log.append(h("span", { class: `line ${line.stream}` }, h("i", { title: moment(line.time) }, `${line.host} ${line.worker} `), line.text, "\n"));
+    while (this.#log.childElementCount > MAX_LINES) this.#log.firstChild.remove();
+    if (isAtEnd) this.#log.scrollTop = this.#log.scrollHeight;
+  }
+
+  #drawSoon() {
+    this.#drawing ??= setTimeout(() => this.#draw(), 500);
+  }
+
+  #draw() {
+    clearTimeout(this.#drawing);
+    this.#drawing = null;
+    const width = this.#curves.clientWidth;
+    if (!width) return;
+    this.#curves.replaceChildren(...curves(this.#reports).map((series) => lines({ series, width })));
+    if (this.#job?.history.some((item) => item.workers)) this.#workers.replaceChildren(workersOverTime(this.#job, this.#workers.clientWidth));
+  }
+}
+
+const pick = (object, ...names) => Object.fromEntries(names.map((name) => [name, object[name]]));
+
+function head(job, live) {
+  return [
+    h("div", { class: "row" },
+      h("h1", {}, h("i", { class: `swatch ${colour(job.id)}` }), job.name, " ", h("small", {}, job.id), " ", h("span", { class: `badge ${job.state}` }, job.state)),
+      h("p", { class: "buttons" }, jobActions(job, live))),
+    job.state !== "failed" && job.reason && h("p", { class: "reason" }, job.reason),
+  ];
+}
+
+function now(job) {
+  const tile = (name, value, more) => h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, h("strong", {}, value), more && h("span", {}, more)));
+  const scores = Object.entries({ ...job.metrics, ...Object.fromEntries(Object.entries(job.validation).map(([name, value]) => [`validation ${name}`, value])) });
+  return [
+    tile("Workers", workersOf(job)),
+    tile("Iteration", job.iteration, job.iterations_total ? `of ${job.iterations_total}` : ""),
+    tile("Epoch", job.epoch, job.epochs ? `of ${job.epochs}` : ""),
+    tile("Loss", number(job.loss), scores.map(([name, value]) => `${name} ${number(value)}`).join(", ")),
+    tile("Iteration time", job.workers ? duration(job.iteration_seconds) : "–"),
+    tile("Left", duration(job.seconds_left)),
+  ];
+}
+
+function failure({ state, reason, details, warnings }) {
+  return [
+    state === "failed" && h("section", { class: "card failure", "aria-labelledby": "failure" },
+      h("h2", { id: "failure" }, "Why it failed"), h("p", {}, reason), details && h("pre", {}, details)),
+    warnings?.length > 0 && h("section", { class: "card warning", "aria-labelledby": "warnings" },
+      h("h2", { id: "warnings" }, "Warnings"), h("ul", {}, warnings.map((warning) => h("li", {}, warning)))),
+  ];
+}
+
+/** The scores of a report that ends an epoch: the others repeat them. */
+function validated({ validation, ends_epoch }) {
+  return Object.fromEntries(ends_epoch ? Object.entries(validation ?? {}).map(([name, value]) => [`validation ${name}`, value]) : []);
+}
+
+/** Loss first, then each metric and each score, by iteration. A job that went back draws over what it lost. */
+function curves(reports) {
+  const found = new Map([["loss", new Map()]]);
+  for (const report of reports) {
+    const values = { loss: report.loss, ...report.metrics, ...validated(report) };
+    for (const [name, value] of Object.entries(values)) {
+      if (value === null || value === undefined) continue;
+      if (!found.has(name)) found.set(name, new Map());
+      found.get(name).set(report.iteration, value);
+    }
+  }
+  return [...found].map(([label, values], n) => [{ label, className: `c${n % 10}`, points: [...values].sort(([a], [b]) => a - b) }]);
+}
+
+function workersOverTime(job, width) {
+  const steps = job.history.map((item) => [Date.parse(item.time), ["queued", "paused", "completed", "failed", "stopped"].includes(item.kind) ? 0 : item.workers]);
+  const begin = steps[0][0];
+  const end = isFinal(job) ? steps.at(-1)[0] : Date.now();
+  const marks = job.history.filter((item) => item.kind !== "allocation").map((item) => ({ time: Date.parse(item.time), label: `${item.kind}: ${item.reason}` }));
+  return stackedSteps({
+    jobs: [{ id: job.id, name: job.name, className: colour(job.id), steps }],
+    begin, end: Math.max(end, begin + 1000), marks, width,
+  });
+}
+
+function historyTable({ history, history_length }) {
+  if (!history.length) return h("p", { class: "empty" }, "Nothing has happened yet.");
+  const items = history.slice(-NUM_ITEMS).reverse();
+  return [
+    h("table", {},
+      h("thead", {}, h("tr", {}, ["#", "Time", "What", "Workers", "Iteration", "Why"].map((head) => h("th", { scope: "col" }, head)))),
+      h("tbody", {}, items.map((item) => h("tr", {},
+        h("th", { scope: "row" }, item.number), h("td", {}, h("time", { datetime: item.time, title: moment(item.time) }, time(item.time))),
+        h("td", {}, item.kind), h("td", { title: item.slots.join(", ") }, item.workers), h("td", {}, item.iteration), h("td", { class: "reason" }, item.reason))))),
+    history_length > items.length && h("p", { class: "more" }, `${count(history_length - items.length, "older item")} not shown.`),
+  ];
+}
+
+function facts(job) {
+  const fact = (name, value) => value !== "" && value !== null && value !== undefined && [h("dt", {}, name), h("dd", {}, value)];
+  return [
+    fact("Script", h("code", {}, [job.script, ...job.args].join(" "))),
+    fact("Fewest workers", job.min_workers),
+    fact("Submitted", moment(job.submitted)),
+    fact("Tenant", job.tenant),
+    fact("Group", job.group),
+    fact("Newest checkpoint", job.checkpoint === null ? "" : `iteration ${job.checkpoint}`),
+    fact("Bits", job.bits ?? ""),
+    fact("sha256 of the parameters", job.params_sha256 && h("code", {}, job.params_sha256)),
+  ];
+}
+
+function ledger({ ledger: epochs }) {
+  if (!epochs?.length) return null;
+  const isExact = epochs.every((epoch) => epoch.once === epoch.samples);
+  return h("details", {}, h("summary", {}, isExact ? "Every sample was used once in each epoch" : "Not every sample was used once in each epoch"),
+    h("table", {},
+      h("thead", {}, h("tr", {}, ["Epoch", "Samples", "Once", "More often", "Never"].map((head) => h("th", { scope: "col" }, head)))),
+      h("tbody", {}, epochs.slice(0, 1000).map((epoch) => h("tr", {}, h("th", { scope: "row" }, epoch.epoch), [epoch.samples, epoch.once, epoch.more, epoch.never].map((n) => h("td", {}, n)))))));
+}

@@ -1,0 +1,78 @@
+// What the pool is doing now: its newest events, and jobs, hosts and policy, which are asked for again after events and
+// every other second.
+
+import { follow, get } from "./api.js";
+
+const MAX_EVENTS = 5000;
+const REFRESH_MS = 2000;
+const SETTLE_MS = 250;
+
+export class Live extends EventTarget {
+  jobs = null;
+  hosts = null;
+  policy = null;
+  events = [];
+  status = "connecting";
+
+  #seen = new Set();
+  #unfollow = null;
+  #event = Promise.withResolvers();
+
+  start() {
+    this.#unfollow = follow(`/v1/events?follow=1&tail=${MAX_EVENTS}`, {
+      onOpen: () => this.#event.resolve(),
+      onEvent: (event) => this.#add(event),
+    });
+    this.#poll(this.#unfollow);
+  }
+
+  stop() {
+    this.#unfollow?.();
+    this.#unfollow = null;
+  }
+
+  job(id) {
+    return this.jobs?.find((job) => job.id === id);
+  }
+
+  /** Ask now: something was changed here. */
+  refresh() {
+    this.#event.resolve();
+  }
+
+  #add(event) {
+    if (this.#seen.has(event.sequence)) return;
+    this.#seen.add(event.sequence);
+    this.events.push(event);
+    if (this.events.length > MAX_EVENTS * 1.1) {
+      for (const old of this.events.splice(0, this.events.length - MAX_EVENTS)) this.#seen.delete(old.sequence);
+    }
+    this.#event.resolve();
+  }
+
+  async #poll(started) {
+    while (this.#unfollow === started) {
+      this.#event = Promise.withResolvers();
+      await this.#load();
+      await sleep(SETTLE_MS);
+      await Promise.race([this.#event.promise, sleep(document.hidden ? 10 * REFRESH_MS : REFRESH_MS)]);
+    }
+  }
+
+  async #load() {
+    try {
+      const [{ jobs }, { hosts }, policy] = await Promise.all([get("/v1/jobs"), get("/v1/hosts"), get("/v1/policy")]);
+      Object.assign(this, { jobs, hosts, policy });
+      this.#become("live");
+    } catch (problem) {
+      this.#become(problem.status === 401 ? "logged off" : "disconnected", problem.message);
+    }
+  }
+
+  #become(status, detail = "") {
+    this.status = status;
+    this.dispatchEvent(new CustomEvent("change", { detail }));
+  }
+}
+
+const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));

@@ -1,0 +1,86 @@
+// Starts the page: logs on, chooses the view that the address names, and shows the connection.
+
+import { logOff, logOn } from "./api.js";
+import { h, notify } from "./dom.js";
+import { JobView } from "./job_view.js";
+import { Live } from "./live.js";
+import { LogOnView } from "./log_on_view.js";
+import { PoolView } from "./pool_view.js";
+import { SubmitView } from "./submit_view.js";
+
+const main = document.getElementById("main");
+const connection = document.getElementById("connection");
+const logOffButton = document.getElementById("log-off");
+
+let live = null;
+let view = null;
+
+function connect() {
+  live?.stop();
+  live = new Live();
+  live.addEventListener("change", ({ detail }) => onChange(detail));
+  live.start();
+}
+
+function onChange(detail) {
+  connection.className = live.status.replace(" ", "-");
+  connection.textContent = live.status === "disconnected" ? "disconnected, trying again…" : live.status;
+  connection.title = detail;
+  logOffButton.hidden = live.status !== "live";
+  if (live.status === "logged off") {
+    live.stop();
+    show(new LogOnView(connect));
+    return;
+  }
+  if (!view || view instanceof LogOnView) open();
+  if (live.jobs) view.update();
+}
+
+/** Show what the part of the address after # names: #/, #/jobs/job-1, #/submit. */
+function open() {
+  const [, place, id] = location.hash.split("/").map(decodeURIComponent);
+  if (place === "jobs" && id) show(new JobView(live, id));
+  else if (place === "submit") show(new SubmitView(live));
+  else show(new PoolView(live));
+  if (live.jobs) view.update();
+}
+
+function show(next) {
+  view?.close();
+  view = next;
+  main.replaceChildren(next.element);
+  document.title = next.title ? `${next.title} · Resile` : "Resile";
+  for (const link of document.querySelectorAll("nav a")) {
+    link.toggleAttribute("aria-current", link.getAttribute("href") === (location.hash || "#/"));
+  }
+}
+
+async function start() {
+  const token = /^#token=(.+)$/.exec(location.hash)?.[1];
+  if (token) {
+    history.replaceState(null, "", "#/");
+    try {
+      await logOn(decodeURIComponent(token));
+    } catch (problem) {
+      notify(problem.message);
+    }
+  }
+  connect();
+}
+
+addEventListener("hashchange", () => {
+  if (location.hash.startsWith("#token=")) start();
+  else if (location.hash.startsWith("#/") && live.status !== "logged off") {
+    open();
+    main.focus({ preventScroll: true });
+    scrollTo(0, 0);
+  }
+});
+
+logOffButton.addEventListener("click", async () => {
+  await logOff();
+  connect();
+});
+
+main.append(h("p", { class: "empty" }, "Loading…"));
+start();

@@ -1,0 +1,169 @@
+// The pool at a glance: who has how many slots over time, what is on each slot, who waits and why, what happens.
+
+import { drainButton, isFinal, policyButton } from "./actions.js";
+import { stackedSteps } from "./charts.js";
+import { Panel, h } from "./dom.js";
+import { colour, count, describe, duration, number, time, when, workersOf } from "./format.js";
+
+const RANGES = { "5 min": 300, "30 min": 1800, "3 h": 10800, "24 h": 86400 };
+const MARKED = { priority: "priority changed", lost: "host lost", policy: "policy changed", joined: "host joined" };
+const NUM_EVENTS = 60;
+const NUM_ENDED = 20;
+
+export class PoolView {
+  title = "Pool";
+  #live;
+  #range = "30 min";
+  #chart = h("div", { class: "canvas" });
+  #summary = new Panel(h("dl", { class: "tiles" }), (data) => tiles(data, this.#live));
+  #legend = new Panel(h("ul", { class: "legend" }), legend);
+  #hosts = new Panel(h("div", { class: "hosts" }), (hosts) => hostCards(hosts, this.#live));
+  #jobs = new Panel(h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Jobs" }), jobTable);
+  #events = new Panel(h("ol", { class: "feed", tabindex: "0", "aria-label": "Events" }), feed);
+  #resized = new ResizeObserver(() => this.#draw());
+
+  constructor(live) {
+    this.#live = live;
+    const ranges = Object.keys(RANGES).map((name) =>
+      h("label", {}, h("input", { type: "radio", name: "range", checked: name === this.#range, onchange: () => {
+        this.#range = name;
+        this.#draw();
+      } }), name));
+    this.element = h("div", {},
+      h("h1", { class: "hidden" }, "Pool"),
+      this.#summary.element,
+      h("section", { class: "card", "aria-labelledby": "slots" },
+        h("div", { class: "row" }, h("h2", { id: "slots" }, "Slots of each job"), h("fieldset", { class: "ranges" }, h("legend", { class: "hidden" }, "Time shown"), ranges)),
+        this.#chart, this.#legend.element),
+      h("section", { class: "card", "aria-labelledby": "jobs" }, h("h2", { id: "jobs" }, "Jobs"), this.#jobs.element),
+      h("div", { class: "columns" },
+        h("section", { class: "card", "aria-labelledby": "hosts" }, h("h2", { id: "hosts" }, "Hosts"), this.#hosts.element),
+        h("section", { class: "card", "aria-labelledby": "events" }, h("h2", { id: "events" }, "Events"), this.#events.element)));
+    this.#resized.observe(this.#chart);
+  }
+
+  update() {
+    const { jobs, hosts, policy, events } = this.#live;
+    const ended = jobs.filter(isFinal);
+    this.#summary.show({ jobs: jobs.map(({ state, workers }) => ({ state, workers })), hosts, policy });
+    this.#jobs.show({ active: jobs.filter((job) => !isFinal(job)), ended: ended.slice(-NUM_ENDED).reverse(), numEnded: ended.length });
+    this.#hosts.show(hosts.filter((host) => host.state !== "left"));
+    this.#events.show(events.slice(-NUM_EVENTS).reverse());
+    this.#draw();
+  }
+
+  close() {
+    this.#resized.disconnect();
+  }
+
+  #draw() {
+    const { jobs, hosts, events } = this.#live;
+    const width = this.#chart.clientWidth;
+    if (!jobs || !width) return;
+    const end = Date.now();
+    const first = events.reduce((earliest, event) => Math.min(earliest, Date.parse(when(event))), end - 60000);
+    const begin = Math.max(end - RANGES[this.#range] * 1000, first);
+    const shown = slotsOverTime(events, begin, end);
+    this.#chart.replaceChildren(stackedSteps({
+      jobs: shown, begin, end, width, marks: marks(events), capacity: hosts.filter(isUp).flatMap((host) => host.slots).length,
+    }));
+    this.#legend.show(shown.map(({ id, name, className, steps }) => ({ id, name, className, now: steps.at(-1)[1] })));
+  }
+}
+
+const isUp = (host) => host.state === "up" || host.state === "draining";
+
+/** How many slots each job had over time, by its events; those that had none since `begin` are left out. */
+function slotsOverTime(events, begin, end) {
+  const jobs = new Map();
+  for (const { data } of events) {
+    if (!data.item) continue;
+    const job = jobs.get(data.job) ?? { id: data.job, name: data.name, className: colour(data.job), steps: [] };
+    jobs.set(data.job, job);
+    job.steps.push([Date.parse(data.item.time), isFinal(data) || ["queued", "paused"].includes(data.state) ? 0 : data.item.workers]);
+  }
+  return [...jobs.values()].filter(({ steps }) => steps.some(([at, n], i) => n && at < end && (steps[i + 1]?.[0] ?? end) > begin));
+}
+
+function marks(events) {
+  return events.flatMap((event) => {
+    const what = event.subject.split(".").at(-1);
+    const at = Date.parse(when(event));
+    if (event.data.item?.number === 1) return [{ time: at, label: `${event.data.name} submitted` }];
+    const label = MARKED[what] ?? (event.subject === "resile.pool.policy" ? MARKED.policy : null);
+    return label ? [{ time: at, label: `${describe(event).about}: ${label}` }] : [];
+  });
+}
+
+function tiles({ jobs, hosts, policy }, live) {
+  const slots = hosts.filter(isUp).flatMap((host) => host.slots);
+  const used = slots.filter((slot) => slot.job).length;
+  const num = (...states) => jobs.filter(({ state }) => states.includes(state)).length;
+  const lost = hosts.filter((host) => host.state === "lost").length;
+  const tile = (name, value, more, action) => h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, h("strong", {}, value), more && h("span", {}, more), action));
+  return [
+    tile("Slots in use", `${used} of ${slots.length}`, slots.length - used ? `${slots.length - used} idle` : "none idle"),
+    tile("Hosts", `${hosts.filter(isUp).length} up`, lost ? `${lost} lost` : ""),
+    tile("Training", `${num("starting", "running", "rescaling", "recovering")}`, `${num("accepted", "queued")} waiting, ${num("paused")} paused`),
+    tile("Ended", `${num("completed")} completed`, num("failed") ? `${num("failed")} failed` : ""),
+    tile("Policy", policy.policy, policy.preemption ? "with preemption" : "without preemption", policyButton(policy, live)),
+  ];
+}
+
+function legend(jobs) {
+  return jobs.map(({ id, name, className, now }) =>
+    h("li", {}, h("i", { class: `swatch ${className}` }), h("a", { href: `#/jobs/${id}` }, name), ` ${now}`));
+}
+
+function hostCards(hosts, live) {
+  if (!hosts.length) return h("p", { class: "empty" }, "No host has joined yet. Start one with ", h("code", {}, "resile host --join URL"), ".");
+  return hosts.map((host) => h("article", { class: `host ${host.state}` },
+    h("h3", {}, host.id, " ", h("span", { class: `badge ${host.state}` }, host.state), isUp(host) && host.state !== "draining" && drainButton(host, live)),
+    host.state !== "up" && host.reason && h("p", { class: "reason" }, host.reason),
+    h("ul", { class: "slots" }, host.slots.map((slot) => slotSquare(slot)))));
+}
+
+function slotSquare(slot) {
+  const index = slot.name.split("/").at(-1);
+  const text = slot.job ? `${slot.name} ${slot.device}: ${slot.job}, worker ${slot.worker ?? "?"} ${slot.worker_state ?? ""}` : `${slot.name} ${slot.device}: idle`;
+  const content = slot.job ? h("a", { href: `#/jobs/${slot.job}`, "aria-label": text, "data-key": slot.name }, index) : h("span", { "aria-label": text, role: "img" }, index);
+  return h("li", { class: slot.job ? `${colour(slot.job)} ${slot.worker_state ?? ""}` : "idle", title: text }, content);
+}
+
+function jobTable({ active, ended, numEnded }) {
+  if (!active.length && !ended.length) {
+    return h("p", { class: "empty" }, "No job was submitted yet. ", h("a", { href: "#/submit" }, "Submit one"), " or run ", h("code", {}, "resile submit train.py"), ".");
+  }
+  const heads = ["Job", "State", "Workers", "Progress", "Loss", "Speed", "Left", "Priority", "Why"];
+  return [
+    h("table", { class: "jobs" },
+      h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
+      h("tbody", {}, active.map(jobRow)),
+      ended.length > 0 && h("tbody", { class: "ended" }, ended.map(jobRow))),
+    numEnded > ended.length && h("p", { class: "more" }, `${count(numEnded - ended.length, "older job")} not shown.`),
+  ];
+}
+
+function jobRow(job) {
+  const cell = (label, ...content) => h("td", { "data-label": label }, content);
+  const total = job.iterations_total;
+  return h("tr", {},
+    h("th", { scope: "row" }, h("i", { class: `swatch ${colour(job.id)}` }), h("a", { href: `#/jobs/${job.id}`, "data-key": job.id }, job.name), h("small", {}, job.id)),
+    cell("State", h("span", { class: `badge ${job.state}` }, job.state)),
+    cell("Workers", workersOf(job)),
+    cell("Progress", total ? h("progress", { max: total, value: job.iteration, "aria-label": `progress of ${job.name}` }) : null, h("small", {}, total ? `${job.iteration} of ${total}` : job.iteration || "–")),
+    cell("Loss", number(job.loss)),
+    cell("Speed", job.workers && job.iteration_seconds ? `${number(1 / job.iteration_seconds)} it/s` : "–"),
+    cell("Left", duration(job.seconds_left)),
+    cell("Priority", String(job.priority)),
+    h("td", { class: "reason", "data-label": "Why" }, job.reason));
+}
+
+function feed(events) {
+  if (!events.length) return h("li", { class: "empty" }, "Nothing has happened yet.");
+  return events.map((event) => {
+    const { job, about, what, reason } = describe(event);
+    return h("li", {}, h("time", { datetime: when(event) }, time(when(event))), " ",
+      job ? h("a", { href: `#/jobs/${job}` }, about) : h("b", {}, about), ` ${what}`, reason && h("span", { class: "reason" }, ` — ${reason}`));
+  });
+}

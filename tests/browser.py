@@ -1,0 +1,57 @@
+"""A real browser that looks at the page of a real monitor."""
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: install Debian's package")
+
+
+@dataclass
+class Tab:
+    """A page, and what went wrong in it."""
+
+    page: Page
+    faults: list[str] = field(default_factory=list)
+
+    async def open(self, url: str, *, token: str) -> None:
+        """Log on by the link that holds the token."""
+        await self.page.goto(f"{url}/#token={token}")
+        await self.page.wait_for_selector(".tile")
+
+    async def text(self, selector: str) -> str:
+        return " ".join((await self.page.inner_text(selector)).split())
+
+    async def waits_for(self, selector: str, text: str) -> None:
+        await self.page.locator(selector, has_text=text).first.wait_for()
+
+
+@asynccontextmanager
+async def browsing() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        await browser.close()
+
+
+@asynccontextmanager
+async def tab(browser: Browser, **options: Any) -> AsyncIterator[Tab]:
+    """A new tab with cookies of its own; what its scripts complain about is in ``faults``."""
+    context = await browser.new_context(**options)
+    made = Tab(await context.new_page())
+
+    def on_console(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            made.faults.append(message.text)
+
+    made.page.on("console", on_console)
+    made.page.on("pageerror", lambda error: made.faults.append(str(error)))
+    yield made
+    await context.close()

@@ -1,0 +1,285 @@
+"""The page in a real browser, on what a real monitor serves of a scene."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import axe_playwright_python
+import pytest
+from playwright.async_api import Page
+from yarl import URL
+
+from resile_monitor.api.page import HEADERS
+from resile_shared import subjects
+from resile_shared.api import HostList, JobList
+from resile_shared.messages.hosts import HostLost, HostState
+from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobState
+from resile_shared.messages.reports import Failed
+
+from .browser import browsing, needs_browser, tab
+from .examples import COMPLETED, READY, SPEC, beat, host, job, progress, report, with_history, worker
+from .monitors import TOKEN, Monitors, Scene
+from .test_following import say
+
+AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 2\nValueError: <b>no data</b>'
+BEGIN = datetime.now(UTC) - timedelta(minutes=4)
+
+
+def items(*changes: tuple[int, str, int, str]) -> tuple[HistoryItem, ...]:
+    """History items from (seconds after the begin, kind, workers, reason)."""
+    return tuple(
+        HistoryItem(
+            number=number,
+            time=BEGIN + timedelta(seconds=seconds),
+            kind=kind,
+            generation=number,
+            workers=workers,
+            slots=tuple(f"host-1/{index}" for index in range(workers)),
+            iteration=10 * number,
+            reason=reason,
+        )
+        for number, (seconds, kind, workers, reason) in enumerate(changes, start=1)
+    )
+
+
+async def store(scene: Scene, record: JobRecord, history: tuple[HistoryItem, ...], **changes: Any) -> JobRecord:
+    """Have a scheduler store and publish a job with its history."""
+    for item in history:
+        event = JobEvent(
+            job=record.job,
+            name=record.spec.name,
+            tenant="default",
+            state=JobState(item.kind) if item.kind in list(JobState) else JobState.RUNNING,
+            priority=5000,
+            item=item,
+        )
+        await scene.scheduler.publish(subjects.job_event(record.job, item.kind), event)
+    stored = with_history(record, *history).model_copy(update={"unpublished": (), **changes})
+    await scene.store_job(stored)
+    return stored
+
+
+async def make_scene(scene: Scene) -> None:
+    """Two hosts, of which one was lost, a job that trains, one that waits, one that failed and one that completed."""
+    await scene.store_host(host("host-1"))
+    await scene.store_host(host("host-2", state=HostState.LOST, reason="silent for 3 s"))
+    await scene.registry.publish(
+        subjects.host_event("host-2", "lost"),
+        HostLost(host="host-2", incarnation=1, time=BEGIN, reason="silent for 3 s"),
+    )
+    trains = items((0, "accepted", 0, ""), (1, "allocation", 2, "start"), (60, "allocation", 1, "fair share"))
+    await store(scene, job("job-1"), trains, generation=3)
+    await store(
+        scene,
+        job("job-2", spec=SPEC.model_copy(update={"name": "waits"}), state=JobState.QUEUED, ready=None),
+        items((70, "accepted", 0, ""), (71, "queued", 0, "waiting for 2 slots")),
+    )
+    await store(
+        scene,
+        job("job-3", spec=SPEC.model_copy(update={"name": HOSTILE}), state=JobState.FAILED),
+        items((80, "accepted", 0, ""), (81, "failed", 0, f"ValueError: {HOSTILE}")),
+    )
+    await store(
+        scene,
+        job("job-4", spec=SPEC.model_copy(update={"name": "done"}), state=JobState.COMPLETED, completed=COMPLETED),
+        items((20, "accepted", 0, ""), (21, "allocation", 1, "start"), (60, "completed", 0, "")),
+    )
+    failed = Failed(message="ValueError", details=TRACEBACK)
+    await scene.learner.publish(subjects.report("job-3", "failed"), report(failed, name="job-3"))
+    for iteration in range(1, 40):
+        content = progress(iteration, loss=2.0 / iteration, metrics={"accuracy": 1 - 1 / iteration})
+        await scene.learner.publish(subjects.report("job-1", "progress"), report(content, generation=3))
+    await scene.learner.send(subjects.heartbeat("host-1"), beat(worker(0)))
+    await say(scene, f"line {HOSTILE}", "second line")
+
+
+async def serious_faults(page: Page) -> list[str]:
+    """What axe-core finds that keeps people out."""
+    await page.evaluate(AXE)
+    found = await page.evaluate("axe.run()")
+    return [
+        f"{violation['id']}: {node['html'][:120]}"
+        for violation in found["violations"]
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"]
+    ]
+
+
+@needs_browser
+async def test_the_pool_is_shown_as_the_api_has_it(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    await make_scene(scene)
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        await seen.waits_for(".feed", "lost")
+        assert URL(seen.page.url).fragment == "/"
+        jobs, hosts = await monitor.get("/v1/jobs", JobList), await monitor.get("/v1/hosts", HostList)
+        for shown in jobs.jobs:
+            row = " ".join((await seen.page.locator(".jobs tr", has_text=shown.id).inner_text()).split())
+            assert shown.name in row
+            assert shown.state in row
+            assert f"{shown.workers} of {shown.max_workers}" in row
+            assert " ".join(shown.reason.split()) in row
+        slots = [slot for view in hosts.hosts if view.state == "up" for slot in view.slots]
+        used = sum(slot.job is not None for slot in slots)
+        assert f"{used} of {len(slots)}" in await seen.text(".tiles")
+        assert "1 up 1 lost" in await seen.text(".tiles")
+        assert await seen.page.locator(".slots .c1").count() == used
+        areas = [await path.text_content() for path in await seen.page.locator("svg .area").all()]
+        assert areas == ["digits (job-1)", "done (job-4)"]
+        label = await seen.page.locator("svg[role=img]").get_attribute("aria-label")
+        assert label is not None
+        assert label.endswith("now digits 1")
+
+        trains = job("job-1", generation=4)
+        grown = items(
+            (0, "accepted", 0, ""), (1, "allocation", 2, ""), (60, "allocation", 1, ""), (90, "allocation", 2, "grown")
+        )
+        await store(scene, trains, grown[3:], num_items=4)
+        await seen.waits_for(".jobs tr", "2 of 8")
+        await seen.waits_for(".feed", "grown")
+        assert seen.faults == []
+
+
+@needs_browser
+async def test_a_job_is_shown_with_its_curves_its_history_and_its_log(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    await make_scene(scene)
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        await seen.page.click(".jobs a:text-is('digits')")
+        await seen.waits_for(".readout", "loss 0.05128 at 39")
+        await seen.waits_for(".readout", "accuracy 0.9744 at 39")
+        await seen.waits_for(".log", "second line")
+        rows = await seen.page.locator("section:has(#history) tbody tr").all_inner_texts()
+        assert [row.split()[0] for row in rows] == ["3", "2", "1"]
+        assert "fair share" in rows[0]
+        await scene.learner.publish(subjects.report("job-1", "progress"), report(progress(40, loss=0.5), generation=3))
+        await seen.waits_for(".readout", "loss 0.5 at 40")
+        await say(scene, "third line")
+        await seen.waits_for(".log", "third line")
+        assert seen.faults == []
+
+
+@needs_browser
+async def test_names_reasons_and_logs_are_text_and_a_failure_comes_first(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    await make_scene(scene)
+    async with browsing() as browser, tab(browser) as seen:
+        seen.page.on("dialog", lambda dialog: seen.faults.append(f"dialog {dialog.message}"))
+        await seen.open(monitor.url, token=TOKEN)
+        await seen.waits_for(".jobs", HOSTILE)
+        await seen.page.goto(f"{monitor.url}/#/jobs/job-3")
+        await seen.waits_for(".failure pre", "<b>no data</b>")
+        assert HOSTILE in await seen.text("h1")
+        await seen.page.goto(f"{monitor.url}/#/jobs/job-1")
+        await seen.waits_for(".log", HOSTILE)
+        assert await seen.page.locator("main img, main script, main b").count() == 0
+        assert seen.faults == []
+
+
+@needs_browser
+async def test_a_script_that_gets_into_the_page_does_not_run(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        add = "const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s)"
+        await seen.page.evaluate(add)
+        assert await seen.page.evaluate("window.ran") is None
+        assert "Content Security Policy" in " ".join(seen.faults)
+
+
+@needs_browser
+async def test_the_page_asks_for_the_token_and_scripts_cannot_read_the_cookie(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.page.goto(monitor.url)
+        await seen.page.fill("#token", "wrong-token-of-somebody")
+        await seen.page.click("button:text-is('Log on')")
+        await seen.waits_for(".error", "wrong token")
+        await seen.page.fill("#token", TOKEN)
+        await seen.page.keyboard.press("Enter")
+        await seen.waits_for(".tile", "Slots in use")
+        assert await seen.page.evaluate("document.cookie") == ""
+        await seen.page.reload()
+        await seen.waits_for(".tile", "Slots in use")
+        await seen.page.click("#log-off")
+        await seen.page.wait_for_selector("#token")
+
+
+@needs_browser
+async def test_the_page_comes_back_by_itself_after_a_restart_of_the_monitor(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    await make_scene(scene)
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        await seen.waits_for(".feed", "lost")
+        before = [await seen.text(part) for part in (".tiles", ".jobs", ".feed", ".hosts")]
+        await monitor.kill()
+        await seen.waits_for("#connection", "disconnected")
+        await store(
+            scene,
+            job("job-5", spec=SPEC.model_copy(update={"name": "later"}), ready=READY, state=JobState.ACCEPTED),
+            items((100, "accepted", 0, "")),
+        )
+        await monitors.start(port=int(URL(monitor.url).port or 0))
+        await seen.waits_for("#connection", "live")
+        await seen.waits_for(".jobs", "later")
+        await seen.waits_for(".feed", "later")
+        assert (await seen.text(".feed")).count("lost") == before[2].count("lost")
+        assert await seen.text(".hosts") == before[3]
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_nobody_is_kept_out(monitors: Monitors, scene: Scene, scheme: Any) -> None:
+    monitor = await monitors.start()
+    async with browsing() as browser, tab(browser, color_scheme=scheme, viewport={"width": 390, "height": 844}) as seen:
+        await seen.page.goto(monitor.url)
+        await seen.page.wait_for_selector("#token")
+        assert await serious_faults(seen.page) == []
+        await seen.open(monitor.url, token=TOKEN)
+        await seen.waits_for(".empty", "No job was submitted yet.")
+        assert await serious_faults(seen.page) == []
+        await make_scene(scene)
+        await seen.waits_for(".feed", "lost")
+        assert await serious_faults(seen.page) == []
+        for place in ("jobs/job-1", "jobs/job-3", "submit", "jobs/nothing"):
+            await seen.page.goto(f"{monitor.url}/#/{place}")
+            await seen.page.wait_for_selector("h1, .empty")
+            await asyncio.sleep(0.5)
+            assert await serious_faults(seen.page) == [], place
+        width = await seen.page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390
+        await seen.page.goto(f"{monitor.url}/#/jobs/job-1")
+        await seen.page.click("button:text-is('Priority')")
+        assert await serious_faults(seen.page) == []
+        assert await seen.page.evaluate("document.activeElement.id") == "entry"
+        await seen.page.keyboard.press("Escape")
+        assert await seen.page.locator("dialog").count() == 0
+
+
+async def test_the_files_of_the_page_are_served_and_nothing_else(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    async with aiohttp.ClientSession(monitor.url) as browser:
+        for file in (resources.files("resile_monitor") / "page").iterdir():
+            answer = await browser.get(f"/page/{file.name}")
+            assert (answer.status, await answer.read()) == (200, file.read_bytes())
+            assert HEADERS.items() <= dict(answer.headers).items()
+            known = {"If-None-Match": answer.headers["ETag"]}
+            assert (await browser.get(f"/page/{file.name}", headers=known)).status == 304
+        assert (await browser.get("/", headers={"Accept": "text/html"})).content_type == "text/html"
+        assert await (await browser.get("/")).json() == {"service": "resile", "api": "/v1", "docs": "docs/api.md"}
+        for path in ("/page/nothing.js", "/page/..%2fservice.py", "/page/%2e%2e/settings.py"):
+            assert (await browser.get(URL(monitor.url + path, encoded=True))).status == 404
+
+
+def test_the_page_asks_nobody_outside() -> None:
+    for file in (resources.files("resile_monitor") / "page").iterdir():
+        text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "://" not in text, file.name

@@ -1,0 +1,86 @@
+"""The page of a real pool: a job is submitted, changed, paused and fetched in a real browser."""
+
+import os
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page
+
+from resile.client import Client, find_server
+from resile_shared.messages.jobs import JobState
+
+from ..browser import Tab, browsing, needs_browser, tab
+from .paced import Pace, becomes, submit
+from .pools import pool_up
+from .test_restarts import SCRIPT
+
+PICTURES = os.environ.get("PAGE_PICTURES")
+
+
+@needs_browser
+@pytest.mark.long
+@pytest.mark.timeout(400)
+async def test_a_job_is_submitted_changed_paused_and_fetched_on_the_page(tmp_path: Path) -> None:
+    script = tmp_path / "code" / "train.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT.replace("batch_size=48", "batch_size=48, num_shards=24"))
+    (script.parent / ".hidden").write_text("left out")
+    paces = [Pace(tmp_path / name) for name in ("first", "second")]
+    with pool_up(tmp_path / "home", "--hosts", 2, "--slots", 3) as pool:
+        server = find_server(home=pool.home)
+        async with Client(server) as client, browsing() as browser, tab(browser) as seen:
+            page = seen.page
+            page.set_default_timeout(90_000)
+            await seen.open(server.url, token=(pool.home / "token").read_text())
+            job = await submit_on(page, script.parent, f'--pace "{paces[0].file}"')
+            await seen.waits_for(".tile", "6 of 6")
+            other = await submit(client, script, "--pace", paces[1].file, name="other", max_workers=6)
+            await seen.waits_for(".tile", "3 of 6")
+            await picture(seen, "job")
+
+            await page.click("button:text-is('Priority')")
+            await page.fill("#entry", "10000")
+            await page.click("button:text-is('Confirm')")
+            await seen.waits_for(".tile", "4 of 6")
+            assert (await client.job(job)).priority == 10000
+
+            await page.click("button:text-is('Pause')")
+            await page.click("button:text-is('Confirm')")
+            await seen.waits_for(".badge", "paused")
+            await page.click(".brand")
+            await seen.waits_for(".tile", "1 paused")
+            await becomes(client, other, lambda view: view.workers == 6)
+            await picture(seen, "pool")
+            await page.click(".jobs a:text-is('train')")
+            await page.click("button:text-is('Resume')")
+            await page.click("button:text-is('Confirm')")
+            await becomes(client, job, lambda view: view.state is JobState.RUNNING)
+
+            for pace in paces:
+                pace.fast_until(10**6)
+            await seen.waits_for("h1 .badge", "completed")
+            async with page.expect_download() as download:
+                await page.click("a:text-is('Model')")
+            await (await download.value).save_as(tmp_path / "fetched")
+            assert pool.run("model", job, "--output", tmp_path / "model").status == 0
+            assert (tmp_path / "fetched").read_bytes() == (tmp_path / "model").read_bytes()
+            assert await seen.text(".facts code >> nth=1") == pool.view(job)["params_sha256"]
+            assert seen.faults == []
+
+
+async def submit_on(page: Page, folder: Path, args: str) -> str:
+    """Submit a folder on the page; return the id of the job, whose view is open then."""
+    await page.click("nav a:text-is('Submit')")
+    await page.set_input_files("#folder", folder)
+    await page.locator(".drop", has_text="1 file").locator("text=1 hidden or generated file left out").wait_for()
+    await page.fill("#args", args)
+    await page.fill("#max_workers", "6")
+    await page.click("button:text-is('Submit')")
+    await page.wait_for_url("**/#/jobs/*")
+    return page.url.rpartition("/")[2]
+
+
+async def picture(seen: Tab, name: str) -> None:
+    """Keep a picture of the page, if somebody wants to look at it: ``PAGE_PICTURES=folder``."""
+    if PICTURES:
+        await seen.page.screenshot(path=Path(PICTURES) / f"{name}.png", full_page=True)
