@@ -19,7 +19,7 @@ from resile_shared.messages.hosts import HostLost, HostState
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobState
 from resile_shared.messages.reports import Failed
 
-from .browser import browsing, needs_browser, tab
+from ..browser import browsing, needs_browser, tab
 from .examples import COMPLETED, READY, SPEC, beat, host, job, progress, report, with_history, worker
 from .monitors import TOKEN, Monitors, Scene
 from .test_following import say

@@ -31,7 +31,7 @@ async def test_a_job_is_submitted_changed_paused_and_fetched_on_the_page(tmp_pat
         async with Client(server) as client, browsing() as browser, tab(browser) as seen:
             page = seen.page
             page.set_default_timeout(90_000)
-            await seen.open(server.url, token=(pool.home / "token").read_text())
+            await page.goto(pool.ask("page")["url"])
             job = await submit_on(page, script.parent, f'--pace "{paces[0].file}"')
             await seen.waits_for(".tile", "6 of 6")
             other = await submit(client, script, "--pace", paces[1].file, name="other", max_workers=6)

@@ -20,8 +20,8 @@ from resile_shared.errors import ResileError, UsageError
 from ..client import Client, find_server
 from ..demo.story import FIRST, NUM_HOSTS, NUM_SLOTS, SCRIPT, SECOND, SLOTS_PER_HOST, Look, Story
 from ..demo.verdict import Ending, endings, faults, used_once
+from .page import page_link
 from .top import view
-from .up import page_link
 
 NEEDS = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
 SHORT_SHA = 16
@@ -80,7 +80,7 @@ async def _run_story(home: Path, console: Console) -> tuple[Story, Sequence[JobV
             running.result()
             raise ResileError("the pool stopped before the demo began: its logs are in logs/ of its home")
         async with Client(find_server(home=home)) as client:
-            console.print(f"watch it in a browser: {page_link(client.server.url, pool.token)}\n")
+            console.print(f"watch it in a browser: {page_link(client.server)}\n")
             board, on_look = _board(console, client.server.url)
             story = Story(client, log=console.print, on_look=on_look, kill=supervisor.kill_host)
             with board:

@@ -178,11 +178,6 @@ async def _serve(options: "PoolOptions", home: "PoolHome", *, as_json: bool) -> 
     return await until_stopped(supervisor, supervisor.run(on_ready), log=log, messages=messages)
 
 
-def page_link(url: str, token: str) -> str:
-    """Return the address of the page with the token, which browsers keep to themselves after a #."""
-    return f"{url}/#token={token}"
-
-
 def ready_lines(home: "PoolHome", options: "PoolOptions", url: str) -> list[str]:
     """Return the lines that `resile up` prints when the pool is ready."""
     from .tables import count
@@ -195,7 +190,7 @@ def ready_lines(home: "PoolHome", options: "PoolOptions", url: str) -> list[str]
         f"  home      {home.path}  (logs/: one log per service; pool.json: the token)",
         *(_for_other_machines(home, options, url) if options.is_open else ()),
         f"  submit    resile submit train.py{where}",
-        f"  watch     resile top{where}, or the page {page_link(url, home.token)}",
+        f"  watch     resile top{where}, or the page: resile page{where}",
         "  security  submitted code runs as this user: let in only people you trust",
         "press Ctrl-C to save all jobs and stop it; the next `resile up` in this home continues with the jobs",
     ]

@@ -22,8 +22,8 @@ from .policy import Policy
 from .pool import Pool
 from .problems import Handler, ProblemError, problems
 from .requests import MAX_BODY_BYTES
-from .tenants import Tenants
 from .sessions import Sessions
+from .tenants import Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +61,10 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
     made = web.Application(
         middlewares=[problems, guarded(token, sessions), require_loaded, traced], client_max_size=MAX_BODY_BYTES
     )
-    made.add_routes([web.get("/", root), web.get("/healthz", healthz), web.get("/readyz", readyz)])
-    for part in (Jobs, Hosts, Policy, Tenants, Packages, Downloads, Events, Logs):
     made.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
     made.add_routes(sessions.routes())
     made.add_routes(Page().routes())
-    for part in (Jobs, Hosts, Policy, Packages, Downloads, Events, Logs):
+    for part in (Jobs, Hosts, Policy, Tenants, Packages, Downloads, Events, Logs):
         made.add_routes(part(pool).routes())
     made.on_shutdown.append(close)
     return made
