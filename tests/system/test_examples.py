@@ -42,14 +42,19 @@ DIGITS = Example("digits.py", ("--epochs", "2"), epochs=2, iterations=16)
 DIGITS_BF16 = Example("digits.py", ("--epochs", "2", "--bf16"), epochs=2, iterations=16)
 GPT = Example("gpt.py", ("--kilobytes", "20", "--block", "32"), epochs=1, iterations=20)
 
+ORDINARY = Example("ordinary_loop.py", (), epochs=5, iterations=120)
+
 
 @cache
 def plain_sha(example: Example, *more: str) -> str:
     return plain(example.script, *example.args, *more)
 
 
-@pytest.mark.parametrize("example", [DIGITS, DIGITS_BF16, GPT], ids=lambda example: example.command)
-def test_an_example_has_the_same_bits_as_a_plain_script_and_elastically(example: Example, tmp_path: Path) -> None:
+@pytest.mark.parametrize("example", [DIGITS, DIGITS_BF16, GPT, ORDINARY], ids=lambda example: example.command)
+def test_an_example_has_the_same_bits_as_a_plain_script_and_elastically(
+    example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     elastic = run(example.script, "--plan", "0:1,4:3,8:8", home=tmp_path, args=example.args)
     assert elastic.sha == plain_sha(example)
     assert elastic.sizes == [(0, 1), (4, 3), (8, 8)]

@@ -12,12 +12,12 @@ PLAN = "0:1,10:4,25:2"
 
 
 def scripts() -> dict[str, str]:
-    call, loop = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    call, loop, ordinary = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     setup, _, _ = call.rpartition("ElasticModel(")
-    return {"call": call, "loop": setup + loop}
+    return {"call": call, "loop": setup + loop, "ordinary": setup + ordinary}
 
 
-@pytest.mark.parametrize("name", ["call", "loop"])
+@pytest.mark.parametrize("name", ["call", "loop", "ordinary"])
 def test_a_script_of_the_readme_has_the_same_bits_with_its_plan_and_as_a_plain_script(
     name: str, tmp_path: Path
 ) -> None:
@@ -27,3 +27,12 @@ def test_a_script_of_the_readme_has_the_same_bits_with_its_plan_and_as_a_plain_s
     elastic = run(script, "--plan", PLAN, home=tmp_path / "home")
     assert elastic.sha == plain(script)
     elastic.assert_every_sample_once(epochs=5)
+
+
+def test_the_scripts_of_the_readme_have_the_same_bits(tmp_path: Path) -> None:
+    shas = set()
+    for name, text in scripts().items():
+        script = tmp_path / f"{name}.py"
+        script.write_text(text)
+        shas.add(plain(script))
+    assert len(shas) == 1
