@@ -57,6 +57,21 @@ def test_the_users_traceback_is_shown_above_the_line(resile: Any) -> None:
     assert "fork server" not in ended.err
 
 
+def test_a_script_that_trains_alone_on_every_worker_is_named_while_it_does(resile: Any) -> None:
+    text = """
+import torch
+weight = torch.nn.Parameter(torch.zeros(2))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(100):
+    weight.sum().backward()
+    optimizer.step()
+"""
+    ended = resile.run("run", resile.script(text), "--workers", "2")
+    assert ended.status == 1
+    assert ended.out.count("each worker is running this script alone. Call resile.training.prepare(") == 1
+    assert "the script ended without a training call" in ended.last_error
+
+
 @pytest.mark.parametrize("size", [["--workers", "7"], ["--plan", "0:1,1:7"]])
 def test_more_workers_than_shards_are_refused_with_the_maximum(size: list[str], resile: Any) -> None:
     ended = resile.run("run", resile.script(PREAMBLE + "train()"), *size)

@@ -21,6 +21,7 @@ from .determinism import Determinism
 from .fetch import Fetched
 from .gradients import Gradients
 from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, fold_leaves
+from .loss_scale import check_not_summed
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all
 from .stragglers import Pace
@@ -167,6 +168,7 @@ class Iteration:
             raise UsageError(
                 f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
             )
+        check_not_summed(loss, num_samples=len(self._batch.shard(leaf)))
         weight = self._batch.weight(leaf)
         weighted = loss if weight == 1.0 else loss * weight
         with self._determinism.backward(weighted):

@@ -43,6 +43,7 @@ from .protocol import TrainingProtocol
 from .reports import Result
 from .rounds import Rounds
 from .scalers import prepared_scalers
+from .schedules import check_schedules
 from .seeds import mix, seed_all
 from .settings import Mode, TrainingSettings, facts_of
 from .torch_settings import check_unchanged, script_settings
@@ -116,6 +117,8 @@ class ElasticLoop:
         self._validator = (
             Validator(validation, model, batch_size=batch_size, num_shards=shards, seed=seed) if validation else None
         )
+        # With a batch that changes, iterations may become more than a schedule was made for.
+        self._schedules = () if batch_range else tuple((state or {}).values())
         self._watch = OptimizerWatch(model, optimizer, state or {})
         if batch_range:
             LearningRateScale(optimizer, learning_rate_rule, lambda: self.plan.batch_size / batch_size)
@@ -270,10 +273,13 @@ class ElasticLoop:
         self._protocol.commit(batch, iteration.outcome, loss=iteration.loss, metrics=iteration.metrics)
 
     def _check_unchanged(self) -> None:
-        """Refuse what a joining worker could not know."""
+        """Refuse what a joining worker could not know, and schedules that count other steps than they get."""
         if self._settings.mode == "same-bits":
             check_unchanged(self._torch_settings)
         self._watch.check()
+        check_schedules(
+            self._schedules, epochs=self.epochs, iteration=self.iteration, iterations_total=self.iterations_total
+        )
 
     def _choose_batch(self, *, ordered: int | None = None) -> None:
         """Begin the next iteration: find out how many samples it has, and how many iterations there will be."""

@@ -12,6 +12,7 @@ from .fetch import Collate
 from .iteration import Iteration
 from .learning_rate import LearningRateRule
 from .loop import ElasticLoop
+from .loss_scale import check_is_mean
 from .reports import Result
 from .settings import Mode
 from .validation import Validation
@@ -77,6 +78,7 @@ class ElasticModel:
         self._num_workers = num_workers
         self._threads = threads
         self._trained = False
+        self._has_checked_loss = False
 
     def train(
         self,
@@ -151,6 +153,9 @@ class ElasticModel:
         self._model.train()
         for batch in iteration.shards():
             outputs, targets, loss = self._forward(self._model, batch)
+            if not self._has_checked_loss:
+                self._has_checked_loss = True
+                check_is_mean(self._loss_fn, outputs, targets, loss)
             with torch.no_grad():
                 metrics = {name: metric(outputs, targets) for name, metric in self._metrics.items()}
             iteration.backward(loss, scaler=self._grad_scaler, **metrics)

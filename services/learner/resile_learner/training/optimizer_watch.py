@@ -1,6 +1,7 @@
 """What a script does with its optimizer, as far as the other workers could not know or do alike."""
 
 from collections.abc import Mapping
+from operator import is_not
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ class OptimizerWatch:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         self.steps = 0
         self._optimizer = optimizer
+        self._model = model
         self._parameters = list(model.parameters())
         self._requires_grad = [parameter.requires_grad for parameter in self._parameters]
         self._trained = self._ids()
@@ -39,6 +41,12 @@ class OptimizerWatch:
 
     def check(self) -> None:
         """Raises UsageError when other parameters are trained than before the training call."""
+        now = list(self._model.parameters())
+        if len(now) != len(self._parameters) or any(map(is_not, now, self._parameters)):
+            raise UsageError(
+                "the model got other parameters after the training call began, which no worker would exchange and a "
+                "joining worker would not have: build the whole model before"
+            )
         if [parameter.requires_grad for parameter in self._parameters] != self._requires_grad:
             raise UsageError(
                 "parameters were frozen or unfrozen after the training call began: a joining worker could not know; "

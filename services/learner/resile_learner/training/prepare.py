@@ -177,12 +177,13 @@ class ElasticLoader:
         if self._started:
             view = current_session().view
             rank, size = view.rank, view.size
+        plan = self._started.plan if self._started else self._plan
         batches = [
-            self._plan.batch(self._plan.position(number), num_shards=size if self._mode == "fast" else None)
-            for number in (0, self._plan.per_epoch - 1)
+            plan.batch(plan.position(number), num_shards=size if self._mode == "fast" else None)
+            for number in (0, plan.per_epoch - 1)
         ]
         usual, last = (max(1, len(range(*batch.held_by(rank, size)))) for batch in batches)
-        return (self._plan.per_epoch - 1) * usual + last
+        return (plan.per_epoch - 1) * usual + last
 
     @property
     def sync_gradients(self) -> bool:

@@ -9,12 +9,13 @@ import sys
 from functools import partial
 
 from ..collectives.poller import LinkPoller
-from ..messages import Failed, Finished, WorkerConfig
+from ..messages import Failed, Finished, Warned, WorkerConfig
 from ..session import enter_session
 from ..training.seeds import seed
 from .control import Withdrawn
 from .control_thread import ControlThread
 from .failure import failed, raised
+from .lone_script import LoneTraining
 from .session import WorkerSession
 
 _M_TRIM_THRESHOLD = -1  # numbers of malloc.h
@@ -34,6 +35,10 @@ def main(config: WorkerConfig, agent: socket.socket) -> int:
     thread.start()
     session = WorkerSession(config, thread.control, poller, leave=partial(thread.leave_process, status=0))
     enter_session(session)
+    LoneTraining(
+        is_called=lambda: session.training_called,
+        report=lambda text: thread.control.report(Warned(worker=config.worker, message=text)),
+    )
     seed()
     outcome = _run_script(config, session)
     if isinstance(outcome, Finished):
@@ -75,8 +80,8 @@ def _outcome(config: WorkerConfig, session: WorkerSession) -> Finished | Failed:
     if not session.training_called:
         return failed(
             config,
-            "the script ended without a training call: build an ElasticModel and call its train(), or iterate over "
-            "an ElasticLoop",
+            "the script ended without a training call: build an ElasticModel and call its train(), iterate over "
+            "an ElasticLoop, or prepare an ordinary loop and iterate over loader.epochs()",
         )
     if not session.completed:
         return failed(config, "the training loop was left before its end: call loop.stop() instead of `break`")

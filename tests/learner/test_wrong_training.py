@@ -1,0 +1,184 @@
+"""Training that would be wrong in silence is refused by name: each case fails loudly, and what is right passes."""
+
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from resile.training import ElasticLoop, ElasticModel, Iteration, prepare, seed
+from resile_learner.training.loss_scale import LossIsASum
+from resile_learner.training.seeds import mix
+from resile_learner.worker.lone_script import STEPS, LoneTraining
+from resile_shared.errors import UsageError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Schedule = Callable[[torch.optim.Optimizer], Any]
+
+
+def data() -> TensorDataset:
+    seed(0)
+    return TensorDataset(torch.randn(64, 4), torch.randint(2, (64,)))
+
+
+def by_loop(
+    loss_fn: Loss = F.cross_entropy,
+    *,
+    make_schedule: Schedule | None = None,
+    update: Callable[[nn.Module, Iteration], object] = lambda model, iteration: None,
+) -> None:
+    """Train by `ElasticLoop`: 4 epochs of 4 iterations."""
+
+    def run() -> None:
+        model = nn.Sequential(nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = make_schedule(optimizer) if make_schedule else None
+        state = {"schedule": schedule} if schedule else {}
+        loop = ElasticLoop(model, optimizer, data(), epochs=4, batch_size=16, num_shards=2, state=state)
+        for iteration in loop:
+            for inputs, targets in iteration.shards():
+                iteration.backward(loss_fn(model(inputs), targets))
+            if iteration.exchange():
+                update(model, iteration)
+                optimizer.step()
+                if schedule:
+                    schedule.step()
+
+    copy_context().run(run)
+
+
+def by_call(loss_fn: Loss = F.cross_entropy, *, make_schedule: Schedule | None = None) -> None:
+    """The same by `ElasticModel`."""
+
+    def run() -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = make_schedule(optimizer) if make_schedule else None
+        ElasticModel(model, lambda: (data(), None), loss_fn, optimizer, schedule).train(
+            epochs=4, batch_size=16, num_shards=2
+        )
+
+    copy_context().run(run)
+
+
+def by_prepare(
+    loss_fn: Loss = F.cross_entropy, *, make_schedule: Schedule | None = None, each_epoch: bool = False
+) -> None:
+    """The same by `prepare`; the schedule steps in the loop over the loader, or after it."""
+
+    def run() -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = make_schedule(optimizer) if make_schedule else torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+        _, _, loader, _ = prepare(model, optimizer, DataLoader(data(), batch_size=16), schedule, num_shards=2)
+        for _ in loader.epochs(4):
+            for inputs, targets in loader:
+                loss_fn(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                if not each_epoch:
+                    schedule.step()
+            if each_epoch:
+                schedule.step()
+
+    copy_context().run(run)
+
+
+def summed(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="sum")
+
+
+def ends_with_sum(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs[:, 0] - targets).square().sum()
+
+
+def half_of_a_sum(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * (outputs[:, 0] - targets).square().sum()
+
+
+@pytest.mark.parametrize("train", [by_loop, by_call, by_prepare])
+@pytest.mark.parametrize("loss_fn", [summed, ends_with_sum])
+def test_a_loss_that_is_a_sum_is_refused(train: Callable[[Loss], None], loss_fn: Loss) -> None:
+    with pytest.raises(LossIsASum, match="not a mean"):
+        train(loss_fn)
+
+
+def test_a_loss_function_that_doubles_with_its_batch_is_refused() -> None:
+    with pytest.raises(LossIsASum, match="for the same batch twice over"):
+        by_call(half_of_a_sum)
+
+
+MEANS: list[Loss] = [
+    lambda outputs, targets: F.cross_entropy(outputs, targets, label_smoothing=0.1),
+    lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="sum") / len(targets),
+    lambda outputs, targets: (outputs[:, 0] - targets).square().sum() / len(targets),
+    lambda outputs, targets: torch.stack([F.cross_entropy(outputs, targets)] * 8).sum(),
+    lambda outputs, targets: F.cross_entropy(outputs, targets) + outputs.square().mean(),
+]
+
+
+@pytest.mark.parametrize("train", [by_loop, by_call, by_prepare])
+@pytest.mark.parametrize("loss_fn", MEANS)
+def test_means_of_all_kinds_train(train: Callable[[Loss], None], loss_fn: Loss) -> None:
+    train(loss_fn)
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "T_max": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4),
+    "milestones": lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3]),
+    "total_iters": lambda optimizer: torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=4),
+}
+
+
+@pytest.mark.parametrize("train", [by_loop, by_call, by_prepare])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_for_epochs_that_is_stepped_each_iteration_is_refused(train: Any, name: str) -> None:
+    with pytest.raises(UsageError, match=rf"was made for 4 steps \({name}\) and has made 5 by iteration 5 of 16"):
+        train(make_schedule=SCHEDULES[name])
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_for_epochs_steps_between_them(name: str) -> None:
+    by_prepare(make_schedule=SCHEDULES[name], each_epoch=True)
+
+
+def test_a_schedule_for_iterations_steps_in_each() -> None:
+    by_loop(make_schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=16))
+
+
+@pytest.mark.parametrize("adds", ["parameter", "layer"])
+def test_parameters_that_the_model_gets_later_are_refused(adds: str) -> None:
+    def update(model: nn.Module, iteration: Iteration) -> None:
+        if iteration.number == 1:
+            model.append(nn.Linear(2, 2) if adds == "layer" else nn.ParameterList([torch.zeros(2)]))  # type: ignore[operator]
+
+    with pytest.raises(UsageError, match="the model got other parameters after the training call began"):
+        by_loop(update=update)
+
+
+def test_a_second_exchange_is_refused() -> None:
+    with pytest.raises(UsageError, match="called a second time"):
+        by_loop(update=lambda model, iteration: iteration.exchange())
+
+
+def test_random_numbers_of_an_update_do_not_depend_on_the_shards_of_a_worker() -> None:
+    seeds: list[int] = []
+    by_loop(update=lambda model, iteration: seeds.append(torch.initial_seed()))
+    assert seeds == [mix(0, "update", number) for number in range(16)]
+
+
+@pytest.mark.parametrize("calls", [True, False])
+def test_a_script_that_trains_before_its_training_call_is_named_once(calls: bool) -> None:
+    reports: list[str] = []
+    lone = LoneTraining(is_called=lambda: calls, report=reports.append)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    try:
+        for _ in range(2 * STEPS):
+            optimizer.step()
+    finally:
+        lone.hook.remove()
+    assert len(reports) == (0 if calls else 1)
+    assert all("each worker is running this script alone" in report for report in reports)
