@@ -60,6 +60,7 @@ class JobView(JobSummary):
     args: tuple[str, ...]
     group: str
     sizes: tuple[int, ...] = Field(default=(), description="the numbers of workers that are allowed; empty: any")
+    placement: str = Field(default="pack", description="'pack': on few hosts; 'spread': on many")
     checkpoint: int | None = Field(description="iteration of the newest complete checkpoint")
     warnings: tuple[str, ...] = ()
     details: str = Field(default="", description="the traceback of a failed job, where there is one")

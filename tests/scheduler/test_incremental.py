@@ -84,12 +84,22 @@ class Incremental(AnyOrder):
         self.num_requests += 1
         self.sim.handle(PolicyChangeRequested(f"request-{self.num_requests}", choice))
 
-    @rule(group=st.sampled_from(["rack=1", "rack=2"]), least=st.integers(1, 3), iterations=st.integers(1, 60))
-    def a_job_comes_that_needs_a_label(self, group: str, least: int, iterations: int) -> None:
+    @rule(
+        group=st.sampled_from(["", "rack=1", "rack=2"]),
+        placement=st.sampled_from(["pack", "spread"]),
+        least=st.integers(1, 3),
+        iterations=st.integers(1, 60),
+    )
+    def a_job_comes_that_asks_for_places(self, group: str, placement: str, least: int, iterations: int) -> None:
         if len(self.sim.records) < 5:
-            asked = spec(min_workers=least, max_workers=6, group=group)
+            asked = spec(min_workers=least, max_workers=6, group=group, placement=placement)
             self.sim.submit([Submission(0.0, f"job-{len(self.sim.records) + 1}", asked, Sharded(iterations, 24))])
             self.sim.run(until=self.sim.now - self.sim.start, watch=self.checker.check)
+
+    def teardown(self) -> None:
+        """Let what is under way go on: whether all jobs end is for `AnyOrder` to see."""
+        for _ in range(10 * hasattr(self, "sim")):
+            self.time_passes(3.0)
 
 
 Incremental.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)

@@ -160,6 +160,39 @@ def test_a_job_runs_on_one_class_of_device() -> None:
     assert Checker(sim).allocated() == {"job-1": 6, "job-2": 4}
 
 
+def test_a_job_that_no_host_fits_says_which_labels_it_waits_for() -> None:
+    sim = SimulatedPool()
+    sim.add_host("host-1", 4, labels={"gpu": "a100"})
+    sim.submit([Submission(0, "job-1", spec(group="gpu=h200"), Sharded(300))])
+    sim.run(until=3)
+    reason = "waiting for a host with the labels gpu=h200: none of those that are up has them"
+    assert sim.scheduler.explain()["job-1"] == reason
+    assert sim.histories["job-1"][-1].reason == reason
+    sim.add_host("host-2", 4, labels={"gpu": "h200"})
+    sim.run()
+    assert sim.records["job-1"].state is JobState.COMPLETED
+
+
+def test_a_job_moves_to_one_host_when_it_has_room() -> None:
+    """Members leave and joiners come: two changes, and no more of them."""
+    sim = SimulatedPool()
+    checker = Checker(sim)
+    for host in ("host-1", "host-2"):
+        sim.add_host(host, 4)
+    short, long = Sharded(30, num_shards=3), Sharded(3000, num_shards=4)
+    sim.submit([Submission(0, f"job-{n}", spec(most=3), short) for n in (1, 2)])
+    sim.submit([Submission(0.01, "job-3", spec(least=2, most=2), long)])
+    sim.run(until=2, watch=checker.check)
+    assert sim.hosts_of("job-3") == {"host-1", "host-2"}
+    sim.run(until=25, watch=checker.check)
+    assert len(sim.hosts_of("job-3")) == 1
+    allocations = [item for item in sim.histories["job-3"] if item.kind == "allocation"]
+    assert "it moves to fewer hosts" in [item.reason for item in allocations]
+    assert len(allocations) <= 3
+    sim.run(watch=checker.check)
+    assert sim.records["job-3"].state is JobState.COMPLETED
+
+
 @pytest.mark.parametrize("bits", ["same bits", "fast"])
 def test_a_job_continues_on_the_class_on_which_it_trained_unless_bits_do_not_matter(bits: str) -> None:
     sim = SimulatedPool()

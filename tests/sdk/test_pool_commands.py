@@ -38,7 +38,7 @@ def test_a_submitted_script_is_packed_and_its_wishes_are_sent(
 ) -> None:
     monkeypatch.setenv("SECRET", "hush")
     options = ["--max-workers", "3", "--priority", "7000", "--env", "A=b", "--env", "SECRET", "--group", "gpu=h200"]
-    options += ["--sizes", "1,3"]
+    options += ["--sizes", "1,3", "--placement", "spread"]
     assert main(["submit", str(script), *options, "--", "--lr", "0.1"]) == 0
     assert capsys.readouterr().out == "new-1\n"
     with tarfile.open(fileobj=io.BytesIO(api_server.packages[0])) as archive:
@@ -51,7 +51,7 @@ def test_a_submitted_script_is_packed_and_its_wishes_are_sent(
         {"A": "b", "SECRET": "hush"},
         "gpu=h200",
     )
-    assert spec.sizes == (1, 3)
+    assert (spec.sizes, spec.placement) == ((1, 3), "spread")
     assert spec.package == "packages/abc.tar.gz"
 
 
@@ -72,6 +72,9 @@ def test_a_request_whose_answer_is_lost_is_sent_again_with_the_same_key(
         (["--sizes", "1,two"], "--sizes: 1,two is not a list of whole numbers: give them as in 1,2,4,8"),
         (["--sizes", "4,2"], "sizes must rise, without repetition, as in 1,2,4,8"),
         (["--sizes", "4,8", "--max-workers", "2"], "no size of 4, 8 is from min_workers 1 to max_workers 2"),
+        (["--placement", "near"], "--placement: Input should be 'pack' or 'spread'"),
+        (["--group", "gpu"], "'gpu' is not a label: give name and value, as in gpu=h200,zone=a"),
+        (["--group", "gpu=h200,=a"], "'=a' is not a label"),
         (["--tenant", "a b"], "--tenant: String should match"),
         (["--env", "=X"], "--env '=X': must have the form NAME=VALUE, or NAME"),
         (["--env", "NOT_SET"], "--env NOT_SET: there is no variable NOT_SET in this environment"),

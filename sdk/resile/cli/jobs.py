@@ -43,6 +43,9 @@ def submit(
     ] = None,
     tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Tenant that the job belongs to.")] = None,
     group: Annotated[str, typer.Option(metavar="LABELS", help="Only hosts with these labels: gpu=h200,zone=a")] = "",
+    placement: Annotated[
+        str, typer.Option(metavar="pack|spread", help="On as few hosts as can be, near each other, or on many.")
+    ] = "pack",
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,6 +84,7 @@ def submit(
         "min_workers": min_workers,
         "sizes": _numbers(sizes),
         "group": group,
+        "placement": placement,
         **{
             key: value
             for key, value in {"max_workers": max_workers, "priority": priority, "tenant": tenant}.items()

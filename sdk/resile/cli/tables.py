@@ -64,6 +64,7 @@ def _details(job: JobView) -> Iterator[tuple[str, str]]:
     yield "group", job.group
     yield "priority", str(job.priority)
     yield "workers", f"{job.workers} (limits {job.min_workers} to {job.max_workers})"
+    yield "placement", job.placement if job.placement != "pack" else ""
     yield "sizes", ", ".join(map(str, job.sizes))
     yield "slots", " ".join(job.slots)
     yield "generation", str(job.generation)

@@ -75,6 +75,7 @@ def job_view(record: JobRecord, reports: JobReports, history: Sequence[HistoryIt
         args=spec.args,
         group=spec.group,
         sizes=spec.sizes,
+        placement=spec.placement,
         checkpoint=record.checkpoint.iteration if record.checkpoint else None,
         warnings=tuple(reports.warnings),
         details=details if record.state is JobState.FAILED else "",

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import to_json
@@ -71,6 +71,9 @@ class JobSpec(Message):
     )
     priority: int = Field(default=DEFAULT_PRIORITY, ge=1, le=MAX_PRIORITY)
     tenant: Id = "default"
+    placement: Literal["pack", "spread"] = Field(
+        default="pack", description="on as few hosts as can be, near each other, or on many"
+    )
     group: Line = Field(
         default="", max_length=1000, description="labels a host must have: 'gpu=h200,zone=a'; empty: any host"
     )
@@ -88,6 +91,14 @@ class JobSpec(Message):
                 f"args and env have {num_bytes} bytes, and at most {MAX_SPEC_BYTES} are possible: put data into a file "
                 "of the package"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _names_labels(self) -> Self:
+        for part in filter(None, self.group.split(",")):
+            name, _, value = (text.strip() for text in part.partition("="))
+            if not (name and value):
+                raise ValueError(f"group: {part.strip()!r} is not a label: give name and value, as in gpu=h200,zone=a")
         return self
 
     @model_validator(mode="after")

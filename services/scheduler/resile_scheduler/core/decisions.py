@@ -21,7 +21,7 @@ from .host_groups import HostGroups
 from .job import Job
 from .job_view import JobView
 from .lifecycle import Step
-from .placement import SlotId, place
+from .placement import SlotId, Want, place
 from .pool import Pool
 from .recovery import Recovery
 from .supply import Supply
@@ -99,6 +99,9 @@ class Decisions:
         are_new = self._groups.refresh()
         if are_new or self._by_class is None:
             self._by_class = self._grouped()
+            self._answers.clear()
+        if self._pool.free_slots():
+            looked_at |= {name: view for name, view in self._views.items() if view.is_scattered(now=now)}
         for view in (self._views if are_new else looked_at).values():
             view.limit_to(self._groups)
         for device_class, sharing in self._by_class.items():
@@ -157,26 +160,34 @@ class Decisions:
         now: float,
     ) -> None:
         targets, is_new = self._targets(device_class, [view.demand for view in sharing])
-        missing = self._missing(device_class)
         wants, pending = [], []
         for view in sharing if is_new else [v for v in sharing if v.name in looked_at]:
             target = targets[view.name]
-            if missing and view.own_class:
+            if not target.workers and (missing := self._missing(view)):
                 target = replace(target, reason=missing)
-            if target.workers != len(view.usable):
-                wants.append(view.want(target.workers, self._groups))
-            elif view.name not in looked_at and view.is_settled(target, view.usable):
+            is_looked_at = view.name in looked_at
+            if target.workers != len(view.usable) or (is_looked_at and view.is_scattered(now=now)):
+                wants.append(view.want(target.workers, self._groups, now=now))
+            elif not is_looked_at and view.is_settled(target, view.usable):
                 view.target = target
                 continue
             pending.append((view, target))
-        placed = place(wants, free=self._supply.free(), released=self._supply.released()) if wants else {}
+        placed = self._place(wants)
         for view, target in pending:
             wanted = placed.get(view.name, view.usable)
             if view.name in looked_at or not view.is_settled(target, wanted):
+                if view.moves_to(wanted, now=now):
+                    view.job.explain_change("it moves to fewer hosts")
                 self._approach(view.job, target, wanted, cause.of(view.job), now=now)
             view.target, view.wanted = target, wanted
             if wanted != view.held or len(wanted) != target.workers:
                 self._unsettled[view.name] = view
+
+    def _place(self, wants: list[Want]) -> dict[str, tuple[SlotId, ...]]:
+        if not wants:
+            return {}
+        free, released = self._supply.free(), self._supply.released()
+        return place(wants, free=free, released=released, domains=self._groups.domains)
 
     def _targets(self, device_class: str, demands: list[Demand]) -> tuple[Mapping[str, Target], bool]:
         """Return what the policy gives to jobs, and whether it was asked again, as its input differs from the last."""
@@ -189,11 +200,16 @@ class Decisions:
         self._answers[device_class] = asked, targets
         return targets, True
 
-    def _missing(self, device_class: str) -> str:
-        """Say that jobs wait for a host of ``device_class``, if the pool has others; else nothing."""
-        if self._groups.of_class(device_class).num_slots or not self._groups.classes():
+    def _missing(self, view: JobView) -> str:
+        """Say which host a job is waiting for, if the pool has hosts, but none that it could ever use; else nothing."""
+        labels = view.job.record.spec.group
+        if self._groups.fitting(view.device_class, labels).num_slots or not self._groups.classes():
             return ""
-        return f"waiting for a host of the class on which it trained, {device_class}: another one gives other bits"
+        if self._groups.of_class(view.device_class).num_slots:
+            return f"waiting for a host with the labels {labels}: none of those that are up has them"
+        if not view.own_class:
+            return ""
+        return f"waiting for a host of the class on which it trained, {view.own_class}: another one gives other bits"
 
     def _approach(self, job: Job, target: Target, wanted: tuple[SlotId, ...], cause: str, *, now: float) -> None:
         """Take the next step towards ``wanted``."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .pool import Pool
+from .topology import Domain, domain_of
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class HostGroups:
         self._version = -1
         self._by_class: dict[str, HostGroup] = {}
         self._by_labels: dict[tuple[str, str], HostGroup] = {}
+        self.domains: dict[str, Domain] = {}
+        """Where the usable hosts are that have a label for it."""
 
     def refresh(self) -> bool:
         """See which hosts there are now; return whether they may have changed."""
@@ -34,6 +37,8 @@ class HostGroups:
             if host.is_usable:
                 by_class.setdefault(host.record.device_class, []).append(name)
         self._by_class = {device_class: self._group(names) for device_class, names in by_class.items()}
+        domains = {name: domain_of(host.record.labels) for name, host in self._pool.hosts.items() if host.is_usable}
+        self.domains = {name: domain for name, domain in domains.items() if domain}
         return True
 
     def classes(self) -> list[str]:

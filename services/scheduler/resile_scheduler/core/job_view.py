@@ -18,6 +18,9 @@ from .job import Job
 from .placement import SlotId, Want
 from .pool import Pool
 
+MOVE_SECONDS = 60.0
+"""A job moves to fewer hosts at most so often: each time costs it up to a second of training."""
+
 
 class JobView:
     """One job that is not over, as it was when it was looked at last."""
@@ -42,6 +45,7 @@ class JobView:
         """The slots that it was to have then."""
         self._joining: frozenset[SlotId] = frozenset()
         self._avoided: frozenset[str] = frozenset()
+        self._moved_at = float("-inf")
         self._limit = 0
         """The most workers that it can use, wherever they run."""
 
@@ -57,7 +61,9 @@ class JobView:
         self._joining = frozenset(held[worker] for worker in job.joiners & held.keys())
         self._avoided = job.backoff.avoided(now=now)
         self.demand = _demand(job)
-        self._limit = min(job.record.spec.max_workers, self.demand.num_shards or job.record.spec.max_workers)
+        self._limit = job.record.spec.max_workers
+        if self.demand.num_shards is not None:
+            self._limit = min(self._limit, self.demand.num_shards)
         return (self.is_sharing, self.own_class) != before
 
     @property
@@ -86,9 +92,38 @@ class JobView:
         is_needed = self.job.target.is_exact or not self.job.generations.has_started
         return fitting if is_needed and not allowed.hosts else allowed
 
-    def want(self, workers: int, groups: HostGroups) -> Want:
+    def want(self, workers: int, groups: HostGroups, *, now: float) -> Want:
         """Return that it should have so many workers."""
-        return Want(self.name, workers, held=self.usable, joining=self._joining, hosts=self._eligible(groups).hosts)
+        return Want(
+            self.name,
+            workers,
+            held=self.usable,
+            joining=self._joining,
+            hosts=self._eligible(groups).hosts,
+            is_spread=self.job.record.spec.placement == "spread",
+            least_kept=self.job.least_workers if self._can_move(now) else None,
+        )
+
+    def is_scattered(self, *, now: float) -> bool:
+        """Whether it may move from several hosts to fewer."""
+        return len({slot.host for slot in self.usable}) > 1 and self._can_move(now)
+
+    def _can_move(self, now: float) -> bool:
+        """Whether workers may be replaced by others in fewer places.
+
+        On the way there it has other numbers of workers: where only some will do it stays.
+        """
+        job = self.job
+        is_steady = job.generations.has_started and not job.generations.is_settling and self.usable == self.held
+        is_free = is_steady and not job.target.is_exact and not job.sizes
+        return is_free and job.record.spec.placement == "pack" and now - self._moved_at >= MOVE_SECONDS
+
+    def moves_to(self, wanted: tuple[SlotId, ...], *, now: float) -> bool:
+        """Record that it should have ``wanted``; return whether it gives up slots though it has not too many."""
+        is_move = len(wanted) >= len(self.usable) and not set(self.usable).issubset(wanted)
+        if is_move:
+            self._moved_at = now
+        return is_move
 
     def is_settled(self, target: Target, wanted: tuple[SlotId, ...]) -> bool:
         """Whether it has what it should have, and this was seen to. The reason of an exact target is in the history."""

@@ -1,17 +1,20 @@
 """Which slots each job should have, once it is decided how many.
 
-- A job keeps what it has. It gives up slots on the host where it has fewest, joiners before members, so that whole
-  hosts become free.
-- It gains slots that are free now before those that are being released, then on hosts where it runs already, then on as
-  few others as possible.
+- A job keeps what it has. It gives up joiners before members; a packed job gives up slots in the rack, and on the host,
+  where it has fewest, so that whole hosts become free, and one that is spread where it has most.
+- It gains slots that are free now before those that are being released, on hosts that `topology` chooses.
+- A packed job that is spread over more zones, racks or hosts than it could be moves, if that takes it to fewer of them
+  and the slots are free now: some of its workers, or else all. Each move leaves the pool less scattered, so moves end.
 - No slot goes to two jobs. The job that may run on the fewest hosts chooses first.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
+
+from .topology import Domain, num_places, packed, spread
 
 
 class SlotId(NamedTuple):
@@ -48,21 +51,29 @@ class Want:
     """Those of ``held`` whose workers do not train yet."""
     hosts: frozenset[str] = frozenset()
     """Where it may start workers."""
+    is_spread: bool = False
+    """It is to be on many hosts, not on few."""
+    least_kept: int | None = None
+    """If it moves, at least so many workers stay, or all are replaced at once; None: it does not move."""
 
 
-def place(wants: Iterable[Want], *, free: SlotsByHost, released: SlotsByHost) -> dict[str, tuple[SlotId, ...]]:
+def place(
+    wants: Iterable[Want], *, free: SlotsByHost, released: SlotsByHost, domains: Mapping[str, Domain]
+) -> dict[str, tuple[SlotId, ...]]:
     """Return the slots that each job should have, those it keeps first.
 
     Nobody holds the slots that are ``free``; those that are ``released`` are held by workers that leave. Slots that
-    neither has belong to other jobs, so a job may get fewer than it wants.
+    neither has belong to other jobs, so a job may get fewer than it wants. ``domains``: where hosts are.
     """
-    wants = list(wants)
-    placed = {want.job: _keep(want) for want in wants}
+    wants = sorted(wants, key=lambda w: (len(w.hosts), w.job))
+    placed = {want.job: _keep(want, domains) for want in wants}
     given_up = (slot for want in wants for slot in set(want.held).difference(placed[want.job]))
     offers = _Offer(free), _Offer(by_host((*chain(*released.values()), *given_up)))
-    for want in sorted(wants, key=lambda w: (len(w.hosts), w.job)):
-        kept = placed[want.job]
-        placed[want.job] = (*kept, *_take(want.workers - len(kept), kept, want.hosts, offers))
+    for want in wants:
+        placed[want.job] = (*placed[want.job], *_take(want, placed[want.job], offers, domains))
+    for want in wants:
+        if want.least_kept is not None:
+            placed[want.job] = _moved(want, placed[want.job], offers[0], domains)
     return placed
 
 
@@ -85,30 +96,57 @@ class _Offer:
         return of_host[:num]
 
 
-def _keep(want: Want) -> tuple[SlotId, ...]:
+def _keep(want: Want, domains: Mapping[str, Domain]) -> tuple[SlotId, ...]:
     kept = list(want.held)
+    sign = -1 if want.is_spread else 1
     while len(kept) > want.workers:
         on_host = Counter(slot.host for slot in kept)
-        # of equals the last: the highest rank goes first
-        kept.remove(min(reversed(kept), key=lambda slot: (slot not in want.joining, on_host[slot.host])))
+        in_rack = Counter(domains.get(slot.host, ()) for slot in kept)
+
+        def key(slot: SlotId) -> tuple[bool, int, int]:
+            rack = domains.get(slot.host, ())
+            return slot not in want.joining, sign * in_rack[rack], sign * on_host[slot.host]  # noqa: B023
+
+        kept.remove(min(reversed(kept), key=key))  # of equals the last: the highest rank goes first
     return tuple(kept)
 
 
-def _take(num: int, kept: Sequence[SlotId], hosts: frozenset[str], offers: Iterable[_Offer]) -> list[SlotId]:
-    """Take ``num`` slots on ``hosts``, or as many as there are, from ``offers``, the first before the second."""
+def _take(want: Want, kept: Sequence[SlotId], offers: Iterable[_Offer], domains: Mapping[str, Domain]) -> list[SlotId]:
+    """Take what ``want`` is missing from ``offers``, or as much as there is, from the first before the second."""
     taken: list[SlotId] = []
+    choose = spread if want.is_spread else packed
     for offer in offers:
-        while len(taken) < num:
-            own = Counter(slot.host for slot in (*kept, *taken) if slot.host in offer.room and slot.host in hosts)
-            candidates = own or [host for host in offer.room if host in hosts]
-            if not candidates:
-                break
-            missing = num - len(taken)
-            host = min(candidates, key=lambda h: (-own[h], *_fit(offer.room[h], missing), h))
-            taken += offer.take(host, missing)
+        missing = want.workers - len(kept) - len(taken)
+        if missing <= 0:
+            break
+        room = {host: num for host, num in offer.room.items() if host in want.hosts}
+        own = Counter(slot.host for slot in (*kept, *taken))
+        for host, num in choose(missing, room, own, domains).items():
+            taken += offer.take(host, num)
     return taken
 
 
-def _fit(num: int, missing: int) -> tuple[bool, int]:
-    """Order hosts: the smallest that has all that is missing, else the largest."""
-    return (num < missing, num if num >= missing else -num)
+def _moved(want: Want, slots: tuple[SlotId, ...], free: _Offer, domains: Mapping[str, Domain]) -> tuple[SlotId, ...]:
+    """Return slots in fewer places instead of ``slots``, if there are some; else these."""
+    before = num_places((slot.host for slot in slots), domains)
+    if before == (1, 1, 1) or not free.room or len(slots) < want.workers:
+        return slots
+    own = Counter(slot.host for slot in slots)
+    room = Counter({host: num for host, num in free.room.items() if host in want.hosts})
+    # First as few as can be leave, then those on the wrong hosts, then all.
+    for staying, preferred in ((slots, own), (slots, Counter[str]()), ((), Counter[str]())):
+        chosen = packed(len(slots), room + own if staying else room, preferred, domains)
+        after = num_places(chosen, domains)
+        is_better = after != before and all(more >= less for more, less in zip(before, after, strict=True))
+        kept = tuple(slot for host, num in chosen.items() for slot in [s for s in staying if s.host == host][:num])
+        is_whole = sum(chosen.values()) == len(slots)
+        if is_whole and is_better and _may_leave(want, set(want.held).difference(kept)):
+            more = Counter(chosen) - Counter(slot.host for slot in kept)
+            return (*kept, *chain.from_iterable(free.take(host, num) for host, num in more.items()))
+    return slots
+
+
+def _may_leave(want: Want, leaving: Collection[SlotId]) -> bool:
+    """Whether the job can do without the workers on ``leaving`` until others have taken over."""
+    num_kept = len(want.held) - len(leaving)
+    return not leaving or num_kept == 0 or (want.least_kept is not None and num_kept >= want.least_kept)

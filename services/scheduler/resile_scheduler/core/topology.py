@@ -1,0 +1,120 @@
+"""On which hosts a job gets how many slots, of those that have room.
+
+Hosts say where they are by the labels ``zone`` and ``rack``. The levels are decided from the outside in: first zones,
+then racks, then hosts.
+
+- Packed: a job stays where it has most slots already. Elsewhere it takes the place that holds all that is missing on
+  the fewest hosts, of these the smallest; where none does, the largest, and so on.
+- Spread: a job takes one slot after the other in the place where it has fewest, of these where most are left.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+LEVELS = ("zone", "rack")
+"""The labels that say where a host is, from the outside in."""
+Domain = tuple[str, ...]
+"""The values of `LEVELS` of one host; a prefix of it is a zone. Hosts without any of them have none."""
+Numbers = Mapping[str, int]
+"""Numbers of slots by host."""
+
+
+def domain_of(labels: Mapping[str, str]) -> Domain:
+    """Return where a host is, by its labels; empty: they do not say."""
+    domain = tuple(labels.get(level, "") for level in LEVELS)
+    return domain if any(domain) else ()
+
+
+def num_places(hosts: Iterable[str], domains: Mapping[str, Domain]) -> tuple[int, int, int]:
+    """Return over how many zones, racks and hosts a job on ``hosts`` is spread."""
+    distinct = set(hosts)
+    zones, racks = ({_at(level, host, domains) for host in distinct} for level in (1, 2))
+    return len(zones), len(racks), len(distinct)
+
+
+def packed(num: int, room: Numbers, own: Numbers, domains: Mapping[str, Domain], level: int = 1) -> dict[str, int]:
+    """Return how many of ``num`` slots to take on which hosts; fewer if these have less ``room``.
+
+    ``own`` are the slots that the job has already. The hosts are in the order in which they were chosen.
+    """
+    if level > len(LEVELS) or not domains:
+        return _packed_on_hosts(num, room, own)
+    places: dict[Domain, dict[str, int]] = {}
+    for host, left in room.items():
+        places.setdefault(_at(level, host, domains), {})[host] = left
+    chosen: dict[str, int] = {}
+    own_in = _by_domain(own, domains, level)
+    while num > 0 and places:
+        best = next(iter(places)) if len(places) == 1 else min(places, key=_fit(num, places, own_in))
+        found = packed(num, places.pop(best), own, domains, level + 1)
+        chosen |= found
+        num -= sum(found.values())
+    return chosen
+
+
+def _fit(
+    num: int, places: Mapping[Domain, Numbers], own_in: Mapping[Domain, int]
+) -> Callable[[Domain], tuple[int, bool, int, int, Domain]]:
+    """Return the key by which places are compared that are to hold ``num`` slots."""
+
+    def key(place: Domain) -> tuple[int, bool, int, int, Domain]:
+        rooms = sorted(places[place].values(), reverse=True)
+        total = sum(rooms)
+        if total < num:
+            return -own_in.get(place, 0), True, -total, 0, place
+        hosts, left = 0, num
+        while left > 0:
+            left -= rooms[hosts]
+            hosts += 1
+        return -own_in.get(place, 0), False, hosts, total, place
+
+    return key
+
+
+def _packed_on_hosts(num: int, room: Numbers, own: Numbers) -> dict[str, int]:
+    left = dict(room)
+    chosen: dict[str, int] = {}
+    while num > 0 and left:
+        # The smallest that has all that is missing, else the largest.
+        host = min(
+            left,
+            key=lambda h: (-own.get(h, 0), left[h] < num, left[h] if left[h] >= num else -left[h], h),
+        )
+        chosen[host] = min(left.pop(host), num)
+        num -= chosen[host]
+    return chosen
+
+
+def spread(num: int, room: Numbers, own: Numbers, domains: Mapping[str, Domain]) -> dict[str, int]:
+    """Return how many of ``num`` slots to take on which hosts, as `packed` does, as evenly as can be."""
+    left = dict(room)
+    chosen: Counter[str] = Counter()
+    held = Counter(own)
+    in_domain = Counter(_by_domain(own, domains, 1) | _by_domain(own, domains, 2))
+
+    def key(host: str) -> tuple[int, int, int, int, str]:
+        zone, rack = (in_domain[_at(level, host, domains)] for level in (1, 2))
+        return zone, rack, held[host], -left[host], host
+
+    while num > 0 and left:
+        host = min(left, key=key)
+        in_domain.update((_at(1, host, domains), _at(2, host, domains)))
+        held[host] += 1
+        chosen[host] += 1
+        num -= 1
+        left[host] -= 1
+        if not left[host]:
+            del left[host]
+    return dict(chosen)
+
+
+def _at(level: int, host: str, domains: Mapping[str, Domain]) -> Domain:
+    return domains.get(host, ())[:level]
+
+
+def _by_domain(own: Numbers, domains: Mapping[str, Domain], level: int) -> dict[Domain, int]:
+    numbers: dict[Domain, int] = {}
+    for host, num in own.items():
+        domain = _at(level, host, domains)
+        numbers[domain] = numbers.get(domain, 0) + num
+    return numbers
