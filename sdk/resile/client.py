@@ -196,6 +196,15 @@ class Client:
         answer = await self._request("DELETE", f"tenants/{quote(tenant, safe='')}")
         return self._read(api.TenantList, answer).tenants
 
+    async def usage(self, *, tenant: str | None = None, hours: int | None = None) -> api.UsageView:
+        """Return what was used in the last ``hours``, or ever, by one tenant or by all."""
+        query: dict[str, str | int] = {}
+        if tenant is not None:
+            query["tenant"] = tenant
+        if hours is not None:
+            query["hours"] = hours
+        return await self._get(api.UsageView, "usage", **query)
+
     async def delete(self, job: str) -> None:
         """Remove a job that has ended, with all that is stored of it: history, logs, checkpoints, model, output."""
         await self._request("DELETE", f"jobs/{job}")

@@ -244,6 +244,33 @@ class NewTenant(Message):
     quota: int | None = Field(default=None, ge=0, le=MAX_QUOTA)
 
 
+class JobUsageView(View):
+    """What one job has used."""
+
+    id: str
+    name: str
+    slot_hours: float
+    slots: int = Field(description="that it holds now")
+
+
+class TenantUsageView(View):
+    """What the jobs of one tenant have used."""
+
+    tenant: str
+    slot_hours: float = Field(description="of all its jobs, those that are removed included")
+    removed_slot_hours: float = Field(description="of it, what jobs have used that are removed")
+    slots: int = Field(description="that they hold now")
+    jobs: tuple[JobUsageView, ...] = Field(description="those that have used something, in the order of submission")
+
+
+class UsageView(View):
+    """What was used, by tenant and job: slots times the time for which they were held."""
+
+    since: Time | None = Field(description="the beginning of an hour; None: all that was ever used")
+    until: Time
+    tenants: tuple[TenantUsageView, ...] = Field(description="by name")
+
+
 class Empty(Message):
     """Nothing: the body of ``/pause``, ``/resume`` and ``/suspend``, which may be missing; the answer to commands."""
 

@@ -21,6 +21,7 @@ from .subjects import (
     REPORTS,
     STREAMS,
     TENANTS,
+    USAGE,
     BucketSpec,
     Stream,
 )
@@ -76,7 +77,7 @@ SCHEDULER = Role(
     ),
     follows=(EVENTS, REPORTS),
     reads=(HOSTS, POOL),
-    writes=(JOBS, ALLOCATIONS, LEASE, NUMBERS, POLICY, TENANTS),
+    writes=(JOBS, ALLOCATIONS, LEASE, NUMBERS, POLICY, TENANTS, USAGE),
     purges=tuple(stream for stream, _ in JOB_STREAMS),
     creates_streams=True,
 )
@@ -106,7 +107,7 @@ MONITOR = Role(
         subjects.DEAD_LETTER,
     ),
     follows=(EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS),
-    reads=(JOBS, HOSTS, POLICY, TENANTS, LEASE),
+    reads=(JOBS, HOSTS, POLICY, TENANTS, USAGE, LEASE),
 )
 PUBLISHER = Role(
     "publisher",

@@ -16,6 +16,7 @@ from .messages.hosts import HostRecord
 from .messages.jobs import JobNumber, JobRecord
 from .messages.lease import Lease
 from .messages.pool import PolicyRecord, PoolSettings, TenantsRecord
+from .messages.usage import RemovedUsage
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -220,6 +221,7 @@ POOL = BucketSpec("pool", PoolSettings)
 NUMBERS = BucketSpec("numbers", JobNumber)
 POLICY = BucketSpec("policy", PolicyRecord)
 TENANTS = BucketSpec("tenants", TenantsRecord)
+USAGE = BucketSpec("usage", RemovedUsage)
 BUCKETS: tuple[BucketSpec[Any], ...] = (
     JOBS,
     ALLOCATIONS,
@@ -229,6 +231,7 @@ BUCKETS: tuple[BucketSpec[Any], ...] = (
     NUMBERS,
     POLICY,
     TENANTS,
+    USAGE,
 )
 LEASE_KEY = "scheduler"
 POOL_KEY = "settings"

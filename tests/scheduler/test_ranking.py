@@ -1,6 +1,7 @@
 """In which order minimums are served: waiting counts, but it does not upset what a job has had for longer."""
 
 from dataclasses import replace
+from math import inf
 
 from resile_scheduler.policies.demand import Demand
 from resile_scheduler.policies.fairshare import fairshare
@@ -10,11 +11,12 @@ from .test_policies import demand, workers
 
 
 def holding(number: int, seconds: float, *, least: int = 1, rank: int = 5000) -> Demand:
-    return replace(demand(number, least=least, rank=rank), holds_slots=True, assigned_workers=4, held_seconds=seconds)
+    return replace(demand(number, least=least, rank=rank), holds_slots=True, assigned_workers=4, holding_since=-seconds)
 
 
 def waiting(number: int, seconds: float, *, least: int = 1, rank: int = 5000) -> Demand:
-    return replace(demand(number, least=least, rank=rank), waited_seconds=seconds)
+    due_since = PATIENCE_SECONDS - seconds
+    return replace(demand(number, least=least, rank=rank), due_since=due_since if due_since <= 0 else inf)
 
 
 def ranked(*jobs: Demand) -> list[int]:
@@ -42,4 +44,4 @@ def test_a_large_minimum_gets_its_slots_as_soon_as_those_who_were_there_before_l
     assert workers(fairshare([old, new, due], 8)) == [4, 4, 0], "it is passed meanwhile: no slot is idle"
     assert workers(fairshare([new, due], 8)) == [2, 6]
     assert workers(fairshare([replace(new, least=3), due], 8)) == [0, 8], "what started after it was due is suspended"
-    assert workers(fairshare([replace(new, least=3), replace(due, waited_seconds=10)], 8)) == [8, 0]
+    assert workers(fairshare([replace(new, least=3), waiting(9, 10, least=6)], 8)) == [8, 0]

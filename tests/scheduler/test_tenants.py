@@ -10,7 +10,6 @@ from hypothesis import given, settings
 
 from resile_scheduler.policies.demand import Demand, Policy, RankedPolicy, Target
 from resile_scheduler.policies.preemption import without_preemption
-from resile_scheduler.policies.ranking import PATIENCE_SECONDS
 from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.policies.tenants import by_tenant
 from resile_shared.messages.pool import TenantShare
@@ -22,9 +21,11 @@ Shares = Mapping[str, TenantShare]
 GREEDY = (PolicyName.FAIRSHARE, PolicyName.FIFO, PolicyName.PRIORITY)
 
 
-def composed(policy: RankedPolicy, shares: Shares, *, preemption: bool = True) -> Policy:
-    among = by_tenant(policy, shares, ranking=policy.ranking)
-    return among if preemption else without_preemption(among)
+def composed(
+    policy: RankedPolicy, shares: Shares, *, preemption: bool = True, attained: Mapping[str, float] | None = None
+) -> Policy:
+    among = by_tenant(policy, shares, ranking=policy.ranking, attained=attained or {})
+    return among if preemption else without_preemption(among, ranking=policy.ranking)
 
 
 def of(tenant: str, job: Demand) -> Demand:
@@ -102,20 +103,20 @@ def test_a_minimum_above_the_share_of_its_tenant_is_served_if_it_fits_beside_the
     assert targets["job-1"].reason == "waiting for 6 slots: tenant a has 0 of 8 slots"
 
 
-def test_of_tenants_whose_minimums_do_not_all_fit_the_one_that_attained_least_is_first() -> None:
-    jobs = [of(name, replace(demand(n, least=3), tenant_attained=attained)) for n, name, attained in
-            ((1, "a", 90.0), (2, "b", 10.0), (3, "c", 30.0))]  # fmt: skip
-    assert [bool(n) for n in workers(fair(jobs, 6))] == [False, True, True]
-    assert [bool(n) for n in workers(fair(jobs, 6, a=TenantShare(weight=10)))] == [True, True, False], "by weight"
+def test_of_tenants_whose_minimums_do_not_all_fit_the_one_that_attained_least_for_its_weight_is_first() -> None:
+    jobs = [of(name, demand(n, least=3)) for n, name in enumerate("abc", start=1)]
+    for weight, served in ((1, [False, True, True]), (10, [True, True, False])):
+        shares = {"a": TenantShare(weight=weight)}
+        policy = composed(POLICIES[PolicyName.FAIRSHARE], shares, attained={"a": 90.0, "b": 10.0, "c": 30.0})
+        assert [bool(n) for n in workers(policy(jobs, 6))] == served
 
 
 def test_a_tenant_that_has_waited_long_comes_before_those_that_got_slots_since() -> None:
-    def jobs(waited: float) -> list[Demand]:
-        held = replace(of("a", demand(1, least=5)), holds_slots=True, assigned_workers=8, held_seconds=100)
-        return [held, replace(of("b", demand(2, least=5)), waited_seconds=waited)]
-
-    assert workers(fair(jobs(PATIENCE_SECONDS + 99), 8)) == [8, 0]
-    assert workers(fair(jobs(PATIENCE_SECONDS + 101), 8)) == [0, 8]
+    held = replace(of("a", demand(1, least=5)), holds_slots=True, assigned_workers=8, holding_since=100.0)
+    waiting = of("b", demand(2, least=5))
+    assert workers(fair([held, waiting], 8)) == [8, 0]
+    assert workers(fair([held, replace(waiting, due_since=101.0)], 8)) == [8, 0]
+    assert workers(fair([held, replace(waiting, due_since=99.0)], 8)) == [0, 8]
 
 
 def test_what_one_tenants_policy_cannot_use_is_lent_to_the_others() -> None:

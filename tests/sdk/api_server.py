@@ -12,6 +12,7 @@ from aiohttp import web
 from resile_shared import api
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import HistoryItem, JobSpec, JobState
+from resile_shared.messages.message import at
 from resile_shared.messages.reports import EpochCount
 from resile_shared.policies import PolicyName
 
@@ -112,6 +113,7 @@ class ApiServer:
                 web.get("/v1/hosts", self._hosts),
                 web.get("/v1/policy", self._policy),
                 web.put("/v1/policy", self._policy),
+                web.get("/v1/usage", self._usage),
                 web.get("/v1/tenants", self._tenants),
                 web.put("/v1/tenants/{tenant}", self._tenants),
                 web.delete("/v1/tenants/{tenant}", self._tenants),
@@ -171,6 +173,13 @@ class ApiServer:
             self.asked.append((request.path, body))
         vision = api.TenantView(id="vision", weight=2, quota=16, is_configured=True, jobs=1, workers=8)
         return answer(api.TenantList(tenants=(vision,)))
+
+    async def _usage(self, request: web.Request) -> web.Response:
+        self.asked.append((request.path, dict(request.query)))
+        job = api.JobUsageView(id="job-1", name="digits", slot_hours=1.5, slots=4)
+        vision = api.TenantUsageView(tenant="vision", slot_hours=4.0, removed_slot_hours=2.5, slots=4, jobs=(job,))
+        tenants = (vision,) if request.query.get("tenant", "vision") == "vision" else ()
+        return answer(api.UsageView(since=None, until=at(0.0), tenants=tenants))
 
     async def _ledger(self, _: web.Request) -> web.Response:
         return answer(api.LedgerView(epochs=(EpochCount(epoch=0, samples=96, once=96, more=0, never=0),)))

@@ -277,6 +277,22 @@ def test_tenants_are_listed_changed_and_deleted(api_server: ApiServer, capsys: p
     ]
 
 
+def test_usage_is_shown_by_tenant_and_job(api_server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["usage"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "TENANT  JOB           NAME    SLOT-HOURS  SLOTS",
+        "vision                        4.00        4",
+        "        job-1         digits  1.50        4",
+        "        removed jobs          2.50",
+    ]
+    assert main(["usage", "--tenant", "vision", "--since", "7d", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tenants"][0]["slot_hours"] == 4.0
+    assert api_server.asked == [("/v1/usage", {}), ("/v1/usage", {"tenant": "vision", "hours": "168"})]
+    for since in ("8d", "0h", "169h", "yesterday", "-1h", "24"):
+        assert "must be from 1h to 168h, or from 1d to 7d" in failure(["usage", f"--since={since}"], capsys, status=2)
+    assert "there is no tenant nobody" in failure(["usage", "--tenant", "nobody"], capsys, status=2)
+
+
 @pytest.mark.parametrize(
     ("options", "answer"),
     [

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from resile_shared.api import EventView, HostView, JobSummary, JobView, LedgerView, TenantView
+from resile_shared.api import EventView, HostView, JobSummary, JobView, LedgerView, TenantView, UsageView
 from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.reports import BatchStep, EpochCount
 from resile_shared.text import printable
@@ -131,6 +131,18 @@ def tenant_table(tenants: Iterable[TenantView]) -> Iterator[str]:
         heading,
         ((tenant.id, *map(str, (tenant.weight, tenant.quota, tenant.jobs, tenant.workers))) for tenant in tenants),
     )
+
+
+def usage_table(usage: UsageView) -> Iterator[str]:
+    """Show what was used, one line for each tenant, followed by those of its jobs."""
+    heading = ("TENANT", "JOB", "NAME", "SLOT-HOURS", "SLOTS")
+    rows: list[Sequence[str]] = []
+    for tenant in usage.tenants:
+        rows.append((tenant.tenant, "", "", f"{tenant.slot_hours:.2f}", str(tenant.slots)))
+        rows += [("", job.id, job.name, f"{job.slot_hours:.2f}", str(job.slots)) for job in tenant.jobs]
+        if tenant.removed_slot_hours:
+            rows.append(("", "removed jobs", "", f"{tenant.removed_slot_hours:.2f}", ""))
+    return columns(heading, rows)
 
 
 def ledger_table(ledger: LedgerView) -> Iterator[str]:

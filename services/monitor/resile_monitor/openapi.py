@@ -18,6 +18,7 @@ from resile_shared.messages.jobs import JobSpec
 from .api.events import EventQuery
 from .api.jobs import HistoryQuery
 from .api.logs import LogQuery
+from .api.usage import UsageQuery
 
 FILE = Path("docs/openapi.json")
 _SCHEMAS = "#/components/schemas/"
@@ -73,6 +74,7 @@ OPERATIONS = (
     Operation("get", "/v1/tenants", "The tenants of the pool, and what each gets", api.TenantList),
     Operation("put", "/v1/tenants/{tenant}", "Change what a tenant gets", api.TenantList, body=api.NewTenant),
     Operation("delete", "/v1/tenants/{tenant}", "Give a tenant what one gets by default", api.TenantList),
+    Operation("get", "/v1/usage", "What was used, by tenant and job", api.UsageView, query=UsageQuery),
     Operation("post", "/v1/pool/suspend", "Save all jobs before the pool stops", api.Suspension, body=api.Empty),
     Operation("get", "/v1/events", "Events of the pool", api.EventList, query=EventQuery, streams=api.EventView),
     Operation("post", "/v1/packages", "Store a folder of code", api.PackageView, status=201, body=_GZIP),

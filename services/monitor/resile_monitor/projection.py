@@ -104,8 +104,12 @@ class Projection:
 
     def jobs(self) -> JobList:
         """Return all jobs, in the order of their submission."""
-        records = sorted(self._jobs.values(), key=lambda record: (record.submitted, record.job))
-        return JobList(jobs=tuple(job_summary(record, self._told.get(record.job, JobReports())) for record in records))
+        jobs = (job_summary(record, self._told.get(record.job, JobReports())) for record in self.records())
+        return JobList(jobs=tuple(jobs))
+
+    def records(self) -> list[JobRecord]:
+        """Return what is stored of all jobs, in the order of their submission."""
+        return sorted(self._jobs.values(), key=lambda record: (record.submitted, record.job))
 
     def host(self, host: str) -> HostView | None:
         """Return all about one host."""

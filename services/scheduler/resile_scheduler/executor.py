@@ -1,7 +1,7 @@
 """Executes the commands of the core in batches, each in the order that keeps the promises.
 
-1. Records are stored, with the new items of their history, the policy, and the tenants. From then on the outbox
-   publishes the items.
+1. What removed jobs have used is stored, then records, with the new items of their history, the policy, and the
+   tenants. From then on the outbox publishes the items.
 2. Requests are answered: what they changed is stored.
 3. Allocations are stored.
 4. Instructions are sent; the core repeats those that are lost. An agent that is told not to watch a job any more finds
@@ -31,6 +31,7 @@ from resile_shared.messages.commands import Accepted, Refused
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.jobs import MAX_UNPUBLISHED, FailureCounts, HistoryItem, JobNumber, JobRecord
 from resile_shared.messages.pool import PolicyEvent, PolicyRecord, TenantEvent, TenantsRecord
+from resile_shared.messages.usage import RemovedUsage
 from resile_shared.outbox import Outbox
 from resile_shared.subjects import (
     ALLOCATIONS,
@@ -42,6 +43,7 @@ from resile_shared.subjects import (
     POLICY_KEY,
     TENANTS,
     TENANTS_KEY,
+    USAGE,
 )
 from resile_shared.telemetry import resumed, traced
 
@@ -67,6 +69,7 @@ class Batch:
     """Records, and the items that are new in their history."""
     policy: PolicyRecord | None = None
     tenants: TenantsRecord | None = None
+    usage: tuple[RemovedUsage, ...] = ()
     answers: tuple[tuple[str, Accepted | Refused], ...] = ()
     allocations: tuple[Allocation, ...] = ()
     instructions: tuple[tuple[str, Instruction], ...] = ()
@@ -87,6 +90,7 @@ class Stored:
     """The highest number of a job that is gone, or that cannot be read: it is not given to another."""
     policy: PolicyRecord | None
     tenants: TenantsRecord | None
+    usage: tuple[RemovedUsage, ...]
 
 
 class Executor:
@@ -106,6 +110,7 @@ class Executor:
         self._numbers = _Owned(bus.bucket(NUMBERS))
         self._policy = _Owned(bus.bucket(POLICY))
         self._tenants = _Owned(bus.bucket(TENANTS))
+        self._usage = _Owned(bus.bucket(USAGE))
         self._last_number = 0
         """The highest number of a removed job that this scheduler has stored."""
         self._outbox = Outbox(bus)
@@ -121,6 +126,7 @@ class Executor:
         numbers, _ = await self._numbers.take_over(epoch)
         policies, _ = await self._policy.take_over(epoch)
         tenants, _ = await self._tenants.take_over(epoch)
+        usage, _ = await self._usage.take_over(epoch)
         for record in records:
             self._publish_later(record)
         for policy in policies:
@@ -129,7 +135,12 @@ class Executor:
             await self._publish_tenant(change)
         known = (*(stored.number for stored in numbers), *map(number_of, unreadable))
         return Stored(
-            records, allocations, max(known, default=0), next(iter(policies), None), next(iter(tenants), None)
+            records,
+            allocations,
+            last_number=max(known, default=0),
+            policy=next(iter(policies), None),
+            tenants=next(iter(tenants), None),
+            usage=usage,
         )
 
     async def remove(self, job: str) -> None:
@@ -179,6 +190,7 @@ class Executor:
 
     async def _execute(self, batch: Batch) -> None:
         records = [(record, ()) for record in self._unstored.values()] if batch.retries else batch.records
+        await _concurrently(self._usage.put(usage.tenant, usage) for usage in batch.usage)
         await _concurrently(self._store(record, items) for record, items in records)
         if batch.policy is not None:
             await self._policy.put(POLICY_KEY, batch.policy)

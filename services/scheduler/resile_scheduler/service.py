@@ -70,6 +70,7 @@ from .core.events import (
     StoreJob,
     StorePolicy,
     StoreTenants,
+    StoreUsage,
     TenantChangeRequested,
     Tick,
     WriteAllocation,
@@ -135,7 +136,15 @@ class _Service:
         self._group.create_task(self._executor.retry())
         self._group.create_task(self._remover.run())
         restored = self._handle(
-            StateRestored(stored.records, stored.allocations, hosts, stored.last_number, stored.policy, stored.tenants)
+            StateRestored(
+                stored.records,
+                stored.allocations,
+                hosts,
+                last_number=stored.last_number,
+                policy=stored.policy,
+                tenants=stored.tenants,
+                removed_usage=stored.usage,
+            )
         )
         if restored is not None:
             await restored.done.wait()
@@ -251,6 +260,7 @@ class _Service:
         return Batch(
             records=tuple((c.record, c.items) for c in commands if isinstance(c, StoreJob)),
             policy=next((c.record for c in commands if isinstance(c, StorePolicy)), None),
+            usage=tuple(c.usage for c in commands if isinstance(c, StoreUsage)),
             tenants=next((c.record for c in commands if isinstance(c, StoreTenants)), None),
             answers=tuple((c.command, c.answer) for c in commands if isinstance(c, Reply)),
             allocations=tuple(c.allocation for c in commands if isinstance(c, WriteAllocation)),

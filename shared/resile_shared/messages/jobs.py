@@ -10,6 +10,7 @@ from pydantic_core import to_json
 from .hosts import DeviceClass
 from .message import MAX_INTEGER, MAX_SLOTS, Count, Id, Key, Line, Message, Positive, SlotName, Text, Time
 from .reports import CheckpointSaved, Completed, Ready
+from .usage import SlotUsage
 
 DEFAULT_PRIORITY = 5000
 MAX_PRIORITY = 1_000_000
@@ -189,6 +190,11 @@ class JobRecord(Message):
         default=(), max_length=MAX_COMMANDS, description="ids of the newest commands whose effect this record holds"
     )
     failures: FailureCounts = FailureCounts()
+    usage: SlotUsage = SlotUsage()
+    waiting_since: Time | None = Field(default=None, description="None: it is not waiting for slots")
+    holding_since: Time | None = Field(
+        default=None, description="since when it has held slots without a break; None: it holds none"
+    )
     device_class: DeviceClass = Field(
         default="", description="that on which it trained first, and stays: another one gives other bits"
     )

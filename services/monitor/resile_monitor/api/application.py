@@ -24,6 +24,7 @@ from .problems import Handler, ProblemError, problems
 from .requests import MAX_BODY_BYTES
 from .sessions import Sessions
 from .tenants import Tenants
+from .usage import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
     made.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
     made.add_routes(sessions.routes())
     made.add_routes(Page().routes())
-    for part in (Jobs, Hosts, Policy, Tenants, Packages, Downloads, Events, Logs):
+    for part in (Jobs, Hosts, Policy, Tenants, Usage, Packages, Downloads, Events, Logs):
         made.add_routes(part(pool).routes())
     made.on_shutdown.append(close)
     return made

@@ -18,6 +18,7 @@ from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord
 from resile_shared.messages.message import MAX_INTEGER
 from resile_shared.messages.pool import PolicyRecord, TenantShare
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
+from resile_shared.messages.usage import RemovedUsage
 from resile_shared.storage import ObjectStorage
 from resile_shared.subjects import (
     EVENTS,
@@ -29,6 +30,7 @@ from resile_shared.subjects import (
     POLICY_KEY,
     TENANTS,
     TENANTS_KEY,
+    USAGE,
     BucketSpec,
     InvalidSubject,
 )
@@ -184,6 +186,12 @@ class Pool:
         """Change what a tenant gets; return all tenants as they are then."""
         await self._accepted("tenant", verb, command, target=command.tenant_id, key=key)
         return await self.tenants()
+
+    async def removed_usage(self) -> tuple[RemovedUsage, ...]:
+        """Return what the removed jobs of each tenant have used."""
+        async with bus_timeout("the bus does not respond: try again"):
+            entries = await self.bus.bucket(USAGE).entries()
+        return tuple(entry.value for entry in entries.values())
 
     async def _accepted(
         self, entity: Entity, verb: str, request: BaseModel, *, target: str, key: str | None

@@ -17,6 +17,7 @@ from resile_shared.recent_events import RecentEvents
 
 from ..policies.demand import Policy, RankedPolicy
 from ..policies.fairshare import fairshare
+from .accounting import Accounting
 from .allocator import Allocator
 from .deadlines import Deadlines
 from .decisions import Decisions
@@ -75,6 +76,7 @@ class Scheduler:
         self.epoch = epoch
         self._recent = RecentEvents("scheduler")
         pool = self._pool = Pool()
+        self._accounting = Accounting(pool)
         allocator = Allocator(pool, epoch=epoch, secret=secret)
         recovery = self._recovery = Recovery(pool, allocator, detection_seconds=detection_seconds)
         ends = WorkerEnds(pool, allocator, recovery)
@@ -86,7 +88,9 @@ class Scheduler:
         self._deadlines = Deadlines(pool, recovery, ends, detection_seconds=detection_seconds)
         self._restore = Restore(pool, allocator, self._host_events, epoch=epoch)
         self._decisions = Decisions(pool, allocator, recovery, policy=policy)
-        self._policy_choice = PolicyChoice(self._decisions, policies, initial=chosen or PoolPolicy())
+        self._policy_choice = PolicyChoice(
+            self._decisions, policies, initial=chosen or PoolPolicy(), attained=self._accounting.recent
+        )
         self._tenant_shares = TenantShares(pool, self._policy_choice)
         self._outgoing = Outgoing(pool)
 
@@ -108,8 +112,10 @@ class Scheduler:
         self._decisions.decide(now=now)
         jobs = self._pool.take_touched(_jobs_of(event))
         hosts = self._pool.take_touched_hosts([event.host] if isinstance(event, HostRecord | Heartbeat) else [])
+        self._accounting.count(jobs, now=now)
         outgoing = self._outgoing
         return [
+            *self._accounting.take_changes(),
             *outgoing.records(jobs),
             *self._policy_choice.take_changes(),
             *self._tenant_shares.take_changes(),
@@ -119,7 +125,7 @@ class Scheduler:
             *outgoing.stops(event, jobs),
             *outgoing.pauses(jobs, now=now),
             *self._prober.take_probes(),
-            *self._retention.removals(),
+            *self._retention.removals(is_counted=self._accounting.is_counted),
         ]
 
     def _apply(self, event: Event, now: float) -> list[Command]:
@@ -131,6 +137,7 @@ class Scheduler:
             case JobRemoved(job):
                 self._retention.on_removed(job)
                 self._outgoing.forget(job)
+                self._accounting.on_removed(job)
             case HostRemoved(host):
                 self._retention.on_host_removed(host)
                 self._prober.forget(host)
@@ -142,6 +149,7 @@ class Scheduler:
                 self._retention.restore(self._pool.jobs.values())
                 self._policy_choice.restore(event.policy, now=now)
                 self._tenant_shares.restore(event.tenants)
+                self._accounting.restore(event.removed_usage)
             case _:
                 self._observe(event, now)
         return []
@@ -157,6 +165,7 @@ class Scheduler:
                 self._worker_reports.handle(event, now=now)
             case Tick():
                 self._deadlines.check(now=now)
+                self._accounting.check(now=now)
                 self._retention.check(now=now)
             case ProbeExpired():
                 self._prober.on_probe_expired(event, now=now)

@@ -22,6 +22,7 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec
 from resile_shared.messages.pool import PolicyRecord, TenantsRecord
 from resile_shared.messages.reports import Report
+from resile_shared.messages.usage import RemovedUsage
 
 from ..policies.demand import Policy
 
@@ -39,6 +40,7 @@ class StateRestored:
     """None: it was never changed."""
     tenants: TenantsRecord | None = None
     """None: no tenant was ever configured."""
+    removed_usage: tuple[RemovedUsage, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,13 @@ class StoreTenants:
 
 
 @dataclass(frozen=True)
+class StoreUsage:
+    """Store what the removed jobs of a tenant have used, before the records of jobs."""
+
+    usage: RemovedUsage
+
+
+@dataclass(frozen=True)
 class AssignJobs:
     """Tell the agent of ``host`` to watch the allocations of these jobs, and of no others.
 
@@ -250,6 +259,7 @@ Command = (
     StoreJob
     | StorePolicy
     | StoreTenants
+    | StoreUsage
     | AssignJobs
     | WriteAllocation
     | StopWorkers

@@ -11,8 +11,10 @@ was.
 """
 
 from dataclasses import replace
+from math import inf
 
 from ..policies.demand import Demand, Target
+from .accounting import due_since
 from .host_groups import HostGroup, HostGroups
 from .job import Job
 from .placement import SlotId, Want
@@ -38,7 +40,7 @@ class JobView:
         """The slots of its newest membership, in rank order."""
         self.usable: tuple[SlotId, ...] = ()
         """Those of them that it may keep."""
-        self.demand = _demand(job)
+        self.demand = _demand(job, now=-inf)
         self.target: Target | None = None
         """That of the last decision in which it shared slots."""
         self.wanted: tuple[SlotId, ...] | None = None
@@ -60,7 +62,7 @@ class JobView:
         self.usable = tuple(slot for slot in self.held if pool.is_usable(slot))
         self._joining = frozenset(held[worker] for worker in job.joiners & held.keys())
         self._avoided = job.backoff.avoided(now=now)
-        self.demand = _demand(job)
+        self.demand = _demand(job, now=now)
         self._limit = job.record.spec.max_workers
         if self.demand.num_shards is not None:
             self._limit = min(self._limit, self.demand.num_shards)
@@ -136,12 +138,15 @@ def _device_class(job: Job, pool: Pool) -> str:
     return pool.hosts[placements[0].host].record.device_class if placements else job.record.device_class
 
 
-def _demand(job: Job) -> Demand:
-    ready, held = job.record.ready, job.held
+def _demand(job: Job, *, now: float) -> Demand:
+    ready, held, since = job.record.ready, job.held, job.record.holding_since
     return Demand(
         job=job.id,
         number=job.number,
         tenant=job.record.spec.tenant,
+        holding_since=since.timestamp() if since else inf,
+        due_since=due if (due := due_since(job)) <= now else inf,
+        attained=job.record.usage.slot_milliseconds / 1000,
         priority=job.record.priority,
         least=job.least_workers,
         most=-1,

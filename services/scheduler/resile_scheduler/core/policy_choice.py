@@ -19,11 +19,17 @@ class PolicyChoice:
     """The chosen one of ``policies``; ``initial``, with which this scheduler was started, precedes what is stored."""
 
     def __init__(
-        self, decisions: Decisions, policies: Mapping[PolicyName, RankedPolicy], *, initial: PoolPolicy
+        self,
+        decisions: Decisions,
+        policies: Mapping[PolicyName, RankedPolicy],
+        *,
+        initial: PoolPolicy,
+        attained: Mapping[str, float],
     ) -> None:
         self._decisions = decisions
         self._policies = policies
         self._initial = initial
+        self._attained = attained
         self._record = self._stored = PolicyRecord()
         self._shares: Mapping[str, TenantShare] = {}
 
@@ -74,6 +80,7 @@ class PolicyChoice:
 
     def _use(self, cause: str) -> None:
         policy = self._policies[self._record.policy]
-        among_tenants = by_tenant(policy, self._shares, ranking=policy.ranking)
-        preemption = self._record.preemption
-        self._decisions.change_policy(among_tenants if preemption else without_preemption(among_tenants), cause)
+        among_tenants = by_tenant(policy, self._shares, ranking=policy.ranking, attained=self._attained)
+        if not self._record.preemption:
+            among_tenants = without_preemption(among_tenants, ranking=policy.ranking)
+        self._decisions.change_policy(among_tenants, cause)

@@ -6,7 +6,7 @@ scheduler knows when it has heard from all hosts, and forgotten once all that wa
 comes again. A host is forgotten when its record is gone and no worker holds a slot of it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from resile_shared.messages.message import at
@@ -60,11 +60,11 @@ class Retention:
             if position < num_beyond or time < oldest:
                 self.delete(job, keeps_results=True)
 
-    def removals(self) -> list[RemoveJob]:
-        """Return, once, the deleted jobs of which no worker can be alive."""
+    def removals(self, *, is_counted: Callable[[str], bool]) -> list[RemoveJob]:
+        """Return, once, the deleted jobs of which no worker can be alive, and whose usage is counted."""
         if not self._deleted or any(host.is_alive and not host.is_heard for host in self._pool.hosts.values()):
             return []
-        due = [name for name in sorted(self._deleted) if not self._pool.jobs[name].workers]
+        due = [name for name in sorted(self._deleted) if not self._pool.jobs[name].workers and is_counted(name)]
         self._deleted.difference_update(due)
         return [RemoveJob(name, self._unused_package(name), self._pool.jobs[name].record.keeps_results) for name in due]
 

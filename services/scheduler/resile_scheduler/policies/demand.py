@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -64,12 +65,11 @@ class Demand:
     change_seconds: float = 0.0
     """Training time that it loses when its workers change."""
     tenant: str = "default"
-    tenant_attained: float = 0.0
-    """Slot-seconds that the jobs of its tenant have held lately."""
-    waited_seconds: float = 0.0
-    """Since when it has been waiting for slots; 0 if it holds some."""
-    held_seconds: float = 0.0
-    """Since when it has held slots without a break; 0 if it holds none."""
+    holding_since: float = inf
+    """Since when it has held slots without a break, in seconds since the epoch; inf: it holds none."""
+    due_since: float = inf
+    """When it had waited for so long that its minimum comes before those of jobs that got slots since; inf: it has not.
+    """
 
 
 @dataclass(frozen=True)

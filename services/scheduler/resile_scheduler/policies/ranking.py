@@ -3,7 +3,7 @@
 A ranking looks at all jobs that share slots, and returns the key by which they are sorted.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
 
@@ -14,13 +14,8 @@ PATIENCE_SECONDS = 600.0
 
 
 def is_due(demand: Demand) -> bool:
-    """Whether the job has waited for so long that its minimum precedes those of jobs that got slots since."""
-    return not demand.holds_slots and demand.waited_seconds >= PATIENCE_SECONDS
-
-
-def seconds_overdue(demand: Demand) -> float:
-    """Return for how long the job has been due; less than 0 if it will be."""
-    return demand.waited_seconds - PATIENCE_SECONDS
+    """Whether the job has waited for so long that its minimum comes before those of jobs that got slots since."""
+    return not demand.holds_slots and demand.due_since < inf
 
 
 def in_turn(demands: Sequence[Demand]) -> Key:
@@ -29,12 +24,12 @@ def in_turn(demands: Sequence[Demand]) -> Key:
     A job that is due ranks before all that got slots after it had become due, and before those that became due later.
     So as time passes nothing new comes before it. Of equals the one that has attained least ranks first.
     """
-    due = sorted(seconds_overdue(demand) for demand in demands if is_due(demand))
+    due = sorted(demand.due_since for demand in demands if is_due(demand))
 
     def level(demand: Demand) -> float:
         if demand.holds_slots:
-            return 2 * (len(due) - bisect_left(due, demand.held_seconds))
-        return 2 * (len(due) - bisect_right(due, seconds_overdue(demand))) + 1 if is_due(demand) else inf
+            return 2 * bisect_left(due, demand.holding_since)
+        return 2 * bisect_left(due, demand.due_since) + 1 if is_due(demand) else inf
 
     def key(demand: Demand) -> tuple[float, ...]:
         attained = 0.0 if demand.holds_slots else demand.attained

@@ -13,18 +13,22 @@ With the jobs of one tenant alone, the targets are those of the policy.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from resile_shared.messages.pool import TenantShare
 
 from .demand import Demand, Key, Policy, Ranking, Target
-from .ranking import is_due, seconds_overdue
+from .ranking import is_due
 from .shares import ALL_IT_CAN_USE, divide, reason_to_wait, within_sizes
 
 
-def by_tenant(policy: Policy, shares: Mapping[str, TenantShare], *, ranking: Ranking) -> Policy:
+def by_tenant(
+    policy: Policy, shares: Mapping[str, TenantShare], *, ranking: Ranking, attained: Mapping[str, float]
+) -> Policy:
     """Return the policy that divides slots among tenants by ``shares``, and those of each among its jobs by ``policy``.
 
     ``ranking`` is the order in which ``policy`` serves minimums. Tenants that ``shares`` lacks have the default.
+    ``attained`` has the slot-seconds that the jobs of each tenant have held lately.
     """
 
     def decide(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
@@ -32,7 +36,7 @@ def by_tenant(policy: Policy, shares: Mapping[str, TenantShare], *, ranking: Ran
         if len(tenants) < 2:
             return policy(demands, num_slots)
         _claim_quotas(tenants, num_slots)
-        _claim_minimums(tenants, num_slots)
+        _claim_minimums(tenants, num_slots, attained)
         _divide(tenants, num_slots, policy)
         _lend(tenants, num_slots, policy)
         given = {job.job: _explained(tenant, job, num_slots) for tenant in tenants for job in tenant.jobs}
@@ -58,11 +62,6 @@ class _Tenant:
     """Whether its quota does not fit beside those of others."""
     slots: int = -1
     targets: dict[str, Target] = field(default_factory=dict)
-
-    @property
-    def attained(self) -> float:
-        """The slot-seconds that its jobs have held lately, for its weight."""
-        return self.jobs[0].tenant_attained / self.share.weight
 
     @property
     def used(self) -> int:
@@ -94,29 +93,30 @@ def _claim_quotas(tenants: Sequence[_Tenant], num_slots: int) -> None:
         tenant.claim = tenant.quota = claim
 
 
-def _claim_minimums(tenants: Sequence[_Tenant], num_slots: int) -> None:
+def _claim_minimums(tenants: Sequence[_Tenant], num_slots: int, attained: Mapping[str, float]) -> None:
     """Raise claims to the minimum of each tenant's first job that fits."""
     left = num_slots - sum(tenant.claim for tenant in tenants)
-    for tenant in sorted(tenants, key=_turn(tenants)):
+    for tenant in sorted(tenants, key=_turn(tenants, attained)):
         able = [job.least for job in tenant.jobs if _is_able(job, num_slots)]
         missing = next((least - tenant.claim for least in able if least - tenant.claim <= left), 0)
         tenant.claim += max(missing, 0)
         left -= max(missing, 0)
 
 
-def _turn(tenants: Sequence[_Tenant]) -> Callable[[_Tenant], tuple[float | str, ...]]:
+def _turn(tenants: Sequence[_Tenant], attained: Mapping[str, float]) -> Callable[[_Tenant], tuple[float | str, ...]]:
     """Return the key of the order in which tenants get the minimum of their first job.
 
     Those that had slots before the first of the others was due stay. Then follow those that are due, those that have
     got slots since, and those that are waiting.
     """
-    overdue = max((seconds_overdue(tenant.jobs[0]) for tenant in tenants if is_due(tenant.jobs[0])), default=0.0)
+    due_since = min((tenant.jobs[0].due_since for tenant in tenants if is_due(tenant.jobs[0])), default=inf)
 
     def key(tenant: _Tenant) -> tuple[float | str, ...]:
         first = tenant.jobs[0]
-        is_later = first.holds_slots and first.held_seconds < overdue
         is_waiting = not (first.holds_slots or is_due(first))
-        return is_waiting, is_later, not first.holds_slots, tenant.attained, tenant.name
+        is_later = first.holds_slots and first.holding_since > due_since
+        for_weight = attained.get(tenant.name, 0.0) / tenant.share.weight
+        return is_waiting, is_later, not first.holds_slots, for_weight, tenant.name
 
     return key
 

@@ -16,6 +16,7 @@ from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import PolicyRecord, TenantsRecord
 from resile_shared.messages.reports import Report
+from resile_shared.messages.usage import RemovedUsage
 from resile_shared.policies import PolicyName
 
 from ..core.core import Scheduler
@@ -35,6 +36,7 @@ from ..core.events import (
     StoreJob,
     StorePolicy,
     StoreTenants,
+    StoreUsage,
     Tick,
     WriteAllocation,
 )
@@ -75,6 +77,7 @@ class SimulatedPool:
         self.allocations: list[Allocation] = []
         self.policy_record: PolicyRecord | None = None
         self.tenants_record: TenantsRecord | None = None
+        self.removed_usage: dict[str, RemovedUsage] = {}
         self.removals: list[RemoveJob] = []
         self._timeline = Timeline(start)
         self._agents = SimulatedAgents(self._timeline, self._send)
@@ -173,7 +176,11 @@ class SimulatedPool:
         newest = {allocation.job: allocation for allocation in self.allocations}
         stored = (tuple(self.records.values()), tuple(newest.values()), tuple(self.hosts.values()))
         restored = StateRestored(
-            *stored, last_number=self._last_number, policy=self.policy_record, tenants=self.tenants_record
+            *stored,
+            last_number=self._last_number,
+            policy=self.policy_record,
+            tenants=self.tenants_record,
+            removed_usage=tuple(self.removed_usage.values()),
         )
         self.handle(restored)
 
@@ -244,10 +251,8 @@ class SimulatedPool:
                 self.records[record.job] = record
                 self.histories.setdefault(record.job, []).extend(items)
                 self.on_stored(command)
-            case StorePolicy(record):
-                self.policy_record = record
-            case StoreTenants(record):
-                self.tenants_record = record
+            case StorePolicy() | StoreTenants() | StoreUsage():
+                self._store(command)
             case WriteAllocation(allocation):
                 self.allocations.append(allocation)
                 self._workers.allocate(self._jobs[allocation.job], allocation)
@@ -262,6 +267,15 @@ class SimulatedPool:
             case ProbeHost(host, incarnation, beat, seconds):
                 self._agents.beat(host)
                 self.later(seconds, partial(self.handle, ProbeExpired(host, incarnation, beat)))
+
+    def _store(self, command: StorePolicy | StoreTenants | StoreUsage) -> None:
+        match command:
+            case StorePolicy(record):
+                self.policy_record = record
+            case StoreTenants(record):
+                self.tenants_record = record
+            case StoreUsage(usage):
+                self.removed_usage[usage.tenant] = usage
 
     def _stop(self, name: str, host: str, numbers: Iterable[int]) -> None:
         job = self._jobs.get(name)

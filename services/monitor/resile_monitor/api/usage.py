@@ -1,0 +1,37 @@
+"""Handler for what jobs and tenants have used."""
+
+import time
+
+from aiohttp import web
+from pydantic import Field
+
+from resile_shared.messages.message import Id, Message, at
+from resile_shared.messages.usage import HOURS_KEPT
+
+from ..usage import usage_view
+from .pool import Pool
+from .requests import answer, read_query
+
+
+class UsageQuery(Message):
+    """The parameters of ``GET /v1/usage``."""
+
+    tenant: Id | None = None
+    hours: int | None = Field(default=None, ge=1, le=HOURS_KEPT - 1, description="the last so many; None: ever")
+
+
+class Usage:
+    """The handler of ``/v1/usage``."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        return [web.get("/v1/usage", self._view)]
+
+    async def _view(self, request: web.Request) -> web.Response:
+        query = read_query(request, UsageQuery)
+        removed = await self._pool.removed_usage()
+        records = self._pool.projection.records()
+        return answer(usage_view(records, removed, tenant=query.tenant, hours=query.hours, now=at(time.time())))

@@ -1,0 +1,129 @@
+"""How many slots jobs and tenants hold and have held, since when, and who has been waiting for how long.
+
+- The record of a job says what it has used. It changes in the same write as what changed the number of its slots, so a
+  new scheduler goes on from there. Workers that outlive their job's end are not counted.
+- What a job has used is added to the removed usage of its tenant before its record is removed. That names the jobs
+  whose records may still exist, so that none is counted twice.
+"""
+
+from collections.abc import Iterable
+from math import inf
+
+from resile_shared.messages.jobs import JobState
+from resile_shared.messages.message import at
+from resile_shared.messages.pool import MAX_TENANTS
+from resile_shared.messages.usage import MAX_COUNTED, RemovedUsage
+from resile_shared.usage import add, hold, hour_of, used_since
+
+from ..policies.ranking import PATIENCE_SECONDS
+from .events import StoreUsage
+from .job import Job
+from .pool import Pool
+
+RECENT_SECONDS = 86400.0
+"""What a tenant has used in so long counts against it when tenants wait."""
+REFRESH_SECONDS = 60.0
+OTHERS = "other-tenants"
+"""Has the removed usage of those tenants for which there is no room."""
+
+
+class Accounting:
+    """Counts what is used."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._removed: dict[str, RemovedUsage] = {}
+        self._counted: dict[str, str] = {}
+        """Jobs that the removed usage has, and of which tenant."""
+        self._changed: dict[str, None] = {}
+        self._due: set[str] = set()
+        """Jobs that have waited for so long that a decision was requested."""
+        self.recent: dict[str, float] = {}
+        """The slot-seconds that the jobs of each tenant have held in the last day, as of the last minute."""
+        self._refreshed = float("-inf")
+
+    def restore(self, removed: Iterable[RemovedUsage]) -> None:
+        """Take over what is stored."""
+        for usage in removed:
+            self._removed[usage.tenant] = usage
+            self._counted.update(dict.fromkeys(usage.jobs, usage.tenant))
+        for job in [job for job in self._counted if job not in self._pool.jobs]:
+            self.on_removed(job)
+
+    def count(self, jobs: Iterable[Job], *, now: float) -> None:
+        """Count what has changed with these jobs."""
+        for job in jobs:
+            slots = 0 if job.is_over else len(job.workers)
+            if slots != job.record.usage.slots:
+                job.update(usage=hold(job.record.usage, slots, now=at(now)))
+            holds = bool(slots and job.held)
+            waits = not holds and job.record.state is JobState.QUEUED
+            if holds is not (job.record.holding_since is not None):
+                job.update(holding_since=at(now) if holds else None)
+            if waits is not (job.record.waiting_since is not None):
+                job.update(waiting_since=at(now) if waits else None)
+            if job.record.is_deleted and job.id not in self._counted:
+                self._add_removed(job)
+
+    def check(self, *, now: float) -> None:
+        """Request a decision when a job becomes due."""
+        if now - self._refreshed >= REFRESH_SECONDS:
+            self._refresh(now)
+        for job in self._pool.jobs.values():
+            if due_since(job) > now:
+                self._due.discard(job.id)
+            elif job.id not in self._due:
+                self._due.add(job.id)
+                self._pool.changed(job, f"{job.id} has waited for {PATIENCE_SECONDS / 60:g} minutes")
+
+    def is_counted(self, job: str) -> bool:
+        """Whether the removed usage of its tenant has what this job has used."""
+        return job in self._counted
+
+    def on_removed(self, job: str) -> None:
+        """Forget a job of which nothing is stored any more."""
+        self._due.discard(job)
+        tenant = self._counted.pop(job, None)
+        if tenant is not None:
+            removed = self._removed[tenant]
+            self._store(removed.model_copy(update={"jobs": tuple(name for name in removed.jobs if name != job)}))
+        for other in self._pool.jobs.values():
+            if other.record.is_deleted and other.id not in self._counted:
+                self._add_removed(other)
+
+    def take_changes(self) -> list[StoreUsage]:
+        """Return, once, what is not stored."""
+        changed, self._changed = self._changed, {}
+        return [StoreUsage(self._removed[tenant]) for tenant in changed]
+
+    def _refresh(self, now: float) -> None:
+        """Count anew what tenants have used lately, if there are several."""
+        self._refreshed = now
+        if len({job.record.spec.tenant for job in self._pool.jobs.values() if not job.is_over}) < 2:
+            return
+        end, begin = at(now), hour_of(at(max(0.0, now - RECENT_SECONDS)))
+        used = [(name, removed.used) for name, removed in self._removed.items()]
+        jobs = (job.record for job in self._pool.jobs.values() if job.id not in self._counted)
+        self.recent.clear()
+        for tenant, usage in (*used, *((record.spec.tenant, record.usage) for record in jobs)):
+            self.recent[tenant] = self.recent.get(tenant, 0.0) + used_since(usage, begin, now=end) / 1000
+
+    def _add_removed(self, job: Job) -> None:
+        tenant = job.record.spec.tenant
+        if tenant not in self._removed and len(self._removed) >= MAX_TENANTS:
+            tenant = OTHERS
+        removed = self._removed.get(tenant, RemovedUsage(tenant=tenant))
+        if len(removed.jobs) < MAX_COUNTED:  # the others follow when these are removed
+            self._counted[job.id] = tenant
+            used = add(removed.used, job.record.usage)
+            self._store(removed.model_copy(update={"used": used, "jobs": (*removed.jobs, job.id)}))
+
+    def _store(self, removed: RemovedUsage) -> None:
+        self._removed[removed.tenant] = removed
+        self._changed[removed.tenant] = None
+
+
+def due_since(job: Job) -> float:
+    """Return when the job has waited for so long that it is due; infinite if it is not waiting."""
+    since = job.record.waiting_since
+    return since.timestamp() + PATIENCE_SECONDS if since else inf

@@ -1,0 +1,150 @@
+"""No job waits forever: simulated days in which as much arrives as completes, under every policy."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from types import MappingProxyType
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from resile_scheduler.policies.demand import Demand, Policy
+from resile_scheduler.policies.preemption import without_preemption
+from resile_scheduler.policies.ranking import PATIENCE_SECONDS
+from resile_scheduler.policies.table import POLICIES
+from resile_scheduler.policies.tenants import by_tenant
+from resile_shared.messages.pool import TenantShare
+from resile_shared.policies import PolicyName
+
+SLOTS = 8
+STEP_SECONDS = 60.0
+LONGEST_SECONDS = 1800.0
+"""Of a job that holds one slot."""
+
+
+@dataclass
+class Running:
+    """A job, and what remains of it, in slot-seconds."""
+
+    demand: Demand
+    left: float
+    since: float
+    """Since when it holds slots, or waits."""
+
+
+class Days:
+    """Jobs that arrive one after the other, at random, and more than there is room for."""
+
+    def __init__(
+        self,
+        name: PolicyName,
+        *,
+        preemption: bool,
+        seed: int,
+        tenants: str,
+        priority: int,
+        shares: Mapping[str, TenantShare] = MappingProxyType({}),
+    ) -> None:
+        self.now = 0.0
+        self.attained = dict.fromkeys(tenants, 0.0)
+        self.policy = composed(name, preemption=preemption, shares=shares, attained=self.attained)
+        self.rng = random.Random(seed)
+        self.tenants = tenants
+        self.priority = priority
+        self.jobs: dict[str, Running] = {}
+        self.num_jobs = 0
+        self.served: set[str] = set()
+
+    def add(self, *, least: int, most: int, priority: int, tenant: str, work: float) -> str:
+        self.num_jobs += 1
+        name = f"job-{self.num_jobs}"
+        self.jobs[name] = Running(Demand(name, self.num_jobs, priority, least, most, tenant=tenant), work, self.now)
+        return name
+
+    def step(self) -> None:
+        while sum(running.demand.least for running in self.jobs.values()) < 3 * SLOTS:
+            least = self.rng.randint(1, 2)
+            work = least * self.rng.uniform(60, LONGEST_SECONDS)
+            tenant = self.rng.choice(self.tenants)
+            self.add(least=least, most=self.rng.randint(least, 4), priority=self.priority, tenant=tenant, work=work)
+        demands = [running.demand for running in self.jobs.values()]
+        self.now += STEP_SECONDS
+        for job, target in self.policy(demands, SLOTS).items():
+            running = self.jobs[job]
+            self.served |= {job} if target.workers else set()
+            running.left -= target.workers * STEP_SECONDS
+            self.attained[running.demand.tenant] += target.workers * STEP_SECONDS
+            running.demand, running.since = _later(running, target.workers, self.now)
+        self.jobs = {name: running for name, running in self.jobs.items() if running.left > 0}
+
+
+def _later(running: Running, workers: int, now: float) -> tuple[Demand, float]:
+    """The job one step later, and since when it holds slots or waits."""
+    demand = running.demand
+    since = running.since if bool(workers) is demand.holds_slots else now
+    due_since = since + PATIENCE_SECONDS
+    later = replace(
+        demand,
+        holds_slots=workers > 0,
+        assigned_workers=workers,
+        attained=demand.attained + workers * STEP_SECONDS,
+        holding_since=since if workers else inf,
+        due_since=due_since if not workers and due_since <= now else inf,
+    )
+    return later, since
+
+
+def composed(
+    name: PolicyName, *, preemption: bool, shares: Mapping[str, TenantShare], attained: Mapping[str, float]
+) -> Policy:
+    ranking = POLICIES[name].ranking
+    policy = by_tenant(POLICIES[name], shares, ranking=ranking, attained=attained)
+    return policy if preemption else without_preemption(policy, ranking=ranking)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(sorted(POLICIES)),
+    preemption=st.booleans(),
+    seed=st.integers(0, 10_000),
+    tenants=st.sampled_from(["a", "ab", "abc"]),
+    weight=st.integers(1, 4),
+    least=st.integers(1, SLOTS),
+)
+def test_a_job_of_low_priority_or_with_a_large_minimum_is_served_however_many_others_arrive(
+    name: PolicyName, preemption: bool, seed: int, tenants: str, weight: int, least: int
+) -> None:
+    """Under `priority` the others have the same priority: it is strict."""
+    others = 5000
+    shares = {"a": TenantShare(weight=weight)}
+    days = Days(name, preemption=preemption, seed=seed, tenants=tenants, priority=others, shares=shares)
+    for _ in range(20):
+        days.step()
+    rank = others if name is PolicyName.PRIORITY else 1
+    job = days.add(least=least, most=SLOTS, priority=rank, tenant=tenants[-1], work=1000.0)
+    patience = PATIENCE_SECONDS + 12 * LONGEST_SECONDS
+    while patience > 0 and job not in days.served:
+        days.step()
+        patience -= STEP_SECONDS
+    assert job in days.served
+
+
+@settings(max_examples=20, deadline=None)
+@given(name=st.sampled_from(sorted(POLICIES)), preemption=st.booleans(), seed=st.integers(0, 10_000))
+def test_every_job_of_every_tenant_is_served(name: PolicyName, preemption: bool, seed: int) -> None:
+    days = Days(name, preemption=preemption, seed=seed, tenants="abc", priority=5000)
+    days.step()
+    early = set(days.jobs)
+    for _ in range(500):
+        days.step()
+    assert early <= days.served
+
+
+def test_under_the_policy_priority_higher_priorities_come_first_for_good() -> None:
+    days = Days(PolicyName.PRIORITY, preemption=True, seed=1, tenants="a", priority=5000)
+    days.step()
+    job = days.add(least=1, most=1, priority=4999, tenant="a", work=1000.0)
+    for _ in range(300):
+        days.step()
+    assert job not in days.served
