@@ -165,6 +165,7 @@ def test_a_damaged_part_makes_an_older_checkpoint_be_used(
         (lambda manifest: manifest.update(format=3), "format"),
         (lambda manifest: manifest["parts"].pop(), "sizes do not add up"),
         (lambda manifest: manifest["parts"].reverse(), "numbered"),
+        (lambda manifest: manifest["skeleton"].update(num_bytes=1_000_000), "sizes do not add up"),
         (lambda manifest: manifest.update(digest="0" * 64), "digest"),
         (lambda manifest: manifest.update(iteration=7), "that of lineage-1/000000000007"),
         (lambda manifest: manifest["skeleton"].update(sha256="0" * 64), "checksum of its skeleton"),

@@ -228,9 +228,29 @@ def test_pruning_removes_the_fences_and_starts_that_nothing_needs_any_more(stora
     assert storage.start(5) == (4, 40)
 
 
-def test_a_lineage_begins_with_an_older_one() -> None:
-    with pytest.raises(ValueError, match="a start of lineage 2 cannot begin with lineage-2/000000000001-g1"):
-        Start(job="job-1", lineage=2, checkpoint="lineage-2/000000000001-g1")
+@pytest.mark.parametrize("checkpoint", ["lineage-2/000000000001-g1", "newest"])
+def test_a_lineage_begins_with_a_checkpoint_of_an_older_one(checkpoint: str) -> None:
+    with pytest.raises(ValueError, match=f"a start of lineage 2 cannot begin with {checkpoint}"):
+        Start(job="job-1", lineage=2, checkpoint=checkpoint)
+
+
+def test_an_object_without_a_lineage_belongs_to_none() -> None:
+    assert lineage_of(manifest_key("lineage-3/000000000001-g1")) == 3
+    assert lineage_of("checkpoints/another folder/part-00000") is None
+
+
+def test_the_member_that_decides_reads_its_checkpoint_once(storage: Storage) -> None:
+    storage.save(1, 20)
+    reads: list[bytes] = []
+
+    def allocate_and_count(skeleton: bytes) -> Sequence[Tensor]:
+        reads.append(skeleton)
+        return allocate(skeleton)
+
+    store = CheckpointStore(storage.folder.as_uri())
+    _, loaded = load_agreed(store, job="job-1", lineage=2, allocate=allocate_and_count)
+    assert loaded is not None
+    assert len(reads) == 1
 
 
 checkpoints = st.builds(CheckpointId, st.integers(1, 5), st.integers(0, 9), st.integers(1, 3))

@@ -138,6 +138,7 @@ def test_a_plan_is_neither_early_nor_late() -> None:
     assert machine.view.named(9) == 1
     assert machine.view.named(10) == 2
     assert not machine.view.must_wait(10)
+    assert not member_of(order(1, 0), 0).view.must_wait(10), "without a plan nobody waits"
 
 
 def test_a_superseded_joiner_that_was_announced_waits_for_a_member_to_say_so() -> None:
@@ -229,6 +230,25 @@ def test_a_state_sync_waits_for_the_links_to_all_survivors() -> None:
     assert not machine.view.can_sync_state
     machine.handle(LinkUp(1))
     assert machine.view.can_sync_state
+
+
+def test_rounds_of_an_older_recovery_that_come_late_do_not_replace_those_of_the_newest() -> None:
+    machine = member_of(order(1, 0, 1), 1)
+    machine.handle(RoundAbandoned(4))
+    machine.handle(OrderReceived(order(3, 0, 1, is_recovery=True)))
+    machine.handle(MessageReceived(0, CommittedRounds(generation=3, round=4, behind=())))
+    machine.handle(MessageReceived(0, CommittedRounds(generation=2, round=3, behind=())))
+    assert machine.view.can_sync_state
+
+
+def test_a_leaver_that_a_recovery_drops_may_exit_and_does_not_recover() -> None:
+    machine = member_of(order(1, 0, 1), 1)
+    machine.handle(OrderReceived(order(2, 0)))
+    machine.handle(RoundCompleted((2, 2)))
+    assert not machine.view.is_released, "the others may not have committed its last round"
+    machine.handle(OrderReceived(order(3, 0, is_recovery=True)))
+    assert machine.view.is_released
+    assert not machine.view.must_recover
 
 
 def test_a_worker_changes_its_role_along_the_table_of_transitions() -> None:

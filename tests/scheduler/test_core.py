@@ -567,9 +567,10 @@ def test_a_switch_without_a_report_follows_from_heartbeats() -> None:
     bench.submit()
     bench.listen()
     member = worker(0, state="member").model_copy(update={"generation": 1, "iteration": 7})
-    bench.beat(member)
-    assert bench.records["job-1"].state is JobState.STARTING
-    bench.now += 2.0
+    for _ in range(4):
+        bench.beat(member)
+        assert bench.records["job-1"].state is JobState.STARTING, "the report, which is exact, may be on its way"
+        bench.now += 0.5
     bench.beat(member)
     assert bench.records["job-1"].state is JobState.RUNNING
 

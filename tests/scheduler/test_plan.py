@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from resile_scheduler.core.core import Scheduler
-from resile_scheduler.core.events import JobChangeRequested, PolicyChanged
+from resile_scheduler.core.events import JobChangeRequested, PolicyChanged, StateRestored
 from resile_scheduler.policies.demand import Demand
 from resile_scheduler.policies.plan import PlanPolicy, PlanStep
 from resile_shared.messages.commands import JobPause
@@ -105,6 +105,18 @@ def test_members_that_wait_for_a_step_that_no_longer_exists_are_released() -> No
     bench.tell(PolicyChanged(PlanPolicy((PlanStep(0, 2),)), "resize"))
     assert bench.shape[0] == 2
     assert bench.newest().until is None, "the active generation would wait at iteration 50"
+
+
+def test_a_new_scheduler_goes_on_with_the_step_that_trains() -> None:
+    bench = PlannedBench("0:1,10:4")
+    bench.start()
+    bench.listen_all()
+    bench.switch(iteration=10)
+    before = bench.newest()
+    bench.scheduler = Scheduler(epoch=2, secret="s", policy=plan("0:1,10:4"))
+    bench.tell(StateRestored(tuple(bench.records.values()), (before,), tuple(bench.hosts.values())))
+    bench.beat(*(worker(p.worker, p.slot, state="member") for p in before.placements))
+    assert bench.newest().generation == before.generation
 
 
 def test_a_step_that_changes_no_number_of_workers_still_ends_the_wait_at_its_iteration() -> None:

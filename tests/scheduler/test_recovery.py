@@ -536,6 +536,16 @@ def test_a_job_that_moved_may_complete_while_nobody_leads(is_result_first: bool)
     assert bench.records["job-1"].state is JobState.COMPLETED
 
 
+def test_the_initial_members_of_a_new_start_are_no_members_for_a_new_scheduler() -> None:
+    bench = running(1)
+    bench.beat(gone(0, kind="killed"))
+    bench.listen()
+    bench.restart()
+    bench.beat(gone(1, 0, kind="killed"))
+    reasons = [item.reason for item in bench.histories["job-1"]]
+    assert reasons[-1].startswith("its start was given up"), "though they have the slots of those that trained before"
+
+
 def test_a_new_scheduler_counts_failures_on_and_none_twice() -> None:
     bench = running(4)
     alive = [0, 1, 2]

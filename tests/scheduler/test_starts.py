@@ -111,6 +111,17 @@ def test_members_that_load_a_checkpoint_have_more_time_by_its_size() -> None:
     assert bench.records["job-1"].state is JobState.QUEUED
 
 
+def test_members_have_time_to_load_a_checkpoint_though_no_switch_was_reported() -> None:
+    bench = Bench(1)
+    bench.submit()
+    becomes_ready(bench)
+    bench.report(CheckpointSaved(lineage=1, iteration=30, num_bytes=1), generation=1)
+    ends(bench, kind="killed")
+    becomes_ready(bench)
+    passes(bench, LINK_SECONDS)
+    assert bench.records["job-1"].state is JobState.STARTING
+
+
 def test_starts_without_progress_are_repeated_with_growing_pauses() -> None:
     bench = Bench(1)
     bench.submit()
