@@ -170,6 +170,8 @@ class Profiled:
 
     application: Application
     batch_size: int
+    is_fixed: bool = False
+    """The batch stays as it is."""
 
     @property
     def work(self) -> float:
@@ -188,9 +190,11 @@ class Profiled:
         return min(self.application.largest_batch // self.application.smallest_local, self.batch_size)
 
     @property
-    def batch_range(self) -> BatchRange:
+    def batch_range(self) -> BatchRange | None:
         """All that was measured."""
         application = self.application
+        if self.is_fixed:
+            return None
         return BatchRange(
             least=application.initial_batch,
             most=application.largest_batch,

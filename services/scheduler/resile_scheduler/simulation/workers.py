@@ -155,7 +155,7 @@ class SimulatedWorkers:
             job.checkpoint_time = self._timeline.now
             self._train(job)
 
-    def _switch(self, job: SimulatedJob, order: Allocation, *, leave: bool = True) -> None:
+    def _switch(self, job: SimulatedJob, order: Allocation, *, pause: float = 0.0, leave: bool = True) -> None:
         leavers = set(job.members) - {p.worker for p in order.placements}
         job.members = tuple(p.worker for p in order.placements)
         job.trained |= set(job.members)
@@ -165,7 +165,8 @@ class SimulatedWorkers:
         for number in job.members:
             job.workers[number].state = "member"
             job.workers[number].generation = order.generation
-        self._report(job, job.members[0], Switched(workers=job.members, iteration=job.iteration))
+        switched = Switched(workers=job.members, iteration=job.iteration, pause_seconds=pause)
+        self._report(job, job.members[0], switched)
         for number in sorted(leavers) if leave else ():
             job.workers[number].state = "left"
             self._timeline.later(self._delays.exit, partial(self.exit, job, number, "left"))
@@ -236,7 +237,7 @@ class SimulatedWorkers:
             self._save_checkpoint(job)
         if order := job.newest_formed():
             job.stretch = None
-            self._switch(job, order)
+            self._switch(job, order, pause=self._delays.change)
             self._train(job, pause=self._delays.change)
         elif job.done >= stretch.pace.until * (1 - RESOLUTION):
             self._train(job)
@@ -288,7 +289,7 @@ class SimulatedWorkers:
             job.life += 1
             job.orders = []
         if set(named) <= set(job.members) & job.workers.keys():
-            self._switch(job, order, leave=False)
+            self._switch(job, order, pause=self._delays.change, leave=False)
             self._train(job, pause=self._delays.change)
         else:
             self._accuse(job, job.life)
