@@ -72,6 +72,8 @@ def test_a_workload_of_profiled_applications(tmp_path: Path) -> None:
     assert (pace.seconds, pace.work, pace.until) == (1.0, 1.0, 100.0)
     assert job.training.pace((1,), 8, 100.0).until == 200.0
     assert job.training.pace((1,), 16, 0.0).work == pytest.approx(2.0), "all noise: twice the batch is worth twice"
+    few = job.training.pace((4, 4), 8, 0.0)
+    assert (few.seconds, few.exchange_seconds) == (1.5, 0.5), "8 samples of a worker are the fewest that were measured"
 
 
 def test_a_history_becomes_jobs_requests_and_hosts(tmp_path: Path) -> None:

@@ -90,10 +90,13 @@ class Application:
         num_workers = sum(placement)
         local, steps = self.split(batch, num_workers)
         step, sync = self.step_times(placement, local)
-        squared, variance = self.gradient(num_workers * local * (steps + 1), epoch)
-        noise = variance * self.initial_batch / (num_workers * local * (steps + 1)) + squared
-        gain = (variance + squared) / noise if noise else 1.0
-        return gain / (step + steps * (step - sync))
+        return self.gain(num_workers * local * (steps + 1), epoch) / (step + steps * (step - sync))
+
+    def gain(self, batch: int, epoch: int) -> float:
+        """Return the progress of an iteration in an epoch counted from 0."""
+        squared, variance = self.gradient(batch, epoch)
+        noise = variance * self.initial_batch / batch + squared
+        return (variance + squared) / noise if noise else 1.0
 
     def step_times(self, placement: Placement, local: int) -> tuple[float, float]:
         """Return the seconds of a step with an exchange, and of the exchange within it, at a local batch.

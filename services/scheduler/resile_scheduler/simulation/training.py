@@ -202,13 +202,17 @@ class Profiled:
         )
 
     def pace(self, workers: WorkersByHost, batch_size: int, done: float) -> Pace:
-        """Return the pace to the end of the epoch."""
+        """Return the pace to the end of the epoch. Fewer samples than were measured take as long as the fewest."""
         application, number = self.application, sum(workers)
         epoch = application.epoch_at(done)
         local, steps = application.split(batch_size, number)
-        step, sync = application.step_times(workers, local)
-        seconds = step + steps * (step - sync)
-        squared, variance = application.gradient(number * local * (steps + 1), epoch)
-        noise = variance / squared * application.initial_batch if squared else None
-        work = application.speed(workers, batch_size, epoch) * seconds
-        return Pace(seconds, work, application.progress_after(epoch + 1), exchange_seconds=sync, noise_scale=noise)
+        batch = number * local * (steps + 1)
+        step, sync = application.step_times(workers, max(local, application.smallest_local))
+        squared, variance = application.gradient(batch, epoch)
+        return Pace(
+            seconds=step + steps * (step - sync),
+            work=application.gain(batch, epoch),
+            until=application.progress_after(epoch + 1),
+            exchange_seconds=min(sync, step),
+            noise_scale=variance / squared * application.initial_batch if squared else None,
+        )
