@@ -10,9 +10,11 @@ class PolicyName(StrEnum):
     FIFO = "fifo"
     PRIORITY = "priority"
     ELASTIC_BATCH = "elastic-batch"
+    GOODPUT = "goodput"
 
 
 POLICIES_HELP = (
     "fairshare: slots in proportion to priority; fifo: the job submitted first takes all it can use, then the next; "
-    "priority: the highest priority first; elastic-batch: slots where they speed jobs up most"
+    "priority: the highest priority first; elastic-batch: slots and batches where they speed jobs up most; goodput: "
+    "the same, with what a sample is worth in a larger batch"
 )

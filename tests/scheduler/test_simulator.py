@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given, settings
 
 from resile_scheduler.core.events import JobChangeRequested
+from resile_scheduler.core.observations import CHANGE_SECONDS
+from resile_scheduler.policies.changes import steadily
 from resile_scheduler.policies.demand import Demand
 from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.simulation.pool import SimulatedPool
@@ -45,6 +47,7 @@ def is_sharing(record: JobRecord) -> bool:
 
 def settled_shares(sim: SimulatedPool, checker: Checker) -> dict[str, int]:
     """What the policy gives the jobs that train, in a pool where nothing is in flight."""
+    allocated = checker.allocated()
     demands = [
         Demand(
             job=record.job,
@@ -54,12 +57,15 @@ def settled_shares(sim: SimulatedPool, checker: Checker) -> dict[str, int]:
             sizes=record.spec.sizes or None,
             most=min(record.spec.max_workers, record.ready.num_shards if record.ready else 10_000),
             num_shards=record.ready.num_shards if record.ready else None,
-            holds_slots=record.job in checker.allocated(),
+            holds_slots=record.job in allocated,
+            assigned_workers=allocated.get(record.job, 0),
+            change_seconds=CHANGE_SECONDS,
+            slots_per_host=4,
         )
         for number, record in enumerate(sim.records.values())
         if is_sharing(record)
     ]
-    targets = sim.policy(demands, len(checker.usable()))
+    targets = steadily(sim.policy)(demands, len(checker.usable()))
     return {job: target.workers for job, target in targets.items() if target.workers}
 
 

@@ -15,7 +15,9 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, nullcontext
+from itertools import count
 
+from nats.aio.msg import Msg
 from pydantic import BaseModel
 
 from resile_shared import subjects
@@ -42,7 +44,7 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
-from resile_shared.messages.reports import Report
+from resile_shared.messages.reports import Progress, Report
 from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.subjects import HOSTS, LEASE, REPORTS
@@ -85,6 +87,10 @@ from .settings import SchedulerSettings
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
+MEASURE_TICKS = 5
+"""In which a job's measurements count once."""
+MEASUREMENT = b'"measurement":{'
+"""In every report of progress that has one."""
 SETTLE_TICKS = 12
 """Longer than the agents take to connect again, and to publish what they kept meanwhile."""
 
@@ -123,6 +129,8 @@ class _Service:
             limits=Limits(pool.keep_jobs, pool.keep_days),
         )
         self._clock = SteadyClock()
+        self._measured: set[str] = set()
+        """The subjects of jobs that were measured lately."""
         self._lease = lease
         self._executor = Executor(context.bus, lease, on_refused=self._on_refused)
         self._remover = Remover(context.bus, self._executor, context.settings.storage, on_removed=self._on_removed)
@@ -152,7 +160,9 @@ class _Service:
         self._group.create_task(self._follow_reports())
         self._group.create_task(self._tick())
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat)
-        await self._bus.subscribe(subjects.SUSPICIONS, Report, self._on_suspicion)
+        await self._bus.subscribe(subjects.SUSPICIONS, Report, self._on_unstored)
+        progress = subjects.reports_of_kind("progress")
+        await self._bus.subscribe(progress, Report, self._on_unstored, fast_path=self._is_no_news)
         await self._bus.serve(subjects.EXPLAIN_JOBS, ExplainJobs, self._explain)
         for commands in (subjects.JOB_COMMANDS, subjects.POOL_COMMANDS, subjects.TENANT_COMMANDS):
             await self._bus.answer(commands, model_of, self._on_command)
@@ -168,8 +178,15 @@ class _Service:
                     with continued(f"host {change.key}", change.headers, always=False):
                         self._handle(change.value or HostRemoved(change.key))
 
-    async def _on_suspicion(self, received: Received[Report]) -> None:
+    async def _on_unstored(self, received: Received[Report]) -> None:
         self._handle(received.message)
+
+    def _is_no_news(self, progress: Msg) -> bool:
+        """Whether it measures nothing, or its job was measured lately: jobs report progress several times a second."""
+        if progress.subject in self._measured or MEASUREMENT not in progress.data:
+            return True
+        self._measured.add(progress.subject)
+        return False
 
     async def _on_heartbeat(self, received: Received[Heartbeat]) -> None:
         self._handle(received.message)
@@ -213,7 +230,9 @@ class _Service:
 
     async def _tick(self) -> None:
         num_steady = 0
-        while True:
+        for number in count(1):
+            if number % MEASURE_TICKS == 0:
+                self._measured.clear()
             begun = time.monotonic()
             await asyncio.sleep(TICK_SECONDS)
             await self._bus.round_trip()
@@ -236,7 +255,8 @@ class _Service:
 
     def _handle(self, event: Event) -> Batch | None:
         """Pass an event to the core, and its commands to the executor."""
-        repeated = isinstance(event, Heartbeat | Tick)  # no trace of its own, unless commands follow
+        is_progress = isinstance(event, Report) and isinstance(event.content, Progress)
+        repeated = is_progress or isinstance(event, Heartbeat | Tick)  # no trace of its own, unless commands follow
         with nullcontext() if repeated else traced(f"decide upon {type(event).__name__}"):
             commands = self._core.handle(event, now=self._clock.now())
             if not commands:

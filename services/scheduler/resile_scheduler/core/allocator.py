@@ -10,6 +10,7 @@
 - A target that is exact is not approached in steps: a growth towards it waits until all its slots are free. Only a
   generation that reaches the target carries the target's iterations; any other keeps that of the active generation.
 - A job with allowed sizes grows and starts by as many workers as make one of these.
+- The batch changes with the number of workers, or alone: then a generation of the same members has another one.
 - A job starts again only when every worker of the start before is gone.
 - While a recovering generation is not active, only a newer recovering generation is written over it. It names
   members alone; nobody joins by it.
@@ -38,6 +39,10 @@ class Change:
     joining: tuple[SlotId, ...] = ()
     not_before: int = 0
     until: int | None = None
+    batch_size: int | None = None
+
+
+NO_CHANGE = Change(())
 
 
 def next_change(
@@ -52,21 +57,36 @@ def next_change(
         return _next_schedule(job, target)
     size = len(change.kept) + len(change.joining)
     if size == target.workers:
-        return replace(change, not_before=target.not_before, until=target.until)
+        batch = target.batch_size or _present_batch(job)
+        return replace(change, not_before=target.not_before, until=target.until, batch_size=batch)
     if target.is_exact and change.joining:
         return None
-    return replace(change, until=job.generations.active_until)
+    return replace(change, until=job.generations.active_until, batch_size=_batch_on_the_way(job, target))
+
+
+def _present_batch(job: Job) -> int | None:
+    return job.batch_size if job.has_batch_range else None
+
+
+def _batch_on_the_way(job: Job, target: Target) -> int | None:
+    """Return the batch for another number of workers than the target's: the smaller one suits either."""
+    present = _present_batch(job)
+    return min(present, target.batch_size) if present and target.batch_size else present
 
 
 def _next_schedule(job: Job, target: Target) -> Change | None:
-    """Return the same membership with other iterations, if it has the size of the target and only they differ."""
+    """Return the same membership with other iterations or another batch, if it has the size of the target."""
     allocation = job.generations.newest
     if allocation is None or not _may_change(job) or not job.generations.has_started or len(job.held) != target.workers:
         return None
     is_scheduled = allocation.until == target.until and (
         not job.generations.is_settling or allocation.not_before == target.not_before
     )
-    return None if is_scheduled else Change(allocation.placements, not_before=target.not_before, until=target.until)
+    has_batch = target.batch_size in (None, job.batch_size) or job.generations.is_settling
+    if is_scheduled and has_batch:
+        return None
+    batch = target.batch_size or _present_batch(job)
+    return Change(allocation.placements, not_before=target.not_before, until=target.until, batch_size=batch)
 
 
 def _may_change(job: Job) -> bool:
@@ -154,9 +174,7 @@ class Allocator:
                 job.enter(Step.START)
         else:
             job.enter(Step.RESCALE)
-        self._write(
-            job, placements, cold_start=cold_start, reason=reason, not_before=change.not_before, until=change.until
-        )
+        self._write(job, placements, reason=reason, cold_start=cold_start, change=change)
 
     def recover(self, job: Job, survivors: Sequence[Worker], *, reason: str) -> None:
         """Let ``survivors`` continue without all others, from the round that they left unfinished."""
@@ -170,7 +188,8 @@ class Allocator:
         ]
         job.suspicions.clear()
         job.enter(Step.RECOVER)
-        self._write(job, placements, is_recovery=True, reason=reason, until=job.generations.active_until)
+        change = Change((), until=job.generations.active_until)
+        self._write(job, placements, is_recovery=True, reason=reason, change=change)
         self.give_order(job)
 
     def cancel_start(self, job: Job) -> None:
@@ -254,9 +273,9 @@ class Allocator:
         reason: str,
         cold_start: bool = False,
         is_recovery: bool = False,
-        not_before: int = 0,
-        until: int | None = None,
+        change: Change = NO_CHANGE,
     ) -> None:
+        """Write the next generation: ``placements``, with the iterations and the batch of ``change``."""
         generation = job.generations.newest.generation + 1 if job.generations.newest else 1
         job.generations.write(
             Allocation(
@@ -269,8 +288,9 @@ class Allocator:
                 cold_start=cold_start,
                 resume=cold_start and job.record.lineage > 0,
                 is_recovery=is_recovery,
-                not_before=not_before,
-                until=until,
+                not_before=change.not_before,
+                until=change.until,
+                batch_size=change.batch_size,
                 reason=reason,
             )
         )

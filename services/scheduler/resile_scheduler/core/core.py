@@ -42,6 +42,7 @@ from .events import (
 from .fork_server_deaths import ForkServerDeaths
 from .host_events import HostEvents
 from .job_commands import Answer, JobCommands
+from .observing import Observing
 from .outgoing import Outgoing
 from .policy_choice import PolicyChoice
 from .pool import Pool
@@ -86,6 +87,7 @@ class Scheduler:
         self._host_events = HostEvents(pool, allocator, ends, ForkServerDeaths(pool, recovery))
         self._worker_reports = WorkerReports(pool, allocator, self._job_commands, self._prober, ends)
         self._deadlines = Deadlines(pool, recovery, ends, detection_seconds=detection_seconds)
+        self._observing = Observing(pool)
         self._restore = Restore(pool, allocator, self._host_events, epoch=epoch)
         self._decisions = Decisions(pool, allocator, recovery, policy=policy)
         self._policy_choice = PolicyChoice(
@@ -166,6 +168,7 @@ class Scheduler:
             case Tick():
                 self._deadlines.check(now=now)
                 self._accounting.check(now=now)
+                self._observing.check(now=now)
                 self._retention.check(now=now)
             case ProbeExpired():
                 self._prober.on_probe_expired(event, now=now)

@@ -21,6 +21,10 @@ class JobGenerations:
         """The first iteration of the active generation."""
         self.active_until: int | None = None
         """The iteration at which its members wait for the next one."""
+        self.batch_size: int | None = None
+        """The global batch that was given last; None: none was."""
+        self.is_batch_known = True
+        """False after a recovery: its members continue with the batch of the round that they abandoned."""
         self.unreconciled_slots: frozenset[str] = frozenset()
         """Slots of an earlier scheduler's active generation, by the record, as long as its workers are not known."""
         self.gone_since: float | None = None
@@ -84,9 +88,20 @@ class JobGenerations:
         """Whether ``generation`` is active, or may be by now."""
         return generation == self.active_number or generation in self.orders
 
+    def is_changing_to(self, generation: int) -> bool:
+        """Whether ``generation`` is a planned change of the workers of the active one, and not active yet."""
+        order = self.orders.get(generation) if generation > self.active_number else None
+        if order is None or order.cold_start or order.is_recovery or not self.active:
+            return False
+        return {placement.worker for placement in order.placements} != self.members
+
     def write(self, allocation: Allocation) -> None:
         """Make ``allocation`` the newest generation."""
         self.newest = allocation
+        if allocation.batch_size is not None:
+            self.batch_size, self.is_batch_known = allocation.batch_size, True
+        elif allocation.is_recovery:
+            self.is_batch_known = False
 
     def order(self, placements: Sequence[Placement]) -> None:
         """Complete the newest generation with the addresses of its workers."""
@@ -129,6 +144,8 @@ class JobGenerations:
     def restore(self, allocation: Allocation, record: JobRecord) -> None:
         """Take over ``allocation``, which an earlier scheduler stored with ``record``."""
         self.newest = allocation
+        self.batch_size = allocation.batch_size
+        self.is_batch_known = allocation.batch_size is not None or (allocation.cold_start and not allocation.resume)
         is_active = allocation.generation <= self.active_number
         if self.has_started and not is_active and record.allocation:
             self.unreconciled_slots = frozenset(record.allocation.slots)

@@ -9,10 +9,11 @@ from .topology import Domain, domain_of
 
 @dataclass(frozen=True)
 class HostGroup:
-    """Some hosts, and how many slots they have together."""
+    """Some hosts, how many slots they have together, and how many the largest of them has."""
 
     hosts: frozenset[str] = frozenset()
     num_slots: int = 0
+    most_on_one: int = 0
 
 
 class HostGroups:
@@ -63,4 +64,5 @@ class HostGroups:
 
     def _group(self, names: Iterable[str]) -> HostGroup:
         hosts = frozenset(names)
-        return HostGroup(hosts, sum(len(self._pool.hosts[name].slots) for name in hosts))
+        sizes = [len(self._pool.hosts[name].slots) for name in hosts]
+        return HostGroup(hosts, sum(sizes), max(sizes, default=0))

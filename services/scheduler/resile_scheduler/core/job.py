@@ -3,6 +3,7 @@
 - `Job` itself: the record with its state (`lifecycle.py`), new items of the history, the position, the target.
 - `generations`: who trains, and who shall (`generations.py`).
 - `workers`: each worker that holds a slot (`worker.py`).
+- `observer`: what it has shown of itself, for policies (`observations.py`).
 - `suspicions`: which members suspect which (`suspicions.py`).
 - `backoff`, `start_backoff`: the hosts that the job avoids, and the next start (`backoff.py`).
 
@@ -28,6 +29,7 @@ from ..policies.demand import Target
 from .backoff import HostBackoff, StartBackoff
 from .generations import JobGenerations
 from .lifecycle import Step, advance
+from .observations import Observer
 from .placement import SlotId
 from .suspicions import SuspicionTracker
 from .worker import Phase, Worker
@@ -46,6 +48,7 @@ class Job:
         self.generations = JobGenerations(active_number=record.generation)
         self.workers: dict[int, Worker] = {}
         self.suspicions = SuspicionTracker()
+        self.observer = Observer()
         self.backoff = HostBackoff()
         self.start_backoff = StartBackoff()
         self.new_items: list[HistoryItem] = []
@@ -92,6 +95,19 @@ class Job:
         if ready is None or not sizes or sizes[-1] <= ready.num_shards:
             return sizes
         return tuple(size for size in sizes if size <= ready.num_shards) or (ready.num_shards,)
+
+    @property
+    def has_batch_range(self) -> bool:
+        """Whether its batch may change."""
+        return self.record.ready is not None and self.record.ready.batch_range is not None
+
+    @property
+    def batch_size(self) -> int | None:
+        """The global batch with which the newest generation trains; None: not known."""
+        ready, generations = self.record.ready, self.generations
+        if ready is None or not generations.is_batch_known:
+            return None
+        return generations.batch_size or ready.batch_size
 
     def largest_size(self, number: int) -> int:
         """Return the largest allowed number of workers up to ``number``; 0 if there is none."""
@@ -157,6 +173,7 @@ class Job:
             slots=tuple(placement.slot_name for placement in active),
             iteration=self.iteration if iteration is None else iteration,
             reason=reason,
+            batch_size=self.batch_size if kind == "allocation" and self.has_batch_range else None,
         )
         self.new_items.append(item)
         self.update(num_items=item.number, iteration=item.iteration)
@@ -204,6 +221,8 @@ class Job:
         """
         if target.workers != self.target.workers or target.is_exact:
             self.target_reason = target.reason if target.is_exact else cause or target.reason
+        elif target.batch_size != self.target.batch_size:
+            self.target_reason = f"batch of {target.batch_size}: {target.reason}"
         self.target, self.num_assigned = target, num_assigned
 
     def explain_change(self, reason: str) -> None:

@@ -13,7 +13,9 @@ was.
 from dataclasses import replace
 from math import inf
 
-from ..policies.demand import Demand, Target
+from resile_shared.messages.reports import Ready
+
+from ..policies.demand import BatchRange, Demand, Target
 from .accounting import due_since
 from .host_groups import HostGroup, HostGroups
 from .job import Job
@@ -81,8 +83,9 @@ class JobView:
         if eligible.num_slots < most:
             elsewhere = sum(slot.host not in eligible.hosts for slot in self.usable)
             most = min(most, eligible.num_slots + elsewhere)
-        if self.demand.most != most:
-            self.demand = replace(self.demand, most=most)
+        on_one = eligible.most_on_one or None
+        if (self.demand.most, self.demand.slots_per_host) != (most, on_one):
+            self.demand = replace(self.demand, most=most, slots_per_host=on_one)
 
     def _eligible(self, groups: HostGroups) -> HostGroup:
         """Return the hosts on which it may start workers, or will when slots are free."""
@@ -140,13 +143,14 @@ def _device_class(job: Job, pool: Pool) -> str:
 
 def _demand(job: Job, *, now: float) -> Demand:
     ready, held, since = job.record.ready, job.held, job.record.holding_since
+    seen = job.observer.observation
     return Demand(
         job=job.id,
         number=job.number,
         tenant=job.record.spec.tenant,
         holding_since=since.timestamp() if since else inf,
         due_since=due if (due := due_since(job)) <= now else inf,
-        attained=job.record.usage.slot_milliseconds / 1000,
+        attained=seen.attained if held else job.record.usage.slot_milliseconds / 1000,
         priority=job.record.priority,
         least=job.least_workers,
         most=-1,
@@ -154,9 +158,20 @@ def _demand(job: Job, *, now: float) -> Demand:
         holds_slots=bool(held),
         assigned_workers=job.num_assigned if held else 0,
         iteration=job.iteration,
-        batch_size=ready.batch_size if ready else 0,
+        batch_size=(job.batch_size or ready.batch_size) if ready else 0,
         iterations_total=ready.iterations_total if ready else None,
         active_workers=len(job.generations.active) if job.generations.has_started else 0,
         active_since=job.generations.active_since,
         sizes=job.sizes or None,
+        batch=_batch_range(ready) if ready else None,
+        throughput=seen.throughput,
+        noise_scale=seen.noise_scale,
+        change_seconds=seen.change_seconds,
     )
+
+
+def _batch_range(ready: Ready) -> BatchRange | None:
+    declared = ready.batch_range
+    if declared is None:
+        return None
+    return BatchRange(declared.least, declared.most, declared.per_slot, declared.least_per_slot)

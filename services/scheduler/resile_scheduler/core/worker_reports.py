@@ -45,14 +45,19 @@ class WorkerReports:
             return
         is_current = job.generations.may_be_active(report.generation)
         match report.content:
-            case Switched(iteration=iteration):
+            case Switched(iteration=iteration) as switched:
+                if job.generations.is_changing_to(report.generation):
+                    job.observer.on_switched(report, switched)
                 self._allocator.activate(job, report.generation, iteration=iteration, now=now)
             case CheckpointSaved() as checkpoint if checkpoint.lineage == job.record.lineage:
                 self._on_checkpoint(job, checkpoint, now)
             case Completed() as completed if is_current:
                 self._on_completed(job, report, completed, now)
-            case Progress(iteration=iteration) if is_current and job.generations.has_started:
+            case Progress(iteration=iteration) as progress if is_current and job.generations.has_started:
                 job.advance(iteration)
+                if job.record.ready is not None and report.generation == job.generations.active_number:
+                    num_shards, is_changing = job.record.ready.num_shards, job.generations.is_settling
+                    job.observer.on_progress(report, progress, num_shards=num_shards, is_changing=is_changing)
             case PeerSuspected() as accusation if is_current:
                 self._prober.accuse(job, report, accusation, now=now)
             case _:

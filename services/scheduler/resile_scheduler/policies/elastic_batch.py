@@ -17,8 +17,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from .changes import lost_share
 from .demand import BatchRange, Demand, Target
-from .goodput import HOLD_SECONDS
 from .ranking import in_turn
 from .shares import admit, targets
 from .solver import Curve, Ints, solve
@@ -69,7 +69,7 @@ class _Options:
         is_change = self.sizes != demand.assigned_workers
         if not demand.assigned_workers or not demand.change_seconds or is_change.all():
             return self.scaling
-        lost = min(demand.change_seconds / HOLD_SECONDS, 1.0) * float(self.scaling[~is_change][0])
+        lost = lost_share(demand) * float(self.scaling[~is_change][0])
         return np.where(is_change, self.scaling - lost, self.scaling)
 
     def target(self, demand: Demand, workers: int) -> Target:

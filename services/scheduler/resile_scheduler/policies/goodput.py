@@ -23,7 +23,10 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
+from .changes import lost_share
 from .demand import BatchRange, Demand, Target
+from .ranking import by_submission
+from .shares import admit
 from .solver import Curve, solve
 from .throughput import Throughput
 
@@ -35,8 +38,6 @@ WITHOUT_SLOTS = 1e-3
 """The speed-up without any slot."""
 NEW_SLOT_SECONDS = 3600.0
 """Up to about so many attained slot-seconds a job counts as new."""
-HOLD_SECONDS = 300.0
-"""For how long a change is expected to be of use."""
 NUM_BATCHES = 50
 """So many batch sizes are compared, in equal ratios."""
 
@@ -46,13 +47,21 @@ def goodput(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     if not demands:
         return {}
     share = max(1, -(-num_slots // len(demands)))
-    tables = [best_batches(demand, allowed_sizes(demand, num_slots)) for demand in demands]
-    curves = [_curve(demand, *table, share=share) for demand, table in zip(demands, tables, strict=True)]
-    chosen = solve(curves, num_slots)
-    return {
-        demand.job: _target(demand, workers, *table, share=share, num_slots=num_slots)
-        for demand, workers, table in zip(demands, chosen, tables, strict=True)
+    ordered = sorted(demands, key=lambda demand: demand.number)
+    keeping = {
+        d.job for d in admit([d for d in ordered if not d.is_preemptible], num_slots, key=by_submission(ordered))
     }
+    tables = [best_batches(demand, allowed_sizes(demand, num_slots)) for demand in ordered]
+    curves = [
+        _curve(demand, *table, share=share, keeps=demand.job in keeping)
+        for demand, table in zip(ordered, tables, strict=True)
+    ]
+    chosen = solve(curves, num_slots)
+    given = {
+        demand.job: _target(demand, workers, *table, share=share, num_slots=num_slots)
+        for demand, workers, table in zip(ordered, chosen, tables, strict=True)
+    }
+    return {demand.job: given[demand.job] for demand in demands}
 
 
 def allowed_sizes(demand: Demand, num_slots: int) -> Sizes:
@@ -63,6 +72,8 @@ def allowed_sizes(demand: Demand, num_slots: int) -> Sizes:
     most = min(demand.most, num_slots)
     if demand.sizes is not None:
         return tuple(size for size in demand.sizes if demand.least <= size <= most)
+    if not 0 < demand.least <= most:
+        return ()
     found = {demand.least}
     per_host = demand.slots_per_host or most
     size = 1
@@ -73,7 +84,7 @@ def allowed_sizes(demand: Demand, num_slots: int) -> Sizes:
     while hosts * per_host <= most:
         found.add(hosts * per_host)
         hosts = max(hosts + 1, hosts * 9 // 8)
-    return tuple(size for size in sorted(found) if 0 < demand.least <= size <= most)
+    return tuple(size for size in sorted(found) if demand.least <= size <= most)
 
 
 def best_batches(demand: Demand, sizes: Sizes) -> tuple[Sizes, Floats, Floats]:
@@ -82,13 +93,14 @@ def best_batches(demand: Demand, sizes: Sizes) -> tuple[Sizes, Floats, Floats]:
     The goodput is samples per second, at the worth of a sample of the smallest batch. Without a throughput a job counts
     as one that scales perfectly, and without a noise scale it keeps the smallest batch that its workers can share.
     """
-    batch = demand.batch or BatchRange(demand.batch_size, demand.batch_size, least_per_slot=0)
+    fixed = max(demand.batch_size, 1)
+    batch = demand.batch or BatchRange(fixed, fixed, least_per_slot=0)
     sizes = tuple(size for size in sizes if size * batch.least_per_slot <= batch.most)
     batches = _batches(batch, sizes)
     if demand.throughput is None or demand.noise_scale is None:
         batches = batches[:1]
     if demand.throughput is None:
-        return sizes, batches[0], np.array(sizes, dtype=float)
+        return sizes, batches[0], _speeds(demand, sizes)
     rates = _rates(demand.throughput, batch, sizes, demand.slots_per_host or 0)[: len(batches)]
     noise = demand.noise_scale
     if noise is not None and isfinite(noise):
@@ -96,6 +108,12 @@ def best_batches(demand: Demand, sizes: Sizes) -> tuple[Sizes, Floats, Floats]:
     best = rates.argmax(axis=0)
     columns = np.arange(len(sizes))
     return sizes, batches[best, columns], rates[best, columns]
+
+
+def _speeds(demand: Demand, sizes: Sizes) -> Floats:
+    """Return how fast a job is that scales perfectly: as the worker with most shards."""
+    workers = np.array(sizes, dtype=float)
+    return workers if demand.num_shards is None else demand.num_shards / np.ceil(demand.num_shards / workers)
 
 
 @lru_cache(maxsize=4096)
@@ -113,15 +131,16 @@ def _rates(throughput: Throughput, batch: BatchRange, sizes: Sizes, slots_per_ho
     return throughput.rate(workers, batches, across=across)
 
 
-def _curve(demand: Demand, sizes: Sizes, _: Floats, goodputs: Floats, *, share: int) -> Curve:
+def _curve(demand: Demand, sizes: Sizes, _: Floats, goodputs: Floats, *, share: int, keeps: bool) -> Curve:
+    """Return what sizes are worth; no slots at all is one of them, unless the job ``keeps`` its minimum."""
     if not sizes:
         return Curve(np.array([0]), np.array([0.0]))
     speed_ups = goodputs / _equal_share(sizes, goodputs, share)
     is_change = np.array(sizes) != demand.assigned_workers
-    speed_ups *= np.where(is_change, max(1.0 - demand.change_seconds / HOLD_SECONDS, 0.0), 1.0)
+    speed_ups *= np.where(is_change, 1.0 - lost_share(demand), 1.0)
     weight = demand.priority / np.sqrt(demand.attained + NEW_SLOT_SECONDS)
     worth = -weight * (np.append(0.0, speed_ups) + WITHOUT_SLOTS) ** EXPONENT
-    return Curve(np.append(0, sizes), worth)
+    return Curve(np.array(sizes), worth[1:]) if keeps else Curve(np.append(0, sizes), worth)
 
 
 def _equal_share(sizes: Sizes, goodputs: Floats, share: int) -> float:

@@ -6,6 +6,7 @@ from .demand import RankedPolicy
 from .elastic_batch import elastic_batch
 from .fairshare import fairshare
 from .fifo import fifo
+from .goodput import goodput
 from .priority import priority
 from .ranking import by_priority, by_submission, in_turn
 
@@ -14,4 +15,5 @@ POLICIES: dict[PolicyName, RankedPolicy] = {
     PolicyName.FIFO: RankedPolicy(fifo, by_submission),
     PolicyName.PRIORITY: RankedPolicy(priority, by_priority),
     PolicyName.ELASTIC_BATCH: RankedPolicy(elastic_batch, in_turn),
+    PolicyName.GOODPUT: RankedPolicy(goodput, in_turn),
 }

@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+Configuration = tuple[int, int, bool]
+"""Workers, batch, and whether across hosts."""
 
 NOISE = 0.1
 """The standard deviation of one iteration's time, relative to it."""
@@ -40,6 +42,11 @@ class Measurement:
     hosts: int
     compute_seconds: float
     exchange_seconds: float
+
+    @property
+    def configuration(self) -> Configuration:
+        """What decides how long it takes."""
+        return self.workers, self.batch, self.hosts > 1
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,17 @@ class Throughput:
         exchange = np.where(across, self.exchange_across.at(n - 2.0), self.exchange.at(n - 2.0))
         return self.compute.at(self.samples(workers, batch)) + np.where(n > 1.0, exchange, 0.0)
 
+    def seconds_of(self, workers: int, batch: int, *, across: bool = False) -> float:
+        """Return `seconds` for one configuration, sooner."""
+        line = self.exchange_across if across else self.exchange
+        exchange = line.intercept + line.slope * (workers - 2) if workers > 1 else 0.0
+        return self.compute.intercept + self.compute.slope * self._samples_of(workers, batch) + exchange
+
+    def _samples_of(self, workers: int, batch: int) -> float:
+        if self.num_shards is None:
+            return batch / workers
+        return -(-self.num_shards // workers) * (batch / self.num_shards)
+
     def rate(self, workers: ArrayLike, batch: ArrayLike, *, across: ArrayLike = False) -> Floats:
         """Return the samples per second; arguments as for `seconds`."""
         return np.asarray(batch, dtype=float) / self.seconds(workers, batch, across=across)
@@ -109,16 +127,24 @@ class Measurements:
     """The newest iterations of a job, by configuration: workers, batch, and whether across hosts."""
 
     num_shards: int | None = None
-    _times: dict[tuple[int, int, bool], list[tuple[float, float]]] = field(default_factory=dict)
+    _times: dict[Configuration, list[tuple[float, float]]] = field(default_factory=dict)
     """Compute and exchange seconds; the configuration measured last comes last."""
 
     def add(self, measurement: Measurement) -> None:
         """Take one iteration into account; the oldest of many are forgotten."""
-        key = (measurement.workers, measurement.batch, measurement.hosts > 1)
+        key = measurement.configuration
         times = self._times.pop(key, [])
         self._times[key] = [*times, (measurement.compute_seconds, measurement.exchange_seconds)][-MOST_ITERATIONS:]
         if len(self._times) > MOST_CONFIGURATIONS:
             del self._times[next(iter(self._times))]
+
+    def medians(self) -> dict[Configuration, float]:
+        """Return the median seconds of an iteration in each configuration."""
+        return {configuration: self.median(configuration) for configuration in self._times}
+
+    def median(self, configuration: Configuration) -> float:
+        """Return the median seconds of an iteration in one that was measured."""
+        return median(computing + exchanging for computing, exchanging in self._times[configuration])
 
     def fit(self) -> Throughput:
         """Return the throughput that fits the medians of the configurations best, with the prior."""

@@ -1,0 +1,145 @@
+"""What jobs have shown of themselves, for policies: their speed, and what a change costs them.
+
+Workers measure, and report. Nothing of it is stored, since a new scheduler learns it again in a minute or two. A policy
+sees what was observed at most every `OBSERVE_SECONDS`, and as it was while it differs by less than its noise: what is
+measured jitters, and must not move slots to and fro.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from datetime import datetime
+from math import frexp, isfinite, ldexp
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from resile_shared.messages.reports import Measurement, Progress, Report, Switched
+
+if TYPE_CHECKING:
+    from ..policies.stable_fit import StableFit
+    from ..policies.throughput import Throughput
+
+OBSERVE_SECONDS = 30.0
+CHANGE_SECONDS = 0.53
+"""Of training that a change costs, until one was measured: as a small model on one host (bench/rescale.py)."""
+MOST_CHANGE_SECONDS = 60.0
+NUM_NEWEST = 8
+"""Changes and paces that count: their median."""
+NOTICEABLE = 1.25
+"""A noise scale or a cost that differs by less than this factor is the same."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a policy sees of it; the fields are those of `Demand`."""
+
+    throughput: "Throughput | None" = None
+    noise_scale: float | None = None
+    change_seconds: float = CHANGE_SECONDS
+    attained: float = 0.0
+
+
+class _Point(NamedTuple):
+    """How far a generation had come, by the clock of the host that reported it."""
+
+    host: str
+    generation: int
+    iteration: int
+    time: datetime
+
+
+class ChangeCost:
+    """The training time that a job loses when its workers change.
+
+    It is what the time from the last report before the change to the first iteration after it exceeds that of the
+    iterations between: the pause, and what slows them down while joiners warm up.
+    """
+
+    def __init__(self) -> None:
+        self._before: _Point | None = None
+        self._paces: deque[float] = deque(maxlen=NUM_NEWEST)
+        self._lost: deque[float] = deque(maxlen=NUM_NEWEST)
+
+    @property
+    def seconds(self) -> float:
+        """The median of the newest changes."""
+        return median(self._lost) if self._lost else CHANGE_SECONDS
+
+    def on_progress(self, report: Report, iteration: int) -> None:
+        """Note how far the job is, while no change is under way."""
+        point = _Point(report.host, report.generation, iteration, report.time)
+        before, self._before = self._before, point
+        if before and before[:2] == point[:2] and iteration > before.iteration and point.time > before.time:
+            self._paces.append((point.time - before.time).total_seconds() / (iteration - before.iteration))
+
+    def on_switched(self, report: Report, switched: Switched) -> None:
+        """Measure the change that ends with ``switched``."""
+        lost, before = switched.pause_seconds, self._before
+        if before and before.host == report.host and self._paces:
+            passed = (report.time - before.time).total_seconds()
+            lost = max(lost, passed - median(self._paces) * (switched.iteration - before.iteration))
+        if isfinite(lost):
+            self._lost.append(min(max(lost, 0.0), MOST_CHANGE_SECONDS))
+        self._before = None
+        self._paces.clear()
+
+
+class Observer:
+    """Learns from what one job reports."""
+
+    def __init__(self) -> None:
+        self.observation = Observation()
+        """As policies see it."""
+        self._fit: StableFit | None = None
+        self._noise_scale: float | None = None
+        self._change = ChangeCost()
+
+    def on_progress(self, report: Report, progress: Progress, *, num_shards: int, is_changing: bool) -> None:
+        """Learn from what iterations measured; ``is_changing``: a newer generation is to take over."""
+        if is_changing:
+            return
+        self._change.on_progress(report, progress.iteration)
+        self._noise_scale = progress.noise_scale if progress.noise_scale is not None else self._noise_scale
+        if progress.measurement is not None:
+            self._measure(progress.measurement, num_shards)
+
+    def on_switched(self, report: Report, switched: Switched) -> None:
+        """Learn what a change has cost."""
+        self._change.on_switched(report, switched)
+
+    def _measure(self, measured: Measurement, num_shards: int) -> None:
+        from ..policies.stable_fit import StableFit  # `resile run` loads no numpy before something is measured
+        from ..policies.throughput import Measurement as Configuration
+
+        self._fit = self._fit or StableFit(num_shards)
+        self._fit.add(
+            Configuration(
+                measured.workers,
+                measured.batch_size,
+                measured.hosts,
+                measured.compute_seconds,
+                measured.exchange_seconds,
+            )
+        )
+
+    def observe(self, *, attained: float) -> bool:
+        """Renew what policies see; return whether it changed. ``attained``: the slot-seconds that the job has held."""
+        seen = self.observation
+        self.observation = Observation(
+            throughput=self._fit.throughput if self._fit else None,
+            noise_scale=_noticed(seen.noise_scale, self._noise_scale),
+            change_seconds=_noticed(seen.change_seconds, self._change.seconds) or 0.0,
+            attained=_power_of_two(attained),
+        )
+        return self.observation != seen
+
+
+def _noticed(seen: float | None, newest: float | None) -> float | None:
+    """Return ``newest`` if it differs noticeably from what was seen, else that."""
+    if seen is None or newest is None:
+        return newest
+    return seen if seen / NOTICEABLE <= newest <= seen * NOTICEABLE else newest
+
+
+def _power_of_two(number: float) -> float:
+    """Round down: jobs that share by turns take turns ever less often."""
+    return ldexp(0.5, frexp(number)[1]) if number >= 1.0 else 0.0

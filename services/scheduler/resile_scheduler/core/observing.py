@@ -1,0 +1,31 @@
+"""When policies see what was observed of jobs: at most every `OBSERVE_SECONDS`, and then they decide again."""
+
+from math import inf
+
+from resile_shared.messages.usage import SlotUsage
+
+from .observations import OBSERVE_SECONDS
+from .pool import Pool
+
+
+class Observing:
+    """Shows policies from time to time what jobs have measured."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._last = -inf
+
+    def check(self, *, now: float) -> None:
+        """Request a decision if it is time for one and something was observed."""
+        if now - self._last < OBSERVE_SECONDS:
+            return
+        self._last = now
+        for job in self._pool.jobs.values():
+            if not job.is_over and job.observer.observe(attained=_attained(job.record.usage, now)):
+                self._pool.changed(job)
+
+
+def _attained(usage: SlotUsage, now: float) -> float:
+    """Return the slot-seconds until now."""
+    held = max(now - usage.since.timestamp(), 0.0) if usage.since else 0.0
+    return usage.slot_milliseconds / 1000 + usage.slots * held

@@ -1,0 +1,39 @@
+"""A throughput that stays the same while its measurements only jitter."""
+
+from collections import Counter
+
+from .throughput import MOST_ITERATIONS, Configuration, Measurement, Measurements, Throughput
+
+TOLERANCE = 0.25
+"""Two medians of `MOST_ITERATIONS` iterations that jitter by 20 % hardly ever differ so much."""
+
+
+class StableFit:
+    """The throughput of a job, fitted anew only when there is something to learn.
+
+    That is when 1, 2, 4, ... up to `MOST_ITERATIONS` measurements of a configuration (workers, batch, whether across
+    hosts) are known, and then when their median is off by more than `TOLERANCE` from what it was in the last fit.
+    """
+
+    def __init__(self, num_shards: int | None = None) -> None:
+        self.throughput: Throughput | None = None
+        self._measurements = Measurements(num_shards)
+        self._numbers: Counter[Configuration] = Counter()
+        """How many measurements of each there ever were."""
+        self._fitted: dict[Configuration, float] = {}
+        """The median seconds of an iteration in the last fit."""
+
+    def add(self, measurement: Measurement) -> None:
+        """Take a measurement into account."""
+        self._measurements.add(measurement)
+        self._numbers[measurement.configuration] += 1
+        if self._is_news(measurement.configuration):
+            self.throughput = self._measurements.fit()
+            self._fitted = self._measurements.medians()
+            self._numbers = Counter({known: self._numbers[known] for known in self._fitted})
+
+    def _is_news(self, configuration: Configuration) -> bool:
+        known, number = self._fitted.get(configuration), self._numbers[configuration]
+        if known is None or (number <= MOST_ITERATIONS and number & (number - 1) == 0):
+            return True
+        return abs(self._measurements.median(configuration) - known) > TOLERANCE * known
