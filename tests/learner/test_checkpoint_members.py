@@ -14,7 +14,7 @@ from resile_learner.checkpoint.upload_queue import Task, UploadQueue, Wait
 from resile_learner.checkpoint.uploads import carry_out
 from resile_learner.session import SoloSession, View
 from resile_shared.errors import ResileError
-from resile_shared.storage import StorageError
+from resile_shared.storage import ObjectStorage, StorageError
 
 from .test_checkpointer import StoredSession, state_of
 
@@ -27,6 +27,7 @@ class Members:
     def __init__(self, folder: Path, num: int) -> None:
         self.now = 100.0
         self.generation = 1
+        self.objects = ObjectStorage(folder.as_uri())
         self.store = CheckpointStore(folder.as_uri())
         self.sessions = {me: StoredSession(folder.as_uri()) for me in range(num)}
         self.queues = {me: UploadQueue() for me in range(num)}
@@ -141,12 +142,20 @@ def test_a_checkpoint_that_waits_is_replaced_by_a_newer_one_everywhere(members: 
 
 
 def test_a_checkpoint_of_one_boundary_is_begun_once(members: Members) -> None:
+    for iteration in (5, 5, 6):
+        members.begin(iteration)
+    assert members.round()[0].dropped == (), "6 waits for 5, and replaces nothing"
+    finish(members)
+    finish(members)
+    assert members.store.complete() == [CheckpointId(1, 6, 1), CheckpointId(1, 5, 1)]
+
+
+def test_a_member_may_be_behind_before_there_was_a_checkpoint(members: Members) -> None:
+    members.recover(1, 2, behind=(1,))
+    assert [header.held for header in members.round()] == [[], []]
     members.begin(5)
-    current = members.queues[0].current
-    members.begin(5)
-    assert members.queues[0].current == current
-    members.queues[0].finish(CheckpointId(1, 5, 1))
-    assert members.queues[0].current is None, "no other one waits"
+    finish(members)
+    assert members.store.complete() == [CheckpointId(1, 5, 2)]
 
 
 def test_members_that_differ_stop_with_what_is_wrong(members: Members) -> None:
@@ -223,6 +232,7 @@ def test_the_lowest_rank_alone_stores_the_final_model_once(members: Members) -> 
             members.parts[me].store_model(state_of(1.0)._model)  # type: ignore[arg-type]
     assert [members.parts[me].is_busy for me in range(3)] == [True, False, False]
     assert [len(members.upload(me)) for me in range(3)] == [1, 0, 0]
+    assert list(members.objects.sizes("models/")) == [members.parts[2].model_key]
     members.parts[0].store_model(state_of(1.0)._model)  # type: ignore[arg-type]
     assert members.upload(0) == []
     assert not members.parts[0].is_busy
@@ -255,6 +265,7 @@ def test_a_warning_says_once_what_is_not_stored_and_whether_training_goes_on(mem
             members.now += 60.0
             members.upload(0, failure=FAILURE)
             members.round(paused_at=paused_at)
+        assert [members.parts[me].is_failing for me in (0, 1)] == [True, False]
         assert not members.sessions[1].warnings, "it stores what it has to"
         (new,) = members.sessions[0].warnings[before:]
         return new
