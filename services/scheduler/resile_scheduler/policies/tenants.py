@@ -32,14 +32,17 @@ def by_tenant(
     """
 
     def decide(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
-        tenants = _group([within_sizes(demand) for demand in demands], shares, num_slots, key=ranking(demands))
-        if len(tenants) < 2:
+        if len({demand.tenant for demand in demands}) < 2:
             return policy(demands, num_slots)
+        key = ranking(demands)
+        tenants = _group([within_sizes(demand) for demand in demands], shares, num_slots, key=key)
         _claim_quotas(tenants, num_slots)
         _claim_minimums(tenants, num_slots, attained)
         _divide(tenants, num_slots, policy)
         _lend(tenants, num_slots, policy)
-        given = {job.job: _explained(tenant, job, num_slots) for tenant in tenants for job in tenant.jobs}
+        given: dict[str, Target] = {}
+        for tenant in tenants:
+            given.update(_explained(tenant, num_slots))
         return {demand.job: given[demand.job] for demand in demands}
 
     return decide
@@ -61,12 +64,13 @@ class _Tenant:
     is_reduced: bool = False
     """Whether its quota does not fit beside those of others."""
     slots: int = -1
+    used: int = 0
+    """How many of them its jobs get."""
     targets: dict[str, Target] = field(default_factory=dict)
 
-    @property
-    def used(self) -> int:
-        """How many slots its jobs get."""
-        return _num_workers(self.targets)
+    def give(self, slots: int, targets: dict[str, Target]) -> None:
+        """Record how its jobs share ``slots``."""
+        self.slots, self.targets, self.used = slots, targets, _num_workers(targets)
 
 
 def _group(demands: Sequence[Demand], shares: Mapping[str, TenantShare], num_slots: int, *, key: Key) -> list[_Tenant]:
@@ -127,7 +131,7 @@ def _divide(tenants: Sequence[_Tenant], num_slots: int, policy: Policy) -> None:
         limits = [(tenant.share.weight, tenant.claim, tenant.most) for tenant in tenants]
         for tenant, slots in zip(tenants, divide(limits, num_slots), strict=True):
             if slots != tenant.slots:
-                tenant.slots, tenant.targets = slots, policy(tenant.jobs, slots)
+                tenant.give(slots, policy(tenant.jobs, slots))
         sated = [tenant for tenant in tenants if tenant.used < tenant.slots]
         if not sated:
             return
@@ -143,23 +147,31 @@ def _lend(tenants: Sequence[_Tenant], num_slots: int, policy: Policy) -> None:
         targets = policy(tenant.jobs, tenant.used + left) if left else tenant.targets
         more = _num_workers(targets) - tenant.used
         if more > 0:
-            tenant.slots, tenant.targets = tenant.used + left, targets
+            tenant.give(tenant.used + left, targets)
             left -= more
 
 
-def _explained(tenant: _Tenant, job: Demand, num_slots: int) -> Target:
-    """Return the target of ``job``, with a reason that says what its tenant has if that is what limits the job."""
-    target = tenant.targets[job.job]
-    if target.workers == job.most or target.error:
-        return target
-    if not _is_able(job, num_slots):
-        return replace(target, reason=reason_to_wait(job, num_slots, ""))
+def _explained(tenant: _Tenant, num_slots: int) -> dict[str, Target]:
+    """Return the targets of its jobs, with reasons that say what the tenant has where that is what limits them."""
     has = f"tenant {tenant.name} has {tenant.used} of {num_slots} slots"
     if tenant.is_reduced:
         has += f", and its quota of {tenant.share.quota} is reduced to {tenant.quota}: the quotas exceed the slots"
-    if not target.workers and job.least > tenant.slots:
-        return replace(target, reason=reason_to_wait(job, num_slots, has))
-    return replace(target, reason=has if target.reason == ALL_IT_CAN_USE else f"{target.reason}; {has}")
+
+    def reason(job: Demand, target: Target) -> str:
+        if target.workers == job.most or target.error:
+            return target.reason
+        if not _is_able(job, num_slots):
+            return reason_to_wait(job, num_slots, "")
+        if not target.workers and job.least > tenant.slots:
+            return reason_to_wait(job, num_slots, has)
+        return has if target.reason == ALL_IT_CAN_USE else f"{target.reason}; {has}"
+
+    explained = {}
+    for job in tenant.jobs:
+        target = tenant.targets[job.job]
+        text = reason(job, target)
+        explained[job.job] = target if text is target.reason else replace(target, reason=text)
+    return explained
 
 
 def _is_able(job: Demand, num_slots: int) -> bool:
