@@ -124,6 +124,11 @@ def test_what_one_tenants_policy_cannot_use_is_lent_to_the_others() -> None:
     assert workers(fair(jobs, 12)) == [4, 0, 8]
 
 
+def test_what_one_tenant_leaves_is_divided_among_the_others_by_weight() -> None:
+    jobs = [*(of("a", demand(n, least=3, most=3)) for n in (1, 2)), of("b", demand(3)), of("c", demand(4))]
+    assert workers(fair(jobs, 15)) == [3, 0, 6, 6], "five would be a third"
+
+
 def test_with_preemption_off_a_quota_is_given_back_only_as_slots_become_free() -> None:
     policy = composed(POLICIES[PolicyName.FAIRSHARE], {"b": quota(6)}, preemption=False)
     running = replace(of("a", demand(1)), holds_slots=True, assigned_workers=6)
