@@ -50,7 +50,9 @@ def train_with_ddp(workload: str, name: str, *, rank: int, size: int, port: int,
         optimizer.step()
 
 
-def train_with_resile(workload: str, name: str, *, num_shards: int | None, mode: Any, gate: str) -> None:
+def train_with_resile(
+    workload: str, name: str, *, num_shards: int | None, mode: Any, gate: str, measures_noise: bool
+) -> None:
     """Train by Resile's loop until the gate closes."""
     from resile.training import ElasticLoop, seed
 
@@ -65,6 +67,7 @@ def train_with_resile(workload: str, name: str, *, num_shards: int | None, mode:
         batch_size=work.batch_size,
         num_shards=num_shards,
         mode=mode,
+        batch_range=(work.batch_size, 8 * work.batch_size) if measures_noise else None,
     )
     turnstile: Turnstile | None = None
     for iteration in loop:
@@ -104,8 +107,16 @@ def main() -> None:
     parser.add_argument("--gate", required=True)
     parser.add_argument("--num-shards", type=int)
     parser.add_argument("--mode", default="same-bits")
+    parser.add_argument("--measures-noise", action="store_true")
     args = parser.parse_args()
-    train_with_resile(args.workload, args.name, num_shards=args.num_shards, mode=args.mode, gate=args.gate)
+    train_with_resile(
+        args.workload,
+        args.name,
+        num_shards=args.num_shards,
+        mode=args.mode,
+        gate=args.gate,
+        measures_noise=args.measures_noise,
+    )
 
 
 if __name__ == "__main__":

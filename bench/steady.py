@@ -2,11 +2,12 @@
 
     python bench/steady.py [--quick | --tiny] [--workloads digits gpt] [--workers 1 2 4]
 
-For each model and number of workers six trainings live side by side and take turns of a few iterations each: DDP, the
-same processes without DDP (compute alone), and Resile with V = N (the cut that DDP makes), with the V that the training
-call takes by itself (24 for the digits' batch of 192, 4 for the GPT's of 32), with V = 8, and in fast mode. A ratio is
-that of the median iterations; the quartiles are of the ratios of single turns. The second ratio is that of processor
-time, of all workers together: it shows work, not waiting, and is steadier on a busy machine.
+For each model and number of workers seven trainings live side by side and take turns of a few iterations each: DDP,
+the same processes without DDP (compute alone), and Resile with V = N (the cut that DDP makes), with the V that the
+training call takes by itself (24 for the digits' batch of 192, 4 for the GPT's of 32), the same with a range of
+batches, so that the noise scale is measured, with V = 8, and in fast mode. A ratio is that of the median iterations;
+the quartiles are of the ratios of single turns. The second ratio is that of processor time, of all workers together:
+it shows work, not waiting, and is steadier on a busy machine.
 """
 
 import asyncio
@@ -70,6 +71,7 @@ def trainings(size: int) -> list[Training]:
         Training("alone", "DDP's compute alone", size),
         Training("v=n", "Resile, V = N", size, ["--num-shards", str(size)]),
         Training("default", "Resile, default V", size),
+        Training("noise", "Resile, default V, noise scale", size, ["--measures-noise"]),
         Training("v=8", "Resile, V = 8", size, ["--num-shards", "8"]),
         Training("fast", "Resile, fast mode", size, ["--mode", "fast"]),
     ]

@@ -81,6 +81,8 @@ class Gradients:
 
     def __init__(self, parameters: Sequence[Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._parameters = list(parameters)
+        self._measures_norms = False
+        self._squares: list[list[Tensor]] = []
         self.buckets = cut_into_buckets(self._parameters, bucket_bytes)
         self._slots: list[_Slot] = []
         self._hosts: dict[tuple[int, int], Tensor] = {}
@@ -90,10 +92,12 @@ class Gradients:
         for index, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(_Hook(self, index))  # type: ignore[no-untyped-call]
 
-    def begin(self, num_leaves: int, held: Interval) -> LocalPlan:
+    def begin(self, num_leaves: int, held: Interval, *, measures_norms: bool = False) -> LocalPlan:
         """Begin an iteration in which this worker holds the leaves ``held``."""
+        self._measures_norms = measures_norms
         self.used = [False] * len(self._parameters)
         self._leaf = None
+        self._squares = []
         plan = local_plan(num_leaves, held)
         needed = max([step.slot for step in plan.steps], default=0) + 1
         while len(self._slots) < needed:
@@ -129,6 +133,14 @@ class Gradients:
         """Push every bucket that no hook has pushed: parameters without a gradient, or no leaf at all."""
         self._finish(self._leaf or _Leaf(push=partial(self._push, plan, round_)))
 
+    def squares(self) -> list[float]:
+        """For each leaf held, once all are folded: the squared norm of its gradients, if norms are measured."""
+        return [sum(map(float, squares)) for squares in self._squares]
+
+    def square_of_sums(self) -> float:
+        """The squared norm of the summed gradients, once they are assigned."""
+        return sum(float(_square([flat])) for flat in self._slots[0].flats)
+
     def assign(self, used: Sequence[bool]) -> None:
         """Give each parameter its summed gradient, and None to those that no shard used."""
         for b in range(len(self.buckets)):
@@ -160,12 +172,14 @@ class Gradients:
         self._leaf = None
         while leaf.next_bucket < len(self.buckets):
             self._complete_bucket(leaf)
+        if leaf.step is not None and self._measures_norms:
+            self._squares.append(leaf.squares)
 
     def _complete_bucket(self, leaf: "_Leaf") -> None:
         bucket = leaf.next_bucket
         leaf.next_bucket += 1
         if leaf.step is not None:
-            self._fold_bucket(bucket, leaf.step)
+            leaf.squares += self._fold_bucket(bucket, leaf.step)
         if leaf.push is not None:
             leaf.push(bucket)
 
@@ -176,10 +190,14 @@ class Gradients:
                 host.copy_(flat)
         round_.push(bucket)
 
-    def _fold_bucket(self, b: int, step: LeafStep) -> None:
-        """Fold the gradients of one bucket and free them: their memory, still in the cache, serves the next layer."""
+    def _fold_bucket(self, b: int, step: LeafStep) -> list[Tensor]:
+        """Fold the gradients of one bucket and free them: their memory, still in the cache, serves the next layer.
+
+        Returns their squared norm, if norms are measured.
+        """
         slot = self._slots[step.slot]
-        views, gradients = [], []
+        views: list[Tensor] = []
+        gradients: list[Tensor] = []
         for index in self.buckets[b].parameters:
             gradient, self._parameters[index].grad = self._parameters[index].grad, None
             if gradient is not None:
@@ -195,6 +213,7 @@ class Gradients:
             torch._foreach_copy_(views, gradients)
         for left, right in step.merges:
             self._slots[left].flats[b].add_(self._slots[right].flats[b])
+        return [_square(gradients)] if self._measures_norms and gradients else []
 
     def _host(self, slot: int, bucket: int) -> Tensor:
         flat = self._slots[slot].flats[bucket]
@@ -215,6 +234,8 @@ class _Leaf:
     """[bucket]: gradients still to come."""
     push: Callable[[int], None] | None = None
     next_bucket: int = 0
+    squares: list[Tensor] = field(default_factory=list)
+    """Of the buckets so far, if norms are measured: the squared norm of their gradients."""
 
 
 class _Hook:
@@ -271,6 +292,12 @@ def cut_into_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[Bu
         if bucket.length * parameter.element_size() >= bucket_bytes:
             del open_buckets[kind]
     return buckets
+
+
+def _square(tensors: list[Tensor]) -> Tensor:
+    """The squared norm of tensors of one dtype and device, all together, as a tensor: a device is not waited for."""
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype)).double().square().sum()
 
 
 def _check_dense(gradients: Sequence[Tensor]) -> None:

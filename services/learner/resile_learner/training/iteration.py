@@ -22,9 +22,13 @@ from .fetch import Fetched
 from .gradients import Gradients
 from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, fold_leaves
 from .loss_scale import check_not_summed
+from .noise import SquaredNorms
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all
 from .stragglers import Pace
+
+SHARD_SQUARES = "resile/shard squares"
+"""Among the scalars of a shard: the squared norm of its gradient."""
 
 
 class NotANumber(ResileError):
@@ -60,6 +64,7 @@ class Iteration:
         determinism: Determinism,
         header: RoundHeader,
         last: tuple[int, float],
+        measures_noise: bool,
     ) -> None:
         self.number = number
         self.epoch = batch.epoch
@@ -67,6 +72,7 @@ class Iteration:
         self.num_samples = len(batch.indices)
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
+        self.norms: SquaredNorms | None = None
         self.outcome: RoundResult | None = None
         self.lost: Abandoned | None = None
         self._batch = batch
@@ -76,7 +82,7 @@ class Iteration:
         self._fetch_spare = fetch_spare
         self._gradients = gradients
         self._buffers = buffers
-        self._plan = gradients.begin(batch.num_shards, held)
+        self._plan = gradients.begin(batch.num_shards, held, measures_norms=measures_noise)
         self._round = rounds.open(batch.num_shards, gradients.partials(self._plan), gradients.sums())
         self._leaves: list[tuple[dict[str, Tensor | float], Deltas]] = []
         self._indices: list[Indices] = []
@@ -86,6 +92,7 @@ class Iteration:
         self._determinism = determinism
         self._header = header
         self._last = last
+        self._measures_noise = measures_noise
         self._processor = 0.0
 
     def shards(self) -> Iterator[Any]:
@@ -212,6 +219,9 @@ class Iteration:
         self._determinism.apply()  # the update depends on it as well
         self._buffers.commit(totals.deltas)
         self._gradients.assign(totals.used)
+        if self._measures_noise:
+            of_batch = self._gradients.square_of_sums() / self._scale**2
+            self.norms = SquaredNorms(self.metrics.pop(SHARD_SQUARES), of_batch)
         seed_all(mix(self._seed, "update", self.number))  # whichever shard this worker computed last
         self._phases.enter("callback")
         return True
@@ -222,12 +232,21 @@ class Iteration:
         return Pace(len(self._leaves), data, compute, processor, callback, *self._last)
 
     def _partials(self) -> Sequence[PartialSums]:
+        squares = self._gradients.squares() if self._measures_noise else []
+
         def of_leaf(leaf: int) -> PartialSums:
             values, deltas = self._leaves[leaf - self._held.lo]
             weight = self._batch.weight(leaf)
+            if squares:  # of the loss as it was weighted and scaled for the backward pass
+                values = {**values, SHARD_SQUARES: squares[leaf - self._held.lo] / (weight * self._scale) ** 2}
             return PartialSums({name: float(value) * weight for name, value in values.items()}, deltas)
 
         return [fold_leaves(piece, of_leaf) for piece in self._plan.pieces]
+
+    @property
+    def _scale(self) -> float:
+        """That of the GradScaler, which all gradients of the iteration have."""
+        return float(self._scalers[0].get_scale()) if self._scalers else 1.0
 
 
 def _detached(value: Tensor | float) -> Tensor | float:

@@ -38,6 +38,7 @@ from .gradients import Gradients
 from .iteration import Iteration
 from .learning_rate import LearningRateRule, LearningRateScale
 from .ledger import Ledger
+from .noise import NOISE_EVERY, NoiseScale
 from .optimizer_watch import OptimizerWatch
 from .protocol import TrainingProtocol
 from .reports import Result
@@ -111,6 +112,7 @@ class ElasticLoop:
         self._fetcher = Fetcher(dataset, seed=seed, collate_fn=collate_fn, num_workers=num_workers)
         self._stream: Iterator[Fetched] | None = None
         self._gradients = Gradients(trained)
+        self._noise = NoiseScale()
         self._buffers = Buffers(model)
         self._digest = RollingDigest(self._parameters)
         self._checkpoints = Checkpointer(self._session, every=checkpoint_every)
@@ -130,6 +132,7 @@ class ElasticLoop:
             "reproducibility": self.bits,
             "steps": self._watch,
             "batches": self._schedule,
+            "noise": self._noise,
         }
         if self._validator:
             parts["validation"] = self._validator
@@ -257,6 +260,7 @@ class ElasticLoop:
             determinism=self._determinism,
             header=self._protocol.header(next_iteration=self.iteration + 1),
             last=self._protocol.reports.last,
+            measures_noise=self._schedule.batch_range is not None and self.iteration % NOISE_EVERY == 0,
         )
         steps = self._watch.steps
         self._phases.enter("callback")
@@ -270,7 +274,11 @@ class ElasticLoop:
             raise UsageError(
                 "the body of the loop ended without iteration.exchange(): call it once, after the last shard"
             )
-        self._protocol.commit(batch, iteration.outcome, loss=iteration.loss, metrics=iteration.metrics)
+        if iteration.norms:
+            self._noise.add(iteration.norms, num_samples=len(batch.indices), num_shards=batch.num_shards)
+        self._protocol.commit(
+            batch, iteration.outcome, loss=iteration.loss, metrics=iteration.metrics, noise_scale=self._noise.value
+        )
 
     def _check_unchanged(self) -> None:
         """Refuse what a joining worker could not know, and schedules that count other steps than they get."""

@@ -118,7 +118,15 @@ class TrainingProtocol:
             facts=facts or {},
         )
 
-    def commit(self, batch: Batch, outcome: RoundResult, *, loss: float | None, metrics: Mapping[str, float]) -> None:
+    def commit(
+        self,
+        batch: Batch,
+        outcome: RoundResult,
+        *,
+        loss: float | None,
+        metrics: Mapping[str, float],
+        noise_scale: float | None = None,
+    ) -> None:
         """Count the iteration over ``batch`` as done: the computation has applied the ``outcome`` of its round."""
         self._ledger.commit(batch.epoch, outcome.totals.indices)
         progress = self._state.progress
@@ -126,6 +134,7 @@ class TrainingProtocol:
         progress.iteration += 1
         progress.epoch, progress.sample = batch.next
         progress.loss, progress.metrics = loss, dict(metrics)
+        self.reports.noise_scale = noise_scale
         self._computation.begin_iteration(progress.iteration)
         ends_epoch = batch.ends_epoch or progress.iteration == progress.iterations_total
         if ends_epoch and self._validator:

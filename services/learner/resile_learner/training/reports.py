@@ -51,6 +51,7 @@ class Reports:
         self._iteration_seconds = 0.0
         self._stragglers = Stragglers()
         self._measurements = Measurements()
+        self.noise_scale: float | None = None
         self.last = (0, 0.0)
         """Of the newest iteration: see `RoundResult`."""
 
@@ -96,6 +97,7 @@ class Reports:
                 ends_epoch=ends_epoch,
                 iterations_total=progress.iterations_total if self._schedule.batch_range else None,
                 measurement=self._measurements.take(view),
+                noise_scale=self.noise_scale,
             )
             self._session.report(message)
 
