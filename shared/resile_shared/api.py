@@ -48,6 +48,11 @@ class JobSummary(View):
     seconds_left: float | None = Field(
         description="at the average speed of the active generation; None while the job does not train"
     )
+    deadline: Time | None = None
+    meets_deadline: bool | None = Field(
+        default=None,
+        description="whether it did, or is expected to at its average speed; None: no deadline, or unknown",
+    )
     submitted: Time
     bits: str | None = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
     params_sha256: str | None = Field(description="None before the end")

@@ -42,6 +42,22 @@ def test_the_time_that_is_left_follows_the_average_of_the_generation() -> None:
     assert (view.iteration_seconds, view.seconds_left) == (9.0, 450.0)
 
 
+def test_a_job_is_expected_to_meet_its_deadline_if_it_has_the_time_that_is_left() -> None:
+    reports = report(progress(100)).model_copy(update={"time": at(51.0)})  # 450 seconds are left
+
+    def meets(deadline: float, **changes: object) -> bool | None:
+        record = job(**changes)
+        spec = record.spec.model_copy(update={"deadline": at(deadline)})
+        return shown(record.model_copy(update={"spec": spec}), reports).meets_deadline
+
+    assert shown(job(), reports).meets_deadline is None
+    assert (meets(502.0), meets(500.0)) == (True, False)
+    assert meets(502.0, state=JobState.QUEUED) is None, "nobody knows when it will train"
+    ended = {"state": JobState.COMPLETED, "completed": COMPLETED, "ended": at(600.0)}
+    assert (meets(600.0, **ended), meets(599.0, **ended)) == (True, False)
+    assert meets(700.0, state=JobState.FAILED, ended=at(600.0)) is False
+
+
 @given(st.permutations([report(progress(n), generation=g) for g in (1, 2) for n in (1, 50, 90)]))
 def test_late_progress_moves_nothing_back(reports: list[Report]) -> None:
     assert shown(job(generation=2), *reports).iteration == 90

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_a_submitted_script_is_packed_and_its_wishes_are_sent(
 ) -> None:
     monkeypatch.setenv("SECRET", "hush")
     options = ["--max-workers", "3", "--priority", "7000", "--env", "A=b", "--env", "SECRET", "--group", "gpu=h200"]
-    options += ["--sizes", "1,3", "--placement", "spread"]
+    options += ["--sizes", "1,3", "--placement", "spread", "--deadline", "2h"]
     assert main(["submit", str(script), *options, "--", "--lr", "0.1"]) == 0
     assert capsys.readouterr().out == "new-1\n"
     with tarfile.open(fileobj=io.BytesIO(api_server.packages[0])) as archive:
@@ -52,6 +53,7 @@ def test_a_submitted_script_is_packed_and_its_wishes_are_sent(
         "gpu=h200",
     )
     assert (spec.sizes, spec.placement) == ((1, 3), "spread")
+    assert timedelta(minutes=110) < spec.deadline - datetime.now(UTC) <= timedelta(hours=2)
     assert spec.package == "packages/abc.tar.gz"
 
 
@@ -70,6 +72,8 @@ def test_a_request_whose_answer_is_lost_is_sent_again_with_the_same_key(
         (["--max-workers", "0"], "--max-workers: Input should be greater than or equal to 1"),
         (["--min-workers", "4", "--max-workers", "2"], "min_workers 4 is above max_workers 2"),
         (["--sizes", "1,two"], "--sizes: 1,two is not a list of whole numbers: give them as in 1,2,4,8"),
+        (["--deadline", "soon"], "--deadline: soon is no time: give it as in 90m, 2h, 3d or 2026-01-02T18:00"),
+        (["--deadline", "2001-01-01"], "--deadline: 2001-01-01 has passed: give a later time"),
         (["--sizes", "4,2"], "sizes must rise, without repetition, as in 1,2,4,8"),
         (["--sizes", "4,8", "--max-workers", "2"], "no size of 4, 8 is from min_workers 1 to max_workers 2"),
         (["--placement", "near"], "--placement: Input should be 'pack' or 'spread'"),

@@ -1,5 +1,7 @@
 """The commands that submit, show and change jobs."""
 
+import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from ..client import Client
 
 app = typer.Typer(rich_markup_mode=None)
+_FROM_NOW = re.compile(r"([0-9]{1,5})([mhd])")
 
 
 @app.command(short_help="Submit a script or a folder as a job; print its id.")
@@ -38,6 +41,10 @@ def submit(
     sizes: Annotated[
         str, typer.Option(metavar="N,N,...", help="Only these numbers of workers: 1,2,4,8. Default: any.")
     ] = "",
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="When it should be complete: in 2h, 90m or 3d, or at 2026-01-02T18:00."),
+    ] = None,
     priority: Annotated[
         int | None, typer.Option(metavar="N", help="A higher priority means a larger share. Default: 5000.")
     ] = None,
@@ -83,6 +90,7 @@ def submit(
         "env": dict(variable(text) for text in env or ()),
         "min_workers": min_workers,
         "sizes": _numbers(sizes),
+        "deadline": _time(deadline) if deadline is not None else None,
         "group": group,
         "placement": placement,
         **{
@@ -105,6 +113,20 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(number) for number in text.split(",")) if text else ()
     except ValueError as error:
         raise UsageError(f"--sizes: {text} is not a list of whole numbers: give them as in 1,2,4,8") from error
+
+
+def _time(text: str) -> datetime:
+    """Parse a time from now, or one of day; without a zone it is that of this machine."""
+    now = datetime.now().astimezone()
+    if match := _FROM_NOW.fullmatch(text):
+        return now + timedelta(minutes=int(match[1]) * {"m": 1, "h": 60, "d": 1440}[match[2]])
+    try:
+        time = datetime.fromisoformat(text).astimezone()
+    except ValueError as error:
+        raise UsageError(f"--deadline: {text} is no time: give it as in 90m, 2h, 3d or 2026-01-02T18:00") from error
+    if time <= now:
+        raise UsageError(f"--deadline: {text} has passed: give a later time")
+    return time
 
 
 def _spec(fields: dict[str, object]) -> "JobSpec":

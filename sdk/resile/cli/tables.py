@@ -66,6 +66,7 @@ def _details(job: JobView) -> Iterator[tuple[str, str]]:
     yield "workers", f"{job.workers} (limits {job.min_workers} to {job.max_workers})"
     yield "placement", job.placement if job.placement != "pack" else ""
     yield "sizes", ", ".join(map(str, job.sizes))
+    yield "deadline", _deadline(job)
     yield "slots", " ".join(job.slots)
     yield "generation", str(job.generation)
     yield "iteration", iterations(job)
@@ -81,6 +82,15 @@ def _details(job: JobView) -> Iterator[tuple[str, str]]:
     yield "batches", batches_text(job.batches)
     yield "bits", job.bits or ""
     yield "params sha256", job.params_sha256 or ""
+
+
+def _deadline(job: JobView) -> str:
+    if job.deadline is None:
+        return ""
+    if job.meets_deadline is None:
+        return moment(job.deadline)
+    word = "met" if job.meets_deadline else "missed"
+    return f"{moment(job.deadline)}: {word}" if job.state.is_final else f"{moment(job.deadline)}: expected to be {word}"
 
 
 def history_table(history: Iterable[HistoryItem]) -> Iterator[str]:

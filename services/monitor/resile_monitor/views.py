@@ -37,6 +37,7 @@ def job_summary(record: JobRecord, reports: JobReports) -> JobSummary:
     iteration = _iteration(record, reports)
     total = _iterations_total(record, reports)
     pace = _pace(record, reports)
+    seconds_left = max(0, total - iteration) * pace if slots and pace and total is not None else None
     return JobSummary(
         id=record.job,
         name=spec.name,
@@ -58,7 +59,9 @@ def job_summary(record: JobRecord, reports: JobReports) -> JobSummary:
         metrics=newest.metrics if newest else {},
         validation=newest.validation if newest else {},
         iteration_seconds=reports.progress.iteration_seconds or None if reports.progress else None,
-        seconds_left=max(0, total - iteration) * pace if slots and pace and total is not None else None,
+        seconds_left=seconds_left,
+        deadline=spec.deadline,
+        meets_deadline=_meets_deadline(record, reports, seconds_left),
         submitted=record.submitted,
         bits=_bits(record),
         params_sha256=record.completed.params_sha256 if record.completed else None,
@@ -135,6 +138,18 @@ def _pace(record: JobRecord, reports: JobReports) -> float | None:
         if num >= ENOUGH_ITERATIONS and seconds > 0:
             return seconds / num
     return progress.iteration_seconds or None
+
+
+def _meets_deadline(record: JobRecord, reports: JobReports, seconds_left: float | None) -> bool | None:
+    """Return whether the job was complete by its deadline, or is expected to be; None: no deadline, or not known."""
+    deadline = record.spec.deadline
+    if deadline is None:
+        return None
+    if record.state.is_final:
+        return record.state is JobState.COMPLETED and record.ended is not None and record.ended <= deadline
+    if seconds_left is None or reports.time is None:
+        return None
+    return (deadline - reports.time).total_seconds() >= seconds_left
 
 
 def _iteration(record: JobRecord, reports: JobReports) -> int:

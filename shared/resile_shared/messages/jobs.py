@@ -70,6 +70,9 @@ class JobSpec(Message):
     sizes: tuple[Workers, ...] = Field(
         default=(), max_length=MAX_SIZES, description="the numbers of workers that are allowed, rising; empty: any"
     )
+    deadline: Time | None = Field(
+        default=None, description="a wish: when it should be complete; what a policy makes of it is up to that"
+    )
     priority: int = Field(default=DEFAULT_PRIORITY, ge=1, le=MAX_PRIORITY)
     tenant: Id = "default"
     placement: Literal["pack", "spread"] = Field(

@@ -13,7 +13,7 @@ from resile_shared.messages.commands import (
     Refused,
 )
 from resile_shared.messages.jobs import Intent, JobRecord, JobSpec, JobState
-from resile_shared.messages.message import at
+from resile_shared.messages.message import at, timestamp
 
 from .allocator import Allocator
 from .events import JobChangeRequested, JobSubmitted
@@ -42,6 +42,9 @@ class JobCommands:
         if self._retention.is_going(event.spec.package):
             reason = "its package is being removed with the last job that used it: upload it again in some seconds"
             return Refused(code="conflict", reason=reason)
+        deadline = event.spec.deadline
+        if deadline is not None and deadline <= at(now):
+            return Refused(code="invalid", reason=f"its deadline, {timestamp(deadline)}, has passed: give a later one")
         record = JobRecord(
             job=event.job or f"job-{self._pool.last_number + 1}",
             spec=event.spec,

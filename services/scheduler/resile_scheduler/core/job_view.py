@@ -159,7 +159,7 @@ def _demand(job: Job, *, now: float) -> Demand:
         assigned_workers=job.num_assigned if held else 0,
         iteration=job.iteration,
         batch_size=(job.batch_size or ready.batch_size) if ready else 0,
-        iterations_total=ready.iterations_total if ready else None,
+        iterations_total=(seen.iterations_total or ready.iterations_total) if ready else None,
         active_workers=len(job.generations.active) if job.generations.has_started else 0,
         active_since=job.generations.active_since,
         sizes=job.sizes or None,
@@ -167,6 +167,7 @@ def _demand(job: Job, *, now: float) -> Demand:
         throughput=seen.throughput,
         noise_scale=seen.noise_scale,
         change_seconds=seen.change_seconds,
+        deadline_seconds=seen.deadline_seconds,
     )
 
 

@@ -36,6 +36,9 @@ class Observation:
     noise_scale: float | None = None
     change_seconds: float = CHANGE_SECONDS
     attained: float = 0.0
+    iterations_total: int | None = None
+    """None: as in the training call."""
+    deadline_seconds: float | None = None
 
 
 class _Point(NamedTuple):
@@ -91,6 +94,7 @@ class Observer:
         """As policies see it."""
         self._fit: StableFit | None = None
         self._noise_scale: float | None = None
+        self._iterations_total: int | None = None
         self._change = ChangeCost()
 
     def on_progress(self, report: Report, progress: Progress, *, num_shards: int, is_changing: bool) -> None:
@@ -99,6 +103,7 @@ class Observer:
             return
         self._change.on_progress(report, progress.iteration)
         self._noise_scale = progress.noise_scale if progress.noise_scale is not None else self._noise_scale
+        self._iterations_total = progress.iterations_total
         if progress.measurement is not None:
             self._measure(progress.measurement, num_shards)
 
@@ -121,7 +126,7 @@ class Observer:
             )
         )
 
-    def observe(self, *, attained: float) -> bool:
+    def observe(self, *, attained: float, deadline_seconds: float | None = None) -> bool:
         """Renew what policies see; return whether it changed. ``attained``: the slot-seconds that the job has held."""
         seen = self.observation
         self.observation = Observation(
@@ -129,6 +134,8 @@ class Observer:
             noise_scale=_noticed(seen.noise_scale, self._noise_scale),
             change_seconds=_noticed(seen.change_seconds, self._change.seconds) or 0.0,
             attained=_power_of_two(attained),
+            iterations_total=self._iterations_total,
+            deadline_seconds=deadline_seconds,
         )
         return self.observation != seen
 

@@ -21,7 +21,11 @@ class Observing:
             return
         self._last = now
         for job in self._pool.jobs.values():
-            if not job.is_over and job.observer.observe(attained=_attained(job.record.usage, now)):
+            if job.is_over:
+                continue
+            attained, deadline = _attained(job.record.usage, now), job.record.spec.deadline
+            left = deadline.timestamp() - now if deadline else None
+            if job.observer.observe(attained=attained, deadline_seconds=left):
                 self._pool.changed(job)
 
 

@@ -62,6 +62,8 @@ class Demand:
     """Of the gradient, in samples: the ratio of its variance per sample to its squared norm. None: not measured."""
     attained: float = 0.0
     """Slot-seconds that it has held so far."""
+    deadline_seconds: float | None = None
+    """How long it is until the time by which the job should be complete; None: it has no deadline."""
     change_seconds: float = 0.0
     """Training time that it loses when its workers change."""
     tenant: str = "default"

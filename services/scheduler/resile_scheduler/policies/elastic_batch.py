@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .changes import lost_share
+from .deadlines import with_needed
 from .demand import BatchRange, Demand, Target
 from .ranking import in_turn
 from .shares import admit, targets
@@ -35,6 +36,7 @@ UNKNOWN_BATCH = BatchRange(1, 1, least_per_slot=0)
 
 def elastic_batch(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     """Workers and batches for the largest sum of scaling factors."""
+    demands = with_needed(demands, num_slots)
     options = {demand.job: _options_of(demand) for demand in demands}
     able = [_with_least(d, options[d.job].sizes) for d in demands if len(options[d.job].sizes)]
     admitted = admit(able, num_slots, key=in_turn(demands))

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .changes import lost_share
+from .deadlines import with_needed
 from .demand import BatchRange, Demand, Target
 from .ranking import by_submission
 from .shares import admit
@@ -47,6 +48,7 @@ def goodput(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     if not demands:
         return {}
     share = max(1, -(-num_slots // len(demands)))
+    demands = with_needed(demands, num_slots)
     ordered = sorted(demands, key=lambda demand: demand.number)
     keeping = {
         d.job for d in admit([d for d in ordered if not d.is_preemptible], num_slots, key=by_submission(ordered))

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
 
+from .deadlines import urgency
 from .demand import Demand, Key
 
 PATIENCE_SECONDS = 600.0
@@ -44,5 +45,8 @@ def by_submission(_: Sequence[Demand]) -> Key:
 
 
 def by_priority(_: Sequence[Demand]) -> Key:
-    """Rank jobs strictly by priority, and those of equal priority in the order of their submission."""
-    return lambda demand: (-demand.priority, demand.number)
+    """Rank jobs strictly by priority, and those of equal priority in the order of their submission.
+
+    Of equals those with a deadline that they can meet come first, the earliest before the others.
+    """
+    return lambda demand: (-demand.priority, urgency(demand), demand.number)
