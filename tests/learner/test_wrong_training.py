@@ -136,7 +136,7 @@ SCHEDULES: dict[str, Schedule] = {
 @pytest.mark.parametrize("train", [by_loop, by_call, by_prepare])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_for_epochs_that_is_stepped_each_iteration_is_refused(train: Any, name: str) -> None:
-    with pytest.raises(UsageError, match=rf"was made for 4 steps \({name}\) and has made 5 by iteration 5 of 16"):
+    with pytest.raises(UsageError, match=rf"ends after \d steps \({name}\) and has made 5 by iteration 5 of 16"):
         train(make_schedule=SCHEDULES[name])
 
 
@@ -145,8 +145,9 @@ def test_a_schedule_for_epochs_steps_between_them(name: str) -> None:
     by_prepare(make_schedule=SCHEDULES[name], each_epoch=True)
 
 
-def test_a_schedule_for_iterations_steps_in_each() -> None:
-    by_loop(make_schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=16))
+@pytest.mark.parametrize("steps", [5, 16, 20])
+def test_a_schedule_for_iterations_steps_in_each(steps: int) -> None:
+    by_loop(make_schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps))
 
 
 @pytest.mark.parametrize("adds", ["parameter", "layer"])

@@ -9,30 +9,28 @@ from resile_shared.errors import UsageError
 
 
 def check_schedules(schedules: Iterable[Any], *, epochs: int, iteration: int, iterations_total: int) -> None:
-    """Raises UsageError for a schedule that is stepped beyond its end: its steps cannot be iterations.
+    """Raises UsageError for a schedule that fits into the number of epochs, and has made more steps than that.
 
-    Cosine and polynomial schedules have an end of their own. Milestones end with the last one: that of a schedule by
-    epochs comes before the last epoch.
+    Cosine and polynomial schedules have an end of their own, schedules with milestones the last of these.
     """
     for schedule in schedules:
         if not isinstance(schedule, LRScheduler):
             continue
-        name, end = _end(schedule, epochs)
-        if end is not None and schedule.last_epoch > end and iteration < iterations_total:
+        name, end = _end(schedule)
+        if end is not None and end <= epochs < schedule.last_epoch and iteration < iterations_total:
             raise UsageError(
-                f"{type(schedule).__name__} was made for {end} steps ({name}) and has made {schedule.last_epoch} by "
+                f"{type(schedule).__name__} ends after {end} steps ({name}) and has made {schedule.last_epoch} by "
                 f"iteration {iteration} of {iterations_total}: it is stepped once an iteration. Give it {name} in "
                 f"iterations ({iterations_total // epochs} make an epoch), or step it once an epoch, after the loop "
                 "over a prepared loader"
             )
 
 
-def _end(schedule: LRScheduler, epochs: int) -> tuple[str, int | None]:
+def _end(schedule: LRScheduler) -> tuple[str, int | None]:
     if isinstance(schedule, CosineAnnealingLR):
         return "T_max", int(schedule.T_max)
     if isinstance(schedule, PolynomialLR):
         return "total_iters", int(schedule.total_iters)
-    if isinstance(schedule, MultiStepLR) and schedule.milestones:
-        last = max(schedule.milestones)
-        return "milestones", epochs if last < epochs else None
+    if isinstance(schedule, MultiStepLR):
+        return "milestones", max(schedule.milestones, default=None)
     return "", None
