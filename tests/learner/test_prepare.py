@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset, WeightedRandomSampler
 
 from resile.training import ElasticLoader, ElasticLoop, prepare, seed
 from resile_learner.collectives.round import OpenRound
@@ -19,6 +19,7 @@ from resile_learner.state.run import RunState
 from resile_shared.errors import UsageError
 
 EPOCHS = 3
+WEIGHTED = WeightedRandomSampler([1.0 + index % 3 for index in range(45)], num_samples=60)
 
 
 def alone(call: Callable[[], Any]) -> Any:
@@ -118,6 +119,12 @@ def by_hand(dataset: TensorDataset, **settings: Any) -> str:
         ),
         ({"batch_size": 16, "shuffle": True, "num_workers": 1}, {}, {"batch_size": 16, "num_workers": 1}),
         ({"batch_size": 16, "shuffle": True}, {"mode": "fast"}, {"batch_size": 16, "mode": "fast"}),
+        ({"batch_size": 16, "sampler": WEIGHTED}, {}, {"batch_size": 16, "sampler": WEIGHTED}),
+        (
+            {"batch_sampler": BatchSampler(WEIGHTED, 16, drop_last=True)},
+            {"num_shards": 3},
+            {"batch_size": 16, "sampler": WEIGHTED, "num_shards": 3, "drop_last": True},
+        ),
     ],
 )
 def test_an_ordinary_loop_gives_the_bits_of_the_elastic_loop(
@@ -218,11 +225,18 @@ def test_a_plain_range_of_epochs_is_refused_at_once() -> None:
         alone(run)
 
 
-class OneByOne(torch.utils.data.Sampler[int]):
-    """A sampler of a kind that is not known."""
+class Stateful(torch.utils.data.Sampler[int]):
+    """Goes on where it was."""
+
+    def __init__(self) -> None:
+        self.start = 0
 
     def __iter__(self) -> Any:
-        return iter(range(45))
+        self.start += 1
+        return iter(range(self.start, self.start + 40))
+
+    def __len__(self) -> int:
+        return 40
 
 
 @pytest.mark.parametrize(
@@ -230,7 +244,9 @@ class OneByOne(torch.utils.data.Sampler[int]):
     [
         ([1, 2], {}, "the loader is a list"),
         (DataLoader(data(), batch_size=None), {}, "a batch sampler of its own"),
-        (DataLoader(data(), batch_size=4, sampler=OneByOne()), {}, r"a sampler \(OneByOne\) that workers cannot share"),
+        (DataLoader(data(), batch_sampler=[[1, 2], [3]]), {}, "a batch sampler of its own"),  # type: ignore[arg-type]
+        (DataLoader(data(), batch_size=4, sampler=DistributedSampler(data(), 2, 0)), {}, "a DistributedSampler"),
+        (DataLoader(data(), batch_size=4, sampler=Stateful()), {}, "yields other indices each time"),
         (DataLoader(data(), batch_size=4, worker_init_fn=print), {}, "a worker_init_fn"),
         (DataLoader(data(), batch_size=4), {"accumulate": 0}, "accumulate is 0"),
         (DataLoader(data(), batch_size=4), {"accumulate": 2, "num_shards": 2}, "both accumulate and num_shards"),

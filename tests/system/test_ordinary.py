@@ -54,3 +54,9 @@ def test_a_killed_worker_changes_nothing(sha: str, place: str, tmp_path: Path) -
 def test_a_grad_scaler_and_processes_that_read_ahead_keep_the_bits(tmp_path: Path) -> None:
     outcome = run(SCRIPT, "--plan", "0:2,8:3", home=tmp_path, args=("--bf16", "--num-workers", "1"))
     assert_same(outcome, plain(SCRIPT, "--bf16"))
+
+
+def test_a_weighted_sampler_draws_the_same_on_all_workers(tmp_path: Path) -> None:
+    outcome = run(SCRIPT, "--plan", "0:1,6:3,15:2", home=tmp_path, args=("--weighted",))
+    assert outcome.sha == plain(SCRIPT, "--weighted")
+    assert all(epoch["more"] > 0 for epoch in outcome.result["ledger"]["epochs"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 import resile.training
 
@@ -16,6 +16,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--bf16", action="store_true")
 parser.add_argument("--num-workers", type=int, default=0)
+parser.add_argument("--weighted", action="store_true")
 parser.add_argument("--kill", choices=("batch", "exchange", "epoch"), help="where the first worker kills itself")
 parser.add_argument("--killed", type=Path, help="the file that says that it did")
 args = parser.parse_args()
@@ -56,7 +57,10 @@ scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", factor=
 scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=5, enabled=args.bf16)
 validation = DataLoader(Noisy(50), batch_size=10, shuffle=True)
 # The last of six global batches has three samples: one shard, which other workers compute in vain.
-loader = DataLoader(Noisy(5 * 24 + 3), batch_size=4, shuffle=True, num_workers=args.num_workers)
+training = Noisy(5 * 24 + 3)
+weighted = WeightedRandomSampler([1 + index % 3 for index in range(len(training))], len(training))
+order = {"sampler": weighted} if args.weighted else {"shuffle": True}
+loader = DataLoader(training, batch_size=4, num_workers=args.num_workers, **order)
 
 model, optimizer, loader, scheduler = resile.training.prepare(
     model, optimizer, loader, scheduler, accumulate=6, grad_scaler=scaler if args.bf16 else None

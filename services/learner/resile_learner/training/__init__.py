@@ -6,6 +6,7 @@ prepare.py    prepare, for an ordinary loop: backward.py, gates.py and data_load
 settings.py   the settings of a training call, and the facts that must be equal on all workers
 iteration.py  one iteration: its shards and the exchange
 batches.py    the order of samples, and how it is cut into batches and shards
+samplers.py   the order that a script's own sampler draws
 fetch.py      reading shards
 gradients.py  buckets, and this worker's part of the summation tree
 buffers.py    BatchNorm statistics and other buffers, under the same tree

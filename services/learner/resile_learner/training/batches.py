@@ -1,5 +1,6 @@
 """Which samples each iteration uses, and how its global batch is cut into shards: a function of the settings alone."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -78,6 +79,8 @@ class BatchPlan:
     seed: int
     shuffle: bool = True
     drop_last: bool = False
+    order: Callable[[int], Indices] | None = None
+    """The order of each epoch; None: that of the dataset, shuffled or not."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
@@ -139,6 +142,8 @@ class BatchPlan:
         return fewer if samples // fewer >= 2 else max(1, samples // 2)
 
     def _order(self, epoch: int) -> Indices:
+        if self.order:
+            return self.order(epoch)
         if not self.shuffle:
             return np.arange(self.num_samples, dtype=np.int64)
         return _permutation(self.num_samples, mix(self.seed, "order", epoch))

@@ -3,11 +3,19 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from resile_shared.errors import UsageError
 
 from .fetch import Collate
+from .samplers import Sampler
 
 
 @dataclass(frozen=True)
@@ -17,6 +25,8 @@ class LoaderSettings:
     dataset: Any
     batch_size: int
     shuffle: bool
+    sampler: Sampler | None
+    """None: the order of the dataset, shuffled or not."""
     drop_last: bool
     collate_fn: Collate
     num_workers: int
@@ -35,8 +45,12 @@ def read_loader(loader: Any) -> LoaderSettings:
             f"the loader's dataset ({type(loader.dataset).__name__}) is iterable, not map-style: give one with __len__ "
             "and __getitem__, so that every sample can be used exactly once with any number of workers"
         )
-    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        raise UsageError("the loader has a batch sampler of its own: give it batch_size=... instead")
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        raise UsageError(
+            "the loader has a batch sampler of its own: give it batch_size=... and a sampler instead, so that batches "
+            "can be cut into shards"
+        )
     if loader.worker_init_fn is not None:
         raise UsageError(
             "the loader has a worker_init_fn, which does not run: samples are seeded one by one; open what a dataset "
@@ -44,20 +58,24 @@ def read_loader(loader: Any) -> LoaderSettings:
         )
     return LoaderSettings(
         dataset=loader.dataset,
-        batch_size=loader.batch_size,
-        shuffle=_shuffles(loader.sampler),
-        drop_last=loader.drop_last,
+        batch_size=batches.batch_size,
+        shuffle=_is_shuffled(batches.sampler),
+        sampler=_own_sampler(batches.sampler),
+        drop_last=batches.drop_last,
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
     )
 
 
-def _shuffles(sampler: Any) -> bool:
-    if type(sampler) is SequentialSampler:
-        return False
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None:
-        return True
-    raise UsageError(
-        f"the loader has a sampler ({type(sampler).__name__}) that workers cannot share: use shuffle=True or "
-        "shuffle=False, and leave out a DistributedSampler"
-    )
+def _is_shuffled(sampler: Any) -> bool:
+    return type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+
+
+def _own_sampler(sampler: Any) -> Any:
+    """The sampler, unless it is the one that DataLoader makes by itself."""
+    if isinstance(sampler, DistributedSampler):
+        raise UsageError(
+            "the loader has a DistributedSampler, which divides the samples among processes: use shuffle=True or "
+            "shuffle=False, since workers share each batch"
+        )
+    return None if type(sampler) is SequentialSampler or _is_shuffled(sampler) else sampler

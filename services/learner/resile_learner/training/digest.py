@@ -1,10 +1,9 @@
 """Digests of a model, of a dataset, and of the parameters after each update, to compare workers."""
 
 import hashlib
-import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..state.memory import ByteStream, byte_view, dtype_name, in_memory_order, tensor_bytes
-from .seeds import seed_all
+from .seeds import seeded
 
 _COPY_BYTES = 16 * 2**20  # how much is copied from an accelerator at once
 _WINDOW_BYTES = 16 * 2**10
@@ -68,7 +67,7 @@ def dataset_digest(dataset: Dataset, num_probes: int = 16) -> str:
     length = len(dataset)
     sha = hashlib.sha256(b"length %d;" % length)
     for index in _probes(length, num_probes):
-        with _seeded(index):
+        with seeded(index):
             sample = dataset[index]
         sha.update(b"sample %d;" % index)
         for chunk in _content(sample):
@@ -125,21 +124,6 @@ def _probes(length: int, num_probes: int) -> list[int]:
     hashes = (hashlib.sha256(b"probe %d" % k).digest() for k in range(num_probes - 2))
     spread = (int.from_bytes(digest[:8], "little") % length for digest in hashes)
     return sorted({0, length - 1, *spread})
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global random generators, and restore them afterwards."""
-    saved = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    try:
-        seed_all(seed)
-        yield
-    finally:
-        random.setstate(saved[0])
-        np.random.set_state(saved[1])
-        torch.set_rng_state(saved[2])
-        torch.cuda.set_rng_state_all(on_devices)
 
 
 def _content(value: Any) -> Iterator[bytes | memoryview]:

@@ -29,7 +29,7 @@ from ..session import Session, current_session
 from ..state.optimizer import OptimizerState
 from ..state.run import RunState, Stateful
 from .batch_schedule import BatchSchedule
-from .batches import Batch, BatchPlan, Position, default_num_shards
+from .batches import Batch, Position, default_num_shards
 from .buffers import Buffers
 from .determinism import Determinism, Reproducibility, deterministic
 from .digest import RollingDigest, params_sha256
@@ -43,6 +43,7 @@ from .optimizer_watch import OptimizerWatch
 from .protocol import TrainingProtocol
 from .reports import Result
 from .rounds import Rounds
+from .samplers import Sampler, order_digest, planned
 from .scalers import prepared_scalers
 from .schedules import check_schedules
 from .seeds import mix, seed_all
@@ -61,8 +62,8 @@ class ElasticLoop:
     ``state_dict`` and ``load_state_dict`` that belong to the run's state, such as a learning-rate schedule or a
     GradScaler. ``validation`` is computed at the end of each epoch. ``checkpoint_every`` counts iterations, or is a
     time such as "5 min". ``threads`` are torch's threads in each worker. Without ``shuffle`` every epoch has the order
-    of the dataset; ``drop_last`` leaves out samples that do not fill a global batch. Raises UsageError for settings
-    that cannot work.
+    of the dataset; ``drop_last`` leaves out samples that do not fill a global batch. ``sampler`` draws the indices of
+    each epoch instead (see `SamplerOrder`). Raises UsageError for settings that cannot work.
     """
 
     def __init__(
@@ -86,14 +87,17 @@ class ElasticLoop:
         threads: int = 1,
         shuffle: bool = True,
         drop_last: bool = False,
+        sampler: Sampler | None = None,
     ) -> None:
         shards = default_num_shards(batch_size) if num_shards is None else num_shards
         self._settings = TrainingSettings(
             epochs, batch_size, shards, seed, mode, threads, shuffle, drop_last, batch_range, learning_rate_rule
         )
-        self._more_settings: dict[str, object] = {}
         num_samples = len(checked_dataset(dataset, name="training"))
-        self.plan = BatchPlan(num_samples, batch_size, shards, seed, shuffle, drop_last)
+        self.plan = planned(
+            num_samples, batch_size, shards, seed=seed, shuffle=shuffle, drop_last=drop_last, sampler=sampler
+        )
+        self._more_settings: dict[str, object] = {"sampler": order_digest(self.plan)}
         self.bits = Reproducibility(mode)
         self._session: Session = current_session()
         if batch_range:

@@ -25,13 +25,14 @@ from resile_shared.errors import UsageError
 
 from ..session import current_session
 from .backward import Run, handled_backward
-from .batches import BatchPlan, default_num_shards
+from .batches import default_num_shards
 from .data_loader import read_loader
 from .fetch import checked_dataset
 from .gates import gate_method, gate_optimizer, gate_schedule
 from .iteration import Iteration
 from .loop import ElasticLoop
 from .reports import Result
+from .samplers import planned
 from .seeds import mix, seed_all
 from .settings import Mode
 
@@ -112,19 +113,21 @@ class ElasticLoader:
         self._grad_scaler = grad_scaler
         batch_size, shards = _cut(settings.batch_size, accumulate, num_shards)
         self._seed, self._mode = options["seed"], options["mode"]
-        self._plan = BatchPlan(
+        self._plan = planned(
             len(checked_dataset(settings.dataset, name="training")),
             batch_size,
             shards,
-            self._seed,
-            settings.shuffle,
-            settings.drop_last,
+            seed=self._seed,
+            shuffle=settings.shuffle,
+            drop_last=settings.drop_last,
+            sampler=settings.sampler,
         )
         self._options = {
             **options,
             "batch_size": batch_size,
             "num_shards": shards,
             "shuffle": settings.shuffle,
+            "sampler": settings.sampler,
             "drop_last": settings.drop_last,
             "collate_fn": settings.collate_fn,
             "num_workers": settings.num_workers,

@@ -2,6 +2,8 @@
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -18,6 +20,21 @@ def seed_all(value: int) -> None:
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
     seed_torch(value)
+
+
+@contextmanager
+def seeded(value: int) -> Iterator[None]:
+    """Seed the global random generators, and restore them afterwards."""
+    saved = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        seed_all(value)
+        yield
+    finally:
+        random.setstate(saved[0])
+        np.random.set_state(saved[1])
+        torch.set_rng_state(saved[2])
+        torch.cuda.set_rng_state_all(on_devices)
 
 
 def seed_torch(value: int) -> None:

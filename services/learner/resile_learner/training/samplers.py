@@ -1,0 +1,100 @@
+"""The order of an epoch that a sampler draws: the same on every worker, whenever it joins."""
+
+import hashlib
+from collections.abc import Iterator, Sized
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from resile_shared.errors import UsageError
+
+from .batches import BatchPlan, Indices
+from .seeds import mix, seeded
+
+KEPT_EPOCHS = 2
+"""The one under way, and the next one, which processes that read ahead ask for."""
+
+
+class Sampler(Sized, Protocol):
+    """Draws the indices of an epoch, as torch.utils.data.Sampler does."""
+
+    def __iter__(self) -> Iterator[int]:
+        """The indices of the next epoch."""
+
+
+def planned(
+    num_samples: int,
+    batch_size: int,
+    num_shards: int,
+    *,
+    seed: int,
+    shuffle: bool,
+    drop_last: bool,
+    sampler: Sampler | None,
+) -> BatchPlan:
+    """The batches of epochs over a dataset of ``num_samples`` samples, in the order of ``sampler`` if there is one."""
+    if sampler is None:
+        return BatchPlan(num_samples, batch_size, num_shards, seed, shuffle, drop_last)
+    order = SamplerOrder(sampler, num_samples=num_samples, seed=seed)
+    return BatchPlan(len(sampler), batch_size, num_shards, seed, drop_last=drop_last, order=order)
+
+
+class SamplerOrder:
+    """What ``sampler`` yields in each epoch, with all generators seeded by (``seed``, epoch).
+
+    These are the global generators of python, numpy and torch, and the sampler's own ``generator``, if it has one, as
+    torch's samplers do. ``set_epoch`` is called where there is one. Raises UsageError for a sampler that draws
+    otherwise, and for indices that are not those of ``num_samples`` samples.
+    """
+
+    def __init__(self, sampler: Sampler, *, num_samples: int, seed: int) -> None:
+        if not hasattr(sampler, "__len__"):
+            raise UsageError(f"the sampler ({type(sampler).__name__}) has no length: give it __len__")
+        self._sampler: Any = sampler
+        self._num_samples = num_samples
+        self._seed = seed
+        self._kept: dict[int, Indices] = {}
+        if not np.array_equal(self._draw(0), self(0)):
+            raise UsageError(
+                f"the sampler ({type(sampler).__name__}) yields other indices each time it is asked for the same "
+                "epoch, and workers would not use the same samples: let it draw from the global generators, from its "
+                "own self.generator, or from what set_epoch(epoch) is told, and keep nothing from epoch to epoch"
+            )
+
+    def __call__(self, epoch: int) -> Indices:
+        """The indices of ``epoch``, in order."""
+        if epoch not in self._kept:
+            if len(self._kept) == KEPT_EPOCHS:
+                del self._kept[next(iter(self._kept))]
+            self._kept[epoch] = self._draw(epoch)
+        return self._kept[epoch]
+
+    def _draw(self, epoch: int) -> Indices:
+        value = mix(self._seed, "order", epoch)
+        with seeded(value):
+            if hasattr(self._sampler, "set_epoch"):
+                self._sampler.set_epoch(epoch)
+            if isinstance(getattr(self._sampler, "generator", None), torch.Generator):
+                self._sampler.generator.manual_seed(value)
+            indices = np.array([int(index) for index in self._sampler], dtype=np.int64)
+        self._check(indices, epoch)
+        return indices
+
+    def _check(self, indices: Indices, epoch: int) -> None:
+        name, length = type(self._sampler).__name__, len(self._sampler)
+        if len(indices) != length:
+            raise UsageError(
+                f"the sampler ({name}) yields {len(indices)} indices in epoch {epoch}, and its length is {length}: the "
+                "number of iterations depends on it, so make them equal"
+            )
+        if length and not 0 <= indices.min() <= indices.max() < self._num_samples:
+            raise UsageError(
+                f"the sampler ({name}) yields indices from {indices.min()} to {indices.max()} in epoch {epoch}, and "
+                f"the dataset has {self._num_samples} samples"
+            )
+
+
+def order_digest(plan: BatchPlan) -> str | None:
+    """A digest of the first epoch that a sampler draws, to be compared with that of other workers."""
+    return hashlib.sha256(plan.order(0).tobytes()).hexdigest() if plan.order else None
