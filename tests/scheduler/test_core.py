@@ -238,6 +238,26 @@ def test_the_same_request_submits_once() -> None:
     assert list(bench.records) == ["job-1"]
 
 
+def test_jobs_that_bring_no_id_are_numbered_on_also_by_a_new_scheduler() -> None:
+    bench = Bench(1)
+    for number in (1, 2, 3):
+        accepted = bench.tell(JobSubmitted(f"submit-{number}", spec()))
+        assert Reply(f"submit-{number}", Accepted(job_id=f"job-{number}")) in accepted
+        if number == 2:
+            bench.restart()
+
+
+def test_a_new_scheduler_uses_free_slots_once_it_has_heard_of_their_host() -> None:
+    bench = Bench(2)
+    bench.submit(1, max_workers=1)
+    bench.activate()
+    bench.restart()
+    bench.submit(2, max_workers=1)
+    assert "job-2" not in {allocation.job for allocation in bench.allocations}
+    bench.beat(worker(0, state="member"))
+    assert [p.slot for p in bench.newest("job-2").placements] == [1]
+
+
 def test_an_allocation_becomes_an_order_when_all_can_be_reached() -> None:
     bench = Bench(2)
     bench.submit()
