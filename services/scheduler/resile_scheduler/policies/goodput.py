@@ -13,7 +13,7 @@ al., "An empirical model of large-batch training", 2018). So each number of work
   had little are the likeliest to be complete soon. It rises with the job's priority.
 - Another size than now must earn more than the change costs, until the next decision that changes it.
 
-Slots that would not make any job faster stay idle.
+Slots that would not make any job faster stay idle. A job that has waited for long gets its minimum in its turn.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from .changes import lost_share
 from .deadlines import with_needed
 from .demand import BatchRange, Demand, Target
-from .ranking import by_submission
+from .ranking import in_turn, is_due
 from .shares import admit
 from .solver import Curve, solve
 from .throughput import Throughput
@@ -50,9 +50,7 @@ def goodput(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     share = max(1, -(-num_slots // len(demands)))
     demands = with_needed(demands, num_slots)
     ordered = sorted(demands, key=lambda demand: demand.number)
-    keeping = {
-        d.job for d in admit([d for d in ordered if not d.is_preemptible], num_slots, key=by_submission(ordered))
-    }
+    keeping = {demand.job for demand in _served_first(ordered, num_slots)}
     tables = [best_batches(demand, allowed_sizes(demand, num_slots)) for demand in ordered]
     curves = [
         _curve(demand, *table, share=share, keeps=demand.job in keeping)
@@ -64,6 +62,17 @@ def goodput(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
         for demand, workers, table in zip(ordered, chosen, tables, strict=True)
     }
     return {demand.job: given[demand.job] for demand in demands}
+
+
+def _served_first(demands: Sequence[Demand], num_slots: int) -> list[Demand]:
+    """Return the jobs that get their minimum in any case: those that keep what they have, and those that are due.
+
+    A job that is due waits for those that had slots before, so these get theirs too.
+    """
+    key = in_turn(demands)
+    last_due = max((key(demand) for demand in demands if is_due(demand)), default=())
+    first = [demand for demand in demands if not demand.is_preemptible or key(demand) <= last_due]
+    return admit(first, num_slots, key=key)
 
 
 def allowed_sizes(demand: Demand, num_slots: int) -> Sizes:
