@@ -10,9 +10,11 @@ import pytest
 from opentelemetry import trace
 
 import resile_registry.service
+import resile_scheduler.core.recovery
 import resile_scheduler.service
 from resile_registry.settings import RegistrySettings
 from resile_scheduler.core.events import JobSubmitted
+from resile_scheduler.executor import Batch, Executor
 from resile_scheduler.lease import Lease
 from resile_scheduler.settings import SchedulerSettings
 from resile_shared import nats_server, subjects
@@ -543,6 +545,29 @@ async def test_the_leader_explains_its_newest_decision(house: House) -> None:
         await house.submit(max_workers=1)
         await until(lambda: house.watcher.workers("job-1") == 1)
         assert await explanations() == JobExplanations(reasons={"job-1": "all it can use"})
+
+
+async def test_no_result_is_missed_that_waits_to_be_read(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bus that is slow to store keeps the scheduler busy with other reports for longer than it waits for a result."""
+    execute = Executor._execute
+
+    async def execute_slowly(executor: Executor, batch: Batch) -> None:
+        await asyncio.sleep(0.1)
+        await execute(executor, batch)
+
+    monkeypatch.setattr(Executor, "_execute", execute_slowly)
+    monkeypatch.setattr(resile_scheduler.service, "TICK_SECONDS", 0.2)
+    monkeypatch.setattr(resile_scheduler.service, "SETTLE_TICKS", 1)
+    monkeypatch.setattr(resile_scheduler.core.recovery, "RESULT_SECONDS", 0.5)
+    async with scheduler(house.pool):
+        agent = await house.agent("host-1")
+        await house.submit()
+        await until(lambda: house.watcher.state() == "running")
+        for number in range(20):
+            await agent.report("job-1", 0, Warned(message=f"warning {number}"))
+        await agent.complete("job-1")
+        await until(lambda: house.watcher.state() in ("completed", "failed"))
+        assert house.watcher.state() == "completed"
 
 
 async def test_a_trace_goes_from_the_submission_to_the_allocation(house: House) -> None:

@@ -4,7 +4,8 @@
   epoch.
 - The lease says how far the reports are read: up to the newest one whose effects are stored. The next leader reads on
   from there at once, whatever a frozen one has received.
-- Deadlines are checked only after NATS has been connected for a while: what happened during an outage comes first.
+- Deadlines are checked only after NATS has been connected for a while, and when what was reported by then has had its
+  effect: what happened before comes first, however long it takes to read and to store.
 - A scheduler that loses the lease, or finds that another one wrote, exits. When it is started again it stands by.
 """
 
@@ -131,6 +132,8 @@ class _Service:
         self._clock = SteadyClock()
         self._measured: set[str] = set()
         """The subjects of jobs that were measured lately."""
+        self._is_reading = False
+        """Whether the effects of a report are being stored."""
         self._lease = lease
         self._executor = Executor(context.bus, lease, on_refused=self._on_refused)
         self._remover = Remover(context.bus, self._executor, context.settings.storage, on_removed=self._on_removed)
@@ -196,11 +199,13 @@ class _Service:
         await self._bus.follow(REPORTS, Report, self._on_report, after=min(self._lease.position, newest))
 
     async def _on_report(self, received: Received[Report]) -> None:
+        self._is_reading = True
         batch = self._handle(received.message)
         if batch is not None:
             await batch.done.wait()
         assert received.sequence is not None
         self._lease.position = received.sequence
+        self._is_reading = False
 
     async def _on_command(self, received: Received[BaseModel]) -> Accepted | Refused:
         match received.message:
@@ -229,7 +234,7 @@ class _Service:
         return JobExplanations(reasons=dict(self._core.explain()))
 
     async def _tick(self) -> None:
-        num_steady = 0
+        num_steady = newest = 0
         for number in count(1):
             if number % MEASURE_TICKS == 0:
                 self._measured.clear()
@@ -237,7 +242,9 @@ class _Service:
             await asyncio.sleep(TICK_SECONDS)
             await self._bus.round_trip()
             num_steady = num_steady + 1 if time.monotonic() - begun < 2 * TICK_SECONDS else 0
-            if num_steady >= SETTLE_TICKS:
+            is_behind = self._is_reading and self._lease.position < newest
+            newest = await self._bus.read_stream(REPORTS, Report).last()
+            if num_steady >= SETTLE_TICKS and not is_behind:
                 self._handle(Tick())
 
     async def _remove(self, command: RemoveJob, batch: Batch) -> None:
