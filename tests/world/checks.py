@@ -4,15 +4,19 @@ What is wrong is collected in ``broken``, in words; a world with any is a failur
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from resile_learner.checkpoint.lineage import Start
 from resile_learner.checkpoint.manifest import Manifest
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.jobs import Intent, JobEvent, JobRecord, JobState
 from resile_shared.subjects import ALLOCATIONS, JOBS
 
 from .server import Stored
-from .training import Commit, SimScript
+from .training import Begun, Commit, SimScript
+
+PUBLISHED_SECONDS = 10.0
+"""Within so long a calm world publishes what is stored of a history."""
 
 
 class Checks:
@@ -53,6 +57,12 @@ class Checks:
         """The newest iteration that a member of each job has committed since its last cold start."""
         self._iterations: dict[tuple[str, int, int], list[Commit]] = {}
         """The commits of each iteration of each cold start of each job."""
+        self._first: dict[tuple[str, int], int] = {}
+        """The iteration with which the first member of a cold start began."""
+        self._stored_at: dict[str, float] = {}
+        """When the record of each job was stored last, in a calm world."""
+        self._writers: dict[str, int] = {}
+        """The cold start whose members have stored each final model."""
 
     def break_promise(self, what: str) -> None:
         """Record that a promise was broken."""
@@ -61,17 +71,19 @@ class Checks:
 
     # what is stored
 
-    def on_store(self, stored: Stored, objects: Mapping[str, bytes]) -> JobEvent | None:
+    def on_store(self, stored: Stored, objects: Mapping[str, bytes], *, calm_for: float) -> JobEvent | None:
         """Look at a message that the bus has stored; return it if it is an item of a history.
 
-        ``objects`` are those of the object store by then.
+        ``objects`` are those of the object store by then; the world has been calm for ``calm_for`` seconds.
         """
+        if stored.subject == JOBS.fence:  # another scheduler leads, and does not know yet what is published
+            self._stored_at.clear()
         if stored.headers.get("KV-Operation") or stored.subject in (JOBS.fence, ALLOCATIONS.fence):
             return None
         if stored.subject.startswith(ALLOCATIONS.prefix):
             self._on_allocation(Allocation.model_validate_json(stored.data), objects)
         elif stored.subject.startswith(JOBS.prefix):
-            self._on_record(JobRecord.model_validate_json(stored.data))
+            self._on_record(JobRecord.model_validate_json(stored.data), calm_for)
         elif stored.subject.startswith("resile.job."):
             event = JobEvent.model_validate_json(stored.data)
             self._on_event(event)
@@ -99,8 +111,9 @@ class Checks:
             if known != slot:
                 self.break_promise(f"{job}: worker {placement.worker} was on {known}, and is placed on {slot}")
 
-    def _on_record(self, record: JobRecord) -> None:
+    def _on_record(self, record: JobRecord, calm_for: float) -> None:
         before = self.records.get(record.job)
+        self._check_size(record, before, calm_for)
         if before is None or before.state is not record.state:
             self.states[record.state.value] = self.states.get(record.state.value, 0) + 1
         if before is not None and before.state.is_final and record.state is not before.state:
@@ -108,6 +121,17 @@ class Checks:
         self.records[record.job] = record
         if before is not None and before.intent is not Intent.TRAIN and record.intent is Intent.TRAIN:
             self._on_saved(record)
+
+    def _check_size(self, record: JobRecord, before: JobRecord | None, calm_for: float) -> None:
+        """A record holds what is new in the history, and not what was published long ago."""
+        stored_at = self._stored_at.get(record.job)
+        if calm_for <= 0:
+            return
+        self._stored_at[record.job] = calm_for
+        if before is None or stored_at is None or calm_for - stored_at < PUBLISHED_SECONDS:
+            return
+        if old := sum(item.number <= before.num_items for item in record.unpublished):
+            self.break_promise(f"the record of {record.job} still has {old} items that it has had for long")
 
     def _on_saved(self, record: JobRecord) -> None:
         """A job that was paused or suspended has given its slots up."""
@@ -150,8 +174,13 @@ class Checks:
         """A worker's process is gone."""
         self.alive.pop((job, worker), None)
 
-    def on_write(self, key: str, content: bytes, objects: Mapping[str, bytes]) -> None:
-        """An object is about to be written beside ``objects``: a manifest once, after all of its parts."""
+    def on_write(self, key: str, content: bytes, objects: Mapping[str, bytes], *, start: int) -> None:
+        """An object is about to be written beside ``objects`` by a member whose state goes back to ``start``.
+
+        A manifest is written once, after all of its parts; a model by the members of one cold start alone.
+        """
+        if "/models/" in key and self._writers.setdefault(key, start) != start:
+            self.break_promise(f"{key} is stored by members of the cold starts {self._writers[key]} and {start}")
         if not key.endswith("/manifest.json"):
             return
         if objects.get(key, content) != content:
@@ -163,6 +192,36 @@ class Checks:
         for part in parts:
             if len(objects.get(f"{folder}part-{part.number:05d}", b"")) != part.num_bytes:
                 self.break_promise(f"{key} is stored before its part {part.number}")
+
+    def on_delete(self, key: str, objects: Mapping[str, bytes]) -> None:
+        """An object is about to be deleted: the checkpoint of a start is kept until its members have a newer one."""
+        folder, _, name = key.removesuffix("/manifest.json").partition("/checkpoints/")
+        if not key.endswith("/manifest.json") or self.has_damage:
+            return
+        lineages = f"{folder}/checkpoints/lineage-"
+        starts = [Start.model_validate_json(objects[k]) for k in objects if k.startswith(lineages) and "/start." in k]
+        newest = max(starts, key=lambda start: start.lineage, default=None)
+        if newest is None or newest.checkpoint != name:
+            return
+        own = f"{lineages}{newest.lineage}/"
+        if not any(k.startswith(own) and k.endswith("/manifest.json") for k in objects):
+            self.break_promise(f"{key} is deleted, and start {newest.lineage} of the job has no other checkpoint")
+
+    def begun(self, begun: Begun) -> None:
+        """An initial member has its state: that of all others, and not of members that the job went on without."""
+        job = begun.job
+        first = self._first.setdefault((job, begun.generation), begun.iteration)
+        if first != begun.iteration:
+            self.break_promise(
+                f"{job}: members of generation {begun.generation} begin with iterations {first} and {begun.iteration}"
+            )
+        trained_by = begun.spans[-1][0] if begun.spans else 0
+        for (other, start), iteration in self._first.items():
+            if other == job and trained_by < start < begun.generation and iteration < begun.iteration:
+                self.break_promise(
+                    f"{job}: generation {begun.generation} begins with iteration {begun.iteration} of generation "
+                    f"{trained_by}, though generation {start} had started from {iteration}"
+                )
 
     def committed(self, commit: Commit) -> None:
         """A member has committed an iteration."""
@@ -211,10 +270,12 @@ class Checks:
         scripts: Mapping[int, SimScript],
         excused: set[str],
         objects: Mapping[str, bytes],
+        *,
+        kinds: Collection[int],
     ) -> None:
         """Check how the jobs ended, and what is stored of them.
 
-        Those that are ``excused`` may have failed or stopped.
+        Those that are ``excused`` may have failed or stopped. There are hosts of ``kinds``.
         """
         for number, job in jobs.items():
             record, script = self.records.get(job), scripts[number]
@@ -227,21 +288,23 @@ class Checks:
             if record.state is JobState.FAILED and script.can_complete and job not in excused:
                 self.break_promise(f"{job} failed, and nothing was wrong with it: {record.reason}")
             if record.state is JobState.COMPLETED:
-                self._check_completed(record, script, objects)
+                self._check_completed(record, script, objects, kinds)
 
     def _check_history(self, record: JobRecord) -> None:
         published = self._numbers.get(record.job, 0)
         if published != record.num_items:
             self.break_promise(f"{record.job}: {published} of {record.num_items} items of its history are published")
 
-    def _check_completed(self, record: JobRecord, script: SimScript, objects: Mapping[str, bytes]) -> None:
+    def _check_completed(
+        self, record: JobRecord, script: SimScript, objects: Mapping[str, bytes], kinds: Collection[int]
+    ) -> None:
         completed = record.completed
         if completed is None:
             self.break_promise(f"{record.job} is completed without a result")
             return
         if completed.iteration != script.iterations:
             self.break_promise(f"{record.job} is completed at iteration {completed.iteration} of {script.iterations}")
-        if completed.params_sha256 != script.params_sha256():
+        if completed.params_sha256 not in map(script.params_sha256, kinds):
             self.break_promise(f"{record.job} is completed with other parameters than an undisturbed run")
         stored = objects.get(f"storage/jobs/{record.job}/{completed.model}", b"")
         if stored.hex() != completed.params_sha256:

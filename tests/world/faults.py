@@ -29,6 +29,8 @@ class Faults:
         """The faults that wait for their triggers."""
         self._actor: Process | None = None
         """The process that has just done what a fault waited for."""
+        self._damaged: set[str] = set()
+        """The checkpoints that are damaged."""
         self._actions: dict[str, Callable[[Fault], bool]] = {
             "crash scheduler": lambda f: self._crash(self._scheduler(f), f),
             "crash registry": lambda f: self._crash(world.registry.process, f),
@@ -46,6 +48,7 @@ class Faults:
             "cut bus upwards": lambda f: self._cut_bus(f, "up"),
             "cut bus downwards": lambda f: self._cut_bus(f, "down"),
             "slow bus": self._slow_bus,
+            "overload bus": self._overload_bus,
             "cut host": self._cut_host,
             "cut pair": lambda f: self._cut_pair(f, both=True),
             "cut pair one way": lambda f: self._cut_pair(f, both=False),
@@ -95,6 +98,7 @@ class Faults:
         world = self._world
         if not world.server.is_up:
             world.server.start()
+        world.server.seconds = None
         world.server.copies, world.server.refused, world.server.full = None, frozenset(), frozenset()
         for host in list({name for name, _ in world.network.cut}):
             world.network.heal_host(host)
@@ -177,6 +181,8 @@ class Faults:
     def _place(self, fault: Fault) -> str:
         """Any machine that is connected to the bus."""
         places = sorted({service.host for service in self._world.services})
+        if self._actor is not None and self._actor.host in places:
+            return self._actor.host
         return places[fault.target % len(places)]
 
     def _cut_host(self, fault: Fault) -> bool:
@@ -234,16 +240,21 @@ class Faults:
         return True
 
     def _damage_storage(self, fault: Fault) -> bool:
-        """Damage a part of a checkpoint that is not the only one of its job."""
+        """Damage a part of a checkpoint, the newest of a job that loads it, unless no other one of the job is whole."""
         objects = self._world.workers.objects
-        parts = sorted(key for key in objects.objects if "/part-" in key)
+        whole = {k.rpartition("/")[0] for k in objects.objects if k.endswith("/manifest.json")} - self._damaged
+        parts = sorted(key for key in objects.objects if "/part-" in key and key.rpartition("/")[0] in whole)
+        if self._actor in self._workers():
+            folder = f"storage/jobs/{self._actor.worker.config.job}/"  # type: ignore[union-attr]
+            newest = max((one for one in whole if one.startswith(folder)), default="")
+            parts = [key for key in parts if key.startswith(f"{newest}/")]
         if not parts:
             return False
         key = parts[fault.target % len(parts)]
-        job = key.partition("/checkpoints/")[0]
-        others = {k.rpartition("/")[0] for k in objects.objects if k.startswith(job) and k.endswith("manifest.json")}
-        if not others - {key.rpartition("/")[0]}:
+        checkpoint, job = key.rpartition("/")[0], key.partition("/checkpoints/")[0]
+        if not any(other.startswith(f"{job}/") for other in whole - {checkpoint}):
             return False
+        self._damaged.add(checkpoint)
         objects.damage(key)
         self._world.checks.has_damage = True
         return True
@@ -256,6 +267,13 @@ class Faults:
         host = self._place(fault)
         self._world.network.slow[host] = 0.5
         self._later(fault.seconds, self._world.network.slow.pop, host, None)
+        return True
+
+    def _overload_bus(self, fault: Fault) -> bool:
+        """What is stored is acknowledged late for a while."""
+        server, rng = self._world.server, self._world.rng
+        server.seconds = lambda: rng.uniform(0.2, 1.2)
+        self._later(fault.seconds, setattr, server, "seconds", None)
         return True
 
     def _step_clock(self, fault: Fault) -> bool:

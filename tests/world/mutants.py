@@ -331,6 +331,14 @@ MUTANTS = (
         once_missing=True,
     ),
     Mutant(
+        "scheduler does not wait for what it still has to read",
+        "a job fails for want of a result that is stored already",
+        "resile_scheduler.service",
+        "is_behind = self._is_reading and self._lease.position < newest",
+        "is_behind = False",
+        once_missing=True,
+    ),
+    Mutant(
         "scheduler ignores that a result was lost with its host",
         "a job that completed on a host that failed is said to have failed",
         f"{_CORE}.recovery",
@@ -620,7 +628,7 @@ MUTANTS = (
         "members that were cut off replace the model that a completion names",
         "resile_learner.checkpoint.lineage",
         'return f"models/lineage-{lineage}.safetensors"',
-        'return "models/model.safetensors"',
+        'return "models/lineage-1.safetensors"',
         once_missing=True,
     ),
     Mutant(

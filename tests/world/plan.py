@@ -32,6 +32,7 @@ FAULTS = (
     "cut bus upwards",
     "cut bus downwards",
     "slow bus",
+    "overload bus",
     "cut host",
     "cut pair",
     "cut pair one way",
@@ -66,10 +67,25 @@ LOSSES = (
 )
 """Of these, those that workers meet alone. Some plans have no others, so that one comes while another is dealt with."""
 ACTIONS = ("pause", "resume", "stop", "priority", "drain", "submit again", "restart pool")
-TRIGGERS = ("write", "allocation", "report", "worker starts", "last iteration", "checkpoint", "model")
+
+TRIGGERS = (
+    "write",
+    "allocation",
+    "report",
+    "worker starts",
+    "last iteration",
+    "completion",
+    "pause",
+    "load",
+    "checkpoint",
+    "model",
+)
 """What some faults wait for, to begin at once when it happens: a write of a scheduler, its storing of an allocation, a
-report, the start of a worker's process, a member's last iteration, the storing of a part of a checkpoint, and that of
-a final model. What acts on one process acts on the one that has just done that, if it is of its kind."""
+report, the start of a worker's process, a member's last iteration, its completion, the storing of a part of the
+checkpoint of a pause or of another one, the reading of the last part of one, and the storing of a final model. What
+acts on one process acts on the one that has just done that, if it is of its kind."""
+RARE = ("completion", "pause", "load", "model")
+"""Of these, those that happen a few times in a world: a fault waits for them from early on."""
 
 
 @dataclass(frozen=True)
@@ -79,24 +95,88 @@ class Theme:
     faults: tuple[str, ...]
     triggers: tuple[str, ...]
     actions: tuple[str, ...]
+    is_narrow: bool = False
+    """Whether all of its worlds have all of these, and not some."""
+    seconds: tuple[float, ...] = (0.05, 0.5, 2.0, 5.0, 15.0)
+    """About how long its faults last."""
+    saves_often: bool = False
+    """Whether its jobs save a checkpoint every few iterations."""
+    has_long_jobs: bool = False
+    """Whether its jobs are few and long, with several workers."""
+    num_faults: int = 0
+    num_actions: int = 0
+    """How often users act at least."""
+    num_hosts: int = 1
+    """How many hosts there are at least."""
 
 
+ANYTHING = Theme(FAULTS, ("", *TRIGGERS), ACTIONS)
 THEMES = (
+    ANYTHING,
     Theme(LOSSES, ("", "", "last iteration", "worker starts"), ("priority",)),
     Theme(  # pauses
         ("slow storage", "storage fails", "kill worker", "crash agent", "crash scheduler", "cut bus", "lose messages"),
-        ("", "checkpoint", "report"),
+        ("", "checkpoint", "report", "pause"),
         ("pause", "resume", "priority", "restart pool"),
+        has_long_jobs=True,
+        num_actions=2,
+    ),
+    Theme(  # pauses that meet losses
+        ("kill worker",),
+        ("pause",),
+        ("pause", "pause", "priority"),
+        is_narrow=True,
+        has_long_jobs=True,
+        num_faults=2,
+        num_actions=3,
     ),
     Theme(  # the last seconds of jobs
         ("crash agent", "kill worker", "freeze worker", "cut bus", "crash scheduler", "crash host", "reset data links"),
-        ("last iteration", "model", "report"),
+        ("last iteration", "model", "report", "completion"),
         ("priority",),
+    ),
+    Theme(  # losses after the completion
+        ("reset data links", "reset data links", "crash host", "kill worker"),
+        ("completion",),
+        ("priority",),
+        is_narrow=True,
+        has_long_jobs=True,
+        num_faults=1,
+    ),
+    Theme(  # results that wait behind other reports
+        ("overload bus", "overload bus", "restart bus"),
+        ("",),
+        ("priority",),
+        is_narrow=True,
+        seconds=(15.0, 30.0),
+        saves_often=True,
+        num_faults=1,
+    ),
+    Theme(  # members that are cut off from the bus and not from storage
+        ("cut bus", "cut bus", "crash agent"),
+        ("", "checkpoint", "checkpoint"),
+        ("priority",),
+        is_narrow=True,
+        seconds=(5.0, 15.0),
+        saves_often=True,
+        has_long_jobs=True,
+        num_faults=2,
+        num_hosts=2,
     ),
     Theme(  # cold starts
         ("crash agent", "kill worker", "freeze host", "cut pair", "cut storage", "stale storage", "crash host"),
-        ("", "worker starts", "checkpoint", "allocation"),
+        ("", "worker starts", "checkpoint", "allocation", "load"),
         ("pause", "resume", "drain"),
+    ),
+    Theme(  # cold starts whose checkpoints are damaged while they are read
+        ("damaged storage",),
+        ("load",),
+        ("restart pool", "pause", "resume"),
+        is_narrow=True,
+        saves_often=True,
+        has_long_jobs=True,
+        num_faults=2,
+        num_actions=2,
     ),
     Theme(  # the schedulers
         ("crash scheduler", "freeze scheduler", "cut bus", "slow bus", "restart bus", "lose messages", "crash agent"),
@@ -107,6 +187,14 @@ THEMES = (
         ("crash host", "crash agent", "freeze host", "freeze agent", "cut host", "crash registry", "lose messages"),
         ("", "worker starts", "allocation"),
         ("drain", "stop", "priority"),
+    ),
+    Theme(  # pools that end
+        ("slow storage", "kill worker", "crash scheduler"),
+        ("", "pause"),
+        ("restart pool",),
+        seconds=(0.05, 0.5, 2.0),
+        has_long_jobs=True,
+        num_actions=1,
     ),
 )
 
@@ -169,6 +257,8 @@ class Plan:
     faults: tuple[Fault, ...]
     calm_at: float
     """When the faults cease: also when fewer of them are left."""
+    kinds: tuple[int, ...] = ()
+    """The kind of each host: those of different kinds give different bits. Empty: all are of one."""
 
     def first(self, num_faults: int) -> "Plan":
         """The same plan with its first faults only."""
@@ -193,16 +283,21 @@ def broke_once() -> tuple[Plan, ...]:
 def draw(seed: int) -> Plan:
     """Draw the plan of ``seed``. Some plans are mild: what goes wrong without faults must be found as well."""
     rng = random.Random(f"{seed} plan")
-    slots = tuple(rng.choice((1, 2, 2, 3, 4)) for _ in range(rng.choice((1, 2, 2, 3))))
-    are_short = rng.random() < 0.3  # many jobs in a row on the same slots
-    num_jobs = rng.choice((4, 6, 8)) if are_short else rng.choice((1, 1, 2, 2, 3, 5))
-    jobs = tuple(_submission(rng, sum(slots), is_short=are_short) for _ in range(num_jobs))
-    theme = rng.choice((Theme(FAULTS, ("", *TRIGGERS), ACTIONS), *THEMES))
-    num_kinds = rng.randint(1, min(rng.choice((3, 100)), len(theme.faults)))  # few of them act undisturbed
-    kinds, triggers = rng.sample(theme.faults, num_kinds), rng.choice((("",), theme.triggers))
-    moments = _moments(rng, jobs, rng.choice((0, 1, 2, 4, 8, 16)))
-    faults = [_fault(rng, rng.choice(kinds), at, rng.choice(triggers)) for at in moments]
-    moments = _moments(rng, jobs, rng.choice((0, 0, 1, 3, 6, 12)))
+    theme = rng.choice(THEMES)
+    slots = tuple(rng.choice((1, 2, 2, 3, 4)) for _ in range(max(theme.num_hosts, rng.choice((1, 2, 2, 3)))))
+    kinds = tuple(rng.choice((0, 1)) for _ in slots) if rng.random() < 0.15 else (0,) * len(slots)
+    room = max(sum(n for n, kind in zip(slots, kinds, strict=True) if kind == one) for one in kinds)
+    are_short = rng.random() < 0.3 and not theme.has_long_jobs  # many jobs in a row on the same slots
+    most = (1, 1, 2) if theme.has_long_jobs else (1, 1, 2, 2, 3, 5)
+    num_jobs = rng.choice((4, 6, 8)) if are_short else rng.choice(most)
+    jobs = tuple(_submission(rng, room, theme, is_short=are_short) for _ in range(num_jobs))
+    chosen, triggers = theme.faults, theme.triggers
+    if not theme.is_narrow:
+        num_kinds = rng.randint(1, min(rng.choice((3, 100)), len(chosen)))  # few of them act undisturbed
+        chosen, triggers = tuple(rng.sample(chosen, num_kinds)), rng.choice((("",), triggers))
+    moments = _moments(rng, jobs, max(theme.num_faults, rng.choice((0, 1, 2, 4, 8, 16))))
+    faults = [_fault(rng, rng.choice(chosen), at, rng.choice(triggers), theme.seconds) for at in moments]
+    moments = _moments(rng, jobs, max(theme.num_actions, rng.choice((0, 0, 1, 3, 6, 12))))
     actions = [_action(rng, rng.choice(theme.actions), at) for at in moments]
     ends = [*(fault.at + fault.seconds for fault in faults), *(each.at for each in (*jobs, *actions))]
     return Plan(
@@ -214,6 +309,7 @@ def draw(seed: int) -> Plan:
         actions=tuple(actions),
         faults=tuple(faults),
         calm_at=max(ends) + 1.0,
+        kinds=kinds,
     )
 
 
@@ -232,17 +328,19 @@ def _moments(rng: random.Random, jobs: Sequence[Submission], count: int) -> list
     return sorted(moments)
 
 
-def _submission(rng: random.Random, num_slots: int, *, is_short: bool) -> Submission:
-    num_shards = rng.choice((1, 2, 4) if is_short else (1, 2, 4, 8))
+def _submission(rng: random.Random, num_slots: int, theme: Theme, *, is_short: bool) -> Submission:
+    is_long = theme.has_long_jobs
+    num_shards = rng.choice((1, 2, 4) if is_short else (4, 8) if is_long else (1, 2, 4, 8))
     batch_size = 2 * num_shards
+    per_epoch = rng.choice((2, 5) if is_short else (12, 40) if is_long else (2, 5, 12, 40))
     script = SimScript(
-        num_samples=batch_size * rng.choice((2, 5) if is_short else (2, 5, 12, 40)) - rng.choice((0, 1)),
+        num_samples=batch_size * per_epoch - rng.choice((0, 1)),
         batch_size=batch_size,
         num_shards=num_shards,
         epochs=1 if is_short else rng.choice((1, 1, 2, 3)),
-        shard_seconds=rng.choice((0.005, 0.05, 0.2)),
+        shard_seconds=rng.choice((0.05, 0.2) if is_long else (0.005, 0.05, 0.2)),
         import_seconds=rng.choice((0.1, 1.0) if is_short else (0.1, 1.0, 5.0)),
-        checkpoint_every=rng.choice((None, 1, 5, 20)),
+        checkpoint_every=rng.choice((1, 2, 5) if theme.saves_often else (None, 1, 5, 20)),
     )
     if rng.random() < 0.08:
         script = replace(script, **_defect(rng, script))
@@ -251,23 +349,23 @@ def _submission(rng: random.Random, num_slots: int, *, is_short: bool) -> Submis
         at=rng.uniform(0.0, 20.0),
         script=script,
         min_workers=least,
-        max_workers=max(least, rng.choice((1, 2, 2, 4, 6))),
+        max_workers=max(least, rng.choice((2, 2, 4, 6) if is_long else (1, 2, 2, 4, 6))),
         priority=rng.choice((1000, 5000, 5000, 10_000)),
     )
 
 
 def _defect(rng: random.Random, script: SimScript) -> dict[str, object]:
     kind = rng.choice(("raises_at", "hangs_at", "exits_at", "differs"))
-    value = True if kind == "differs" else rng.randrange(script.iterations)
+    value = True if kind == "differs" else rng.randrange(-1, script.iterations)
     return {kind: value, "only_on": rng.choice((None, 0, 1))}
 
 
-def _fault(rng: random.Random, kind: str, at: float, trigger: str) -> Fault:
+def _fault(rng: random.Random, kind: str, at: float, trigger: str, seconds: Sequence[float]) -> Fault:
     return Fault(
-        at=at,
+        at=rng.uniform(1.0, at) if trigger in RARE else at,
         kind=kind,
         target=rng.randrange(1000),
-        seconds=rng.choice((0.05, 0.5, 2.0, 5.0, 15.0)) * rng.uniform(0.5, 1.5),
+        seconds=rng.choice(seconds) * rng.uniform(0.5, 1.5),
         number=rng.choice((0, 0, rng.randrange(3), rng.randrange(200))),
         trigger=trigger,
     )

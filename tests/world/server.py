@@ -195,6 +195,8 @@ class SimServer:
         """Called with every message that is stored, for checks."""
         self.copies: Callable[[], tuple[float, ...]] | None = None
         """Draws after how many seconds each copy of the next message arrives that is not stored; () loses it."""
+        self.seconds: Callable[[], float] | None = None
+        """Draws after how many seconds the next message that is stored is acknowledged; None: at once."""
         self.refused: frozenset[str] = frozenset()
         """Subjects on which nothing is stored that contains `LARGE`."""
         self.full: frozenset[str] = frozenset()
@@ -267,7 +269,9 @@ class SimServer:
                 for call in self.on_store:
                     call(stream.messages[answer["seq"]])
                 self._serve(stream)
-            if reply:
+            if reply and self.seconds is not None:
+                self._loop.call_later(self.seconds(), self._answer, reply, answer, context=Context())
+            elif reply:
                 self._answer(reply, answer)
         elif self.copies and not subject.startswith("_INBOX"):
             for seconds in self.copies():

@@ -36,6 +36,10 @@ class SimObjects:
         """Hosts that do not reach the store."""
         self.on_write: list[Callable[[str, bytes], None]] = []
         """Called with the key and the content of each object before it is written."""
+        self.on_read: list[Callable[[str], None]] = []
+        """Called with the key of each object after it was read."""
+        self.on_delete: list[Callable[[str], None]] = []
+        """Called with the key of each object before it is deleted."""
         self.num_requests = 0
         self.num_faults = 0
         self._threads = threads
@@ -123,15 +127,20 @@ class SimStore:
     def delete(self, keys: str | Iterable[str]) -> None:
         self._all.request()
         for key in [keys] if isinstance(keys, str) else list(keys):
+            for call in self._all.on_delete:
+                call(self._root + key)
             self._all.objects.pop(self._root + key, None)
         self._all.answer()
 
     def _read(self, key: str) -> bytes:
         self._all.request()
         try:
-            return self._all.objects[self._root + key]
+            found = self._all.objects[self._root + key]
         except KeyError:
             raise FileNotFoundError(key) from None
+        for call in self._all.on_read:
+            call(self._root + key)
+        return found
 
 
 class _Got:

@@ -47,6 +47,7 @@ class SimScript:
     raises_at: int | None = None
     """The iteration at which it raises."""
     hangs_at: int | None = None
+    """The iteration at which it hangs; -1: before its training call."""
     exits_at: int | None = None
     """The iteration at which it ends its process."""
     differs: bool = False
@@ -67,19 +68,19 @@ class SimScript:
     def iterations(self) -> int:
         return self.epochs * self.plan.per_epoch
 
-    def params_sha256(self) -> str:
-        """The digest of an undisturbed run."""
+    def params_sha256(self, kind: int = 0) -> str:
+        """The digest of an undisturbed run on hosts of ``kind``."""
         chain, plan = b"\0" * CHAIN_BYTES, self.plan
         for number in range(self.iterations):
             batch = plan.batch(plan.position(number))
-            values = (shard_value(chain, number, leaf, batch) for leaf in range(batch.num_shards))
+            values = (shard_value(chain, number, leaf, batch, kind) for leaf in range(batch.num_shards))
             chain = next_chain(chain, number, sum(values))
         return chain.hex()
 
 
-def shard_value(chain: bytes, number: int, leaf: int, batch: Batch) -> float:
-    """What one shard adds to the sum of an iteration: it depends on the state, the shard and its samples."""
-    text = b"%b %d %d %b" % (chain, number, leaf, batch.shard(leaf).tobytes())
+def shard_value(chain: bytes, number: int, leaf: int, batch: Batch, kind: int) -> float:
+    """What one shard adds to the sum of an iteration: it depends on the state, the shard, its samples, and the host."""
+    text = b"%b %d %d %d %b" % (chain, number, leaf, kind, batch.shard(leaf).tobytes())
     return float(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> (64 - VALUE_BITS))
 
 
@@ -146,8 +147,20 @@ class Commit:
     """See `Lineage`."""
 
 
+@dataclass(frozen=True)
+class Begun:
+    """An initial member of a cold start has the state with which it begins."""
+
+    job: str
+    worker: int
+    generation: int
+    iteration: int
+    spans: tuple[tuple[int, ...], ...]
+    """By which generations it was trained; see `Lineage`."""
+
+
 class SimTraining:
-    """One worker's training call."""
+    """One worker's training call, on a host of ``kind``: hosts of different kinds give different bits."""
 
     def __init__(
         self,
@@ -157,7 +170,10 @@ class SimTraining:
         *,
         sleep: Callable[[float], None],
         leave: Callable[[int], Any],
+        kind: int,
+        on_begin: Callable[[Begun], None],
         on_commit: Callable[[Commit], None],
+        on_complete: Callable[[], None],
     ) -> None:
         self.model = ChainModel()
         self.lineage = Lineage()
@@ -167,7 +183,10 @@ class SimTraining:
         self._is_special = script.only_on in (None, worker)
         self._sleep = sleep
         self._leave = leave
+        self._kind = kind
+        self._on_begin = on_begin
         self._on_commit = on_commit
+        self._on_complete = on_complete
         self._plan = script.plan
         self._checkpoints = Checkpointer(session, every=script.checkpoint_every)
         ledger = Ledger(script.num_samples)
@@ -186,6 +205,7 @@ class SimTraining:
 
     def run(self) -> Result | None:
         script = self._script
+        self._misbehave(-1)
         self._state.facts = {"samples": str(script.num_samples), "dataset": "1"}
         if script.differs and self._is_special:
             self._state.facts["dataset"] = str(self._worker)
@@ -221,7 +241,7 @@ class SimTraining:
         chain = self.model.content
 
         def of_leaf(leaf: int) -> PartialSums:
-            return PartialSums({"loss": shard_value(chain, number, leaf, batch)})
+            return PartialSums({"loss": shard_value(chain, number, leaf, batch, self._kind)})
 
         partials = [fold_leaves(piece, of_leaf) for piece in pieces(batch.num_shards, held)]
         indices = np.concatenate([batch.shard(leaf) for leaf in range(*held)]) if num_held else _NONE
@@ -261,14 +281,22 @@ class SimTraining:
         if number == script.hangs_at:
             self._sleep(1e9)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether it has stopped, to be saved."""
+        return self._state.progress.pausing
+
     # what the protocol asks of it
 
     reproducibility = "same bits"
 
     def digest(self, round_: int) -> int:
         order = self._session._order  # type: ignore[attr-defined]
-        if order.cold_start:
+        if order.cold_start and self.lineage.start != order.generation:
             self.lineage.start = order.generation
+            spans = tuple(map(tuple, self.lineage.spans))
+            iteration = self._state.progress.iteration
+            self._on_begin(Begun(self._session.job, self._worker, order.generation, iteration, spans))
         return int.from_bytes(self.model.content[:6])
 
     def discard_round(self) -> None:
@@ -281,6 +309,7 @@ class SimTraining:
         pass
 
     def params_sha256(self) -> str:
+        self._on_complete()
         return self.model.content.hex()
 
 

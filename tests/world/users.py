@@ -30,7 +30,9 @@ from .services import open_bus
 PACKAGE = f"packages/{'0' * 64}.tar.gz"
 RESUME_SECONDS = 5.0
 SUSPEND_SECONDS = 5.0
-SUSPEND_ATTEMPTS = 20
+SUSPEND_ATTEMPTS = 30
+SAVED_SECONDS = 20.0
+"""Within so long a calm pool saves jobs whose scripts do not hang."""
 
 
 class Users:
@@ -45,7 +47,7 @@ class Users:
         self.unstored: set[str] = set()
         """Jobs that the bus has refused to store."""
         self.refused: list[str] = []
-        """Answers that no request should have got."""
+        """What no request should have led to."""
         self.records: dict[str, JobRecord] = {}
         """What the users saw of the jobs last, after `begin_calm`."""
         self._loop = loop
@@ -134,13 +136,20 @@ class Users:
     async def _restart_pool(self) -> None:
         """What ends a pool does: saves its jobs, as long as somebody answers, and ends all services."""
         self._num_requests += 1
+        jobs: tuple[str, ...] = ()
+        begun = self._loop.now
         for attempt in range(SUSPEND_ATTEMPTS):
             with suppress(TimeoutError):
                 async with asyncio.timeout(SUSPEND_SECONDS):
                     answer = await self._suspend(f"end {self._num_requests} {attempt}")
-                if isinstance(answer, Accepted) and not answer.jobs:
+                jobs = answer.jobs if isinstance(answer, Accepted) else jobs
+                if isinstance(answer, Accepted) and not jobs:
                     break
             await asyncio.sleep(SUSPEND_SECONDS / 5)
+        seconds = self._loop.now - max(begun, self._plan.calm_at)
+        is_stalling = any(submission.script.hangs_at is not None for submission in self._plan.jobs)
+        if jobs and seconds >= SAVED_SECONDS and not is_stalling:
+            self.refused.append(f"the pool was asked for {seconds:.0f} seconds to save {', '.join(jobs)}")
         self._on_suspended()
 
     async def _suspend(self, message_id: str) -> Accepted | Refused | None:

@@ -38,7 +38,7 @@ from .patches import replaced
 from .sockets import DataTransport, Replacing, SimNetwork, simulated_os, simulated_select, simulated_socket
 from .storage import SimObjects
 from .threads import BlockingTime, ProcessEnded, SimThreading, ThreadLoop
-from .training import Commit, SimScript, SimTraining
+from .training import Begun, Commit, SimScript, SimTraining
 
 EXIT_SECONDS = 0.002
 """Between the end of a process and the moment at which its agent learns of it."""
@@ -62,7 +62,12 @@ class SimCluster:
         self.objects = SimObjects(self.threads, rng)
         self.delay_seconds = 0.0005
         """What bytes between two workers take in the mean."""
+        self.kinds: dict[str, int] = {}
+        """The kind of each host that is not of the first."""
         self.commits: list[Commit] = []
+        self.on_begin: Callable[[Begun], None] = lambda begun: None
+        self.on_complete: Callable[[], None] = lambda: None
+        """Called by a worker that is about to report that training is complete."""
         self.on_commit: Callable[[Commit], None] = self.commits.append
         self.on_start: Callable[[SimWorker], None] = lambda worker: None
         self.on_end: Callable[[SimWorker], None] = lambda worker: None
@@ -118,7 +123,10 @@ class SimCluster:
             worker.config.worker,
             sleep=self.threads.sleep,
             leave=worker.exit,
+            kind=self.kinds.get(worker.process.host, 0),
+            on_begin=lambda begun: self.on_begin(begun),
             on_commit=lambda commit: self.on_commit(commit),
+            on_complete=lambda: self.on_complete(),
         )
         worker.result = worker.training.run()
 
@@ -267,6 +275,11 @@ def _timed_modules() -> tuple[types.ModuleType, ...]:
     return tuple(
         sys.modules[name] for name in names if isinstance(getattr(sys.modules[name], "time", None), types.ModuleType)
     )
+
+
+def current_worker() -> SimWorker | None:
+    """The worker whose process runs now, if it is one."""
+    return getattr(current_process(), "worker", None)
 
 
 def _worker_of(process: Process | None) -> SimWorker:

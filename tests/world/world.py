@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import orjson
+import torch
 
+from resile_learner import devices
 from resile_learner.agent.devices import TorchDevices
 from resile_learner.messages import WorkerConfig
 from resile_shared.messages.jobs import JobEvent
@@ -17,13 +19,13 @@ from .faults import Faults
 from .knowledge import LASTING_SECONDS, Knowledge
 from .loop import Clock, SimLoop, Stuck, current_process
 from .nats import Network, SimClient
-from .patches import surroundings
+from .patches import replaced, surroundings
 from .plan import Plan
 from .server import Message, SimServer, Stored
 from .services import Host, Service, registry, scheduler
-from .training import Commit, SimScript
+from .training import Begun, Commit, SimScript
 from .users import Users
-from .worker import SimCluster, SimForkServer, SimWorker
+from .worker import SimCluster, SimForkServer, SimWorker, current_worker
 
 PATIENCE_SECONDS = 600.0
 """Virtual time that a calm world gets to complete its jobs: most take less than two minutes."""
@@ -55,10 +57,15 @@ class World:
         self.detection_seconds = detection_seconds
         self.hosts: dict[str, Host] = {}
         self.workers = SimCluster(self.loop, random.Random(f"{plan.seed} workers"), script_of=_script_of)
+        self.workers.kinds = {f"host-{number}": kind for number, kind in enumerate(plan.kinds, start=1)}
+        self.workers.on_begin = self._on_begun
         self.workers.on_commit = self._on_commit
+        self.workers.on_complete = lambda: self.faults.pull("completion", current_process())
         self.workers.on_start = self._on_worker_started
         self.workers.on_end = self._on_worker_ended
         self.workers.objects.on_write.append(self._on_write)
+        self.workers.objects.on_read.append(self._on_read)
+        self.workers.objects.on_delete.append(self._on_delete)
         self.faults = Faults(self)
         self.knowledge = Knowledge(self)
         with self._surroundings():
@@ -107,7 +114,8 @@ class World:
         self._sync()
 
     def _on_store(self, stored: Stored) -> None:
-        event = self.checks.on_store(stored, self.workers.objects.objects)
+        calm_for = self.loop.now - self.plan.calm_at
+        event = self.checks.on_store(stored, self.workers.objects.objects, calm_for=calm_for)
         if event is not None:
             self._tell_of(event)
         if stored.subject.startswith(ALLOCATIONS.prefix):
@@ -118,11 +126,22 @@ class World:
             self.faults.pull("write", current_process())
 
     def _on_write(self, key: str, content: bytes) -> None:
-        self.checks.on_write(key, content, self.workers.objects.objects)
+        worker = current_worker()
+        training = worker.training if worker else None
+        start = training.lineage.start if training else 0
+        self.checks.on_write(key, content, self.workers.objects.objects, start=start)
         if "/part-" in key:
-            self.faults.pull("checkpoint", current_process())
+            self.faults.pull("pause" if training and training.is_paused else "checkpoint", current_process())
         elif "/models/" in key:
             self.faults.pull("model", current_process())
+
+    def _on_read(self, key: str) -> None:
+        checkpoint, is_part, number = key.partition("/part-")
+        if is_part and f"{checkpoint}/part-{int(number) + 1:05d}" not in self.workers.objects.objects:
+            self.faults.pull("load", current_process())
+
+    def _on_delete(self, key: str) -> None:
+        self.checks.on_delete(key, self.workers.objects.objects)
 
     def _tell_of(self, event: JobEvent) -> None:
         item = event.item
@@ -132,6 +151,10 @@ class World:
     def _on_deliver(self, host: str, message: Message) -> None:
         if host in self.hosts and message.subject.startswith(ALLOCATIONS.prefix):
             self.checks.allocation_sent(host, message.subject.removeprefix(ALLOCATIONS.prefix))
+
+    def _on_begun(self, begun: Begun) -> None:
+        self.checks.begun(begun)
+        self.tell(f"{begun.job}: worker {begun.worker} begins generation {begun.generation} at {begun.iteration}")
 
     def _on_commit(self, commit: Commit) -> None:
         self.checks.committed(commit)
@@ -187,6 +210,8 @@ class World:
     def _run(self) -> None:
         self._look()
         num_stalling = sum(submission.script.hangs_at is not None for submission in self.plan.jobs)
+        # A start may wait for a checkpoint that was whole when one of its members read it.
+        num_stalling += any(fault.kind == "damaged storage" for fault in self.plan.faults)
         patience = PATIENCE_SECONDS + num_stalling * STALL_SECONDS
         if not self.loop.run_until(lambda: self._is_over, limit=self.plan.calm_at + patience):
             for number in range(len(self.plan.jobs)):
@@ -194,7 +219,8 @@ class World:
         scripts = {number: submission.script for number, submission in enumerate(self.plan.jobs)}
         self.loop.run_until(lambda: False, limit=self.loop.now + END_SECONDS)
         excused = self.users.stopped | self.users.unstored
-        self.checks.check_end(self.users.jobs, scripts, excused, self.workers.objects.objects)
+        kinds = {0, *self.plan.kinds}
+        self.checks.check_end(self.users.jobs, scripts, excused, self.workers.objects.objects, kinds=kinds)
         for what in self.knowledge.remaining():
             self.checks.break_promise(f"{what}, {END_SECONDS:g} seconds after the last job has ended")
 
@@ -221,7 +247,10 @@ class World:
         return _ForkServers(self)
 
     async def devices(self, environment: object) -> TorchDevices:
-        return TorchDevices()
+        """What torch says of a host: a probe step on hosts of different kinds gives different bits."""
+        kind = self.workers.kinds.get(self.this_host().host, 0)
+        with replaced((devices, "probe_digest", lambda device: f"{kind:012d}"), (devices, "_processor", lambda: "cpu")):
+            return TorchDevices(cpu_class=devices.device_class(torch.device("cpu")))
 
     def this_host(self) -> Host:
         """The host on which the current process runs."""
