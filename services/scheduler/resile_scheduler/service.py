@@ -200,12 +200,14 @@ class _Service:
 
     async def _on_report(self, received: Received[Report]) -> None:
         self._is_reading = True
-        batch = self._handle(received.message)
-        if batch is not None:
-            await batch.done.wait()
+        try:
+            batch = self._handle(received.message)
+            if batch is not None:
+                await batch.done.wait()
+        finally:
+            self._is_reading = False
         assert received.sequence is not None
         self._lease.position = received.sequence
-        self._is_reading = False
 
     async def _on_command(self, received: Received[BaseModel]) -> Accepted | Refused:
         match received.message:
