@@ -121,6 +121,7 @@ HOLES = (
         (
             *_known(
                 "scheduler does not wait for what agents still have to report",
+                "scheduler does not wait for what it still has to read",
                 "scheduler ignores that a result was lost with its host",
             ),
             _was(
