@@ -18,6 +18,7 @@ parser.add_argument("--num-workers", type=int, default=0)
 parser.add_argument("--num-shards", type=int, default=12)
 parser.add_argument("--device", default="cpu")
 parser.add_argument("--convolutions", action="store_true")
+parser.add_argument("--batch-range", type=int, nargs=2)
 args = parser.parse_args()
 
 BATCH, BATCHES = 48, 20
@@ -60,4 +61,5 @@ ElasticModel(
     clip_grad_norm=1.0,
     checkpoint_every=20,
     mode=args.mode,
+    batch_range=tuple(args.batch_range) if args.batch_range else None,
 )
