@@ -32,6 +32,7 @@ def check(outcome: Outcome) -> None:
         {"iteration": int(first), "batch_size": int(size)}
         for first, size in (step.split(":") for step in BATCHES.split(","))
     ]
+    assert not any("batch_size" in item for item in outcome.result["history"]), "the scheduler had no part in it"
     assert outcome.result["iterations_total"] == outcome.result["iteration"]
     outcome.assert_every_sample_once(epochs=EPOCHS)
 

@@ -64,7 +64,7 @@ class Ready(Message):
     samples: Count
     bits: Text = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
     batch_range: BatchRange | None = Field(
-        default=None, description="null: every iteration has `batch_size`, and `iterations_total` is exact"
+        default=None, description="null: the scheduler has no batch to choose, and `iterations_total` is exact"
     )
 
     @property

@@ -230,7 +230,7 @@ class ElasticLoop:
             iterations_total=self.iterations_total,
             num_shards=self.plan.num_shards,
             batch_size=self._settings.batch_size,
-            batch_range=self._schedule.batch_range,
+            batch_range=None if self._session.batches else self._schedule.batch_range,
             epochs=self.epochs,
             samples=self.plan.num_samples,
             bits=str(self.bits),
