@@ -16,6 +16,7 @@ from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import PoolPolicy
+from resile_shared.messages.hosts import HostState
 from resile_shared.policies import PolicyName
 
 from .test_core import AnyOrder, spec
@@ -67,6 +68,19 @@ class TwoPools(SimulatedPool):
         )
 
 
+def test_a_job_leaves_a_host_that_drains_though_its_number_of_workers_stays() -> None:
+    sim = TwoPools()
+    for host in ("host-1", "host-2"):
+        sim.add_host(host, 3)
+    sim.submit([Submission(0.0, "job-1", spec(min_workers=1, max_workers=2, placement="spread"), Sharded(3000, 4))])
+    sim.run(until=3.0)
+    assert sim.hosts_of("job-1") == {"host-1", "host-2"}
+    sim.change_host("host-2", HostState.DRAINING)
+    sim.run(until=10.0)
+    assert sim.hosts_of("job-1") == {"host-1"}
+    assert len(sim.members("job-1")) == 2
+
+
 class Incremental(AnyOrder):
     """Whatever happens, in whatever order it arrives, on hosts of two kinds."""
 
@@ -102,5 +116,5 @@ class Incremental(AnyOrder):
             self.time_passes(3.0)
 
 
-Incremental.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+Incremental.TestCase.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
 TestIncremental = Incremental.TestCase
