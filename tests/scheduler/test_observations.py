@@ -18,10 +18,11 @@ from resile_scheduler.policies.goodput import goodput
 from resile_scheduler.policies.stable_fit import StableFit
 from resile_scheduler.policies.throughput import Line, Measurement, Throughput
 from resile_shared.messages import reports
+from resile_shared.messages.hosts import HostState
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Progress, Ready, Report, Switched
 
-from .test_core import Bench, gone, ready
+from .test_core import Bench, gone, ready, worker
 from .test_recovery import member
 
 RANGE = reports.BatchRange(least=192, most=1536)
@@ -120,6 +121,26 @@ def test_a_recovery_leaves_the_batch_to_its_members_and_the_next_generation_says
     assert not bench.newest().is_recovery
 
 
+def test_a_batch_that_was_ordered_before_a_recovery_is_ordered_again() -> None:
+    bench = MeasuredBench(2, 2)
+    bench.submit(max_workers=4)
+    for host in ("host-1", "host-2"):
+        bench.beat(*(worker(p.worker, p.slot) for p in bench.newest().placements if p.host == host), host=host)
+    bench.report(bench.ready(reports.BatchRange(least=192, most=400)))
+    bench.switch()
+    bench.measure()
+    bench.tick(1.0)
+    batch = bench.newest().batch_size
+    assert batch is not None
+    assert batch > 300
+    bench.beat(*(member(number, iteration=20) for number in (0, 1)))
+    bench.host("host-2", 2, state=HostState.LOST)
+    assert (bench.newest().is_recovery, bench.newest().batch_size) == (True, None), "members may not have seen it"
+    bench.switch(iteration=21)
+    assert len(bench.newest().placements) == 2
+    assert bench.newest().batch_size is not None
+
+
 def test_what_a_change_costs_is_what_exceeds_the_iterations_between_two_reports() -> None:
     observer = Observer()
 
@@ -174,7 +195,9 @@ def test_what_a_job_has_attained_is_seen_in_powers_of_two() -> None:
     bench.start()
     bench.tick(1.0)
     bench.tick(100.0)
-    assert bench.scheduler._pool.jobs["job-1"].observer.observation.attained == 128.0, "of 202"
+    seen = bench.scheduler._pool.jobs["job-1"].observer.observation
+    assert seen.attained == 128.0, "of 202"
+    assert seen.change_seconds == CHANGE_SECONDS, "a start is no change"
 
 
 def test_more_workers_that_are_no_faster_are_not_worth_a_change() -> None:

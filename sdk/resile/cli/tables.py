@@ -93,9 +93,11 @@ def _deadline(job: JobView) -> str:
     return f"{moment(job.deadline)}: {word}" if job.state.is_final else f"{moment(job.deadline)}: expected to be {word}"
 
 
-def history_table(history: Iterable[HistoryItem]) -> Iterator[str]:
-    """Show the history of a job, one line each."""
-    heading = ("NUMBER", "TIME", "KIND", "GENERATION", "WORKERS", "ITERATION", "WHY")
+def history_table(history: Sequence[HistoryItem]) -> Iterator[str]:
+    """Show the history of a job, one line each; the batch only if a policy chooses it."""
+    has_batch = any(item.batch_size for item in history)
+    batch = ("BATCH",) if has_batch else ()
+    heading = ("NUMBER", "TIME", "KIND", "GENERATION", "WORKERS", *batch, "ITERATION", "WHY")
     return columns(
         heading,
         (
@@ -105,6 +107,7 @@ def history_table(history: Iterable[HistoryItem]) -> Iterator[str]:
                 item.kind,
                 str(item.generation),
                 str(item.workers),
+                *((str(item.batch_size or "-"),) if has_batch else ()),
                 str(item.iteration),
                 item.reason,
             )
