@@ -10,6 +10,7 @@ from math import inf
 
 from .changes import seconds_left
 from .demand import Demand
+from .shares import within_sizes
 
 USABLE = 0.9
 """The share of the time left by which a job has to be complete: estimates are off by some percent."""
@@ -39,11 +40,13 @@ def with_needed(demands: Sequence[Demand], num_slots: int) -> list[Demand]:
     The highest priority comes first, and then the earliest deadline.
     """
     raised = {demand.job: demand for demand in demands}
-    left = num_slots - sum(demand.least for demand in demands if demand.least <= demand.most)
+    fitting = {demand.job: within_sizes(demand) for demand in demands}
+    left = num_slots - sum(demand.least for demand in fitting.values() if demand.least <= demand.most)
     wishing = [demand for demand in demands if demand.deadline_seconds is not None]
     for demand in sorted(wishing, key=lambda d: (-d.priority, d.deadline_seconds or 0.0, d.number)):
-        more = (workers_needed(demand) or 0) - demand.least
+        least = fitting[demand.job].least
+        more = (workers_needed(demand) or 0) - least
         if 0 < more <= left:
-            raised[demand.job] = replace(demand, least=demand.least + more)
+            raised[demand.job] = replace(demand, least=least + more)
             left -= more
     return list(raised.values())

@@ -27,7 +27,7 @@ from .changes import lost_share
 from .deadlines import with_needed
 from .demand import BatchRange, Demand, Target
 from .ranking import in_turn, is_due
-from .shares import admit
+from .shares import admit, within_sizes
 from .solver import Curve, solve
 from .throughput import Throughput
 
@@ -49,7 +49,7 @@ def goodput(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
         return {}
     share = max(1, -(-num_slots // len(demands)))
     demands = with_needed(demands, num_slots)
-    ordered = sorted(demands, key=lambda demand: demand.number)
+    ordered = sorted(map(within_sizes, demands), key=lambda demand: demand.number)
     keeping = {demand.job for demand in _served_first(ordered, num_slots)}
     tables = [best_batches(demand, allowed_sizes(demand, num_slots)) for demand in ordered]
     curves = [
