@@ -16,6 +16,7 @@ from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession, enter_session
 from resile_learner.state.run import RunState
+from resile_learner.training.seeds import mix
 from resile_shared.errors import UsageError
 
 EPOCHS = 3
@@ -273,6 +274,24 @@ def test_stop_ends_the_run_with_the_iteration() -> None:
         each_epoch=lambda loader, _: ended.append(loader.iteration),
     )
     assert ended == [2, 4], "the end of the epoch still belongs to the last iteration"
+
+
+def test_stop_between_epochs_ends_the_run_with_the_epoch() -> None:
+    ended: list[int] = []
+
+    def stop(loader: ElasticLoader, model: nn.Module) -> None:
+        ended.append(loader.iteration)
+        if len(ended) == 2:
+            loader.stop()
+
+    ordinary(DataLoader(data(), batch_size=16), each_epoch=stop)
+    assert ended == [2, 5]
+
+
+def test_random_numbers_between_epochs_do_not_depend_on_the_shards_of_a_worker() -> None:
+    seeds: list[int] = []
+    ordinary(DataLoader(data(), batch_size=16), each_epoch=lambda *_: seeds.append(torch.initial_seed()))
+    assert seeds == [mix(0, "epoch", epoch) for epoch in range(EPOCHS)]
 
 
 def test_backward_is_pytorchs_own_again_after_each_batch() -> None:
