@@ -217,3 +217,14 @@ def test_a_batch_that_an_order_names_is_that_of_the_iterations() -> None:
     workers = (len(allocation.placements) // 2,) * 2
     expected = [job.training.pace(workers, batch, 0.0).seconds for batch in (64, 512)]
     assert slow / (pool.iteration("job-1") - begun) == pytest.approx(expected[1] / expected[0], rel=0.1)
+
+
+def test_the_scheduler_sees_deadlines() -> None:
+    """Without a deadline job 2 shares the slots; with one that this would miss, it gets what it needs."""
+    long, urgent = submission(0, 1, 20_000), submission(5, 2, 3000)
+    goodput = Settings(PolicyName.GOODPUT)
+    _, without = simulate(Workload((long, urgent), hosts=TWO_HOSTS), goodput).jobs
+    _, wished = simulate(Workload((long, replace(urgent, deadline=165.0)), hosts=TWO_HOSTS), goodput).jobs
+    assert without.ended is not None
+    assert without.ended > 165.0
+    assert wished.met_deadline

@@ -11,6 +11,7 @@ from random import Random
 from resile_shared.errors import UsageError
 from resile_shared.messages.commands import PoolPolicy, TenantDelete, TenantSet
 from resile_shared.messages.hosts import HostState
+from resile_shared.messages.message import at
 from resile_shared.policies import PolicyName
 
 from ..core.events import JobChangeRequested, StateRestored, TenantChangeRequested, Tick
@@ -19,7 +20,7 @@ from ..policies.table import POLICIES
 from .outcome import Outcome, Recorder
 from .pool import SimulatedPool
 from .workers import Delays
-from .workload import HostChange, UserRequest, Workload
+from .workload import HostChange, Submission, UserRequest, Workload
 
 START = 1_000_000.0
 TICK_SECONDS = 30.0
@@ -119,7 +120,7 @@ class _Simulation:
             pool.later(change.time - early, partial(self._change_host, change))
         for request in self._workload.requests:
             pool.later(request.time, partial(self._request, request))
-        pool.submit(self._workload.submissions)
+        pool.submit(map(_with_deadline, self._workload.submissions))
         pool.later(0.0, self._tick)
         num_events = 0
         while recorder.num_ended < len(self._workload.submissions) and not self._is_stuck:
@@ -184,3 +185,11 @@ class _Simulation:
         alive = (HostState.UP, HostState.DRAINING)
         hosts = [host for name, host in self._pool.hosts.items() if host.state in alive and name != without]
         self._recorder.on_capacity(sum(len(host.slots) for host in hosts), time=self._seconds)
+
+
+def _with_deadline(submission: Submission) -> Submission:
+    """Return what is submitted with the deadline that the scheduler sees, as a moment."""
+    if submission.deadline is None:
+        return submission
+    deadline = at(START + submission.deadline)
+    return replace(submission, spec=submission.spec.model_copy(update={"deadline": deadline}))
