@@ -200,19 +200,6 @@ def test_what_a_job_has_attained_is_seen_in_powers_of_two() -> None:
     assert seen.change_seconds == CHANGE_SECONDS, "a start is no change"
 
 
-def test_more_workers_that_are_no_faster_are_not_worth_a_change() -> None:
-    policy = steadily(fairshare)
-    has = Demand("job-1", 1, 5000, 1, 100, num_shards=24, holds_slots=True, assigned_workers=6)
-    target = policy([has], 7)["job-1"]
-    assert (target.workers, target.reason) == (6, "all it can use: 7 workers would be no faster than 6")
-    assert policy([has], 8)["job-1"].workers == 8
-    assert policy([replace(has, least=7)], 7)["job-1"].workers == 7, "its minimum is given"
-    assert policy([replace(has, sizes=(7,))], 7)["job-1"].workers == 7, "6 is not allowed"
-    assert policy([replace(has, assigned_workers=0, holds_slots=False)], 7)["job-1"].workers == 7, (
-        "a start is no change"
-    )
-
-
 def test_a_change_has_less_time_to_earn_its_cost_shortly_before_the_end() -> None:
     throughput = Throughput(compute=Line(0.0, 0.001), num_measured=1)
     job = Demand("job-1", 1, 5000, 1, 8, batch_size=100, assigned_workers=1, throughput=throughput, change_seconds=3.0)

@@ -1,4 +1,4 @@
-"""What a change of a job's workers costs, and which changes are not worth it, whatever the policy.
+"""What a change of a job's workers costs, and which changes are not worth it.
 
 A change must earn the training that it costs within the time for which it is expected to last: `HOLD_SECONDS`, or what
 remains of the job if that is less.
@@ -36,7 +36,7 @@ def seconds_left(demand: Demand, workers: int = 0) -> float | None:
 
 
 def steadily(policy: Policy) -> Policy:
-    """Return ``policy`` without changes that make a job no faster."""
+    """Return ``policy`` without changes of a batch alone that are hardly noticed."""
 
     def decide(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
         targets = policy(demands, num_slots)
@@ -49,22 +49,8 @@ def _steady(demand: Demand, target: Target) -> Target:
     has = demand.assigned_workers
     if target.is_exact or not has:
         return target
-    if has < target.workers and _could_stay(demand) and _is_as_fast(demand, has, target.workers):
-        reason = f"{target.reason}: {target.workers} workers would be no faster than {has}"
-        return replace(target, workers=has, reason=reason)
     if target.workers == has and target.batch_size and demand.batch_size:
         larger, smaller = max(target.batch_size, demand.batch_size), min(target.batch_size, demand.batch_size)
         if smaller < larger <= SAME_BATCH * smaller:
             return replace(target, batch_size=demand.batch_size)
     return target
-
-
-def _could_stay(demand: Demand) -> bool:
-    is_allowed = demand.sizes is None or demand.assigned_workers in demand.sizes
-    return demand.least <= demand.assigned_workers <= demand.most and is_allowed
-
-
-def _is_as_fast(demand: Demand, one: int, other: int) -> bool:
-    """Whether the worker with most shards has as many with either number of workers."""
-    shards = demand.num_shards
-    return shards is not None and -(-shards // one) == -(-shards // other)
