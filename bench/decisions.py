@@ -66,6 +66,7 @@ def record(number: int, workers: int) -> JobRecord:
         next_worker=workers,
         applied_commands=(f"submit {number}",),
         ready=READY,
+        holding_since=at(NOW),
         device_class="cpu",
     )
 
