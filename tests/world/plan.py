@@ -84,7 +84,7 @@ TRIGGERS = (
 report, the start of a worker's process, a member's last iteration, its completion, the storing of a part of the
 checkpoint of a pause or of another one, the reading of the last part of one, and the storing of a final model. What
 acts on one process acts on the one that has just done that, if it is of its kind."""
-RARE = ("completion", "pause", "load", "model")
+RARE = ("completion", "pause", "load", "checkpoint", "model")
 """Of these, those that happen a few times in a world: a fault waits for them from early on."""
 
 
