@@ -124,11 +124,6 @@ HOLES = (
                 "scheduler does not wait for what it still has to read",
                 "scheduler ignores that a result was lost with its host",
             ),
-            _was(
-                "resile_learner.agent.incarnation",
-                "await self._bus.send(subjects.suspicion(command.job), command)",
-                "self._reports.put(command)",
-            ),
         ),
     ),
     Hole(

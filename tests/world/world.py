@@ -214,8 +214,10 @@ class World:
         num_stalling += any(fault.kind == "damaged storage" for fault in self.plan.faults)
         patience = PATIENCE_SECONDS + num_stalling * STALL_SECONDS
         if not self.loop.run_until(lambda: self._is_over, limit=self.plan.calm_at + patience):
-            for number in range(len(self.plan.jobs)):
-                self.checks.break_promise(self._what_it_waits_for(number))
+            for what in filter(None, map(self._what_it_waits_for, range(len(self.plan.jobs)))):
+                self.checks.break_promise(what)
+            if not self.checks.broken:
+                self.checks.break_promise("the users do not know that their jobs have ended")
         scripts = {number: submission.script for number, submission in enumerate(self.plan.jobs)}
         self.loop.run_until(lambda: False, limit=self.loop.now + END_SECONDS)
         excused = self.users.stopped | self.users.unstored
@@ -234,7 +236,7 @@ class World:
         if record is None:
             return f"submission {number} was never answered"
         if record.state.is_final:
-            return f"{job} is {record.state}"
+            return ""
         return f"{job} is still {record.state} at iteration {record.iteration}: {record.reason}"
 
     # what takes the place of the product's own, for `surroundings`
