@@ -148,6 +148,7 @@ class Users:
             await asyncio.sleep(SUSPEND_SECONDS / 5)
         seconds = self._loop.now - max(begun, self._plan.calm_at)
         is_stalling = any(submission.script.hangs_at is not None for submission in self._plan.jobs)
+        is_stalling |= any(fault.kind == "damaged storage" for fault in self._plan.faults)  # a start may wait for it
         if jobs and seconds >= SAVED_SECONDS and not is_stalling:
             self.refused.append(f"the pool was asked for {seconds:.0f} seconds to save {', '.join(jobs)}")
         self._on_suspended()
