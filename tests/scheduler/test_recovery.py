@@ -608,6 +608,18 @@ def _come_back(sim: SimulatedPool, host: str, incarnation: int, newest: dict[str
 @settings(max_examples=40, deadline=None)
 @given(deaths=deaths, num_jobs=st.integers(1, 3), latency=st.floats(0.0, 1.0))
 @example(deaths=[(1.0, "host", 0), (4.0, "host", 1), (3.5, "worker", 0)], num_jobs=2, latency=0.5)
+@example(  # a boundary at which rounding says that its iteration is not complete yet
+    deaths=[
+        (2.0798402241271456, "worker", 250),
+        (0.4028579936530473, "worker", 11908),
+        (1.1, "worker", 33941),
+        (0.3510771914958045, "worker", 400),
+        (2.00001, "worker", 1247),
+        (3.9726364785941803, "host", 260),
+    ],
+    num_jobs=1,
+    latency=0.19393135040319393,
+)
 def test_jobs_complete_whatever_dies(deaths: list[tuple[float, str, int]], num_jobs: int, latency: float) -> None:
     """Workers and hosts fail at any moment, and all messages are late: all jobs complete."""
     sim = SimulatedPool()

@@ -13,6 +13,8 @@ from .workload import Submission
 
 RESOLUTION = 1e-9
 """What is left of a number of iterations after rounding, relative to it."""
+CLOCK_RESOLUTION = 1e-6
+"""Moments that differ by less, in seconds, are one: seconds since the epoch are rounded to 0.24 microseconds."""
 
 
 @dataclass(eq=False)
@@ -47,11 +49,11 @@ class Stretch:
 
     def num_complete(self, now: float) -> int:
         """Return how many iterations are complete at ``now``."""
-        return max(0, math.floor((now - self.begun) / self.pace.seconds + RESOLUTION))
+        return max(0, math.floor((now - self.begun + CLOCK_RESOLUTION) / self.pace.seconds + RESOLUTION))
 
     def num_by(self, time: float) -> int:
         """Return how many iterations have to be complete for ``time`` to have come."""
-        return math.ceil((time - self.begun) / self.pace.seconds - RESOLUTION)
+        return math.ceil((time - self.begun - CLOCK_RESOLUTION) / self.pace.seconds - RESOLUTION)
 
     def num_until(self, done: float) -> int:
         """Return after how many iterations so much work is done: at least one."""

@@ -22,7 +22,7 @@ from resile_shared.messages.reports import (
 )
 
 from .agents import SimulatedAgents
-from .job import RESOLUTION, Position, SimulatedJob, SimulatedWorker, Stretch
+from .job import CLOCK_RESOLUTION, RESOLUTION, Position, SimulatedJob, SimulatedWorker, Stretch
 from .timeline import Timeline
 
 ACCUSE_AGAIN_SECONDS = 1.0
@@ -233,7 +233,7 @@ class SimulatedWorkers:
     def _go_on(self, job: SimulatedJob, stretch: Stretch) -> None:
         """Train on after a boundary, as before or as is due from here on."""
         every = job.submission.checkpoint_seconds
-        if every and self._timeline.now - job.checkpoint_time >= every:
+        if every and self._timeline.now - job.checkpoint_time >= every - CLOCK_RESOLUTION:
             self._save_checkpoint(job)
         if order := job.newest_formed():
             job.stretch = None
