@@ -22,7 +22,7 @@ from .conftest import TRAIN
 FIELDS = {
     "id", "name", "state", "priority", "min_workers", "max_workers", "workers", "generation", "iteration",
     "iterations_total", "epoch", "samples_seen", "loss", "params_sha256", "history", "ledger", "metrics",
-    "validation", "model", "bits", "error",
+    "validation", "model", "bits", "error", "batches",
 }  # fmt: skip
 
 
@@ -45,6 +45,7 @@ def test_a_plan_changes_shape_at_its_iterations_and_gives_the_same_bits(resile: 
     document = ended.json
     assert set(document) == FIELDS
     assert document["params_sha256"] == undisturbed
+    assert document["batches"] == []
     changes = [(item["iteration"], item["workers"]) for item in document["history"] if item["kind"] == "allocation"]
     assert changes == [(0, 1), (5, 4), (12, 3), (20, 2)]
     assert [item["number"] for item in document["history"]] == [1, 2, 3, 4, 5, 6]
