@@ -170,7 +170,7 @@ def main() -> int:
         hole = next(hole for hole in HOLES if hole.name == sys.argv[2])
         return attempt(hole.mutants, hole.tests, seconds=SECONDS)
     wanted = os.environ.get("HOLE", "")
-    names = [hole.name for hole in HOLES if not wanted or hole.name in wanted.split("; ")]
+    names = [hole.name for hole in HOLES if not wanted or hole.name in map(str.strip, wanted.split(";"))]
     return 1 if attempt_all("tests.world.holes", names) else 0
 
 
