@@ -224,6 +224,22 @@ def test_members_that_wait_for_a_recovery_of_a_complete_job_are_ended() -> None:
     assert bench.records["job-1"].state is JobState.COMPLETED
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_probe_that_expires_after_the_completion_leaves_nobody_behind_who_is_to_be_ended(answers: bool) -> None:
+    bench = two_hosts()
+    [probe] = accuse(bench, 0, 2)
+    assert isinstance(probe, ProbeHost)
+    accuse(bench, 2, 0)
+    bench.report(result(), generation=1)
+    if answers:
+        bench.beat(worker(2, 0, state="member"), worker(3, 1, state="member"), host="host-2")
+    bench.tell(ProbeExpired(probe.host, probe.incarnation, probe.beat))
+    for _ in range(2):
+        bench.now += 1.5
+        ended = [*accuse(bench, 0, 2), *accuse(bench, 2, 0)]
+    assert ended == [StopWorkers("job-1", "host-1", 1, (0,)), StopWorkers("job-1", "host-2", 1, (2,))]
+
+
 @pytest.mark.parametrize("kind", ["killed", "out of memory", "abandoned", "not started"])
 def test_a_complete_job_does_not_fail_by_the_loss_of_a_member(kind: str) -> None:
     bench = two_hosts()

@@ -444,6 +444,14 @@ MUTANTS = (
         once_missing=True,
     ),
     Mutant(
+        "a probe leaves members of a complete job behind",
+        "a member that is left behind after the completion is neither ended nor heard, and its job never ends",
+        f"{_CORE}.probing",
+        "            if job.record.completed:\n                continue\n            here =",
+        "            here =",
+        once_missing=True,
+    ),
+    Mutant(
         "scheduler ends when the bus refuses a write",
         "one record that is too large ends every scheduler",
         "resile_scheduler.executor",

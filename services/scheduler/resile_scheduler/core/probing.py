@@ -80,6 +80,8 @@ class HostProber:
             return
         is_silent = host.beat <= probe.beat
         for job in list(self._pool.jobs.values()):
+            if job.record.completed:
+                continue
             here = [worker for worker in job.workers.values() if worker.slot.host == probe.host]
             if job.suspicions.suspects.isdisjoint(worker.number for worker in here):
                 continue
