@@ -1,6 +1,7 @@
 """The page in a real browser, on what a real monitor serves of a scene."""
 
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 from pathlib import Path
@@ -18,6 +19,7 @@ from resile_shared.api import HostList, JobList
 from resile_shared.messages.hosts import HostLost, HostState
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobState
 from resile_shared.messages.reports import Failed
+from resile_shared.policies import PolicyName
 
 from ..browser import browsing, needs_browser, tab
 from .examples import COMPLETED, READY, SPEC, beat, host, job, progress, report, with_history, worker
@@ -277,6 +279,11 @@ async def test_the_files_of_the_page_are_served_and_nothing_else(monitors: Monit
         assert await (await browser.get("/")).json() == {"service": "resile", "api": "/v1", "docs": "docs/api.md"}
         for path in ("/page/nothing.js", "/page/..%2fservice.py", "/page/%2e%2e/settings.py"):
             assert (await browser.get(URL(monitor.url + path, encoded=True))).status == 404
+
+
+def test_the_page_offers_all_policies() -> None:
+    text = (resources.files("resile_monitor") / "page" / "actions.js").read_text()
+    assert re.findall(r"const names = \[(.*)\];", text) == [", ".join(f'"{name}"' for name in PolicyName)]
 
 
 def test_the_page_asks_nobody_outside() -> None:
