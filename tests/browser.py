@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 
 CHROMIUM = shutil.which("chromium")
+LAUNCH_MILLISECONDS = 120_000
+expect.set_options(timeout=30_000)  # a page shows what it has to when it gets there, on a busy machine later
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: install Debian's package")
 
@@ -32,11 +34,16 @@ class Tab:
     async def waits_for(self, selector: str, text: str) -> None:
         await self.page.locator(selector, has_text=text).first.wait_for()
 
+    async def shows(self, selector: str, *texts: str) -> None:
+        """Wait until the only element that fits the selector has all of these texts."""
+        for text in texts:
+            await expect(self.page.locator(selector)).to_contain_text(text, use_inner_text=True)
+
 
 @asynccontextmanager
 async def browsing() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=LAUNCH_MILLISECONDS)
         yield browser
         await browser.close()
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import axe_playwright_python
 import pytest
-from playwright.async_api import Page
+from playwright.async_api import Page, expect
 from yarl import URL
 
 from resile_monitor.api.page import HEADERS
@@ -20,16 +20,24 @@ from resile_shared.messages.hosts import HostLost, HostState
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobState
 from resile_shared.messages.reports import Failed
 from resile_shared.policies import PolicyName
+from resile_shared.testing.waiting import until
 
 from ..browser import browsing, needs_browser, tab
 from .examples import COMPLETED, READY, SPEC, beat, host, job, progress, report, with_history, worker
-from .monitors import TOKEN, Monitors, Scene
+from .monitors import TOKEN, Monitor, Monitors, Scene
 from .test_following import say
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 2\nValueError: <b>no data</b>'
 BEGIN = datetime.now(UTC) - timedelta(minutes=4)
+PLACES = {
+    "jobs/job-1": ".readout >> text=loss 0.05128 at 39",
+    "jobs/job-3": ".failure pre",
+    "submit": "h1:text-is('Submit a job')",
+    "jobs/nothing": ".empty >> text=There is no job nothing",
+}
+"""Views of the scene, and what is there when one is complete."""
 
 
 def items(*changes: tuple[int, str, int, str]) -> tuple[HistoryItem, ...]:
@@ -100,6 +108,17 @@ async def make_scene(scene: Scene) -> None:
     await say(scene, f"line {HOSTILE}", "second line")
 
 
+async def has_the_scene(monitor: Monitor) -> None:
+    """Wait until the monitor has all of it, so that what its API says stays as it is."""
+    async with asyncio.timeout(30):
+        while True:
+            jobs, hosts = await monitor.get("/v1/jobs", JobList), await monitor.get("/v1/hosts", HostList)
+            used = sum(slot.job is not None for view in hosts.hosts for slot in view.slots)
+            if [view.iteration for view in jobs.jobs if view.id == "job-1"] == [39] and len(jobs.jobs) == 4 and used:
+                return
+            await asyncio.sleep(0.05)
+
+
 async def serious_faults(page: Page) -> list[str]:
     """What axe-core finds that keeps people out."""
     await page.evaluate(AXE)
@@ -116,27 +135,23 @@ async def serious_faults(page: Page) -> list[str]:
 async def test_the_pool_is_shown_as_the_api_has_it(monitors: Monitors, scene: Scene) -> None:
     monitor = await monitors.start()
     await make_scene(scene)
+    await has_the_scene(monitor)
     async with browsing() as browser, tab(browser) as seen:
         await seen.open(monitor.url, token=TOKEN)
         await seen.waits_for(".feed", "lost")
-        assert URL(seen.page.url).fragment == "/"
+        await expect(seen.page).to_have_url(re.compile("#/$"))
         jobs, hosts = await monitor.get("/v1/jobs", JobList), await monitor.get("/v1/hosts", HostList)
         for shown in jobs.jobs:
-            row = " ".join((await seen.page.locator(".jobs tr", has_text=shown.id).inner_text()).split())
-            assert shown.name in row
-            assert shown.state in row
-            assert f"{shown.workers} of {shown.max_workers}" in row
-            assert " ".join(shown.reason.split()) in row
+            row = seen.page.locator(".jobs tr", has_text=shown.id)
+            workers = f"{shown.workers} of {shown.max_workers}"
+            for text in (shown.name, shown.state, workers, " ".join(shown.reason.split())):
+                await expect(row).to_contain_text(text, use_inner_text=True)
         slots = [slot for view in hosts.hosts if view.state == "up" for slot in view.slots]
         used = sum(slot.job is not None for slot in slots)
-        assert f"{used} of {len(slots)}" in await seen.text(".tiles")
-        assert "1 up 1 lost" in await seen.text(".tiles")
-        assert await seen.page.locator(".slots .c1").count() == used
-        areas = [await path.text_content() for path in await seen.page.locator("svg .area").all()]
-        assert areas == ["digits (job-1)", "done (job-4)"]
-        label = await seen.page.locator("svg[role=img]").get_attribute("aria-label")
-        assert label is not None
-        assert label.endswith("now digits 1")
+        await seen.shows(".tiles", f"{used} of {len(slots)}", "1 up 1 lost")
+        await expect(seen.page.locator(".slots .c1")).to_have_count(used)
+        await expect(seen.page.locator("svg .area")).to_have_text(["digits (job-1)", "done (job-4)"])
+        await expect(seen.page.locator("svg[role=img]")).to_have_attribute("aria-label", re.compile("now digits 1$"))
 
         trains = job("job-1", generation=4)
         grown = items(
@@ -158,13 +173,32 @@ async def test_a_job_is_shown_with_its_curves_its_history_and_its_log(monitors: 
         await seen.waits_for(".readout", "loss 0.05128 at 39")
         await seen.waits_for(".readout", "accuracy 0.9744 at 39")
         await seen.waits_for(".log", "second line")
-        rows = await seen.page.locator("section:has(#history) tbody tr").all_inner_texts()
-        assert [row.split()[0] for row in rows] == ["3", "2", "1"]
-        assert "fair share" in rows[0]
+        rows = seen.page.locator("section:has(#history) tbody tr")
+        await expect(rows.locator("th")).to_have_text(["3", "2", "1"])
+        await expect(rows.first).to_contain_text("fair share")
         await scene.learner.publish(subjects.report("job-1", "progress"), report(progress(40, loss=0.5), generation=3))
         await seen.waits_for(".readout", "loss 0.5 at 40")
         await say(scene, "third line")
         await seen.waits_for(".log", "third line")
+        assert seen.faults == []
+
+
+@needs_browser
+async def test_a_button_that_changes_while_it_is_pressed_is_clicked(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    trains = items((0, "accepted", 0, ""), (1, "allocation", 2, "start"), (60, "allocation", 1, "fair share"))
+    await store(scene, job("job-1"), trains[:2], generation=2)
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        await seen.page.click(".jobs a:text-is('digits')")
+        await seen.waits_for(".head", "start")
+        await seen.page.hover("button:text-is('Priority')")
+        await seen.page.mouse.down()
+        await store(scene, job("job-1"), trains, generation=3)
+        await seen.waits_for(".tile", "1 of 8")
+        await seen.page.mouse.up()
+        await expect(seen.page.locator("#entry")).to_be_focused()
+        await seen.waits_for(".head", "fair share")
         assert seen.faults == []
 
 
@@ -178,7 +212,7 @@ async def test_names_reasons_and_logs_are_text_and_a_failure_comes_first(monitor
         await seen.waits_for(".jobs", HOSTILE)
         await seen.page.goto(f"{monitor.url}/#/jobs/job-3")
         await seen.waits_for(".failure pre", "<b>no data</b>")
-        assert HOSTILE in await seen.text("h1")
+        await seen.shows("h1", HOSTILE)
         await seen.page.goto(f"{monitor.url}/#/jobs/job-1")
         await seen.waits_for(".log", HOSTILE)
         assert await seen.page.locator("main img, main script, main b").count() == 0
@@ -193,7 +227,7 @@ async def test_a_script_that_gets_into_the_page_does_not_run(monitors: Monitors,
         add = "const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s)"
         await seen.page.evaluate(add)
         assert await seen.page.evaluate("window.ran") is None
-        assert "Content Security Policy" in " ".join(seen.faults)
+        await until(lambda: "Content Security Policy" in " ".join(seen.faults))
 
 
 @needs_browser
@@ -221,7 +255,8 @@ async def test_the_page_comes_back_by_itself_after_a_restart_of_the_monitor(moni
     async with browsing() as browser, tab(browser) as seen:
         await seen.open(monitor.url, token=TOKEN)
         await seen.waits_for(".feed", "lost")
-        before = [await seen.text(part) for part in (".tiles", ".jobs", ".feed", ".hosts")]
+        await expect(seen.page.locator(".slots .c1")).to_have_count(1)
+        feed, hosts = await seen.text(".feed"), await seen.text(".hosts")
         await monitor.kill()
         await seen.waits_for("#connection", "disconnected")
         await store(
@@ -233,8 +268,8 @@ async def test_the_page_comes_back_by_itself_after_a_restart_of_the_monitor(moni
         await seen.waits_for("#connection", "live")
         await seen.waits_for(".jobs", "later")
         await seen.waits_for(".feed", "later")
-        assert (await seen.text(".feed")).count("lost") == before[2].count("lost")
-        assert await seen.text(".hosts") == before[3]
+        assert (await seen.text(".feed")).count("lost") == feed.count("lost")
+        await expect(seen.page.locator(".hosts")).to_have_text(hosts, use_inner_text=True)
 
 
 @needs_browser
@@ -251,19 +286,18 @@ async def test_nobody_is_kept_out(monitors: Monitors, scene: Scene, scheme: Any)
         await make_scene(scene)
         await seen.waits_for(".feed", "lost")
         assert await serious_faults(seen.page) == []
-        for place in ("jobs/job-1", "jobs/job-3", "submit", "jobs/nothing"):
+        for place, shown in PLACES.items():
             await seen.page.goto(f"{monitor.url}/#/{place}")
-            await seen.page.wait_for_selector("h1, .empty")
-            await asyncio.sleep(0.5)
+            await seen.page.wait_for_selector(shown)
             assert await serious_faults(seen.page) == [], place
         width = await seen.page.evaluate("document.documentElement.scrollWidth")
         assert width <= 390
         await seen.page.goto(f"{monitor.url}/#/jobs/job-1")
         await seen.page.click("button:text-is('Priority')")
+        await expect(seen.page.locator("#entry")).to_be_focused()
         assert await serious_faults(seen.page) == []
-        assert await seen.page.evaluate("document.activeElement.id") == "entry"
         await seen.page.keyboard.press("Escape")
-        assert await seen.page.locator("dialog").count() == 0
+        await expect(seen.page.locator("dialog")).to_have_count(0)
 
 
 async def test_the_files_of_the_page_are_served_and_nothing_else(monitors: Monitors, scene: Scene) -> None:

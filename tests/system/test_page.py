@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page
+from playwright.async_api import Page, expect
 
 from resile.client import Client, find_server
 from resile_shared.messages.jobs import JobState
@@ -64,7 +64,7 @@ async def test_a_job_is_submitted_changed_paused_and_fetched_on_the_page(tmp_pat
             await (await download.value).save_as(tmp_path / "fetched")
             assert pool.run("model", job, "--output", tmp_path / "model").status == 0
             assert (tmp_path / "fetched").read_bytes() == (tmp_path / "model").read_bytes()
-            assert await seen.text(".facts code >> nth=1") == pool.view(job)["params_sha256"]
+            await expect(page.locator(".facts code").nth(1)).to_have_text(pool.view(job)["params_sha256"])
             assert seen.faults == []
 
 

@@ -26,7 +26,10 @@ function present(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 }
 
-/** A part of the page that is rendered again only when what it shows has changed; the keyboard focus stays. */
+/**
+ * A part of the page that is rendered again only when what it shows has changed; the keyboard focus stays. While it is
+ * pressed it waits for the next update: a button that is replaced between press and release is not clicked.
+ */
 export class Panel {
   #render;
   #shown;
@@ -38,7 +41,7 @@ export class Panel {
 
   show(data) {
     const shown = JSON.stringify(data);
-    if (shown === this.#shown) return;
+    if (shown === this.#shown || this.element.matches(":active")) return;
     this.#shown = shown;
     const focused = this.element.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
     this.element.replaceChildren(...present([this.#render(data)]));
