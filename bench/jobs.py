@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stamps import Stamps
 
-from resile.client import Client, find_server
+from resile.client import AsyncClient, find_server
 from resile.package import pack
 from resile.pool.home import PoolHome
 from resile.pool.services import PoolOptions
@@ -28,7 +28,7 @@ def arguments(stamps: Path) -> tuple[str, ...]:
     return tuple(str(word) for pair in settings.items() for word in pair)
 
 
-async def submit(client: Client, stamps: Stamps, *, name: str, min_workers: int = 1, max_workers: int) -> str:
+async def submit(client: AsyncClient, stamps: Stamps, *, name: str, min_workers: int = 1, max_workers: int) -> str:
     """Submit a job that notes its iterations in ``stamps``; return its id."""
     package = await asyncio.to_thread(pack, SCRIPT)
     spec = JobSpec(
@@ -43,7 +43,7 @@ async def submit(client: Client, stamps: Stamps, *, name: str, min_workers: int 
 
 
 @asynccontextmanager
-async def pool_up(home: Path, options: PoolOptions) -> AsyncIterator[Client]:
+async def pool_up(home: Path, options: PoolOptions) -> AsyncIterator[AsyncClient]:
     """A pool whose processes are children of this one, while the block runs."""
     pool = PoolHome(home)
     ready = asyncio.Event()
@@ -54,7 +54,7 @@ async def pool_up(home: Path, options: PoolOptions) -> AsyncIterator[Client]:
         await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
-        async with Client(find_server(home=home)) as client:
+        async with AsyncClient(find_server(home=home)) as client:
             yield client
             for job in await client.jobs():
                 await client.stop(job.id)

@@ -29,7 +29,7 @@ from jobs import SCRIPT, arguments, pool_up, submit, traced
 from report import Target, argument_parser, conclude, print_table
 from stamps import Stamps
 
-from resile.client import Client
+from resile.client import AsyncClient
 from resile.pool.services import PoolOptions
 from resile_shared.messages.jobs import DEFAULT_PRIORITY
 from resile_shared.testing.collector import Collector, Span
@@ -51,13 +51,13 @@ COMMAND = "POST /v1/jobs/{job}/priority"
 class Job:
     """A job of the pool, and the times at which its iterations were committed."""
 
-    def __init__(self, client: Client, id_: str, stamps: Stamps) -> None:
+    def __init__(self, client: AsyncClient, id_: str, stamps: Stamps) -> None:
         self.id = id_
         self._client = client
         self._stamps = stamps
 
     @classmethod
-    async def submit(cls, client: Client, folder: Path, *, name: str) -> "Job":
+    async def submit(cls, client: AsyncClient, folder: Path, *, name: str) -> "Job":
         stamps = Stamps(folder / f"{name}.stamps")
         return cls(client, await submit(client, stamps, name=name, max_workers=3), stamps)
 
@@ -110,7 +110,7 @@ class Commanded:
         return Change(stamps[first] - new - self.monotonic, before)
 
 
-async def flip(client: Client, folder: Path, num_changes: int) -> list[Commanded]:
+async def flip(client: AsyncClient, folder: Path, num_changes: int) -> list[Commanded]:
     """Change the priority of the second of two jobs back and forth."""
     one, two = [await Job.submit(client, folder, name=name) for name in ("one", "two")]
     await asyncio.gather(one.trains_on(2), two.trains_on(2))

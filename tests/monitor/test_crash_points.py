@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import resile_scheduler.service
-from resile.client import Client, Server
+from resile.client import AsyncClient
+from resile.http_requests import Server
 from resile.package import pack
 from resile_scheduler.settings import SchedulerSettings
 from resile_shared.messages.jobs import JobSpec
@@ -40,7 +41,7 @@ async def play(forker: Forker, folder: Path, fatal: Point | None) -> Outcome:
         service = CrashableService(forker, *flags, *api, fatal=fatal, log=folder / "points")
         await stack.enter_async_context(service.running())
         address = Server(f"http://127.0.0.1:{port}", "", is_supervised=True)
-        client = await stack.enter_async_context(Client(address))
+        client = await stack.enter_async_context(AsyncClient(address))
         script = folder / "train.py"
         script.write_text("")
         async with asyncio.timeout(SECONDS):
@@ -48,7 +49,7 @@ async def play(forker: Forker, folder: Path, fatal: Point | None) -> Outcome:
         return Outcome(result, service.points, len(service.ends))
 
 
-async def act(client: Client, script: Path) -> object:
+async def act(client: AsyncClient, script: Path) -> object:
     """Return what there is in the end, and what a reader of its events saw."""
     package = pack(script)
     key = await client.upload(package.content)
@@ -60,7 +61,7 @@ async def act(client: Client, script: Path) -> object:
     return views, await seen
 
 
-async def events(client: Client, job: str) -> list[tuple[int, str]]:
+async def events(client: AsyncClient, job: str) -> list[tuple[int, str]]:
     """Return the job's history as its events tell it, up to its end."""
     found: list[tuple[int, str]] = []
     async for event in client.follow_events(job=job, tail=1000):

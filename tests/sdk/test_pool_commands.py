@@ -175,7 +175,7 @@ def test_followed_logs_survive_broken_connections_and_end_with_the_job(
 def test_patience_with_a_connection_begins_when_it_breaks_however_quiet_it_was(
     api_server: ApiServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resile.client.PATIENCE_SECONDS", 0)
+    monkeypatch.setattr("resile.http_requests.PATIENCE_SECONDS", 0)
     test_followed_logs_survive_broken_connections_and_end_with_the_job(api_server, capsys)
 
 

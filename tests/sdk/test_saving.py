@@ -2,7 +2,7 @@
 
 import pytest
 
-from resile.client import Server
+from resile.http_requests import Server
 from resile.pool.saving import drain_host, save_jobs
 
 NOBODY = Server("http://127.0.0.1:1", "t")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from resile.client import Client, find_server
+from resile.client import AsyncClient, find_server
 from resile_shared.bus import Bus
 from resile_shared.credentials import read_credentials
 from resile_shared.messages.jobs import JobState
@@ -57,7 +57,7 @@ ElasticModel(model, lambda: (data, None), nn.MSELoss(), optimizer, callbacks=[Ac
 _ROUND = ("completes", "completes", "fails", "is stopped", "completes")
 
 
-async def run_round(client: Client, script: Path) -> None:
+async def run_round(client: AsyncClient, script: Path) -> None:
     """Run a round of jobs to their ends. Raises AssertionError if one ends in another way than it should."""
     jobs = {await submit(client, script, what, name=what, max_workers=3): what for what in _ROUND}
     deadline = time.monotonic() + LONGEST_ROUND_SECONDS
@@ -82,7 +82,7 @@ async def soak(pool: UpPool, script: Path, *, seconds: float) -> list[dict[str, 
     up = psutil.Process(pool.process.pid)
     end = time.monotonic() + seconds
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(Client(find_server(home=pool.home)))
+        client = await stack.enter_async_context(AsyncClient(find_server(home=pool.home)))
         bus = await Bus.open(read_credentials(pool.home / "bus" / "credentials" / "scheduler.json"), service="soak")
         stack.push_async_callback(bus.close)
         while time.monotonic() < end:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from resile.client import Client
+from resile.client import AsyncClient
 from resile.package import pack
 from resile_shared.api import HostView, JobView
 from resile_shared.messages.jobs import JobSpec
@@ -43,7 +43,7 @@ class Pace:
         draft.replace(self.file)
 
 
-async def submit(client: Client, script: Path, *args: object, name: str, **asked: Any) -> str:
+async def submit(client: AsyncClient, script: Path, *args: object, name: str, **asked: Any) -> str:
     """Submit a script; return the job's id. ``asked`` is what a `JobSpec` may have besides."""
     package = pack(script)
     key = await client.upload(package.content)
@@ -51,7 +51,9 @@ async def submit(client: Client, script: Path, *args: object, name: str, **asked
     return await client.submit(spec)
 
 
-async def becomes(client: Client, job: str, fits: Callable[[JobView], object], *, seconds: float = 90.0) -> JobView:
+async def becomes(
+    client: AsyncClient, job: str, fits: Callable[[JobView], object], *, seconds: float = 90.0
+) -> JobView:
     """Look until the job is as ``fits`` wants it; one that is over cannot become anything any more."""
     deadline = time.monotonic() + seconds
     while not fits(view := await client.job(job)):
@@ -61,7 +63,7 @@ async def becomes(client: Client, job: str, fits: Callable[[JobView], object], *
     return view
 
 
-async def host_becomes(client: Client, name: str, fits: Callable[[HostView], object]) -> HostView:
+async def host_becomes(client: AsyncClient, name: str, fits: Callable[[HostView], object]) -> HostView:
     """Look until the host is as ``fits`` wants it."""
     deadline = time.monotonic() + 90.0
     while True:

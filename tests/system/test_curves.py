@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from resile.client import Client, find_server
+from resile.client import AsyncClient, find_server
 
 from .paced import CALLBACK, Pace, becomes, submit
 from .pools import UpPool, pool_up
@@ -56,7 +56,7 @@ async def test_each_point_of_a_curve_is_written_once_though_its_first_writer_has
     shutil.copy(EXAMPLE, code)
     (code / "train.py").write_text(SLOWER)
     pace = Pace(tmp_path / "pace")
-    async with Client(find_server(home=pool.home)) as client:
+    async with AsyncClient(find_server(home=pool.home)) as client:
         job = await submit(
             client,
             code / "train.py",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from resile.client import Client, find_server
+from resile.client import AsyncClient, find_server
 from resile.pool.namespaces import Namespaces
 from resile_shared.messages.hosts import HostState
 
@@ -41,7 +41,7 @@ def network(pool: UpPool) -> Namespaces:
 
 @pytest_asyncio.fixture
 async def trial(pool: UpPool, trial_script: Path, tmp_path: Path, network: Namespaces) -> AsyncIterator[Trial]:
-    async with Client(find_server(home=pool.home)) as client:
+    async with AsyncClient(find_server(home=pool.home)) as client:
         for number in range(1, NUM_HOSTS + 1):
             await host_becomes(client, f"host-{number}", lambda host: host.state is HostState.UP)
         async with trying(client, trial_script, tmp_path, num_hosts=NUM_HOSTS) as trial:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from resile.client import Client, find_server
+from resile.client import AsyncClient, find_server
 from resile_shared.api import JobView
 
 from .paced import CALLBACK, Pace, becomes, submit
@@ -41,7 +41,7 @@ async def test_a_job_with_a_range_gets_a_larger_batch_beside_one_with_a_fixed_ba
         scripts[name].write_text(text)
     paces = [Pace(tmp_path / f"pace-{name}") for name in scripts]
     with pool_up(tmp_path / "home", "--slots", 4, "--policy", "elastic-batch") as pool:
-        async with Client(find_server(home=pool.home)) as client:
+        async with AsyncClient(find_server(home=pool.home)) as client:
             fixed = await submit(client, scripts["fixed"], "--pace", paces[0].file, name="fixed")
             await becomes(client, fixed, lambda view: view.workers == 4)
             elastic = await submit(client, scripts["elastic"], "--pace", paces[1].file, name="elastic", min_workers=2)

@@ -9,7 +9,7 @@ import pytest
 
 from resile.chaos.attacks import Target, TargetKind
 from resile.chaos.processes import PoolProcesses
-from resile.client import Client, find_server
+from resile.client import AsyncClient, find_server
 from resile_shared.api import JobView
 
 from .paced import Pace, becomes, submit
@@ -33,7 +33,7 @@ async def test_frozen_workers_and_agents_change_neither_bits_nor_ledger(pool: Up
     script.write_text(SCRIPT)
     pace = Pace(tmp_path / "pace")
     processes = PoolProcesses(pool.process.pid)
-    async with Client(find_server(home=pool.home)) as client:
+    async with AsyncClient(find_server(home=pool.home)) as client:
         job = await submit(client, script, "--pace", pace.file, name="measured", max_workers=4)
         for number in (0, 2):
             await becomes(client, job, lambda view: view.workers == 4)

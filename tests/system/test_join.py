@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from resile.client import Client, find_server
+from resile.client import AsyncClient, find_server
 from resile.pool.namespaces import Namespaces
 from resile_shared.messages.hosts import HostState
 
@@ -93,7 +93,7 @@ async def test_a_machine_joins_trains_leaves_and_comes_back(
         elsewhere = ("--storage", (tmp_path / "nothing").as_uri())
         assert "is not the pool's storage on this machine: mount the shared folder" in joiner.refusal(*elsewhere)
         async with (
-            Client(find_server(home=pool.home)) as client,
+            AsyncClient(find_server(home=pool.home)) as client,
             trying(client, trial_script, tmp_path, num_hosts=2) as trial,
         ):
             with joiner.joined("--host", "far", "--label", "zone=b", *folder) as process:

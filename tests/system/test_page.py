@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
-from resile.client import Client, find_server
+from resile.client import AsyncClient, find_server
 from resile_shared.messages.jobs import JobState
 
 from ..browser import Tab, browsing, needs_browser, tab
@@ -28,7 +28,7 @@ async def test_a_job_is_submitted_changed_paused_and_fetched_on_the_page(tmp_pat
     paces = [Pace(tmp_path / name) for name in ("first", "second")]
     with pool_up(tmp_path / "home", "--hosts", 2, "--slots", 3) as pool:
         server = find_server(home=pool.home)
-        async with Client(server) as client, browsing() as browser, tab(browser) as seen:
+        async with AsyncClient(server) as client, browsing() as browser, tab(browser) as seen:
             page = seen.page
             page.set_default_timeout(90_000)
             await page.goto(pool.ask("page")["url"])

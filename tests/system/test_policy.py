@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from resile.client import Client, find_server
+from resile.client import AsyncClient, find_server
 
 from .paced import Pace, becomes, submit
 from .pools import UpPool, pool_up
@@ -22,7 +22,7 @@ async def test_jobs_follow_each_policy_and_end_with_the_same_bits(tmp_path: Path
     script.write_text(SCRIPT.replace("batch_size=48", "batch_size=48, num_shards=24"))
     paces = [Pace(tmp_path / name) for name in ("first", "second")]
     with pool_up(tmp_path / "home", "--slots", 4) as pool:
-        async with Client(find_server(home=pool.home)) as client:
+        async with AsyncClient(find_server(home=pool.home)) as client:
             first = await submit(client, script, "--pace", paces[0].file, name="first")
             await becomes(client, first, lambda view: view.workers == 4)
             second = await submit(client, script, "--pace", paces[1].file, name="second", priority=6000)
@@ -62,7 +62,7 @@ def test_the_next_pool_keeps_the_policy_unless_it_is_given_another(tmp_path: Pat
         assert pool.ask("policy") == {"policy": "priority", "preemption": False}
 
 
-async def share(client: Client, jobs: list[tuple[str, Pace]], workers: tuple[int, ...]) -> None:
+async def share(client: AsyncClient, jobs: list[tuple[str, Pace]], workers: tuple[int, ...]) -> None:
     """Wait until each job has its number of workers, and has trained a while with it."""
     for (job, pace), num in zip(jobs, workers, strict=True):
         begun = await becomes(client, job, lambda view, num=num: view.workers == num)  # type: ignore[misc]

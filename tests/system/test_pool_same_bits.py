@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resile.client import Client, find_server
+from resile.client import AsyncClient, find_server
 from resile_shared.api import JobView
 
 from .conftest import TRAIN
@@ -90,7 +90,7 @@ async def test_a_job_has_the_bits_of_the_plain_script_whatever_another_job_does_
     most: int, priorities: tuple[int, ...], sizes: tuple[int, ...], pool: UpPool, code: Path, sha: str, tmp_path: Path
 ) -> None:
     pace = Pace(tmp_path / "pace")
-    async with Client(find_server(home=pool.home)) as client:
+    async with AsyncClient(find_server(home=pool.home)) as client:
         job = await submit(client, code / "measured.py", "--pace", pace.file, name="measured", max_workers=most)
         await stays(client, job, sizes[0], pace)
         endless = ("--epochs", 10_000, "--pause", 0.2, "--shards", 24)
@@ -114,7 +114,7 @@ async def test_a_job_has_the_bits_of_the_plain_script_whatever_another_job_does_
         assert (epoch["samples"], epoch["once"], epoch["more"], epoch["never"]) == (961, 961, 0, 0)
 
 
-async def stays(client: Client, job: str, workers: int, pace: Pace) -> None:
+async def stays(client: AsyncClient, job: str, workers: int, pace: Pace) -> None:
     """Wait until the job has trained long enough with so many workers."""
     begun = await becomes(client, job, lambda view: view.workers == workers)
     pace.fast_until(begun.iteration + STAY + 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resile.chaos.verdict import histories, slots_held_twice
-from resile.client import Client, find_server
+from resile.client import AsyncClient, find_server
 from resile.demo.verdict import used_once
 from resile_scheduler.policies.demand import Demand
 from resile_scheduler.policies.fairshare import fairshare
@@ -99,7 +99,7 @@ async def test_ten_jobs_share_by_the_policy_and_no_slot_is_held_twice(pool: UpPo
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text(SCRIPT)
     (tmp_path / "seats").mkdir()
-    async with Client(find_server(home=pool.home)) as client:
+    async with AsyncClient(find_server(home=pool.home)) as client:
         crowd = Crowd(client, tmp_path)
         for work in some_work(chance):
             await asyncio.sleep(work.after_seconds)
@@ -136,7 +136,7 @@ async def test_ten_jobs_share_by_the_policy_and_no_slot_is_held_twice(pool: UpPo
 class Crowd:
     """The jobs of a pool, each with a pace of its own."""
 
-    def __init__(self, client: Client, folder: Path) -> None:
+    def __init__(self, client: AsyncClient, folder: Path) -> None:
         self.paces: dict[str, Pace] = {}
         self._client = client
         self._folder = folder

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from resile.client import Client, find_server
+from resile.client import AsyncClient, find_server
 
 from .paced import Pace, becomes, submit
 from .pools import UpPool, pool_up
@@ -21,7 +21,7 @@ async def test_a_borrowed_quota_is_given_back_and_what_was_used_is_counted(tmp_p
     script.write_text(SCRIPT.replace("batch_size=48", "batch_size=48, num_shards=24"))
     paces = [Pace(tmp_path / name) for name in ("first", "second")]
     with pool_up(tmp_path / "home", "--slots", 4) as pool:
-        async with Client(find_server(home=pool.home)) as client:
+        async with AsyncClient(find_server(home=pool.home)) as client:
             pool.ask("tenant", "set", "owner", "--quota", 3)
             refused = pool.run("tenant", "set", "borrower", "--quota", 2)
             assert refused.status == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resile.client import Client
+from resile.client import AsyncClient
 from resile_shared.api import HostView, JobView
 from resile_shared.messages.jobs import JobState
 
@@ -67,7 +67,7 @@ def trial_sha(trial_script: Path, tmp_path_factory: pytest.TempPathFactory) -> s
 class Trial:
     """A job with a worker on each of ``num_hosts`` hosts, watched from the first generation to the last."""
 
-    def __init__(self, client: Client, job: str, pace: Pace, *, num_hosts: int) -> None:
+    def __init__(self, client: AsyncClient, job: str, pace: Pace, *, num_hosts: int) -> None:
         self.client = client
         self.job = job
         self.pace = pace
@@ -121,7 +121,7 @@ def _trains(job: JobView, workers: int) -> bool:
 
 
 @asynccontextmanager
-async def trying(client: Client, script: Path, folder: Path, *, num_hosts: int) -> AsyncIterator[Trial]:
+async def trying(client: AsyncClient, script: Path, folder: Path, *, num_hosts: int) -> AsyncIterator[Trial]:
     """Submit the job; behind the block it is over."""
     pace = Pace(folder / "pace")
     job = await submit(client, script, "--pace", pace.file, name="trial", max_workers=num_hosts)

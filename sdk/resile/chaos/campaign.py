@@ -14,7 +14,7 @@ from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.jobs import JobSpec, JobState
 from resile_shared.storage import StorageError
 
-from ..client import Client
+from ..client import AsyncClient
 from ..undisturbed import train_alone
 from .attacks import MENU, AttackKind, TargetKind
 from .injector import AttackInjector
@@ -46,7 +46,7 @@ class Campaign:
     """
 
     injector: AttackInjector
-    client: Client
+    client: AsyncClient
     observer: Observer
     recovery: RecoveryWatcher
     jobs: list[str]

@@ -12,7 +12,7 @@ from resile_shared.errors import ResileError
 from resile_shared.messages.jobs import JobEvent
 from resile_shared.messages.reports import CheckpointSaved, Completed, Progress, Report, Switched
 
-from ..client import Client
+from ..client import AsyncClient
 from .members import Saved
 
 _EVER = 10_000
@@ -85,7 +85,7 @@ class Observations:
 class Observer:
     """Reads the events and reports of the pool."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self.seen = Observations()
         self.fault = ""
         """Why reading failed."""
@@ -94,7 +94,7 @@ class Observer:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, client: Client) -> "AsyncIterator[Observer]":
+    async def open(cls, client: AsyncClient) -> "AsyncIterator[Observer]":
         """Observe the pool while the block runs."""
         observer = cls(client)
         observer._start("pool", observer._read_pool)

@@ -18,7 +18,8 @@ from resile_shared.credentials import read_credentials
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import HostState
 
-from ..client import Client, Refused
+from ..client import AsyncClient
+from ..http_requests import Refused
 from .attacks import SERVICES, Attack, AttackKind, TargetKind
 from .observation import Observations, Observer
 from .processes import PoolProcesses
@@ -93,7 +94,7 @@ def is_host_recovered(host: HostView, injected: InjectedAttack) -> bool:
 class RecoveryWatcher:
     """Waits for the pool in ``home`` to recover."""
 
-    def __init__(self, home: Path, client: Client, observer: Observer, processes: PoolProcesses) -> None:
+    def __init__(self, home: Path, client: AsyncClient, observer: Observer, processes: PoolProcesses) -> None:
         self._home = home
         self._client = client
         self._observer = observer

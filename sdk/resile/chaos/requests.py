@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from resile_shared.errors import ResileError
 from resile_shared.messages.jobs import JobState
 
-from ..client import Client
+from ..client import AsyncClient
 from .attacks import Attack, AttackKind
 from .injector import AttackInjector
 from .recovery import PATIENCE_SECONDS, InjectedAttack
@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.1
 class Requests:
     """Makes requests to the pool that ``injector`` attacks."""
 
-    def __init__(self, client: Client, injector: AttackInjector) -> None:
+    def __init__(self, client: AsyncClient, injector: AttackInjector) -> None:
         self._client = client
         self._injector = injector
 

@@ -24,7 +24,7 @@ from ..chaos.recovery import RecoveryWatcher
 from ..chaos.report import document, outcome_document, skipped, table
 from ..chaos.temporary_pool import temporary_pool
 from ..chaos.verdict import Outcome, faults
-from ..client import Client, find_server
+from ..client import AsyncClient, find_server
 from ..package import pack
 from .options import errors_as_json, logger_beside, print_json
 from .tables import columns
@@ -93,7 +93,7 @@ def campaign_on_own_pool(
         package = await asyncio.to_thread(pack, script)
         log = logger_beside(as_json=options.as_json)
         async with temporary_pool(hosts=hosts, slots=slots, with_s3=with_s3, log=log) as (home, store):
-            async with Client(find_server(home=home)) as client:
+            async with AsyncClient(find_server(home=home)) as client:
                 key = await client.upload(package.content)
                 account = home.with_name("commits.jsonl")
                 spec = JobSpec(
@@ -144,13 +144,13 @@ async def _campaign(
 @asynccontextmanager
 async def _connected(
     home: Path, rng: Random, object_store: int | None, own_store: OwnStore | None = None
-) -> AsyncIterator[tuple[AttackInjector, Client, Observer, RecoveryWatcher]]:
+) -> AsyncIterator[tuple[AttackInjector, AsyncClient, Observer, RecoveryWatcher]]:
     injector = AttackInjector(home, rng=rng, object_store=object_store, own_store=own_store)
-    async with Client(find_server(home=injector.home)) as client, Observer.open(client) as observer:
+    async with AsyncClient(find_server(home=injector.home)) as client, Observer.open(client) as observer:
         yield injector, client, observer, RecoveryWatcher(injector.home, client, observer, injector.processes)
 
 
-async def _choose(attack: Attack, client: Client, injector: AttackInjector) -> Attack:
+async def _choose(attack: Attack, client: AsyncClient, injector: AttackInjector) -> Attack:
     """Replace the name of a job by its id, and choose a worker where none is named."""
     target = attack.target
     if not target.name or target.what.is_of_host:

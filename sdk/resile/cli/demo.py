@@ -17,7 +17,7 @@ from rich.table import Table
 from resile_shared.api import HostView, JobSummary, JobView
 from resile_shared.errors import ResileError, UsageError
 
-from ..client import Client, find_server
+from ..client import AsyncClient, find_server
 from ..demo.story import FIRST, NUM_HOSTS, NUM_SLOTS, SCRIPT, SECOND, SLOTS_PER_HOST, Look, Story
 from ..demo.verdict import Ending, endings, faults, used_once
 from .page import page_link
@@ -79,7 +79,7 @@ async def _run_story(home: Path, console: Console) -> tuple[Story, Sequence[JobV
         if running.done():
             running.result()
             raise ResileError("the pool stopped before the demo began: its logs are in logs/ of its home")
-        async with Client(find_server(home=home)) as client:
+        async with AsyncClient(find_server(home=home)) as client:
             console.print(f"watch it in a browser: {page_link(client.server)}\n")
             board, on_look = _board(console, client.server.url)
             story = Story(client, log=console.print, on_look=on_look, kill=supervisor.kill_host)

@@ -16,7 +16,7 @@ from .options import DEFAULT_HOME, logger_beside, show
 from .stopping import StopMessages, until_stopped
 
 if TYPE_CHECKING:
-    from ..client import Server
+    from ..http_requests import Server
     from ..pool.joined import JoinOptions
 
 app = typer.Typer(rich_markup_mode=None)
@@ -106,7 +106,7 @@ def host(
 
 
 def _server(url: str, token: str) -> "Server":
-    from ..client import Server
+    from ..http_requests import Server
 
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--join {url!r} is not a URL: it must start with http:// or https://")

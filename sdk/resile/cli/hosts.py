@@ -7,13 +7,13 @@ import typer
 from .options import Answer, pool_command
 
 if TYPE_CHECKING:
-    from ..client import Client
+    from ..client import AsyncClient
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 @pool_command(app, "hosts", short_help="List all hosts.")
-async def list_hosts(client: "Client") -> Answer:
+async def list_hosts(client: "AsyncClient") -> Answer:
     """List all hosts that ever joined, with their slots and how many of them are busy."""
     from .tables import host_table
 
@@ -23,7 +23,7 @@ async def list_hosts(client: "Client") -> Answer:
 
 @pool_command(app, short_help="Move all workers off a host.")
 async def drain(
-    client: "Client",
+    client: "AsyncClient",
     host: Annotated[str, typer.Argument(metavar="HOST", help="Name of the host, as in `resile hosts`.")],
     *,
     deadline: Annotated[

@@ -14,7 +14,7 @@ from .options import DEFAULT_HOME, Answer, AsJson, Home, Job, Server, pool_comma
 if TYPE_CHECKING:
     from resile_shared.messages.jobs import JobSpec
 
-    from ..client import Client
+    from ..client import AsyncClient
 
 app = typer.Typer(rich_markup_mode=None)
 _FROM_NOW = re.compile(r"([0-9]{1,5})([mhd])")
@@ -101,7 +101,7 @@ def submit(
     }
     _spec({**fields, "package": "validated before the upload"})
 
-    async def work(client: "Client") -> str:
+    async def work(client: "AsyncClient") -> str:
         return await client.submit(_spec({**fields, "package": await client.upload(package.content)}))
 
     job = reach(work, server=server, home=home, as_json=as_json)
@@ -143,7 +143,7 @@ def _spec(fields: dict[str, object]) -> "JobSpec":
 
 
 @pool_command(app, "jobs", short_help="List all jobs.")
-async def list_jobs(client: "Client") -> Answer:
+async def list_jobs(client: "AsyncClient") -> Answer:
     """List all jobs, in the order of their submission."""
     from .tables import job_table
 
@@ -153,7 +153,7 @@ async def list_jobs(client: "Client") -> Answer:
 
 
 @pool_command(app, "job", short_help="Show one job and its history.")
-async def show_job(client: "Client", job: Job) -> Answer:
+async def show_job(client: "AsyncClient", job: Job) -> Answer:
     """Show one job: its progress, its slots, and its history."""
     from .tables import job_details
 
@@ -163,7 +163,7 @@ async def show_job(client: "Client", job: Job) -> Answer:
 
 @pool_command(app, short_help="Change the priority of a job.")
 async def priority(
-    client: "Client",
+    client: "AsyncClient",
     job: Job,
     number: Annotated[int, typer.Argument(metavar="N", help="The new priority; the default of jobs is 5000.")],
 ) -> Answer:
@@ -178,7 +178,7 @@ async def priority(
 
 @pool_command(app, short_help="Stop a job for good.")
 async def stop(
-    client: "Client",
+    client: "AsyncClient",
     job: Job,
     *,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Recorded in the job's history.")] = "",
@@ -190,7 +190,7 @@ async def stop(
 
 
 @pool_command(app, short_help="Save a checkpoint of a job, and release its slots.")
-async def pause(client: "Client", job: Job) -> Answer:
+async def pause(client: "AsyncClient", job: Job) -> Answer:
     """Save a checkpoint of a job and release its slots, until `resile resume`."""
     found = await client.find(job)
     await client.pause(found)
@@ -198,7 +198,7 @@ async def pause(client: "Client", job: Job) -> Answer:
 
 
 @pool_command(app, short_help="Resume a paused job.")
-async def resume(client: "Client", job: Job) -> Answer:
+async def resume(client: "AsyncClient", job: Job) -> Answer:
     """Resume a paused job from its checkpoint, as soon as slots are free."""
     found = await client.find(job)
     await client.resume(found)
@@ -206,7 +206,7 @@ async def resume(client: "Client", job: Job) -> Answer:
 
 
 @pool_command(app, short_help="Remove a job that has ended, with all its files.")
-async def delete(client: "Client", job: Job) -> Answer:
+async def delete(client: "AsyncClient", job: Job) -> Answer:
     """Remove a job that has ended: its history, logs, checkpoints, model and output."""
     found = await client.find(job)
     await client.delete(found)

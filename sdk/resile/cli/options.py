@@ -16,7 +16,7 @@ from resile_shared.errors import ResileError, UsageError
 from resile_shared.text import printable
 
 if TYPE_CHECKING:
-    from ..client import Client
+    from ..client import AsyncClient
 
 T = TypeVar("T")
 Answer = tuple[object, Iterable[str]]
@@ -40,12 +40,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Job = Annotated[str, typer.Argument(metavar="ID", help="The job, by id, or by name if the name is unique.")]
 
 
-def reach(work: Callable[["Client"], Awaitable[T]], *, server: str | None, home: Path, as_json: bool) -> T:
+def reach(work: Callable[["AsyncClient"], Awaitable[T]], *, server: str | None, home: Path, as_json: bool) -> T:
     """Do ``work`` with a client of the pool; with ``as_json`` a failure is also printed as an object."""
-    from ..client import Client, find_server
+    from ..client import AsyncClient, find_server
 
     async def connected() -> T:
-        async with Client(find_server(server, home=home)) as client:
+        async with AsyncClient(find_server(server, home=home)) as client:
             return await work(client)
 
     with errors_as_json(as_json=as_json):

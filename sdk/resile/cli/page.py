@@ -8,14 +8,15 @@ import typer
 from .options import Answer, pool_command
 
 if TYPE_CHECKING:
-    from ..client import Client, Server
+    from ..client import AsyncClient
+    from ..http_requests import Server
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 @pool_command(app, short_help="Print the address of the pool's page, with the token.")
 async def page(
-    client: "Client",
+    client: "AsyncClient",
     *,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser of this machine.")] = False,
 ) -> Answer:

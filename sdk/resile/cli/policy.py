@@ -9,14 +9,14 @@ from resile_shared.policies import POLICIES_HELP, PolicyName
 from .options import Answer, pool_command
 
 if TYPE_CHECKING:
-    from ..client import Client
+    from ..client import AsyncClient
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 @pool_command(app, short_help="Show or change how jobs share slots.")
 async def policy(
-    client: "Client",
+    client: "AsyncClient",
     name: Annotated[
         PolicyName | None, typer.Argument(metavar="[NAME]", help=f"{POLICIES_HELP}. Default: as it is.")
     ] = None,

@@ -5,7 +5,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
-from ..client import PATIENCE_SECONDS, Client, Refused, Unreachable
+from ..client import AsyncClient
+from ..http_requests import PATIENCE_SECONDS, Refused, Unreachable
 
 POLL_SECONDS = 0.5
 
@@ -28,7 +29,7 @@ async def poll(fetch: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def until_over(client: Client, job: str) -> None:
+async def until_over(client: AsyncClient, job: str) -> None:
     """Return when the job has completed, failed or been stopped."""
     async for view in poll(lambda: client.job(job)):
         if view.state.is_final:

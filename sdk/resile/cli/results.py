@@ -13,13 +13,13 @@ from resile_shared.errors import ResileError, UsageError
 from .options import DEFAULT_HOME, Answer, AsJson, Home, Job, Server, pool_command, reach, show
 
 if TYPE_CHECKING:
-    from ..client import Client
+    from ..client import AsyncClient
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 @pool_command(app, short_help="Show how often every sample was used.")
-async def ledger(client: "Client", job: Job) -> Answer:
+async def ledger(client: "AsyncClient", job: Job) -> Answer:
     """Show for each epoch of a job how many samples were used once, more than once, and never."""
     from .tables import ledger_table
 
@@ -47,7 +47,7 @@ def model(
         )
     _check_writable(output)
 
-    async def work(client: "Client") -> None:
+    async def work(client: "AsyncClient") -> None:
         await client.save_model(await client.find(job), output)
 
     reach(work, server=server, home=home, as_json=as_json)
@@ -72,7 +72,7 @@ def output(
         raise UsageError(f"-o {folder} is a file: give the name of a folder")
     _check_writable(folder)
 
-    async def work(client: "Client") -> int:
+    async def work(client: "AsyncClient") -> int:
         with tempfile.TemporaryDirectory(prefix="resile-") as scratch:
             archive = Path(scratch) / "output.tar"
             await client.save_output(await client.find(job), archive)

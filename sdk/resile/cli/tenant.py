@@ -12,21 +12,21 @@ from .options import Answer, pool_command
 if TYPE_CHECKING:
     from resile_shared.api import TenantView
 
-    from ..client import Client
+    from ..client import AsyncClient
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Show or change what tenants get of the slots.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The tenant, as in `resile submit --tenant`.")]
 
 
 @pool_command(app, "list", short_help="List the tenants, with their weights and quotas.")
-async def list_tenants(client: "Client") -> Answer:
+async def list_tenants(client: "AsyncClient") -> Answer:
     """List the tenants that are configured, and those that have jobs, with what each gets and has."""
     return _shown(await client.tenants())
 
 
 @pool_command(app, "set", short_help="Change the weight or the quota of a tenant.")
 async def set_tenant(
-    client: "Client",
+    client: "AsyncClient",
     name: Name,
     *,
     weight: Annotated[
@@ -60,7 +60,7 @@ async def set_tenant(
 
 
 @pool_command(app, "delete", short_help="Give a tenant the default weight and no quota.")
-async def delete_tenant(client: "Client", name: Name) -> Answer:
+async def delete_tenant(client: "AsyncClient", name: Name) -> Answer:
     """Delete the settings of a tenant: it has weight 1 and no quota then. Its jobs go on, and its usage stays."""
     return _shown(await client.delete_tenant(name))
 

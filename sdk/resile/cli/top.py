@@ -12,7 +12,7 @@ from resile_shared.api import HostView, JobSummary
 from resile_shared.messages.hosts import HostState
 from resile_shared.text import printable
 
-from ..client import Client
+from ..client import AsyncClient
 from .pace import clock
 from .polling import poll
 from .tables import count, iterations, number
@@ -22,12 +22,12 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 _MAX_OVER = 5
 
 
-async def look(client: Client) -> Seen:
+async def look(client: AsyncClient) -> Seen:
     """Return all jobs and all hosts as they are now."""
     return await client.jobs(), await client.hosts()
 
 
-async def show(client: Client) -> None:
+async def show(client: AsyncClient) -> None:
     """Show them until interrupted; once, where there is no terminal."""
     console = Console()
     if not console.is_terminal:

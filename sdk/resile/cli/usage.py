@@ -11,7 +11,7 @@ from resile_shared.messages.usage import HOURS_KEPT
 from .options import Answer, pool_command
 
 if TYPE_CHECKING:
-    from ..client import Client
+    from ..client import AsyncClient
 
 app = typer.Typer(rich_markup_mode=None)
 _SINCE = re.compile(r"([0-9]{1,4})([hd])")
@@ -19,7 +19,7 @@ _SINCE = re.compile(r"([0-9]{1,4})([hd])")
 
 @pool_command(app, short_help="Show slot-hours by tenant and job.")
 async def usage(
-    client: "Client",
+    client: "AsyncClient",
     *,
     tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Only this tenant. Default: all.")] = None,
     since: Annotated[

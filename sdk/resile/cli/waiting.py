@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from resile_shared.api import JobSummary
 from resile_shared.text import printable
 
-from ..client import Client
+from ..client import AsyncClient
 from .pace import clock
 from .polling import poll
 from .tables import count, iterations, number
@@ -23,7 +23,7 @@ Board = Callable[[Iterable[JobSummary]], None]
 """Shows jobs as they are now."""
 
 
-async def wait(client: Client, names: list[str], *, quiet: bool) -> tuple[JobSummary, ...]:
+async def wait(client: AsyncClient, names: list[str], *, quiet: bool) -> tuple[JobSummary, ...]:
     """Return the jobs once all of them are over."""
     wanted = [await client.find(name) for name in names]
     with _open_board(quiet=quiet) as show:

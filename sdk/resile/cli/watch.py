@@ -14,7 +14,7 @@ from .options import DEFAULT_HOME, AsJson, Home, Job, Server, print_json, reach,
 if TYPE_CHECKING:
     from resile_shared.api import JobSummary, LogEntry
 
-    from ..client import Client
+    from ..client import AsyncClient
 
 app = typer.Typer(rich_markup_mode=None)
 V = TypeVar("V")
@@ -44,7 +44,7 @@ def events(
     """
     from .tables import event_line
 
-    async def work(client: "Client") -> None:
+    async def work(client: "AsyncClient") -> None:
         found = await client.find(job) if job else None
         if follow:
             await _print_each(client, client.follow_events(job=found, tail=tail), event_line, found, as_json=as_json)
@@ -72,7 +72,7 @@ def logs(
     resile logs digits-7f3a2c --tail 20     the last lines
     """
 
-    async def work(client: "Client") -> None:
+    async def work(client: "AsyncClient") -> None:
         found = await client.find(job)
         if follow:
             await _print_each(client, client.follow_logs(found, tail=tail), _log_line, found, as_json=as_json)
@@ -97,7 +97,7 @@ def wait(
     """Wait until jobs end, and show their progress on stderr."""
     from . import waiting
 
-    async def work(client: "Client") -> "tuple[JobSummary, ...]":
+    async def work(client: "AsyncClient") -> "tuple[JobSummary, ...]":
         return await waiting.wait(client, jobs, quiet=as_json)
 
     ended = reach(work, server=server, home=home, as_json=as_json)
@@ -115,7 +115,7 @@ def top(*, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = F
     """Show jobs and hosts, live, until Ctrl-C; once if stdout is not a terminal."""
     from . import top as screen
 
-    async def work(client: "Client") -> None:
+    async def work(client: "AsyncClient") -> None:
         if as_json:
             seen_jobs, seen_hosts = await screen.look(client)
             print_json({"jobs": seen_jobs, "hosts": seen_hosts})
@@ -130,7 +130,7 @@ def _log_line(entry: "LogEntry") -> str:
 
 
 async def _print_each(
-    client: "Client", items: AsyncIterator[V], line: Callable[[V], str], job: str | None, *, as_json: bool
+    client: "AsyncClient", items: AsyncIterator[V], line: Callable[[V], str], job: str | None, *, as_json: bool
 ) -> None:
     """Print items as they come: for ever, or until the job ends and its last items had time to arrive."""
     from .polling import until_over

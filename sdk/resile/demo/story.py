@@ -15,7 +15,7 @@ from resile_shared.api import HostView, JobSummary, JobView
 from resile_shared.errors import ResileError
 from resile_shared.messages.jobs import DEFAULT_PRIORITY, JobSpec, JobState
 
-from ..client import Client
+from ..client import AsyncClient
 from ..package import pack
 from .recording import Recording
 
@@ -56,7 +56,7 @@ class Story:
     """
 
     def __init__(
-        self, client: Client, *, log: Callable[[str], None], on_look: Look, kill: Callable[[str], None]
+        self, client: AsyncClient, *, log: Callable[[str], None], on_look: Look, kill: Callable[[str], None]
     ) -> None:
         self._client = client
         self._kill = kill

@@ -13,7 +13,8 @@ from resile_shared.errors import ResileError, UsageError
 from resile_shared.home import open_home
 from resile_shared.storage import PROBE, ObjectStorage, StorageError
 
-from ..client import Client, Refused, Server
+from ..client import AsyncClient
+from ..http_requests import Refused, Server
 from .process import ServiceProcess
 from .saving import drain_host
 from .services import ServiceSpec, outward_address
@@ -143,7 +144,7 @@ class JoinedHost:
     async def _ask(self) -> Admission:
         server = self.options.server
         try:
-            async with Client(server) as client:
+            async with AsyncClient(server) as client:
                 return await client.join(self.options.name, incarnation=self._incarnation())
         except Refused as error:
             if error.status != 401:

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from resile_shared.errors import ResileError
 
-from ..client import Client, Server
+from ..client import AsyncClient
+from ..http_requests import Server
 
 _POLL_SECONDS = 0.25
 _MAX_NAMES = 10
@@ -19,7 +20,7 @@ Log = Callable[[str], None]
 
 async def save_jobs(server: Server, *, seconds: float, log: Log) -> str:
     """Suspend all jobs of a pool; return what could not be saved within ``seconds``, empty if all is well."""
-    left = await _repeat(server, Client.suspend_all, seconds=seconds, log=lambda names: log(f"saving {names}"))
+    left = await _repeat(server, AsyncClient.suspend_all, seconds=seconds, log=lambda names: log(f"saving {names}"))
     if not left:
         return ""
     return (
@@ -33,7 +34,7 @@ async def drain_host(server: Server, name: str, *, seconds: float, has_workers: 
     A pool that does not answer is waited for only while ``has_workers`` says that workers run here.
     """
 
-    async def drain(client: Client) -> tuple[str, ...]:
+    async def drain(client: AsyncClient) -> tuple[str, ...]:
         try:
             await client.drain(name)
             return await _jobs_on(client, name)
@@ -48,13 +49,13 @@ async def drain_host(server: Server, name: str, *, seconds: float, has_workers: 
 
 
 async def _repeat(
-    server: Server, ask: Callable[[Client], Awaitable[tuple[str, ...]]], *, seconds: float, log: Log
+    server: Server, ask: Callable[[AsyncClient], Awaitable[tuple[str, ...]]], *, seconds: float, log: Log
 ) -> str:
     """Ask until no job is left to wait for; return which are left after ``seconds``, and why if that is known."""
     waiting: tuple[str, ...] = ()
     fault = ""
     try:
-        async with asyncio.timeout(seconds), Client(server) as client:
+        async with asyncio.timeout(seconds), AsyncClient(server) as client:
             while True:
                 try:
                     jobs = await ask(client)
@@ -71,7 +72,7 @@ async def _repeat(
         return f"{_names(waiting) if waiting else 'what was training'}{fault}"
 
 
-async def _jobs_on(client: Client, name: str) -> tuple[str, ...]:
+async def _jobs_on(client: AsyncClient, name: str) -> tuple[str, ...]:
     slots = (slot for host in await client.hosts() if host.id == name for slot in host.slots)
     return tuple(sorted({slot.job for slot in slots if slot.job}))
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from resile_shared.errors import ResileError
 from resile_shared.storage import MissingObjectError, ObjectStorage
 
-from ..client import Server
+from ..http_requests import Server
 from .home import PoolHome
 from .namespaces import Namespaces
 from .process import ServiceProcess, describe_exit

@@ -1,0 +1,172 @@
+"""How a client speaks to a pool: requests that are retried and take effect once, downloads, and followed streams."""
+
+import asyncio
+import errno
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from resile_shared import api
+from resile_shared.errors import ResileError
+
+from .server_sent import read_events
+
+PATIENCE_SECONDS = 60.0  # longer than one silent read
+_PAUSE_SECONDS = 0.5
+_RETRY_SECONDS = 15.0  # longer than a monitor takes to start again
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
+
+V = TypeVar("V", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Server:
+    """URL and token of a pool's API."""
+
+    url: str
+    token: str
+    advice: str = "check that it is up, and its address"
+    """Advice for the user when it does not answer."""
+    is_supervised: bool = False
+    """Whether `resile up` on this machine restarts it when it exits."""
+
+
+class Unreachable(ResileError):
+    """The pool does not answer."""
+
+    def __init__(self, server: Server, why: str) -> None:
+        super().__init__(f"the pool at {server.url} does not answer ({why}): {server.advice}")
+
+
+class Refused(ResileError):
+    """The pool rejected the request. ``code`` is that of `api.Problem`, empty if something else answered."""
+
+    def __init__(self, detail: str, *, status: int, code: str = "") -> None:
+        super().__init__(detail)
+        self.status, self.code = status, code
+
+
+class HttpRequests:
+    """The connection of one client to one pool."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {server.token}"}, timeout=_TIMEOUT)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._http.close()
+
+    async def get(self, model: type[V], path: str, **query: str | int) -> V:
+        """Return what ``GET path`` answers."""
+        return self.parse(model, await self.request("GET", path, params=query))
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """Send a JSON body; return the answer."""
+        return await self.request("POST", path, json=body)
+
+    async def request(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> bytes:
+        """Send until there is an answer; the idempotency key makes the request take effect once."""
+        keyed = {"Idempotency-Key": secrets.token_hex(16), **(headers or {})}
+        deadline = time.monotonic() + _RETRY_SECONDS
+        while True:
+            try:
+                async with self._http.request(method, self._url(path), headers=keyed, **options) as answer:
+                    await _check(answer, self.server)
+                    return await answer.read()
+            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
+                is_refused = isinstance(error, aiohttp.ClientConnectorError) and not self.server.is_supervised
+                if is_refused or time.monotonic() > deadline:
+                    raise Unreachable(self.server, _reason(error)) from error
+            except Refused as error:
+                if error.status != 503 or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def download(self, path: str, file: Path) -> None:
+        """Write the answer to ``file``, whole or not at all."""
+        draft = file.with_name(f".{file.name}.partial")
+        try:
+            async with self._http.get(self._url(path)) as answer:
+                await _check(answer, self.server)
+                with draft.open("wb") as target:
+                    async for part in answer.content.iter_chunked(1 << 20):
+                        target.write(part)
+            draft.replace(file)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Unreachable(self.server, _reason(error)) from error
+        finally:
+            draft.unlink(missing_ok=True)
+
+    async def follow(self, model: type[V], path: str, **query: str | int) -> AsyncIterator[V]:
+        """Yield events, resuming after the last one when the connection breaks. Raises Unreachable after a minute."""
+        last = ""
+        broken_since: float | None = None
+        while True:
+            headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
+            try:
+                async with self._http.get(self._url(path), params={**query, "follow": 1}, headers=headers) as answer:
+                    await _check(answer, self.server)
+                    if answer.status == 204:  # nothing more will come
+                        return
+                    broken_since = None
+                    async for event in read_events(answer.content):
+                        last = event.id or last
+                        if event.data:
+                            yield self.parse(model, event.data)
+                    why = "connection closed"
+            except (aiohttp.ClientError, TimeoutError) as error:
+                why = _reason(error)
+            except Refused as error:
+                if error.status < 500:
+                    raise
+                why = str(error)
+            now = time.monotonic()
+            broken_since = now if broken_since is None else broken_since
+            if now - broken_since > PATIENCE_SECONDS:
+                raise Unreachable(self.server, why)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _url(self, path: str) -> str:
+        return f"{self.server.url}/v1/{path}"
+
+    def parse(self, model: type[V], body: bytes | str) -> V:
+        """Read a body. Raises ResileError if it is none of this model."""
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            raise ResileError(
+                f"{self.server.url} does not answer like a pool of this version: check the address, or update Resile"
+            ) from error
+
+
+async def _check(answer: aiohttp.ClientResponse, server: Server) -> None:
+    if answer.status < 400:
+        return
+    if answer.status == 401:
+        raise Refused(
+            f"the pool at {server.url} rejects this token: check RESILE_TOKEN", status=401, code="unauthorized"
+        )
+    try:
+        problem = api.Problem.model_validate_json(await answer.read())
+    except ValidationError:
+        raise Refused(
+            f"{server.url} answers {answer.status} {answer.reason}: check that a pool runs there", status=answer.status
+        ) from None
+    raise Refused(problem.detail, status=problem.status, code=problem.code)
+
+
+def _reason(error: Exception) -> str:
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    number = cause.errno if isinstance(cause, OSError) else None
+    known = os.strerror(number) if number is not None and number in errno.errorcode else ""
+    return known or str(cause) or type(cause).__name__

@@ -1,0 +1,223 @@
+"""The client of a pool for ordinary programs and notebooks: `client.AsyncClient` on an event loop of its own.
+
+from resile import Client
+
+with Client() as client:
+job = client.submit_script("train.py", max_workers=4)
+job.watch()
+job.save_model("model.safetensors")
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self, TypeVar, Unpack
+
+from resile_shared import api
+from resile_shared.errors import ResileError
+from resile_shared.messages.jobs import JobSpec
+from resile_shared.policies import PolicyName
+
+from .client import AsyncClient, JobOptions
+from .http_requests import Server
+from .job import Job
+
+T = TypeVar("T")
+_END = object()
+
+
+class Client:
+    """A connection to one pool. Every call raises Unreachable when it does not answer, Refused when it rejects it."""
+
+    def __init__(self, server: Server | str | None = None) -> None:
+        """Connect to ``server``, or to the one that `client.find_server` finds for this URL or without it."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="resile-client", daemon=True)
+        self._thread.start()
+        try:
+            self._client = self._run(_connect(server))
+        except BaseException:
+            self._stop_loop()
+            raise
+        self.server = self._client.server
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect. The client cannot be used any more."""
+        if not self._loop.is_closed():
+            self._run(self._client.__aexit__())
+            self._stop_loop()
+
+    def submit_script(self, path: Path | str, *, args: Sequence[str] = (), **options: Unpack[JobOptions]) -> Job:
+        """Upload a script, or a folder with one, and submit it with ``args`` as `resile submit` does; return the job.
+
+        Raises UsageError if an option is invalid.
+        """
+        return Job(self, self._run(self._client.submit_script(path, args=args, **options)))
+
+    def get_job(self, name: str) -> Job:
+        """Return the job that has the id ``name``, or is the only one of that name, to watch and change it."""
+        return Job(self, self.find(name))
+
+    def jobs(self) -> tuple[api.JobSummary, ...]:
+        """Return all jobs, in the order of their submission."""
+        return self._run(self._client.jobs())
+
+    def job(self, job: str) -> api.JobView:
+        """Return one job with the newest 1000 items of its history."""
+        return self._run(self._client.job(job))
+
+    def whole_job(self, job: str) -> api.JobView:
+        """Return one job with its whole history."""
+        return self._run(self._client.whole_job(job))
+
+    def spec(self, job: str) -> JobSpec:
+        """Return the submitted spec, which `submit` accepts again."""
+        return self._run(self._client.spec(job))
+
+    def find(self, name: str) -> str:
+        """Return the id of the job that has the id ``name``, or is the only one of that name."""
+        return self._run(self._client.find(name))
+
+    def upload(self, content: bytes) -> str:
+        """Upload packed code (`resile.package.pack`); return its key for `JobSpec.package`."""
+        return self._run(self._client.upload(content))
+
+    def submit(self, spec: JobSpec) -> str:
+        """Submit a job; return its id once it is stored."""
+        return self._run(self._client.submit(spec))
+
+    def set_priority(self, job: str, priority: int) -> None:
+        """Change the priority of a job."""
+        self._run(self._client.set_priority(job, priority))
+
+    def stop(self, job: str, *, reason: str = "") -> None:
+        """Stop a job for good."""
+        self._run(self._client.stop(job, reason=reason))
+
+    def pause(self, job: str) -> None:
+        """Pause a job: it saves a checkpoint and releases its slots."""
+        self._run(self._client.pause(job))
+
+    def resume(self, job: str) -> None:
+        """Resume a paused job."""
+        self._run(self._client.resume(job))
+
+    def suspend_all(self) -> tuple[str, ...]:
+        """Suspend all jobs, since the pool is about to stop; return those that still hold slots.
+
+        Each saves a checkpoint and goes back to the queue. None starts until the scheduler is started again.
+        """
+        return self._run(self._client.suspend_all())
+
+    def policy(self) -> api.PolicyView:
+        """Return how jobs share the slots of the pool."""
+        return self._run(self._client.policy())
+
+    def change_policy(self, policy: PolicyName | None = None, *, preemption: bool | None = None) -> api.PolicyView:
+        """Change how jobs share the slots of the pool, and return it; None leaves it as it is."""
+        return self._run(self._client.change_policy(policy, preemption=preemption))
+
+    def tenants(self) -> tuple[api.TenantView, ...]:
+        """Return the tenants that are configured, and those that have jobs."""
+        return self._run(self._client.tenants())
+
+    def set_tenant(
+        self, tenant: str, *, weight: int | None = None, quota: int | None = None
+    ) -> tuple[api.TenantView, ...]:
+        """Change what a tenant gets of the slots, and return all tenants; None leaves it as it is."""
+        return self._run(self._client.set_tenant(tenant, weight=weight, quota=quota))
+
+    def delete_tenant(self, tenant: str) -> tuple[api.TenantView, ...]:
+        """Give a tenant what one gets that is not configured, and return all tenants."""
+        return self._run(self._client.delete_tenant(tenant))
+
+    def usage(self, *, tenant: str | None = None, hours: int | None = None) -> api.UsageView:
+        """Return what was used in the last ``hours``, or ever, by one tenant or by all."""
+        return self._run(self._client.usage(tenant=tenant, hours=hours))
+
+    def delete(self, job: str) -> None:
+        """Remove a job that has ended, with all that is stored of it: history, logs, checkpoints, model, output."""
+        self._run(self._client.delete(job))
+
+    def ledger(self, job: str) -> api.LedgerView:
+        """Return how often the samples of each epoch were used."""
+        return self._run(self._client.ledger(job))
+
+    def save_model(self, job: str, file: Path) -> None:
+        """Write the final model (safetensors) to ``file``, whole or not at all."""
+        self._run(self._client.save_model(job, file))
+
+    def save_output(self, job: str, file: Path) -> None:
+        """Write the files of the workers' output folder to ``file``, a tar."""
+        self._run(self._client.save_output(job, file))
+
+    def logs(self, job: str, *, tail: int) -> tuple[api.LogEntry, ...]:
+        """Return the newest ``tail`` lines that the job's workers printed."""
+        return self._run(self._client.logs(job, tail=tail))
+
+    def follow_logs(self, job: str, *, tail: int) -> Iterator[api.LogEntry]:
+        """Yield the newest ``tail`` lines, then new ones."""
+        return self._iterate(self._client.follow_logs(job, tail=tail))
+
+    def events(self, *, job: str | None = None, tail: int) -> tuple[api.EventView, ...]:
+        """Return the newest ``tail`` events, of one job or of all."""
+        return self._run(self._client.events(job=job, tail=tail))
+
+    def follow_events(self, *, job: str | None = None, tail: int) -> Iterator[api.EventView]:
+        """Yield the newest ``tail`` events, then new ones."""
+        return self._iterate(self._client.follow_events(job=job, tail=tail))
+
+    def hosts(self) -> tuple[api.HostView, ...]:
+        """Return all hosts that ever joined."""
+        return self._run(self._client.hosts())
+
+    def drain(self, host: str, *, deadline_seconds: float | None = None) -> None:
+        """Drain a host; at the deadline the workers left on it are ended, and their jobs recover."""
+        self._run(self._client.drain(host, deadline_seconds=deadline_seconds))
+
+    def join(self, host: str, *, incarnation: int = 0) -> api.Admission:
+        """Request admission of a host; ``incarnation`` is its newest known one."""
+        return self._run(self._client.join(host, incarnation=incarnation))
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Return what ``call`` returns; cancel it when this thread is interrupted."""
+        if self._loop.is_closed():
+            call.close()
+            raise ResileError("this client is closed: make another one")
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        async def step() -> Any:
+            return await anext(items, _END)
+
+        async def end() -> None:
+            await items.aclose()  # type: ignore[attr-defined]
+
+        try:
+            while (item := self._run(step())) is not _END:
+                yield item
+        finally:
+            with suppress(ResileError):  # closed meanwhile
+                self._run(end())
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _connect(server: Server | str | None) -> AsyncClient:
+    return AsyncClient(server)

@@ -1,0 +1,118 @@
+"""The clients for programs: one set of requests, with and without asyncio."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from resile import AsyncClient, Client
+from resile.job import JobNotCompleted
+from resile.svg_chart import Chart, Mark, Series, line_chart, stacked_chart
+from resile.watching import MAX_POINTS, Watched
+from resile_shared.errors import ResileError, UsageError
+from resile_shared.messages.jobs import JobState
+
+from .api_server import ApiServer, job_view
+
+LOADED = """
+import sys
+import resile
+assert "aiohttp" not in sys.modules and "resile.client" not in sys.modules
+from resile import Client, AsyncClient, Server
+assert "torch" not in sys.modules
+"""
+
+
+def public(kind: type) -> dict[str, inspect.Signature]:
+    methods = inspect.getmembers(kind, inspect.isfunction)
+    return {name: inspect.signature(method) for name, method in methods if not name.startswith("_")}
+
+
+def test_the_clients_are_loaded_when_they_are_used_and_torch_never() -> None:
+    subprocess.run([sys.executable, "-c", LOADED], check=True)
+
+
+def test_the_client_without_asyncio_has_every_request_of_the_other_one() -> None:
+    here, there = public(Client), public(AsyncClient)
+    assert set(there) <= set(here)
+    for name, signature in there.items():
+        assert list(here[name].parameters.values()) == list(signature.parameters.values()), name
+        if name != "submit_script":  # it returns the job, to go on with
+            expected = str(signature.return_annotation).replace("AsyncIterator", "Iterator")
+            assert str(here[name].return_annotation) == expected, name
+
+
+def test_a_program_without_asyncio_asks_and_follows(api_server: ApiServer) -> None:
+    api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.COMPLETED)
+    with Client() as client:
+        assert [job.id for job in client.jobs()] == ["digits-1"]
+        assert client.get_job("digits").id == "digits-1"
+        followed = client.follow_logs("digits-1", tail=100)  # over a connection that breaks after two lines
+        assert [next(followed).text for _ in range(4)] == [f"line {number}" for number in range(1, 5)]
+        followed.close()  # type: ignore[attr-defined]
+    with pytest.raises(ResileError, match="this client is closed"):
+        client.jobs()
+    client.close()
+
+
+def test_what_is_wrong_with_a_job_is_said_before_the_upload(api_server: ApiServer, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    with Client() as client, pytest.raises(UsageError, match="priority must be an integer from 1"):
+        client.submit_script(script, priority=0)
+
+
+def test_waiting_for_a_job_that_fails_raises_with_its_traceback(api_server: ApiServer) -> None:
+    api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.FAILED, reason="it broke", details="Traceback")
+    with Client() as client, pytest.raises(JobNotCompleted, match="digits-1 failed: it broke") as caught:
+        client.get_job("digits-1").wait()
+    assert caught.value.view.details == "Traceback"
+
+
+def test_waiting_ends_after_the_time_that_is_given(api_server: ApiServer) -> None:
+    api_server.jobs["digits-1"] = job_view("digits-1")
+    with Client() as client, pytest.raises(TimeoutError, match="digits-1 is running after 0 s"):
+        client.get_job("digits-1").wait(timeout=0)
+
+
+def test_outside_of_a_notebook_a_watch_prints_lines(api_server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.COMPLETED, workers=0)
+    with Client() as client:
+        assert client.get_job("digits-1").watch().state is JobState.COMPLETED
+    assert capsys.readouterr().out == "digits (digits-1): completed, 0 workers, iteration 50 of 120, loss 0.25\n"
+
+
+def test_the_chart_of_a_watch_is_bounded_and_shows_text_as_text() -> None:
+    watched = Watched()
+    view = job_view("digits-1", name="<script>", details="<b>no</b>")
+    for number in range(3 * MAX_POINTS):
+        look = view.model_copy(update={"iteration": number, "workers": number % 7, "loss": 1 / (1 + number)})
+        watched.add(look, seconds=float(number))
+    watched.add(view.model_copy(update={"iteration": 10**6, "loss": float("nan")}), seconds=1e6)
+    assert len(watched.slots) <= MAX_POINTS
+    assert len(watched.losses) <= MAX_POINTS
+    assert watched.losses[0] == (0, 1.0)
+    html = watched.html(view)
+    assert html.count("<svg") == 2
+    assert "<script>" not in html
+    assert "<b>no" not in html
+    assert "nan" not in html
+
+
+def test_charts_are_well_formed_whatever_they_show() -> None:
+    chart = Chart("slots & <more>", "seconds", "slots", 0.0, 0.0, marks=(Mark(0.0, "<killed>"),))
+    for series in ([], [Series("one", [])], [Series("<a>", [(0, 0)]), Series("b", [(0, 2), (3, 1)])]):
+        for drawn in (line_chart(chart, series), stacked_chart(chart, series)):
+            assert ElementTree.fromstring(drawn).attrib["aria-label"] == "slots & <more>"
+
+
+def test_a_stacked_chart_names_each_value_once_for_its_stretch() -> None:
+    chart = Chart("slots", "seconds", "slots", 30.0, 10.0)
+    one = Series("one", [(0, 8), (10, 4), (20, 4)])
+    two = Series("two", [(10, 4), (20, 3)])
+    root = ElementTree.fromstring(stacked_chart(chart, [one, two]))
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text") if text.attrib.get("fill") == "#fff"]
+    assert texts == ["8", "4", "4", "3"]
