@@ -318,6 +318,26 @@ def test_a_worker_that_nobody_names_is_still_listed_for_a_while_after_its_end(tr
     assert 1 not in training.listed()
 
 
+def test_a_worker_that_ended_and_was_forgotten_is_not_started_when_it_is_named_once_more(training: Agent) -> None:
+    training.handle(allocation(2, 0))
+    training.handle(Tick(is_bus_up=False), after=1.0)
+    training.exits(1, "left")
+    training.handle(Tick(is_bus_up=False), after=LISTED_SECONDS)
+    assert (JOB, 1) not in training.core.workers, "nobody has heard of its end"
+    training.handle(Tick(is_bus_up=True), after=1.0)
+    commands = training.handle(allocation(3, 0, 1, epoch=2))
+    assert of_type(StartWorker, commands) == []
+    [beat] = of_type(Heartbeat, commands)
+    assert (beat.workers[-1].worker, beat.workers[-1].state) == (1, "gone")
+    assert of_type(StartWorker, training.handle(allocation(4, 0, 2, epoch=2))) == [StartWorker(JOB, 2, 2)]
+
+
+def test_a_worker_with_a_lower_number_than_another_new_one_is_started(agent: Agent) -> None:
+    agent.handle(StopWorkers(epoch=1, job=JOB, incarnation=INCARNATION, workers=(7,)))
+    started = of_type(StartWorker, agent.handle(allocation(1, 3, 1, 2)))
+    assert [start.worker for start in started] == [3, 1, 2], "a stop may come before the allocation"
+
+
 def test_no_heartbeat_is_sent_while_nats_is_disconnected_and_the_next_one_reports_every_change(training: Agent) -> None:
     assert training.handle(Tick(is_bus_up=False), after=1.0) == []
     assert training.exits(1, "killed") == []

@@ -512,6 +512,66 @@ def test_members_that_a_new_scheduler_finds_alive_hand_over_as_it_was_ordered() 
     assert bench.records["job-1"].state is JobState.RUNNING
 
 
+def moving_to_one(*, num_workers: int = 1) -> Bench:
+    """Let a job move as a whole from host-1 to host-2, where its new workers are ready to take over."""
+    bench = running(num_workers, num_workers, max_workers=num_workers)
+    bench.host("host-1", num_workers, state=HostState.DRAINING)
+    joiners = [worker(number, slot, state="ready") for slot, number in enumerate(named(bench))]
+    bench.beat(*joiners, host="host-2")
+    return bench
+
+
+def test_the_last_leaver_continues_if_the_only_one_that_joins_fails_before_anyone_saw_it_train() -> None:
+    bench = moving_to_one()
+    bench.beat(gone(1, 0, kind="failed"), host="host-2")
+    assert bench.newest().is_recovery, "a leaver that has handed over waits for nothing else"
+    assert named(bench) == [0]
+    assert bench.newest().reason == "worker 1 on host-2/0 failed: why"
+    bench.switch(iteration=7)
+    assert bench.records["job-1"].generation == bench.newest().generation
+
+
+def test_the_last_leaver_continues_though_the_report_that_its_heir_trained_comes_late() -> None:
+    bench = moving_to_one()
+    move = bench.newest().generation
+    bench.beat(gone(1, 0, kind="failed"), host="host-2")
+    bench.report(switched(1), worker=1, generation=move)
+    assert bench.newest().is_recovery
+    assert named(bench) == [0]
+
+
+def test_the_last_leaver_continues_if_its_heir_is_lost_at_once() -> None:
+    bench = moving_to_one()
+    bench.switch(iteration=7)
+    bench.host("host-2", 1, state=HostState.LOST)
+    assert bench.newest().is_recovery, "it lacks nothing that was trained"
+    assert named(bench) == [0]
+
+
+@pytest.mark.parametrize("how", ["heartbeat", "checkpoint"])
+def test_a_leaver_does_not_continue_in_place_of_workers_that_have_trained_further(how: str) -> None:
+    bench = moving_to_one()
+    bench.switch(iteration=7)
+    if how == "heartbeat":
+        bench.beat(member(1, iteration=9, generation=2).model_copy(update={"slot": 0}), host="host-2")
+    else:
+        bench.report(CheckpointSaved(lineage=1, iteration=9, num_bytes=1), worker=1, generation=2)
+    bench.host("host-2", 1, state=HostState.LOST)
+    assert not any(allocation.is_recovery for allocation in bench.allocations)
+    assert any("no worker is left, so it starts again" in item.reason for item in bench.histories["job-1"])
+
+
+def test_one_of_several_workers_that_a_job_moves_to_is_withdrawn_while_another_may_have_taken_over() -> None:
+    bench = moving_to_one(num_workers=2)
+    first, second = named(bench)
+    bench.beat(gone(first, 0, kind="failed"), worker(second, 1, state="ready"), host="host-2")
+    assert not bench.newest().is_recovery
+    assert named(bench) == [second]
+    bench.beat(gone(first, 0, kind="failed"), gone(second, 1, kind="failed"), host="host-2")
+    assert bench.newest().is_recovery
+    assert named(bench) == [0, 1]
+
+
 def test_a_result_that_an_agent_has_not_published_is_waited_for_though_the_job_moved() -> None:
     bench = running(2, 2, max_workers=2)
     moving(bench)

@@ -150,7 +150,9 @@ class World:
 
     def _on_deliver(self, host: str, message: Message) -> None:
         if host in self.hosts and message.subject.startswith(ALLOCATIONS.prefix):
-            self.checks.allocation_sent(host, message.subject.removeprefix(ALLOCATIONS.prefix))
+            job = message.subject.removeprefix(ALLOCATIONS.prefix)
+            if job not in self.users.unstored:  # it was assigned before the bus refused to store it
+                self.checks.allocation_sent(host, job)
 
     def _on_begun(self, begun: Begun) -> None:
         self.checks.begun(begun)

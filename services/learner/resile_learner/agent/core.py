@@ -7,9 +7,10 @@
 - The newest allocation of a job is the truth; an older one has no effect. Nor has anything from a scheduler of an
   earlier epoch than the latest that was heard of, whichever job it is about.
 - A worker that an allocation places on this host and incarnation is started unless it has ever been here, or its slot
-  is held: no two workers are ever on one slot. With all addresses known, the allocation is sent as an order to
-  every worker of the job here: members, joiners and leavers alike. Without placements, all workers of the job here are
-  killed.
+  is held: no two workers are ever on one slot. One that has ended and is forgotten (`numbering.py`) is reported as
+  gone: a scheduler that has not heard of its end may name it once more. With all addresses known, the allocation is
+  sent as an order to every worker of the job here: members, joiners and leavers alike. Without placements, all workers
+  of the job here are killed.
 - A heartbeat lists every worker. One is sent at each tick and at each change, and none while NATS is disconnected. A
   worker that is gone stays listed while the newest allocation names it, and for `LISTED_SECONDS` in any case.
 - What workers report is passed on. Progress replaces earlier progress and is passed on a few times a second; everything
@@ -60,6 +61,7 @@ from .events import (
     WatchAllocation,
     WorkerExited,
 )
+from .numbering import HighestNumbers
 
 ANNOUNCE_SECONDS = 5.0
 MAX_ANNOUNCE_SECONDS = 300.0
@@ -97,6 +99,7 @@ class AgentCore:
         """The jobs that the scheduler has assigned to this host; None before it has said so."""
         self._watched: frozenset[str] = frozenset()
         self._allocations: dict[str, Allocation] = {}
+        self._highest = HighestNumbers()
         self._epoch = 0
         """The latest epoch of a scheduler that was heard of."""
         self._is_bus_up = False
@@ -155,32 +158,36 @@ class AgentCore:
         self._allocations[job] = allocation
         if not allocation.placements:
             return self._kill_all(job)
-        starts: list[Command] = []
-        is_new = False
-        for placement in self._placed_here(allocation):
-            if (job, placement.worker) not in self.workers:
-                is_new = True
-                starts += self._start(job, placement, now)
+        placed = list(self._placed_here(allocation))
+        new = [placement for placement in placed if (job, placement.worker) not in self.workers]
+        starts = [command for placement in new for command in self._start(job, placement, now)]
+        self._highest.record(job, (placement.worker for placement in placed))
         order = _order(allocation)
         return [
             *starts,
-            *(self._heartbeat(now) if is_new else []),
+            *(self._heartbeat(now) if new else []),
             *(self._send(job, order) if order else []),
         ]
 
     def _start(self, job: str, placement: Placement, now: float) -> list[Command]:
-        """Start a worker, unless another one is on its slot: it is then reported as gone, and tried again later."""
+        """Start a worker, unless it has ended, or another one is on its slot: it is then reported as gone."""
+        if self._highest.has_placed(job, placement.worker):
+            self._list_as_gone(job, placement, "it ended, and how was not reported in time", now)
+            return []
         held = (key for key, worker in self.workers.items() if worker.slot == placement.slot and worker.state != "gone")
         if holder := next(held, None):
             message = (
                 f"worker {placement.worker} was not started: {placement.slot_name} is held by worker {holder[1]} of "
                 f"{holder[0]}"
             )
-            exit_ = WorkerExit(kind="abandoned", message=message)
-            self.workers[job, placement.worker] = Worker(placement.slot, "gone", exit=exit_, ended=now)
+            self._list_as_gone(job, placement, message, now)
             return []
         self.workers[job, placement.worker] = Worker(placement.slot)
         return [StartWorker(job, placement.worker, placement.slot)]
+
+    def _list_as_gone(self, job: str, placement: Placement, message: str, now: float) -> None:
+        exit_ = WorkerExit(kind="abandoned", message=message)
+        self.workers[job, placement.worker] = Worker(placement.slot, "gone", exit=exit_, ended=now)
 
     def _on_host_record(self, record: HostRecord) -> list[Command]:
         if record.host != self.host or record.incarnation < self.incarnation:

@@ -95,6 +95,11 @@ class JobGenerations:
             return False
         return {placement.worker for placement in order.placements} != self.members
 
+    def moves_to(self, number: int) -> list[set[int]]:
+        """Return the workers of each ordered generation in which no member stays, and that names worker ``number``."""
+        ordered = ({p.worker for p in order.placements} for n, order in self.orders.items() if n > self.active_number)
+        return [workers for workers in ordered if number in workers and workers.isdisjoint(self.members)]
+
     def write(self, allocation: Allocation) -> None:
         """Make ``allocation`` the newest generation."""
         self.newest = allocation

@@ -1,7 +1,8 @@
 """How a job continues when it loses members.
 
 - The survivors continue: a recovering generation names them, preferably those that the newest membership names too.
-  One generation answers all losses that are known by then. A newer one follows if a worker that it names is lost or
+  Without any, those do that have handed over and are not released yet, unless iterations were reported since. One
+  generation answers all losses that are known by then. A newer one follows if a worker that it names is lost or
   has left before it is active.
 - Without survivors, the job goes back to the queue and starts again from its newest checkpoint. If the newest
   generation moves the whole job, it may train already: the next heartbeats of its workers would say so.
@@ -148,10 +149,24 @@ def _lost(job: Job) -> list[Worker]:
 
 
 def _survivors(job: Job) -> list[Worker]:
-    """Return the workers that continue: those of the newest membership if there are any, else all that are left."""
+    """Return the workers that continue: those of the newest membership if there are any, else all that are left.
+
+    Leavers are the last choice, since they lack what was trained after them.
+    """
     named = job.generations.named
-    sound = [worker for worker in job.workers.values() if worker.is_sound and worker.number in named]
-    return [worker for worker in sound if job.generations.names(worker.number)] or sound
+    sound = [worker for worker in job.workers.values() if worker.is_sound]
+    members = [worker for worker in sound if worker.number in named]
+    if not members and not _may_have_moved(job) and not _has_trained_since_switch(job):
+        return sound
+    return [worker for worker in members if job.generations.names(worker.number)] or members
+
+
+def _has_trained_since_switch(job: Job) -> bool:
+    """Whether the active generation is known to have committed an iteration."""
+    checkpoint = job.record.checkpoint
+    is_own = checkpoint is not None and checkpoint.lineage == job.record.lineage
+    stored = checkpoint.iteration if checkpoint and is_own else 0
+    return max(job.iteration, stored) > job.generations.active_since
 
 
 def _may_have_moved(job: Job) -> bool:

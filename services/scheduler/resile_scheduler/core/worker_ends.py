@@ -1,6 +1,7 @@
 """What follows when a worker's process ends, or a worker cannot go on.
 
-- A joiner is withdrawn.
+- A joiner is withdrawn. The last one of those that a whole job moves to is a lost member: it may have the state
+  already, and those that gave it wait for a recovery.
 - An initial member that ends before its job has started makes the job start again, unless its script is at fault.
 - A member is lost; `recovery.py` decides how its job goes on.
 - Once training is complete, only an error of the script can fail its job.
@@ -51,7 +52,7 @@ class WorkerEnds:
         if worker.has_failed or worker.is_fenced or job.is_over or not is_named:
             return
         worker.fail(how)
-        if is_active or was_member or worker.phase is Phase.MEMBER:
+        if is_active or was_member or worker.phase is Phase.MEMBER or _may_have_taken_over(job, worker):
             self._lose_member(job, worker, now)
         elif job.generations.names(worker.number) and job.generations.has_started:
             self._withdraw_joiner(job, worker, now)
@@ -127,6 +128,14 @@ class WorkerEnds:
         job.backoff.add(worker.slot.host, now=now)
         job.explain_change(f"withdrawn: {worker.reason}")
         self._pool.changed(job)
+
+
+def _may_have_taken_over(job: Job, worker: Worker) -> bool:
+    """Whether the job may have moved as a whole to workers that have all failed, ``worker`` among them."""
+    return job.generations.has_started and any(
+        all(other is None or other.has_failed for other in map(job.workers.get, workers))
+        for workers in job.generations.moves_to(worker.number)
+    )
 
 
 def _describe(worker: Worker, why: str) -> str:
