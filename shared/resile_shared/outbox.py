@@ -36,6 +36,11 @@ class Outbox:
         if record.unpublished:
             self._stored[record.job] = record
 
+    @property
+    def num_unpublished(self) -> int:
+        """How many items of all jobs are stored and may not be published."""
+        return sum(len(self.unpublished(job)) for job in self._stored)
+
     def unpublished(self, job: str) -> tuple[HistoryItem, ...]:
         """Return the items that are stored and may not be published."""
         record = self._stored.get(job)

@@ -1,4 +1,4 @@
-"""What all services share: settings, logs, traces, the bus, health checks, and a clean shutdown.
+"""What all services share: settings, logs, traces, metrics, the bus, health checks, and a clean shutdown.
 
     async def run(context: ServiceContext[SchedulerSettings]) -> None:
         ...                  # connect handlers to context.bus
@@ -16,18 +16,21 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import uvloop
 from aiohttp import web
+from opentelemetry.metrics import Meter, NoOpMeter
 
 from .bus import Bus
 from .connection import BusClosed
 from .credentials import read_credentials, write_private
 from .descriptors import raise_descriptor_limit
 from .errors import ResileError, UsageError
+from .exporters import set_up_log_export
 from .http_server import listening
+from .metrics import CONTENT_TYPE, ServiceMetrics, gauge, total
 from .settings import ServiceSettings, load
 from .telemetry import set_up_logging, set_up_tracing
 
@@ -45,6 +48,8 @@ class ServiceContext(Generic[S]):
     bus: Bus
     is_ready: bool = False
     """Set by the service once it can do its work."""
+    meter: Meter = field(default_factory=lambda: NoOpMeter("resile"))
+    """Makes the instruments of its metrics."""
 
 
 Run = Callable[[ServiceContext[S]], Awaitable[None]]
@@ -72,8 +77,11 @@ def main(name: str, settings: type[S], run: Run[S], *, arguments: Sequence[str] 
 async def serve(name: str, settings: S, run: Run[S]) -> None:
     """Run a service in the present event loop until it ends, or a signal cancels it."""
     set_up_logging(name, form=settings.log_format, level=settings.log_level)
+    log_export = set_up_log_export(name)
     tracing = set_up_tracing(name)
-    health: Health[S] = Health()
+    metrics = ServiceMetrics(name)
+    health: Health[S] = Health(metrics)
+    exporting = asyncio.ensure_future(metrics.export())
     work = asyncio.ensure_future(_work(name, settings, run, health))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -86,14 +94,19 @@ async def serve(name: str, settings: S, run: Run[S]) -> None:
         logger.info("stopped")
     finally:
         work.cancel()
-        await asyncio.wait({work})
+        exporting.cancel()
+        await asyncio.wait({work, exporting})
+        await metrics.close()
         tracing.shutdown()
+        if log_export is not None:
+            log_export.shutdown()
 
 
 async def _work(name: str, settings: S, run: Run[S], health: "Health[S]") -> None:
     """Connect and run. Raises BusClosed when the connection is closed for good."""
     bus = await Bus.open(read_credentials(settings.credentials), service=name)
-    health.context = ServiceContext(name, settings, bus)
+    health.context = ServiceContext(name, settings, bus, meter=health.metrics.meter)
+    _observe(health.context)
     logger.info("started")
     running = asyncio.ensure_future(run(health.context))
     closed = asyncio.ensure_future(bus.connection.closed.wait())
@@ -109,17 +122,39 @@ async def _work(name: str, settings: S, run: Run[S], health: "Health[S]") -> Non
         await bus.close()
 
 
-class Health(Generic[S]):
-    """Probes for orchestrators: ``/healthz`` while the event loop runs, ``/readyz`` when the service can work."""
+def _observe(context: ServiceContext[S]) -> None:
+    """Make the metrics that every service has."""
+    meter, bus = context.meter, context.bus
+    gauge(meter, "resile_ready", lambda: context.is_ready, "Whether the service can do its work.")
+    gauge(meter, "resile_bus_connected", lambda: bus.is_up, "Whether NATS is connected.")
+    total(
+        meter,
+        "resile_bus_messages_dropped",
+        lambda: {"handler too slow": bus.connection.num_dropped, "NATS disconnected": bus.num_not_sent},
+        "Messages, of those that are repeated anyway, that were not handled or not sent.",
+        label="reason",
+    )
 
-    def __init__(self) -> None:
+
+class Health(Generic[S]):
+    """Probes for orchestrators: ``/healthz`` while the event loop runs, ``/readyz`` when the service can work.
+
+    Beside them ``/metrics``, for Prometheus.
+    """
+
+    def __init__(self, metrics: ServiceMetrics) -> None:
+        self.metrics = metrics
         self.context: ServiceContext[S] | None = None
 
     def application(self) -> web.Application:
         """Return the web application."""
         application = web.Application()
         application.add_routes([web.get("/healthz", self._healthz), web.get("/readyz", self._readyz)])
+        application.add_routes([web.get("/metrics", self._metrics)])
         return application
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "alive"})

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import aiohttp
 import orjson
+import pytest
 
 from resile_shared.credentials import Credentials, write_credentials
 from resile_shared.http_server import MAX_PER_ADDRESS
 from resile_shared.messages.commands import Accepted, JobStop
+from resile_shared.testing.collector import collecting, collecting_by_grpc
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.samples import samples
 
 from .waiting import until
 
@@ -88,6 +91,10 @@ async def test_a_service_starts_tells_its_health_and_drains(pool: Pool, tmp_path
 
         await becomes(200)
         assert await status("/healthz") == 200
+        async with http.get(f"{url}/metrics") as answer:
+            found = samples(await answer.read())
+        assert (found["resile_ready"], found["resile_bus_connected"]) == (1, 1)
+        assert found["process_resident_memory_bytes"] > 0
         await pool.kill()
         await becomes(503)
         assert await status("/healthz") == 200
@@ -98,6 +105,38 @@ async def test_a_service_starts_tells_its_health_and_drains(pool: Pool, tmp_path
         assert (out, started.process.returncode) == (b"drained\n", 0)
         last = orjson.loads(err.splitlines()[-1])
         assert (last["message"], last["service"], last["level"]) == ("stopped", "scheduler", "info")
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+async def test_metrics_and_logs_are_exported_where_that_is_asked(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    with collecting_by_grpc() if protocol == "grpc" else collecting() as collector:
+        for name, value in {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            "OTEL_METRICS_EXPORTER": "otlp",
+            "OTEL_LOGS_EXPORTER": "otlp",
+            "OTEL_TRACES_EXPORTER": "none",
+        }.items():
+            monkeypatch.setenv(name, value)
+        async with service(pool.server.credentials("scheduler")) as started:
+            await started.logged("started")
+            started.process.send_signal(signal.SIGTERM)
+            await started.process.communicate()
+    assert {"resile_ready", "resile_bus_connected"} <= collector.metrics
+    assert {"started", "stopped"} <= set(collector.logs)
+
+
+async def test_a_collector_of_traces_gets_neither_metrics_nor_logs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        async with service(pool.server.credentials("scheduler")) as started:
+            await started.logged("started")
+            started.process.send_signal(signal.SIGTERM)
+            await started.process.communicate()
+    assert (collector.metrics, collector.logs) == (set(), [])
 
 
 async def test_connections_that_say_nothing_do_not_keep_health_checks_out(tmp_path: Path) -> None:

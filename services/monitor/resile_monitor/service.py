@@ -14,6 +14,7 @@ from resile_shared.subjects import HEARTBEATS, HOSTS, JOBS, PROGRESS, REPORTS, r
 
 from .api.application import application, serving
 from .api.pool import Pool
+from .metrics import MonitorMetrics
 from .projection import Projection
 from .settings import MonitorSettings
 
@@ -26,7 +27,14 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
     token = settings.read_token()
     storage = await asyncio.to_thread(ObjectStorage, settings.storage)
     admission = read_credentials(settings.agent_credentials) if settings.agent_credentials else None
-    pool = Pool(context.bus, storage, Projection(), settings.max_package_bytes, admission=admission)
+    pool = Pool(
+        context.bus,
+        storage,
+        Projection(),
+        settings.max_package_bytes,
+        admission=admission,
+        metrics=MonitorMetrics(context.meter),
+    )
     served = application(pool, token=token)
     async with serving(served, host=settings.api_host, port=settings.api_port) as url:
         if settings.url_file:

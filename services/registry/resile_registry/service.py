@@ -10,8 +10,9 @@
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping
 
 import orjson
 from nats.aio.msg import Msg
@@ -31,8 +32,10 @@ from resile_shared.messages.hosts import (
     HostLeft,
     HostLost,
     HostRecord,
+    HostState,
 )
 from resile_shared.messages.message import timestamp
+from resile_shared.metrics import gauge, histogram, total
 from resile_shared.pool_settings import store_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.subjects import EVENTS, GOODBYES, HELLOS, HOSTS
@@ -109,6 +112,26 @@ class _Service:
         self._group = group
         self._queues = _HostQueues(self._carry_out, group)
         self._answers: dict[str, asyncio.Future[Accepted | Refused]] = {}
+        self._num_heartbeats = 0
+        self._measure()
+
+    def _measure(self) -> None:
+        meter = self._context.meter
+        gauge(meter, "resile_hosts", self._hosts_by_state, "Hosts by state.", label="state")
+        gauge(meter, "resile_host_slots", self._slots_by_state, "Slots, by the state of their host.", label="state")
+        total(meter, "resile_heartbeats", lambda: self._num_heartbeats, "Heartbeats of hosts.")
+        self._announced = meter.create_counter(
+            "resile_host_changes", description="Hosts that joined, left or were lost."
+        )
+        self._round_trip = histogram(meter, "resile_bus_round_trip", "Time in which the bus answers the registry.")
+
+    def _hosts_by_state(self) -> Mapping[str, float]:
+        counts = Counter(host.state for host in self._core.hosts.values())
+        return {state: counts[state] for state in HostState}
+
+    def _slots_by_state(self) -> Mapping[str, float]:
+        hosts = self._core.hosts.values()
+        return {state: sum(len(host.slots) for host in hosts if host.state is state) for state in HostState}
 
     async def start(self) -> None:
         stored = await self._hosts.entries()
@@ -162,10 +185,13 @@ class _Service:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
+            begun = time.perf_counter()
             await self._bus.round_trip()
+            self._round_trip.record(time.perf_counter() - begun)
             self._handle(Tick())
 
     def _handle(self, event: Event, *, about: str = "") -> None:
+        self._num_heartbeats += isinstance(event, HeartbeatReceived)
         for command in self._core.handle(event, now=self._clock.now()):
             self._queues.put(about or _host_of(command), command)
 
@@ -184,6 +210,7 @@ class _Service:
 
     async def _announce(self, event: Announcement) -> None:
         what = _WHAT[type(event)]
+        self._announced.add(1, {"change": what})
         logger.info("host %s host=%s incarnation=%d reason=%r", what, event.host, event.incarnation, event.reason)
         message_id = f"{event.host}/{event.incarnation}/{what}/{timestamp(event.time)}"
         await self._bus.publish(subjects.host_event(event.host, what), event, message_id=message_id)

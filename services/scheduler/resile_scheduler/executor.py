@@ -156,6 +156,16 @@ class Executor:
         self._refused.pop(job, None)
         self._unstored.pop(job, None)
 
+    @property
+    def num_batches(self) -> int:
+        """How many batches wait."""
+        return self._batches.qsize()
+
+    @property
+    def num_unpublished(self) -> int:
+        """How many items of histories are stored and may not be published."""
+        return self._outbox.num_unpublished
+
     def put(self, batch: Batch) -> None:
         """Add ``batch`` to the queue."""
         self._batches.put_nowait(batch)

@@ -46,6 +46,7 @@ from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import Progress, Report
+from resile_shared.metrics import gauge
 from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.subjects import HOSTS, LEASE, REPORTS
@@ -81,6 +82,7 @@ from .core.events import (
 from .core.retention import Limits
 from .executor import Batch, Executor
 from .lease import Lease
+from .metrics import SchedulerMetrics
 from .policies.table import POLICIES
 from .remover import Remover
 from .settings import SchedulerSettings
@@ -137,6 +139,17 @@ class _Service:
         self._lease = lease
         self._executor = Executor(context.bus, lease, on_refused=self._on_refused)
         self._remover = Remover(context.bus, self._executor, context.settings.storage, on_removed=self._on_removed)
+        self._newest_report = 0
+        """The sequence of the newest one when it was looked up last."""
+        self._metrics = SchedulerMetrics(context.meter, self._core)
+        self._measure_shell()
+
+    def _measure_shell(self) -> None:
+        meter, executor = self._context.meter, self._executor
+        lag, lease = "Stored reports that the scheduler has not read.", self._lease
+        gauge(meter, "resile_bus_lag_messages", lambda: max(0, self._newest_report - lease.position), lag)
+        gauge(meter, "resile_outbox_items", lambda: executor.num_unpublished, "History items not published yet.")
+        gauge(meter, "resile_scheduler_batches", lambda: executor.num_batches, "Decisions not stored yet.")
 
     async def start(self) -> None:
         stored = await self._executor.read()
@@ -236,7 +249,7 @@ class _Service:
         return JobExplanations(reasons=dict(self._core.explain()))
 
     async def _tick(self) -> None:
-        num_steady = newest = 0
+        num_steady = 0
         for number in count(1):
             if number % MEASURE_TICKS == 0:
                 self._measured.clear()
@@ -244,8 +257,8 @@ class _Service:
             await asyncio.sleep(TICK_SECONDS)
             await self._bus.round_trip()
             num_steady = num_steady + 1 if time.monotonic() - begun < 2 * TICK_SECONDS else 0
-            is_behind = self._is_reading and self._lease.position < newest
-            newest = await self._bus.read_stream(REPORTS, Report).last()
+            is_behind = self._is_reading and self._lease.position < self._newest_report
+            self._newest_report = await self._bus.read_stream(REPORTS, Report).last()
             if num_steady >= SETTLE_TICKS and not is_behind:
                 self._handle(Tick())
 
@@ -267,7 +280,9 @@ class _Service:
         is_progress = isinstance(event, Report) and isinstance(event.content, Progress)
         repeated = is_progress or isinstance(event, Heartbeat | Tick)  # no trace of its own, unless commands follow
         with nullcontext() if repeated else traced(f"decide upon {type(event).__name__}"):
-            commands = self._core.handle(event, now=self._clock.now())
+            now, begun = self._clock.now(), time.perf_counter()
+            commands = self._core.handle(event, now=now)
+            self._metrics.on_handled(event, commands, seconds=time.perf_counter() - begun, now=now)
             if not commands:
                 return None
             batch = self._batch(commands)

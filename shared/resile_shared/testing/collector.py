@@ -1,12 +1,27 @@
-"""A trace collector: keeps the spans that services export by OTLP over HTTP."""
+"""A collector: keeps the spans, metrics and logs that services export by OTLP, over HTTP or gRPC."""
 
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import grpc
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import (
+    LogsServiceServicer,
+    add_LogsServiceServicer_to_server,
+)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
+    MetricsServiceServicer,
+    add_MetricsServiceServicer_to_server,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -26,9 +41,11 @@ class Span:
 
 @dataclass
 class Collector:
-    """All spans, by trace."""
+    """All spans, by trace; the names of metrics, and the bodies of log records."""
 
     url: str = ""
+    metrics: set[str] = field(default_factory=set)
+    logs: list[str] = field(default_factory=list)
     traces: defaultdict[bytes, list[Span]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -40,6 +57,16 @@ class Collector:
         """Return the traces that contain a span of that name, in the order of these spans."""
         found = [(span.begin, spans) for spans in list(self.traces.values()) for span in spans if span.name == name]
         return [spans for _, spans in sorted(found, key=lambda item: item[0])]
+
+    def add_metrics(self, request: ExportMetricsServiceRequest) -> None:
+        """Add the metrics of one export request."""
+        scopes = (scope for resource in request.resource_metrics for scope in resource.scope_metrics)
+        self.metrics.update(metric.name for scope in scopes for metric in scope.metrics)
+
+    def add_logs(self, request: ExportLogsServiceRequest) -> None:
+        """Add the log records of one export request."""
+        scopes = (scope for resource in request.resource_logs for scope in resource.scope_logs)
+        self.logs.extend(record.body.string_value for scope in scopes for record in scope.log_records)
 
     def add(self, body: bytes) -> None:
         """Add the spans of one export request."""
@@ -58,7 +85,14 @@ def collecting() -> Iterator[Collector]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            collector.add(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            match self.path:
+                case "/v1/metrics":
+                    collector.add_metrics(ExportMetricsServiceRequest.FromString(body))
+                case "/v1/logs":
+                    collector.add_logs(ExportLogsServiceRequest.FromString(body))
+                case _:
+                    collector.add(body)
             self.send_response(200)
             self.end_headers()
 
@@ -74,3 +108,33 @@ def collecting() -> Iterator[Collector]:
         finally:
             server.shutdown()
             serving.join()
+
+
+@contextmanager
+def collecting_by_grpc() -> Iterator[Collector]:
+    """Run a collector of metrics and logs while the block runs."""
+    collector = Collector()
+
+    class Metrics(MetricsServiceServicer):
+        def Export(  # noqa: N802 - the library's name
+            self, request: ExportMetricsServiceRequest, _: grpc.ServicerContext
+        ) -> ExportMetricsServiceResponse:
+            collector.add_metrics(request)
+            return ExportMetricsServiceResponse()
+
+    class Logs(LogsServiceServicer):
+        def Export(  # noqa: N802 - the library's name
+            self, request: ExportLogsServiceRequest, _: grpc.ServicerContext
+        ) -> ExportLogsServiceResponse:
+            collector.add_logs(request)
+            return ExportLogsServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(max_workers=2))
+    add_MetricsServiceServicer_to_server(Metrics(), server)
+    add_LogsServiceServicer_to_server(Logs(), server)
+    collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield collector
+    finally:
+        server.stop(None).wait()

@@ -36,6 +36,7 @@ from .events import (
 )
 from .job_files import JobFiles
 from .log_buffer import MAX_WAITING_LINES
+from .metrics import AgentMetrics
 from .reporting import ReportQueue, Spool
 from .traces import Traces
 from .watches import AllocationWatches
@@ -51,11 +52,19 @@ EXITS_SECONDS = 5.0
 class AgentIncarnation:
     """One incarnation. `run` it once, and `close` it when its fork server has ended."""
 
-    def __init__(self, bus: Bus, hello: HostHello, context: WorkerContext, fork_server: ForkServerClient) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        hello: HostHello,
+        context: WorkerContext,
+        fork_server: ForkServerClient,
+        metrics: AgentMetrics,
+    ) -> None:
         self._bus = bus
         self._hello = hello
         self._context = context
         self._fork_server = fork_server
+        self._metrics = metrics
         self._beat_seconds = context.pool.beat_seconds
         self._clock = SteadyClock()
         self._core = AgentCore(hello.host, hello.incarnation)
@@ -146,6 +155,7 @@ class AgentIncarnation:
         while True:
             event, context = await self._events.get()
             commands = self._core.handle(event, now=self._clock.now())
+            self._metrics.on_handled(event, commands, num_waiting=self._reports.num_facts)
             with self._traces.following(event, commands, context):
                 for command in commands:
                     await self._carry_out(command)

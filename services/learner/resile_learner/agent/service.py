@@ -20,6 +20,7 @@ from .devices import HostDevices, detect_devices, host_devices, inheritable
 from .events import EndIncarnation
 from .folder import AgentFolder
 from .incarnation import AgentIncarnation
+from .metrics import AgentMetrics
 from .outputs import Outputs
 from .packages import Packages
 from .settings import LearnerSettings, parse_labels
@@ -71,6 +72,7 @@ class Agent:
         self._packages = Packages(self._settings.storage, folder.packages)
         self._outputs = Outputs(self._settings.storage)
         self._devices: HostDevices | None = None
+        self._metrics = AgentMetrics(context.meter)
 
     async def run(self) -> None:
         """Run one incarnation after the other. Raises ResileError when another agent runs as the same host."""
@@ -96,7 +98,9 @@ class Agent:
                 await fork_server.loaded()
                 hello = self._hello(incarnation, devices)
                 logger.info("starting agent host=%s incarnation=%s slots=%s", hello.host, incarnation, len(hello.slots))
-                running = AgentIncarnation(self._context.bus, hello, self._worker_context(devices), fork_server)
+                running = AgentIncarnation(
+                    self._context.bus, hello, self._worker_context(devices), fork_server, self._metrics
+                )
                 self._context.is_ready = True
                 return await running.run()
         except asyncio.CancelledError:

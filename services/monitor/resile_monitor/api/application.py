@@ -60,7 +60,8 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
 
     sessions = Sessions(token)
     made = web.Application(
-        middlewares=[problems, guarded(token, sessions), require_loaded, traced], client_max_size=MAX_BODY_BYTES
+        middlewares=[pool.metrics.measure, problems, guarded(token, sessions), require_loaded, traced],
+        client_max_size=MAX_BODY_BYTES,
     )
     made.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
     made.add_routes(sessions.routes())

@@ -40,7 +40,7 @@ class Events:
         query = read_query(request, EventQuery)
         readings = self._readings((await self._pool.record(query.job)).job if query.job else None)
         if query.follow:
-            return await follow(request, readings, num=query.tail, closing=self._pool.closing)
+            return await follow(request, readings, num=query.tail, pool=self._pool)
         entries, _ = await newest(readings, query.tail)
         return answer(EventList(events=tuple(entry.view for entry in entries)))
 

@@ -17,7 +17,8 @@ from aiohttp import web
 from resile_shared.errors import ResileError
 from resile_shared.http_server import WRITE_SECONDS
 
-from .pool import bus_timeout
+from ..metrics import MonitorMetrics
+from .pool import Pool, bus_timeout
 from .problems import ProblemError
 from .reading import Entry, Reading, V, merged
 
@@ -45,12 +46,12 @@ async def follow(
     readings: Sequence[Reading[Any, V]],
     *,
     num: int,
-    closing: asyncio.Event,
+    pool: Pool,
     is_over: Callable[[], bool] = lambda: False,
 ) -> web.StreamResponse:
     """Send what comes after ``Last-Event-ID``, without one the newest ``num`` entries and what comes after them.
 
-    Ends when the client goes, ``closing`` is set, or nothing more can come as ``is_over``; who comes back then for
+    Ends when the client goes, the monitor stops, or nothing more can come as ``is_over``; who comes back then for
     nothing is told by 204 that it need not again. Raises ProblemError.
     """
     places = _places(request, readings)
@@ -64,15 +65,20 @@ async def follow(
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
-    await _send(response, _Frames(reached), present, sources, closing, is_over)
+    pool.metrics.streams.add(1)
+    try:
+        await _send(response, _Frames(reached, pool.metrics), present, sources, pool.closing, is_over)
+    finally:
+        pool.metrics.streams.add(-1)
     return response
 
 
 class _Frames:
     """Events as they go over the wire, each with how far its reader has come with it."""
 
-    def __init__(self, reached: dict[str, str]) -> None:
+    def __init__(self, reached: dict[str, str], metrics: MonitorMetrics) -> None:
         self._reached = reached
+        self._metrics = metrics
 
     def start(self) -> bytes:
         """No event yet, only its id: a reader that loses the connection before the first one can come back too."""
@@ -80,6 +86,7 @@ class _Frames:
 
     def of(self, entry: Entry[V]) -> bytes:
         self._reached[entry.stream] = entry.place
+        self._metrics.events.add(1, {"stream": entry.stream})
         return f"id: {self._id}\ndata: {entry.view.model_dump_json()}\n\n".encode()
 
     @property

@@ -46,7 +46,7 @@ class Logs:
 
         readings = [Reading("logs", self._pool.bus.read_stream(LOGS, LogLines, subject=log(job)), _entries)]
         if query.follow:
-            return await follow(request, readings, num=query.tail, closing=self._pool.closing, is_over=is_over)
+            return await follow(request, readings, num=query.tail, pool=self._pool, is_over=is_over)
         entries, _ = await newest(readings, query.tail)
         return answer(LogList(lines=tuple(entry.view for entry in entries)))
 

@@ -35,6 +35,7 @@ from resile_shared.subjects import (
     InvalidSubject,
 )
 
+from ..metrics import MonitorMetrics
 from ..projection import Projection
 from .problems import ProblemError
 
@@ -61,6 +62,7 @@ class Pool:
     """Bus credentials for agents of other machines; None: no machine may join."""
     has_caught_up: bool = False
     """Whether the projection holds all that was stored when the monitor started."""
+    metrics: MonitorMetrics = field(default_factory=MonitorMetrics)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the monitor stops: all event streams end."""
 

@@ -20,7 +20,7 @@ from ..policies.fairshare import fairshare
 from .accounting import Accounting
 from .allocator import Allocator
 from .deadlines import Deadlines
-from .decisions import Decisions
+from .decisions import Decisions, SlotCounts
 from .events import (
     Command,
     Event,
@@ -108,6 +108,10 @@ class Scheduler:
     def holders(self) -> Mapping[str, str]:
         """Return which job holds which slots, by the slots' names."""
         return MappingProxyType({slot.name: job for slot, (job, _) in self._pool.holders.items()})
+
+    def slot_counts(self) -> SlotCounts:
+        """Return how many slots are held and free, and how many more jobs could use."""
+        return self._decisions.slot_counts()
 
     def _handle(self, event: Event, now: float) -> list[Command]:
         replies = self._apply(event, now)

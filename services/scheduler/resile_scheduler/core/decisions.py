@@ -9,7 +9,7 @@ A policy sees all jobs each time; of the rest only what has changed is done agai
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from resile_shared.messages.jobs import Intent, JobState
@@ -37,6 +37,17 @@ class Cause(NamedTuple):
     def of(self, job: Job) -> str:
         """Return what happened, for the history of ``job``."""
         return "" if job.id == self.job else self.text
+
+
+@dataclass(frozen=True)
+class SlotCounts:
+    """What becomes of the slots of hosts that take workers."""
+
+    held: int
+    """By workers, on any host."""
+    free: int
+    wanted: int
+    """How many more jobs could use, whatever the policy gives them."""
 
 
 class Decisions:
@@ -82,6 +93,13 @@ class Decisions:
         if view.target is None or (not view.target.workers and view.job.generations.has_started):
             return ""
         return _reason(view.job, view.target)
+
+    def slot_counts(self) -> SlotCounts:
+        """Return how many slots are held and free, and how many more jobs could use."""
+        free = sum(map(len, self._supply.free().values()))
+        sharing = (view for view in self._views.values() if view.is_sharing)
+        wanted = sum(max(0, view.demand.most - len(view.held)) for view in sharing)
+        return SlotCounts(held=len(self._pool.holders), free=free, wanted=wanted)
 
     def decide(self, *, now: float) -> None:
         """Decide until nothing changes: a decision can free what the next one uses."""
