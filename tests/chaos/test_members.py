@@ -37,6 +37,15 @@ def history(*begun: int, last: int) -> tuple[HistoryItem, ...]:
     return (*allocations, at(900.0, item(len(begun) + 1, "completed", iteration=last)))
 
 
+def restarted(*begun: int, last: int) -> tuple[HistoryItem, ...]:
+    """The same, of a job that lost all its workers before each generation but the first."""
+    kept = history(*begun, last=last)
+    items = [kept[0]]
+    for entry in kept[1:-1]:
+        items += [at(110.0, item(entry.number, "queued", iteration=entry.iteration)), entry]
+    return (*items, kept[-1])
+
+
 def at(time: float, entry: HistoryItem) -> HistoryItem:
     return entry.model_copy(update={"time": datetime.fromtimestamp(time, UTC)})
 
@@ -75,9 +84,35 @@ def test_a_lost_member_alone_may_have_committed_the_iteration_in_flight() -> Non
 def test_a_start_from_the_newest_checkpoint_that_is_not_damaged_has_no_fault() -> None:
     checkpoints = [Saved(105.0, 4), Saved(109.0, 8)]
     again = trained(2, range(5, 21), workers=(2, 3), start=120.0)
-    assert faults([*FIRST, *again], 0, 4, checkpoints=checkpoints, damaged=[8]) == []
-    (fault,) = faults([*FIRST, *again], 0, 4, checkpoints=checkpoints)
+    items = restarted(0, 4, last=20)
+    assert faults([*FIRST, *again], checkpoints=checkpoints, damaged=[8], items=items) == []
+    (fault,) = faults([*FIRST, *again], checkpoints=checkpoints, items=items)
     assert fault == "job-1: generation 2 began at iteration 4, beside a complete checkpoint of iteration 8"
+
+
+AGAIN = trained(2, range(5, 8), workers=(2, 3), start=120.0)
+
+
+def test_what_was_lost_beyond_a_checkpoint_does_not_count_when_the_workers_change_after_a_start_from_it() -> None:
+    more = trained(3, range(8, 21), workers=(2, 3, 4), start=130.0)
+    items = (*restarted(0, 4, last=20)[:-1], *history(0, 4, 7, last=20)[2:])
+    assert faults([*FIRST, *AGAIN, *more], checkpoints=[Saved(105.0, 4)], items=items) == []
+
+
+def test_a_jump_within_a_lineage_is_named_though_another_one_was_as_far() -> None:
+    more = trained(3, range(10, 21), workers=(2, 3, 4), start=130.0)
+    items = (*restarted(0, 4, last=20)[:-1], *history(0, 4, 9, last=20)[2:])
+    (fault,) = faults([*FIRST, *AGAIN, *more], checkpoints=[Saved(105.0, 4)], items=items)
+    assert fault == "job-1: generation 3 began at iteration 9, but only 7 were committed before"
+
+
+def test_a_job_that_moves_as_a_whole_goes_on_where_it_was() -> None:
+    moved = trained(2, range(11, 21), workers=(2, 3), start=111.0)
+    assert faults([*FIRST, *moved], 0, 10, checkpoints=[Saved(105.0, 4)]) == []
+    (fault,) = faults([*FIRST, *trained(2, range(5, 21), workers=(2, 3), start=111.0)], 0, 4)
+    assert fault == (
+        "job-1: generation 2 began at iteration 4 though it took over from others, and 10 were committed before"
+    )
 
 
 def test_a_checkpoint_that_was_reported_after_the_job_was_given_up_is_none() -> None:
@@ -96,7 +131,6 @@ def test_a_checkpoint_that_was_reported_after_the_job_was_given_up_is_none() -> 
     [
         (trained(2, range(12, 21), workers=(0, 1), start=111.0), 11, "but only 10 were committed before"),
         (trained(2, range(6, 21), workers=(0, 2), start=111.0), 5, "though a worker survived"),
-        (trained(2, range(1, 21), workers=(2, 3), start=111.0), 0, "beside a complete checkpoint of iteration 8"),
         (trained(2, range(11, 21), workers=(0,), start=111.0), 12, "at iteration 12 by its history, at 10"),
     ],
 )
@@ -126,8 +160,9 @@ def test_an_isolated_generation_may_go_on_for_a_while_and_no_other_may() -> None
     newer = trained(2, range(5, 60), workers=(2, 3), start=106.0)
     old = trained(1, range(11, 50), workers=(0, 1), start=110.0)
     checkpoints = [Saved(104.0, 4)]
-    assert faults([*FIRST, *old, *newer], 0, 4, checkpoints=checkpoints, attacks=[(104.0, 140.0)]) == []
-    (fault,) = faults([*FIRST, *old, *newer], 0, 4, checkpoints=checkpoints)
+    items = restarted(0, 4, last=59)
+    assert faults([*FIRST, *old, *newer], checkpoints=checkpoints, attacks=[(104.0, 140.0)], items=items) == []
+    (fault,) = faults([*FIRST, *old, *newer], checkpoints=checkpoints, items=items)
     assert fault == f"job-1: generation 1 still trains {SETTLE_SECONDS + 1:.0f} s after generation 2 does"
 
 

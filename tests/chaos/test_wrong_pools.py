@@ -18,10 +18,10 @@ from resile.chaos.recovery import InjectedAttack, PartRecovery
 from resile.chaos.verdict import CampaignRecord, Outcome, faults, oversubscribed
 from resile.pool.workers import RunningWorker
 
-from .test_members import FIRST, trained
+from .test_members import FIRST, restarted, trained
 from .test_members import faults as member_faults
 from .test_verdict import HISTORY, LOG, ONCE, SHA, completed, events
-from .wrong.wrong_pools import WRONG
+from .wrong.wrong_pools import WRONG, _replace
 
 HERE = Path(__file__).with_name("wrong")
 
@@ -70,7 +70,9 @@ OBSERVED: dict[str, Callable[[], list[str]]] = {
     "workers that are dropped live on": of_live_workers,
     "a checkpoint lacks a part": lambda: of_record(torn={("job-1", 40)}),
     "checkpoints are ignored": lambda: member_faults(
-        [*FIRST, *trained(2, range(1, 12), workers=(2,), start=120.0)], 0, 0, checkpoints=[Saved(109.0, 8)]
+        [*FIRST, *trained(2, range(1, 12), workers=(2,), start=120.0)],
+        checkpoints=[Saved(109.0, 8)],
+        items=restarted(0, 0, last=11),
     ),
 }
 
@@ -100,4 +102,33 @@ def test_a_process_of_a_wrong_pool_is_patched_as_it_imports() -> None:
     names = [
         subprocess.check_output([sys.executable, "-P", "-c", code], text=True, env=env).strip() for env in ({}, patched)
     ]
-    assert names == ["_change_priority", "<lambda>"]
+    assert names == ["_change_priority", "ignore"]
+
+
+class Commands:
+    """Something that a patch replaces a method of."""
+
+    def submit(self, event: str, *, now: float) -> str:
+        return event
+
+
+def with_a_parameter_less(self: Commands, event: str) -> str:
+    return event
+
+
+def with_another_kind_of_parameter(self: Commands, event: str, now: float) -> str:
+    return event
+
+
+def with_another_result(self: Commands, event: str, *, now: float) -> int:
+    return 0
+
+
+@pytest.mark.parametrize(
+    "replacement",
+    [with_a_parameter_less, with_another_kind_of_parameter, with_another_result],
+    ids=lambda f: f.__name__,
+)
+def test_a_patch_of_something_that_has_another_signature_by_now_is_refused(replacement: Callable[..., object]) -> None:
+    with pytest.raises(AssertionError, match="adapt the patch"):
+        _replace(Commands, submit=replacement)

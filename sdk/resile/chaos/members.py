@@ -52,17 +52,10 @@ class Start:
     time: float
     iteration: int
     before: Sequence[MemberCommit]
-    workers: frozenset[int]
-
-    @property
-    def newest(self) -> int:
-        """The newest iteration of all that came before."""
-        return max((commit.iteration for commit in self.before), default=0)
-
-    @property
-    def survivors_at(self) -> int | None:
-        """The newest iteration that a worker of this generation had committed before; None: all workers are new."""
-        return max((c.iteration for c in self.before if c.worker in self.workers), default=None)
+    lineage: Sequence[MemberCommit]
+    """Of these, what its own lineage committed; empty: it starts from a checkpoint or from nothing."""
+    has_survivor: bool
+    """Whether a worker of it had committed something before."""
 
 
 def read_commits(text: str) -> dict[str, list[MemberCommit]]:
@@ -87,7 +80,7 @@ def faults_of_members(
     ``damaged`` are the iterations of the checkpoints that were damaged on purpose, ``attacks`` the beginnings and ends
     of all attacks.
     """
-    starts = _starts(commits)
+    starts = _starts(job, commits)
     yield from _same_bits(job.id, commits)
     yield from _each_member(job.id, commits)
     released = [item.time.timestamp() for item in job.history if item.kind in HOLDS_NOTHING]
@@ -98,15 +91,30 @@ def faults_of_members(
     yield from _recorded(job, commits, starts)
 
 
-def _starts(commits: Sequence[MemberCommit]) -> list[Start]:
-    starts = []
+def _starts(job: JobView, commits: Sequence[MemberCommit]) -> list[Start]:
+    starts: list[Start] = []
+    lineage: set[int] = set()
     for generation in sorted({commit.generation for commit in commits}):
         own = [commit for commit in commits if commit.generation == generation]
-        first = own[0]
+        first, workers = own[0], {commit.worker for commit in own}
         before = [c for c in commits if c.generation < generation and c.time < first.time]
-        workers = frozenset(commit.worker for commit in own)
-        starts.append(Start(generation, first.time, first.iteration, before, workers))
+        has_survivor = any(commit.worker in workers for commit in before)
+        if not (has_survivor or (starts and _has_taken_over(job, starts[-1].generation, generation))):
+            lineage = set()
+        of_lineage = [commit for commit in before if commit.generation in lineage]
+        starts.append(Start(generation, first.time, first.iteration, before, of_lineage, has_survivor))
+        lineage.add(generation)
     return starts
+
+
+def _has_taken_over(job: JobView, early: int, late: int) -> bool:
+    """Whether ``job`` moved from one generation to workers that are all new, and held slots meanwhile."""
+    marks = [(i.kind, i.generation) for i in job.history if i.kind == "allocation" or i.kind in HOLDS_NOTHING]
+    both = ("allocation", early), ("allocation", late)
+    if not all(mark in marks for mark in both):
+        return False
+    between = marks[marks.index(both[0]) : marks.index(both[1])]
+    return all(kind == "allocation" for kind, _ in between)
 
 
 def _same_bits(job: str, commits: Sequence[MemberCommit]) -> Iterator[str]:
@@ -141,19 +149,23 @@ def _each_member(job: str, commits: Sequence[MemberCommit]) -> Iterator[str]:
 
 
 def _continues(job: str, start: Start, intact: Sequence[Saved], released: Sequence[float]) -> Iterator[str]:
-    """A generation continues behind the last iteration, or where nobody was left, from the newest checkpoint."""
+    """A generation continues behind the last iteration of its lineage, or it starts from the newest checkpoint.
+
+    What members of other lineages have trained beyond that checkpoint is lost with them.
+    """
     began = start.iteration - 1
     text = f"{job}: generation {start.generation} began at iteration {began}"
-    if began > start.newest:
-        yield f"{text}, but only {start.newest} were committed before"
-    elif start.survivors_at is not None:
-        if began < start.newest - 1:  # a lost member alone may have committed the iteration in flight
-            yield f"{text} though a worker survived, and {start.newest} were committed before"
-    elif start.before:
+    newest = max((commit.iteration for commit in start.lineage or start.before), default=0)
+    if began > newest:
+        yield f"{text}, but only {newest} were committed before"
+    elif start.lineage and began < newest - 1:  # a lost member alone may have committed the iteration in flight
+        why = "a worker survived" if start.has_survivor else "it took over from others"
+        yield f"{text} though {why}, and {newest} were committed before"
+    elif start.before and not start.lineage:
         until = max((time for time in released if time < start.time), default=start.time)
-        newest = max((saved.iteration for saved in intact if saved.time <= until), default=0)
-        if began < min(newest, start.newest):
-            yield f"{text}, beside a complete checkpoint of iteration {newest}"
+        saved = max((saved.iteration for saved in intact if saved.time <= until), default=0)
+        if began < min(saved, newest):
+            yield f"{text}, beside a complete checkpoint of iteration {saved}"
 
 
 def _superseded(

@@ -16,6 +16,7 @@ from resile_shared.messages.jobs import JobSpec
 
 from ..chaos.attacks import Attack, Target, TargetKind
 from ..chaos.campaign import Campaign
+from ..chaos.evidence import keep_evidence
 from ..chaos.injector import AttackInjector
 from ..chaos.members import COMMITS_VARIABLE
 from ..chaos.observation import Observer
@@ -125,8 +126,13 @@ async def _campaign(
         log(f"seed {options.seed}, {options.minutes:g} minutes, {', '.join(found_jobs)}")
         record = await campaign.run(seed=options.seed, seconds=60 * options.minutes, sha256=options.sha256)
         found = [*faults(record), *([observer.fault] if observer.fault else [])]
+    report = document(record, found, seed=options.seed)
+    if found:
+        kept = keep_evidence(record, report, home=injector.home, account=account)
+        report["kept"] = str(kept)
+        log(f"logs, jobs, events and what the workers committed are kept in {kept}")
     if options.as_json:
-        print_json(document(record, found, seed=options.seed))
+        print_json(report)
     for heading, *rows in (table(record.outcomes), skipped(record)):
         for line in ("", *columns(heading, rows)) if rows else ():
             log(line)

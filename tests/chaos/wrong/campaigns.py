@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from wrong_pools import WRONG, Wrong
@@ -21,13 +22,14 @@ def faults_of(name: str) -> list[str]:
     """Run a campaign against the wrong pool ``name``; return the broken promises."""
     attacks = [word for attack in WRONG[name].attacks for word in ("--only", attack)]
     command = ["chaos", "campaign", "--own-pool", SCRIPT, "--minutes", MINUTES, *attacks, "--json"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "resile", *map(str, command)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(HERE), "WRONG_POOL": name},
-    )
+    with tempfile.TemporaryDirectory(prefix="w-") as folder:  # with it goes what the campaign keeps
+        ended = subprocess.run(
+            [sys.executable, "-m", "resile", *map(str, command)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(HERE), "WRONG_POOL": name, "TMPDIR": folder},
+        )
     found: list[str] = json.loads(ended.stdout).get("faults", []) if ended.stdout else []
     return found
 

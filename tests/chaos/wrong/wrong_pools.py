@@ -7,6 +7,7 @@ campaign must condemn every one of them (`make chaos-wrong`).
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,9 +28,17 @@ class Wrong:
 
 
 def _replace(owner: Any, **attributes: Any) -> None:
-    for name, value in attributes.items():
+    """Set ``attributes``, each of which takes and returns the same as what it replaces."""
+    for name, replacement in attributes.items():
         assert hasattr(owner, name), f"{owner} has no {name} any more: adapt the patch"
-        setattr(owner, name, value)
+        was, now = inspect.signature(getattr(owner, name)), inspect.signature(replacement)
+        is_same = _parameters(was) == _parameters(now) and now.return_annotation in (was.return_annotation, Any)
+        assert is_same, f"{owner}.{name} is {was}, and its replacement {now}: adapt the patch"
+        setattr(owner, name, replacement)
+
+
+def _parameters(signature: inspect.Signature) -> list[tuple[str, Any]]:
+    return [(parameter.name, parameter.kind) for parameter in signature.parameters.values()]
 
 
 def _ledger_counts_twice(ledger: Any) -> None:
@@ -46,8 +55,8 @@ def _ledger_counts_twice(ledger: Any) -> None:
 def _stored_model_is_another(model: Any) -> None:
     save = model.safetensors.torch.save_file
 
-    def save_other(tensors: dict[str, Any], *args: Any, **options: Any) -> None:
-        save({name: tensor + 1 for name, tensor in tensors.items()}, *args, **options)
+    def save_other(tensors: dict[str, Any], filename: Any, metadata: dict[str, str] | None = None) -> Any:
+        save({name: tensor + 1 for name, tensor in tensors.items()}, filename, metadata)
 
     _replace(model.safetensors.torch, save_file=save_other)
 
@@ -96,14 +105,17 @@ def _an_event_is_published_twice(outbox: Any) -> None:
 def _a_pause_is_forgotten(worker_reports: Any) -> None:
     on_checkpoint = worker_reports.WorkerReports._on_checkpoint
 
-    def forget(self: Any, job: Any, checkpoint: Any, *args: Any) -> None:
-        on_checkpoint(self, job, checkpoint.model_copy(update={"pausing": False}), *args)
+    def forget(self: Any, job: Any, checkpoint: Any, now: float) -> None:
+        on_checkpoint(self, job, checkpoint.model_copy(update={"pausing": False}), now)
 
     _replace(worker_reports.WorkerReports, _on_checkpoint=forget)
 
 
 def _a_priority_is_ignored(job_commands: Any) -> None:
-    _replace(job_commands.JobCommands, _change_priority=lambda *_: None)
+    def ignore(self: Any, job: Any, priority: int, now: float) -> None:
+        pass
+
+    _replace(job_commands.JobCommands, _change_priority=ignore)
 
 
 def _a_submission_is_forgotten(job_commands: Any) -> None:
@@ -120,18 +132,26 @@ def _a_submission_is_forgotten(job_commands: Any) -> None:
 def _a_slot_is_given_twice(module: Any) -> None:
     if module.__name__.endswith("core.pool"):
 
-        def free_slots(self: Any) -> Any:
-            hosts = (host for host in self.hosts.values() if host.is_usable and host.is_heard)
-            return frozenset(slot for host in hosts for slot in host.slots)
+        def free_slots(self: Any) -> module.SlotsByHost:
+            return {name: sorted(h.slots) for name, h in self.hosts.items() if h.is_usable and h.is_heard}
+
+        def is_free(self: Any, slot: Any) -> bool:
+            return bool(self.is_usable(slot)) and bool(self.hosts[slot.host].is_heard)
 
         def add_worker(self: Any, job: Any, worker: Any) -> None:
-            job.workers[worker.number] = worker
-            self.holders[worker.slot] = (job.id, worker.number)
+            self.holders.pop(worker.slot, None)
+            add(self, job, worker)
 
-        _replace(module.Pool, free_slots=free_slots, add_worker=add_worker)
+        def release(self: Any, job: Any) -> None:
+            for worker in job.workers.values():
+                self.holders.setdefault(worker.slot, (job.id, worker.number))
+            give_up(self, job)
+
+        add, give_up = module.Pool.add_worker, module.Pool.release
+        _replace(module.Pool, free_slots=free_slots, is_free=is_free, add_worker=add_worker, release=release)
         return
 
-    def start(self: Any, job: str, placement: Any, now: float) -> list[Any]:
+    def start(self: Any, job: str, placement: Any, now: float) -> Any:
         self.workers[job, placement.worker] = module.Worker(placement.slot)
         return [module.StartWorker(job, placement.worker, placement.slot)]
 
@@ -168,7 +188,10 @@ def _a_checkpoint_lacks_a_part(store: Any) -> None:
 
 
 def _checkpoints_are_ignored(store: Any) -> None:
-    _replace(store.CheckpointStore, load_newest=lambda *_, **__: store.Found(None))
+    def find_nothing(self: Any, allocate: Any, *, lineage: int | None = None) -> store.Found:
+        return store.Found(None)
+
+    _replace(store.CheckpointStore, load_newest=find_nothing)
 
 
 WRONG: dict[str, Wrong] = {
