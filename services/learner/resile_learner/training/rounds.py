@@ -1,12 +1,13 @@
 """Rounds: one exchange among all members, its headers compared and folded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from ..collectives.round import OpenRound
-from ..collectives.spec import RoundSpec, Tag
+from ..collectives.spec import Abandoned, RoundSpec, Tag
 from ..collectives.tree import pieces, ranges
 from ..session import Session
 from ..state.facts import MembersDiffer, check_members_agree, minority
@@ -61,7 +62,11 @@ class Round:
         """
         raw = self.exchange.finish(header.encode(generation=self._session.named(next_iteration)))
         named, headers = zip(*(RoundHeader.decode(data, self._buffers.like) for data in raw), strict=True)
-        self._compare(headers)
+        try:
+            self._compare(headers)
+        except MembersDiffer:
+            self._await_all()
+            raise
         totals = Totals.of([each.computed for each in headers], self._spec.pieces, self._spec.num_leaves)
         return RoundResult(self._spec.tag, headers, named, totals, self.exchange.last)
 
@@ -73,3 +78,16 @@ class Round:
                 f"the parameters of {who} differ from the others' after round {self._spec.tag.round - 1}: the "
                 "update was not the same. Look for code that treats workers differently, or for a faulty machine"
             )
+
+    def _await_all(self) -> None:
+        """Wait until every member has all headers of this round, or is lost.
+
+        The end of a member aborts the round of one that lacks a header yet: that one would never learn of the
+        difference, and train on without the others.
+        """
+        tag = Tag(self._spec.tag.generation, self._spec.tag.round + 1)
+        nothing = replace(
+            self._spec, tag=tag, pieces=((),) * len(self._spec.members), num_leaves=0, partials=(), sums=()
+        )
+        with suppress(Abandoned):
+            self._session.begin(nothing).finish(b"")

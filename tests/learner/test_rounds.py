@@ -1,0 +1,118 @@
+"""Rounds: what must be equal on all members is compared, and all of them learn of a difference."""
+
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+import pytest
+from torch import nn
+
+from resile_learner.checkpoint.header import CheckpointHeader
+from resile_learner.collectives.round import OpenRound
+from resile_learner.collectives.spec import RoundSpec
+from resile_learner.session import View
+from resile_learner.state.facts import MembersDiffer
+from resile_learner.training.buffers import Buffers
+from resile_learner.training.header import RoundHeader
+from resile_learner.training.rounds import Rounds
+
+from .link_group import PATIENCE_SECONDS, Group, start
+
+GENERATION = 1
+MEMBERS = (0, 1, 2)
+DIFFERENT = RoundHeader(digest=2, checkpoint=CheckpointHeader())
+COMMON = RoundHeader(digest=1, checkpoint=CheckpointHeader())
+
+
+class Member:
+    """What `Rounds` needs of a session: one member of ``group``."""
+
+    def __init__(self, group: Group, worker: int) -> None:
+        self.view = View(generation=GENERATION, workers=MEMBERS, me=worker)
+        self.worker = worker
+        self.group = group
+        self.on_begin: Callable[[int], None] = lambda round_: None
+
+    def begin(self, spec: RoundSpec) -> OpenRound:
+        self.on_begin(spec.tag.round)
+        return self.group.nodes[self.worker].begin(spec)
+
+    def named(self, next_iteration: int) -> int:
+        return GENERATION
+
+    def run(self, header: RoundHeader) -> None:
+        """Take part in one round; whoever ends with an error is left behind by the others, as a scheduler orders."""
+        rounds = Rounds(self, Buffers(nn.Linear(1, 1)))  # type: ignore[arg-type]
+        try:
+            rounds.open(0).finish(header, next_iteration=0)
+        except BaseException:
+            self.group.kill(self.worker)
+            for other in set(MEMBERS) - {self.worker}:
+                self.group.nodes[other].poller.abort_round(self.worker, "it has ended", generation=GENERATION)
+            raise
+
+
+def hold(group: Group, *, sender: int, receiver: int, until: threading.Event) -> None:
+    """Let nothing through from ``sender`` to ``receiver`` until the event; it is sent by the sender's next step."""
+    link = group.nodes[sender].poller.links[receiver]
+    flush = link.flush
+
+    def held() -> None:
+        if until.is_set():
+            flush()
+
+    link.flush = held  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("held_round", [0, 1])
+@pytest.mark.parametrize(("first", "sender", "late"), list(itertools.permutations(MEMBERS)))
+def test_all_members_learn_that_they_differ_before_one_of_them_ends(
+    connect_group: Callable[[int], Group], first: int, sender: int, late: int, held_round: int
+) -> None:
+    """The header of ``sender`` reaches ``late`` when ``first`` has done all it can do without that."""
+    group = connect_group(len(MEMBERS))
+    members = [Member(group, worker) for worker in MEMBERS]
+    released = threading.Event()
+
+    def release(_: object = None) -> None:
+        released.set()
+        group.nodes[sender].poller.wake()
+
+    def on_first(round_: int) -> None:
+        if round_ > held_round:
+            release()
+
+    def on_sender(round_: int) -> None:
+        if round_ == held_round:
+            hold(group, sender=sender, receiver=late, until=released)
+
+    members[first].on_begin, members[sender].on_begin = on_first, on_sender
+    calls: list[Future[None]] = [
+        start(lambda member=member: member.run(DIFFERENT if member.worker == 1 else COMMON)) for member in members
+    ]
+    calls[first].add_done_callback(release)
+    for call in calls:
+        error = call.exception(PATIENCE_SECONDS)
+        assert isinstance(error, MembersDiffer), error
+        assert "the parameters of worker 1 differ" in str(error)
+
+
+def test_members_that_differ_do_not_wait_for_one_that_is_lost(connect_group: Callable[[int], Group]) -> None:
+    group = connect_group(len(MEMBERS))
+    members = [Member(group, worker) for worker in MEMBERS]
+
+    all_know = threading.Barrier(len(MEMBERS))
+
+    def on_begin(round_: int, *, dies: bool) -> None:
+        if round_ == 1:
+            all_know.wait(PATIENCE_SECONDS)
+            if dies:
+                raise SystemExit
+
+    for member in members:
+        member.on_begin = partial(on_begin, dies=member.worker == 0)
+    calls = [start(lambda member=member: member.run(DIFFERENT if member.worker == 1 else COMMON)) for member in members]
+    assert isinstance(calls[0].exception(PATIENCE_SECONDS), SystemExit)
+    assert all(isinstance(call.exception(PATIENCE_SECONDS), MembersDiffer) for call in calls[1:])
