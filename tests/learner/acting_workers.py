@@ -50,6 +50,18 @@ def fails(config: WorkerConfig, agent: socket.socket) -> int:
     return 1
 
 
+def finishes_and_kills_fork_server(config: WorkerConfig, agent: socket.socket) -> None:
+    finishes(config, agent)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def fails_and_kills_fork_server(config: WorkerConfig, agent: socket.socket) -> None:
+    fails(config, agent)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
 def exits(config: WorkerConfig, agent: socket.socket) -> None:
     sys.exit(7)
 

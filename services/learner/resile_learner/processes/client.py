@@ -17,7 +17,7 @@ from resile_shared.messages.hosts import WorkerExit
 
 from ..messages import WorkerConfig
 from .descendants import kill, kill_session
-from .exits import OutOfMemoryKills
+from .exits import OutOfMemoryKills, classify
 from .protocol import (
     MAX_PACKET_BYTES,
     ForkRefused,
@@ -84,7 +84,10 @@ class ForkServerClient:
         """How workers end when the fork server has ended."""
         self._kills = OutOfMemoryKills()
         self._open = True
-        asyncio.get_running_loop().add_reader(control, self._readable)
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._process_descriptor = os.pidfd_open(process.pid)
+        asyncio.get_running_loop().add_reader(control, self._receive)
+        asyncio.get_running_loop().add_reader(self._process_descriptor, self._on_end)
 
     @classmethod
     async def start(cls, *, log: Path, settings: ForkServerSettings | None = None) -> "ForkServerClient":
@@ -150,20 +153,20 @@ class ForkServerClient:
 
     async def ended(self) -> None:
         """Wait for the end of the process, whatever causes it."""
-        if self._process.poll() is not None:
-            return
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        descriptor = os.pidfd_open(self._process.pid)
-        loop.add_reader(descriptor, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
+        await asyncio.shield(self._ended)
+
+    def _on_end(self) -> None:
+        """The process has ended: what it has sent before says why, and how its workers ended."""
+        asyncio.get_running_loop().remove_reader(self._process_descriptor)
+        os.close(self._process_descriptor)
         self._process.wait()
-        if self._open:
-            self._lost()
+        try:
+            while self._open and self._receive():
+                pass
+            if self._open:
+                self._lost()
+        finally:
+            self._ended.set_result(None)
 
     async def _send(self, message: ForkRequest, descriptors: Sequence[int]) -> None:
         packet = message.model_dump_json().encode()
@@ -174,7 +177,7 @@ class ForkServerClient:
             except BlockingIOError:
                 await asyncio.sleep(RETRY_SECONDS)
             except OSError:
-                return  # the fork server has ended: `_readable` sees that
+                return  # the fork server has ended: `_on_end` sees that
 
     def _kill(self, number: int) -> None:
         """Have the fork server kill a worker and its session: only a parent can be sure of a process id."""
@@ -185,16 +188,19 @@ class ForkServerClient:
         except BlockingIOError:
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._kill, number)
         except OSError:
-            return  # the fork server has ended: `_readable` sees that
+            return  # the fork server has ended: `_on_end` sees that
 
-    def _readable(self) -> None:
+    def _receive(self) -> bool:
+        """Handle the next message of the fork server; return whether there may be another one now."""
         try:
             packet = self._control.recv(MAX_PACKET_BYTES)
-        except (BlockingIOError, ConnectionResetError):
-            return  # a reset comes before what was sent before it: that, and the end, are read next
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True  # a reset comes before what was sent before it
         if not packet:
-            self._lost()
-            return
+            asyncio.get_running_loop().remove_reader(self._control)  # the end of the process follows
+            return False
         match response.validate_json(packet):
             case Preloaded():
                 self._loaded.set_result(None)
@@ -202,12 +208,13 @@ class ForkServerClient:
                 message = f"what training needs could not be imported: {error}"
                 self._fault = WorkerExit(kind="not started", message=message, details=details)
             case ProcessForked(process=number, pid=pid):
-                self._workers[number].pid = pid
+                self._workers[number].forked(pid)
             case ForkRefused(process=number, reason=reason):
                 message = f"the system refused another process: {reason}"
                 self._workers.pop(number).ended(WorkerExit(kind="not started", message=message))
             case ProcessExited(process=number, status=status):
                 self._workers.pop(number).exited(status, self._kills)
+        return True
 
     def _disconnect(self) -> None:
         if self._open:
@@ -218,12 +225,15 @@ class ForkServerClient:
     def _lost(self) -> None:
         """The fork server has ended: the kernel kills its workers, and their sessions are killed here."""
         self._disconnect()
-        tail = self._log.read_text(errors="replace")[-MAX_DETAILS:]
+        tail = ""
+        with contextlib.suppress(OSError):  # the folder may be gone
+            tail = self._log.read_text(errors="replace")[-MAX_DETAILS:]
         if self._loaded.done():
             self._fault = WorkerExit(kind="orphaned", details=tail)
         else:
             if self._fault.kind == "abandoned":
-                message = "the fork server ended during its imports"
+                how = classify(self._process.returncode, None, memory_ran_out=self._kills.claim())
+                message = f"during its imports {how.describe('the fork server')}"
                 self._fault = WorkerExit(kind="not started", message=message, details=tail)
             self._loaded.set_exception(ResileError(self._fault.message))
             self._loaded.exception()  # retrieved: every worker's exit reports it as well

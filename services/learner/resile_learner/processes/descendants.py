@@ -18,7 +18,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-JANITOR_SECONDS = 2.0
+JANITOR_SECONDS = 5.0
 MAX_KILL_SECONDS = 5.0
 _JANITORS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 

@@ -57,7 +57,7 @@ from .scratch import Scratch
 
 Entry = Callable[[WorkerConfig, socket.socket], int]
 
-MAX_DETAILS = 8000
+MAX_ERROR, MAX_DETAILS = 1000, 8000  # characters: escaped, both fit into a packet
 DEFAULT_ENTRY = "resile_learner.worker.bootstrap:main"
 # torch._dynamo: the first optimizer imports it, which takes a second. training.model imports all of the training call.
 PRELOAD = ("numpy", "torch", "torch.optim", "torch.utils.data", "torch._dynamo", "resile_learner.training.model")
@@ -242,7 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         entry = _preload([name for name in options.preload.split(",") if name], options.entry)
     except BaseException as error:
-        fault = PreloadFailed(error=f"{type(error).__name__}: {error}", details=traceback.format_exc()[-MAX_DETAILS:])
+        reason = f"{type(error).__name__}: {error}"[:MAX_ERROR]
+        fault = PreloadFailed(error=reason, details=traceback.format_exc()[-MAX_DETAILS:])
         control.send(fault.model_dump_json().encode())
         scratch.remove()
         return 1

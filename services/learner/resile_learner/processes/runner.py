@@ -58,7 +58,7 @@ class WorkerRunner:
     @property
     def pids(self) -> dict[Key, int]:
         """Process ids of the workers that run, by job and worker."""
-        return {key: run.process.pid for key, run in self._runs.items() if run.process and run.process.pid is not None}
+        return {key: pid for key, run in self._runs.items() if run.process and (pid := run.process.running_pid)}
 
     def start(self, job: str, worker: int, prepare: Coroutine[Any, Any, WorkerConfig], *, log_folder: Path) -> None:
         """Start a worker with the configuration that ``prepare`` returns, keeping what it prints in ``log_folder``."""

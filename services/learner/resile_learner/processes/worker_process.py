@@ -54,6 +54,8 @@ class WorkerProcess:
         self._last_message: LastMessage = None
         self._status: tuple[int, bool] | None = None
         self._exit: asyncio.Future[WorkerExit | None] = asyncio.get_running_loop().create_future()
+        self._is_known = asyncio.Event()
+        """Set once ``pid`` is known, or never will be."""
 
     @classmethod
     async def connect(
@@ -75,7 +77,11 @@ class WorkerProcess:
         return descriptors, cls(worker, reader, writer, outputs, kill)
 
     async def messages(self) -> AsyncIterator[FromWorker]:
-        """Iterate over the worker's messages until its process has ended. Raises MalformedMessageError."""
+        """Iterate over the worker's messages until its process has ended. Raises MalformedMessageError.
+
+        From the first message on ``pid`` is known, unless the fork server ended before it sent that.
+        """
+        await self._is_known.wait()
         while line := await self._read_line():
             try:
                 message = from_worker.validate_json(line)
@@ -112,10 +118,21 @@ class WorkerProcess:
         with contextlib.suppress(OSError):  # the process was killed before it read all we sent
             await self._writer.wait_closed()
         if exit_ is not None:
-            return exit_
+            has_said_how = exit_.kind == "orphaned" and self._last_message is not None
+            return classify(0, self._last_message, memory_ran_out=False) if has_said_how else exit_
         assert self._status is not None
         status, memory_ran_out = self._status
         return classify(status, self._last_message, memory_ran_out=memory_ran_out)
+
+    def forked(self, pid: int) -> None:
+        """Record the process id that the fork server reports."""
+        self.pid = pid
+        self._is_known.set()
+
+    @property
+    def running_pid(self) -> int | None:
+        """``pid`` while the process is not known to have ended; after that it may be another's."""
+        return None if self._exit.done() else self.pid
 
     def exited(self, status: int, kills: OutOfMemoryKills) -> None:
         """Record the exit status that the fork server reports. The last messages may still be in the socket."""
@@ -126,5 +143,6 @@ class WorkerProcess:
         """Record that the process has ended: as ``exit_`` says, or else as its status and last message show."""
         if not self._exit.done():
             self._exit.set_result(exit_)
+            self._is_known.set()
             # A process of the user's that inherited the socket could hold it open.
             asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._writer.close)
