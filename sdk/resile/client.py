@@ -240,6 +240,21 @@ class AsyncClient:
         """Drain a host; at the deadline the workers left on it are ended, and their jobs recover."""
         await self._requests.post(f"hosts/{quote(host, safe='')}/drain", {"deadline_seconds": deadline_seconds})
 
+    async def webhooks(self) -> tuple[api.WebhookView, ...]:
+        """Return whom the pool calls when a job ends."""
+        return (await self._requests.get(api.WebhookList, "webhooks")).webhooks
+
+    async def add_webhook(
+        self, url: str, *, events: Sequence[str] = ("completed", "failed"), secret: str | None = None
+    ) -> api.WebhookCreated:
+        """Have the pool call ``url`` when a job ends; return it, with the secret that signs what is sent."""
+        body = {"url": url, "events": list(events), "secret": secret}
+        return self._requests.parse(api.WebhookCreated, await self._requests.post("webhooks", body))
+
+    async def remove_webhook(self, webhook: str) -> None:
+        """Have the pool call it no more."""
+        await self._requests.request("DELETE", f"webhooks/{quote(webhook, safe='')}")
+
     async def join(self, host: str, *, incarnation: int = 0) -> api.Admission:
         """Request admission of a host; ``incarnation`` is its newest known one."""
         path = f"hosts/{quote(host, safe='')}/join"

@@ -183,6 +183,20 @@ class Client:
         """Drain a host; at the deadline the workers left on it are ended, and their jobs recover."""
         self._run(self._client.drain(host, deadline_seconds=deadline_seconds))
 
+    def webhooks(self) -> tuple[api.WebhookView, ...]:
+        """Return whom the pool calls when a job ends."""
+        return self._run(self._client.webhooks())
+
+    def add_webhook(
+        self, url: str, *, events: Sequence[str] = ("completed", "failed"), secret: str | None = None
+    ) -> api.WebhookCreated:
+        """Have the pool call ``url`` when a job ends; return it, with the secret that signs what is sent."""
+        return self._run(self._client.add_webhook(url, events=events, secret=secret))
+
+    def remove_webhook(self, webhook: str) -> None:
+        """Have the pool call it no more."""
+        self._run(self._client.remove_webhook(webhook))
+
     def join(self, host: str, *, incarnation: int = 0) -> api.Admission:
         """Request admission of a host; ``incarnation`` is its newest known one."""
         return self._run(self._client.join(host, incarnation=incarnation))

@@ -13,6 +13,7 @@ from .messages.jobs import MAX_PRIORITY, HistoryItem, JobState
 from .messages.message import Line, Message, SlotName, Time
 from .messages.pool import MAX_QUOTA, MAX_WEIGHT
 from .messages.reports import BatchStep, EpochCount
+from .messages.webhooks import WebhookEvent, WebhookSecret, WebhookUrl
 from .policies import PolicyName
 
 
@@ -274,6 +275,43 @@ class UsageView(View):
     since: Time | None = Field(description="the beginning of an hour; None: all that was ever used")
     until: Time
     tenants: tuple[TenantUsageView, ...] = Field(description="by name")
+
+
+class NewWebhook(Message):
+    """The body of ``POST /v1/webhooks``."""
+
+    url: WebhookUrl
+    events: tuple[WebhookEvent, ...] = Field(default=("completed", "failed"), min_length=1, max_length=3)
+    secret: WebhookSecret | None = Field(
+        default=None, description="whsec_ and 24 to 64 bytes in base64; None: a new one"
+    )
+
+
+class WebhookView(View):
+    """One receiver that the pool calls when a job ends, and how its deliveries go."""
+
+    id: str
+    url: str
+    events: tuple[str, ...]
+    created: Time
+    num_delivered: int
+    num_given_up: int = Field(description="events whose last attempt failed, too")
+    attempts: int = Field(description="to deliver the next event; 0: none is waiting for another attempt")
+    retry_at: Time | None = Field(description="when the next attempt is due")
+    last_attempt: Time | None
+    last_error: str = Field(description="of the newest attempt; empty if it succeeded")
+
+
+class WebhookCreated(WebhookView):
+    """The answer to ``POST /v1/webhooks``."""
+
+    secret: str = Field(description="the receiver checks signatures with it; it is shown nowhere else")
+
+
+class WebhookList(View):
+    """All webhooks, in the order of their creation."""
+
+    webhooks: tuple[WebhookView, ...]
 
 
 class Empty(Message):

@@ -22,6 +22,7 @@ from .subjects import (
     STREAMS,
     TENANTS,
     USAGE,
+    WEBHOOKS,
     BucketSpec,
     Stream,
 )
@@ -44,6 +45,7 @@ class Role:
     """Streams from which it removes messages."""
     creates_streams: bool = False
     """Whether it creates all streams and buckets that do not exist."""
+    writes_dead_letters: bool = True
 
     @property
     def inbox(self) -> str:
@@ -108,19 +110,23 @@ MONITOR = Role(
     ),
     follows=(EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS),
     reads=(JOBS, HOSTS, POLICY, TENANTS, USAGE, LEASE),
+    writes=(WEBHOOKS,),
 )
+PUBLISHER_COMMANDS = ("host.drain", "job.pause", "job.priority", "job.resume", "job.stop")
 PUBLISHER = Role(
     "publisher",
-    publishes=_COMMANDS,
+    publishes=tuple(subjects.command(*name.split(".")) for name in PUBLISHER_COMMANDS),
     subscribes=(subjects.HOST_EVENTS, subjects.JOB_EVENTS, subjects.POOL_EVENTS),
     follows=(EVENTS,),
+    writes_dead_letters=False,
 )
+"""The account for systems outside the pool (docs/events.md): it runs no code and changes no tenant or policy."""
 ROLES = {role.name: role for role in (REGISTRY, SCHEDULER, LEARNER, MONITOR, PUBLISHER)}
 
 
 def permissions(role: Role) -> dict[str, Any]:
     """Return the ``permissions`` block of nats-server for a user of this role."""
-    publish = [*role.publishes, subjects.DEAD_LETTER]
+    publish = [*role.publishes, *([subjects.DEAD_LETTER] if role.writes_dead_letters else ())]
     for stream in role.follows:
         publish += _reading(stream.name)
     for bucket in (*role.reads, *role.writes):

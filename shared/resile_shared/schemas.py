@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from .catalogue import COMMANDS, HOST_EVENTS, OTHERS, POOL_EVENTS, QUERIES
 from .messages.commands import CommandResponse
 from .messages.queries import JobExplanations
+from .roles import PUBLISHER_COMMANDS
 
 FOLDER = Path("docs/schemas")
 _ADDRESSES = {
@@ -78,6 +79,7 @@ def _asyncapi() -> dict[str, Any]:
             address.translate({ord("{"): None, ord("}"): None}): _channel(address, model)
             for address, model in channels().items()
         },
+        "operations": {name: _operation(name) for name in PUBLISHER_COMMANDS},
     }
 
 
@@ -89,6 +91,19 @@ def _channel(address: str, model: type[BaseModel]) -> dict[str, Any]:
         "address": address,
         "messages": {name: {"name": f"resile.{name}", "payload": {"$ref": f"./{name}.json"}} for name in names},
         "parameters": {name: {} for name in parameters},
+    }
+
+
+def _operation(name: str) -> dict[str, Any]:
+    """Return a command that the account `publisher` may send, and its reply."""
+    channel = f"#/channels/resile.command.{name}"
+    request, reply = COMMANDS[name].__name__, CommandResponse.__name__
+    return {
+        "action": "receive",
+        "summary": "Open to the account `publisher`: docs/events.md.",
+        "channel": {"$ref": channel},
+        "messages": [{"$ref": f"{channel}/messages/{request}"}],
+        "reply": {"channel": {"$ref": channel}, "messages": [{"$ref": f"{channel}/messages/{reply}"}]},
     }
 
 

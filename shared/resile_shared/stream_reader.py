@@ -91,6 +91,14 @@ class StreamReader(Generic[M]):
             after = sequence_of(page.messages[-1])
         return tuple(received for message in found if (received := self._read(message)))
 
+    async def first_after(self, after: int) -> Received[M] | None:
+        """Return the first message with a sequence above ``after``, None without one."""
+        while (page := await self._page(after, num=1)).messages:
+            if received := self._read(page.messages[0]):
+                return received
+            after = sequence_of(page.messages[0])
+        return None
+
     async def follow(self, *, after: int) -> AsyncGenerator[Received[M], None]:
         """Yield each message with a sequence above ``after``; never ends."""
         pause = SHORTEST_PAUSE_SECONDS

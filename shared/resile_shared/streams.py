@@ -26,7 +26,10 @@ async def provision(connection: Connection, role: Role) -> None:
         wanted = (*map(_stream_config, STREAMS), *map(_bucket_config, BUCKETS))
         await asyncio.gather(*(_create(connection, configuration) for configuration in wanted))
     else:
-        for name in (*(stream.name for stream in role.follows), *(bucket.stream for bucket in role.reads)):
+        for name in (
+            *(stream.name for stream in role.follows),
+            *(bucket.stream for bucket in (*role.reads, *role.writes)),
+        ):
             await _wait_for(connection, name)
 
 

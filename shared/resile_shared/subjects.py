@@ -17,6 +17,7 @@ from .messages.jobs import JobNumber, JobRecord
 from .messages.lease import Lease
 from .messages.pool import PolicyRecord, PoolSettings, TenantsRecord
 from .messages.usage import RemovedUsage
+from .messages.webhooks import Webhook
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -82,6 +83,12 @@ def job_event(job: str, what: str) -> str:
 def job_events(job: str) -> str:
     """All events of one job."""
     return _build("job", job) + ".*"
+
+
+def job_events_of_kind(what: str) -> str:
+    """Events of one kind from the history of any job."""
+    _build("job", "any", what)
+    return f"resile.job.*.{what}"
 
 
 def pool_event(what: str) -> str:
@@ -222,6 +229,7 @@ NUMBERS = BucketSpec("numbers", JobNumber)
 POLICY = BucketSpec("policy", PolicyRecord)
 TENANTS = BucketSpec("tenants", TenantsRecord)
 USAGE = BucketSpec("usage", RemovedUsage)
+WEBHOOKS = BucketSpec("webhooks", Webhook)
 BUCKETS: tuple[BucketSpec[Any], ...] = (
     JOBS,
     ALLOCATIONS,
@@ -232,6 +240,7 @@ BUCKETS: tuple[BucketSpec[Any], ...] = (
     POLICY,
     TENANTS,
     USAGE,
+    WEBHOOKS,
 )
 LEASE_KEY = "scheduler"
 POOL_KEY = "settings"

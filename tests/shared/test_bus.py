@@ -149,7 +149,6 @@ async def test_a_request_waits_for_its_service(pool: Pool) -> None:
 async def test_a_malformed_request_is_answered_with_the_reason(pool: Pool) -> None:
     scheduler = await pool.bus("scheduler")
     await pool.bus("registry")
-    publisher = await pool.bus("publisher")
     monitor = await pool.bus("monitor")
 
     async def submit(received: Received[JobSubmit]) -> Accepted:
@@ -165,7 +164,7 @@ async def test_a_malformed_request_is_answered_with_the_reason(pool: Pool) -> No
         ({"ce-type": "resile.JobSubmit"}, b'{"spec": {"name": "", "wrong": 1}}', "spec.name: .*spec.wrong: "),
     ):
         sent = headers | spoiled if spoiled else {"none": "of ours"}
-        reply = await publisher.connection.request("resile.command.job.submit", body, headers=sent)
+        reply = await monitor.connection.request("resile.command.job.submit", body, headers=sent)
         refused = Refused.model_validate_json(reply.data)
         assert refused.code == "malformed"
         assert re.search(reason, refused.reason)

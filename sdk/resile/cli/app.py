@@ -9,7 +9,7 @@ import typer.core
 
 from resile_shared.errors import ResileError
 
-from . import chaos, host, hosts, jobs, page, policy, results, simulate, tenant, up, usage, watch
+from . import chaos, host, hosts, jobs, page, policy, publish, results, simulate, tenant, up, usage, watch, webhook
 from .options import DEFAULT_HOME, variable
 
 app = typer.Typer(
@@ -163,9 +163,10 @@ def demo(
     return show(home=home, output=output, as_json=as_json)
 
 
-for group in (up, jobs, watch, page, results, policy, usage, simulate, hosts, host):
+for group in (up, jobs, watch, page, results, policy, publish, usage, simulate, hosts, host):
     app.add_typer(group.app)
 app.add_typer(tenant.app, name="tenant")
+app.add_typer(webhook.app, name="webhook")
 app.add_typer(chaos.app, name="chaos")
 
 command = typer.main.get_command(app)

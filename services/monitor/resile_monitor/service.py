@@ -17,6 +17,8 @@ from .api.pool import Pool
 from .metrics import MonitorMetrics
 from .projection import Projection
 from .settings import MonitorSettings
+from .webhooks.core import Pace
+from .webhooks.delivery import Deliveries
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
             group.create_task(feed.newest_progress(present[2]))
             group.create_task(feed.newest_failures(present[3]))
             group.create_task(feed.warnings(present[4]))
+            pace = Pace(settings.webhook_seconds, settings.webhook_pause_seconds)
+            group.create_task(Deliveries(context.bus, pace).run())
             for event in present:
                 await event.wait()
             context.is_ready = pool.has_caught_up = True

@@ -23,6 +23,11 @@ class MonitorSettings(ServiceSettings):
     )
     max_package_bytes: int = Field(default=100 << 20, gt=0, description="the largest package that is taken")
 
+    webhook_seconds: float = Field(default=10.0, gt=0, le=60, description="how long a webhook may take to answer")
+    webhook_pause_seconds: float = Field(
+        default=5.0, gt=0, le=900, description="pause after its first failed attempt; each further one is twice as long"
+    )
+
     @model_validator(mode="after")
     def _is_guarded(self) -> Self:
         if not (is_loopback(self.api_host) or self.token_file):

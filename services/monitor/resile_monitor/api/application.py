@@ -25,6 +25,7 @@ from .requests import MAX_BODY_BYTES
 from .sessions import Sessions
 from .tenants import Tenants
 from .usage import Usage
+from .webhooks import Webhooks
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
     made.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
     made.add_routes(sessions.routes())
     made.add_routes(Page().routes())
-    for part in (Jobs, Hosts, Policy, Tenants, Usage, Packages, Downloads, Events, Logs):
+    for part in (Jobs, Hosts, Policy, Tenants, Usage, Packages, Downloads, Events, Logs, Webhooks):
         made.add_routes(part(pool).routes())
     made.on_shutdown.append(close)
     return made
