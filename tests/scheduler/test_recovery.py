@@ -548,6 +548,14 @@ def test_the_last_leaver_continues_if_its_heir_is_lost_at_once() -> None:
     assert named(bench) == [0]
 
 
+def test_workers_that_a_job_should_have_moved_to_are_not_missed_once_its_training_is_complete() -> None:
+    bench = moving_to_one()
+    bench.report(result(), worker=0, generation=1)
+    bench.beat(gone(1, 0, kind="exited"), host="host-2")
+    bench.beat(gone(0, kind="finished"))
+    assert bench.records["job-1"].state is JobState.COMPLETED
+
+
 @pytest.mark.parametrize("how", ["heartbeat", "checkpoint"])
 def test_a_leaver_does_not_continue_in_place_of_workers_that_have_trained_further(how: str) -> None:
     bench = moving_to_one()

@@ -342,7 +342,7 @@ MUTANTS = (
         "scheduler does not wait for what it still has to read",
         "a job fails for want of a result that is stored already",
         "resile_scheduler.service",
-        "is_behind = self._is_reading and self._lease.position < newest",
+        "is_behind = self._is_reading and self._lease.position < self._newest_report",
         "is_behind = False",
         once_missing=True,
     ),
@@ -367,6 +367,13 @@ MUTANTS = (
         " or _may_have_taken_over(job, worker):",
         ":",
         once_missing=True,
+    ),
+    Mutant(
+        "scheduler misses those that a completed job should have moved to",
+        "a completed job fails as its joiners are stopped",
+        f"{_CORE}.worker_ends",
+        "    if job.record.completed or not job.generations.has_started:\n        return False\n",
+        "    if not job.generations.has_started:\n        return False\n",
     ),
     Mutant(
         "scheduler recovers with no leaver",

@@ -132,10 +132,10 @@ class WorkerEnds:
 
 def _may_have_taken_over(job: Job, worker: Worker) -> bool:
     """Whether the job may have moved as a whole to workers that have all failed, ``worker`` among them."""
-    return job.generations.has_started and any(
-        all(other is None or other.has_failed for other in map(job.workers.get, workers))
-        for workers in job.generations.moves_to(worker.number)
-    )
+    if job.record.completed or not job.generations.has_started:
+        return False
+    moves = job.generations.moves_to(worker.number)
+    return any(all(w is None or w.has_failed for w in map(job.workers.get, workers)) for workers in moves)
 
 
 def _describe(worker: Worker, why: str) -> str:
