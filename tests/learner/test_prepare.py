@@ -1,6 +1,7 @@
 """An ordinary loop with one more line: the bits of `ElasticLoop`, and wrong use named."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
@@ -183,6 +184,8 @@ def wrong(loader: ElasticLoader, model: nn.Module, optimizer: Any, mistake: str)
             wrong_batch(optimizer, F.cross_entropy(model(inputs), targets), number, mistake)
             if mistake == "breaks" and number == 1:
                 break
+            if mistake == "stops early" and number == 1:
+                loader.stop()
         if mistake == "steps late" and epoch == 0:
             optimizer.step()
     if mistake == "again":
@@ -201,6 +204,7 @@ def wrong(loader: ElasticLoader, model: nn.Module, optimizer: Any, mistake: str)
         ("steps late", "called 2 times in one iteration"),
         ("breaks", r"left at iteration 0, before the end of epoch 0.* call loader.stop\(\) instead of `break`"),
         ("again", "a script has one training call"),
+        ("stops early", r"loader.stop\(\) was called in the middle of iteration 0.*if loader.sync_gradients and"),
     ],
 )
 def test_a_mistake_in_the_loop_is_named(mistake: str, complaint: str) -> None:
@@ -211,6 +215,51 @@ def test_a_mistake_in_the_loop_is_named(mistake: str, complaint: str) -> None:
         wrong(loader, model, optimizer, mistake)
 
     with pytest.raises(UsageError, match=complaint):
+        alone(run)
+
+
+def swallowing(loader: ElasticLoader, model: nn.Module, optimizer: Any, mistake: str) -> None:
+    """The same with a body that catches everything."""
+    for _ in loader.epochs(2):
+        for number, (inputs, targets) in enumerate(loader):
+            with suppress(Exception):
+                if mistake == "sum":
+                    F.cross_entropy(model(inputs), targets, reduction="sum").backward()
+                wrong_batch(optimizer, F.cross_entropy(model(inputs), targets), number, mistake)
+                if mistake == "stops early":
+                    loader.stop()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "complaint"),
+    [
+        ("sum", "the loss is a sum over its batch"),
+        ("twice", r"backward\(\) was called twice for a batch"),
+        ("closure", r"optimizer.step\(\) was called with a closure"),
+        ("stops early", r"loader.stop\(\) was called in the middle"),
+    ],
+)
+def test_a_body_that_catches_its_refusal_is_refused_again_by_the_same_words(mistake: str, complaint: str) -> None:
+    def run() -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        _, optimizer, loader = prepare(model, optimizer, DataLoader(data(32), batch_size=16), num_shards=3)
+        swallowing(loader, model, optimizer, mistake)
+
+    with pytest.raises(UsageError, match=complaint):
+        alone(run)
+
+
+@pytest.mark.parametrize("again", ["loader", "all"])
+def test_a_second_prepare_is_refused(again: str) -> None:
+    def run() -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plain = DataLoader(data(32), batch_size=16)
+        _, _, loader = prepare(model, optimizer, plain)
+        prepare(nn.Linear(4, 2), optimizer, loader if again == "loader" else plain)
+
+    with pytest.raises(UsageError, match=r"prepare\(\) was called a second time"):
         alone(run)
 
 
@@ -265,7 +314,7 @@ def test_stop_ends_the_run_with_the_iteration() -> None:
     ended: list[int] = []
 
     def stop(loader: ElasticLoader) -> None:
-        if loader.iteration == 4:
+        if loader.sync_gradients and loader.iteration == 4:
             loader.stop()
 
     ordinary(

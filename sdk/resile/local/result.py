@@ -85,5 +85,5 @@ class Result:
             "metrics": last.metrics if last else {},
             "validation": last.validation if last else {},
             "model": self.model,
-            "bits": completed.bits if completed else ready.bits if ready else None,
+            "bits": completed.bits if completed else ready.bits if ready and last and last.iteration else None,
         }

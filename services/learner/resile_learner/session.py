@@ -12,6 +12,7 @@ from resile_shared.messages.reports import BatchStep
 from .collectives.poller import LinkPoller
 from .collectives.round import GradientExchange, OpenRound
 from .collectives.spec import Abandoned, RoundSpec, Tag
+from .lone_launch import check_not_started_several_times
 from .membership.events import Switch
 from .messages import Completed, Message, Progress, Ready
 from .phases import Phases
@@ -60,6 +61,9 @@ class View:
 
 class Session(Protocol):
     """One worker's membership in a run."""
+
+    failure: ResileError | None
+    """Why training ended early, whatever the script makes of the error that it got."""
 
     @property
     def view(self) -> View:
@@ -135,13 +139,15 @@ class SoloSession:
 
     def __init__(self) -> None:
         self.phases = Phases()
+        self.failure: ResileError | None = None
         self._exchange = GradientExchange(LinkPoller(), worker=0)
         self._joined = False
 
     def join(self, ready: Ready, state: RunState) -> bool:
-        """Start the run. Raises SecondTrainingCall."""
+        """Start the run. Raises SecondTrainingCall, or StartedSeveralTimes."""
         if self._joined:
             raise SecondTrainingCall
+        check_not_started_several_times()
         self._joined = True
         return True
 

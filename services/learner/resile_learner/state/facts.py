@@ -27,6 +27,16 @@ _EXPLAINED = {
         "Call resile.training.seed() first in the script, and let nothing in the model depend on the worker, the time "
         "or the machine",
     ),
+    "optimizer_options": (
+        "{has} another learning rate (or another option of the optimizer) than {others} in the same iteration",
+        "Set it by what is equal on all workers, such as loader.iteration or loader.loss, and not by a counter of "
+        "batches or by the loss of one batch",
+    ),
+    "buffers": (
+        "{has} other buffers of the model than {others} before the same iteration",
+        "Change buffers in the model's forward(), whose changes are summed over all workers, or after the exchange by "
+        "what is equal on all workers",
+    ),
     "device_class": (
         "{has} another class of device than {others}: {value} instead of {expected}",
         'Use devices of one class, or train with mode="fast"',

@@ -8,6 +8,8 @@ leaves in it.
 import torch
 from torch import Tensor, nn
 
+from .digest import RollingDigest
+
 Deltas = dict[int, Tensor]
 
 
@@ -19,6 +21,7 @@ class Buffers:
         self._committed = [self._now(index).detach().clone() for index in range(len(self._places))]
         self._versions = [self._now(index)._version for index in range(len(self._places))]
         self._touched: set[int] = set()
+        self._digest = RollingDigest(self._committed)
         self._unversioned = [key.startswith("running_") for _, key in self._places]
 
     def _now(self, index: int) -> Tensor:
@@ -76,6 +79,18 @@ class Buffers:
             self._committed[index].copy_(self._now(index))
         self._touched.clear()
         self._note_versions(set(range(len(self._places))))
+
+    @torch.no_grad()
+    def adopt_changed(self) -> None:
+        """Before an iteration: what the script wrote into a buffer since the last exchange is committed."""
+        changed = {index for index in range(len(self._places)) if self._has_changed(index)} - self._touched
+        for index in changed:
+            self._committed[index].copy_(self._now(index))
+        self._note_versions(changed)
+
+    def digest(self, number: int) -> int:
+        """A cheap check of the committed values before iteration ``number``: see `RollingDigest`."""
+        return self._digest.at(number)
 
     def like(self, index: int) -> Tensor:
         """A buffer of the dtype and shape of buffer ``index``."""

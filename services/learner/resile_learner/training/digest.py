@@ -75,6 +75,14 @@ def dataset_digest(dataset: Dataset, num_probes: int = 16) -> str:
     return sha.hexdigest()
 
 
+def content_digest(value: Any) -> str:
+    """Compute a sha256, in hex, of a batch or a sample; what counts with its content is as in `dataset_digest`."""
+    sha = hashlib.sha256()
+    for chunk in _content(value):
+        sha.update(chunk)
+    return sha.hexdigest()
+
+
 class RollingDigest:
     """A cheap check that workers hold the same tensors: each round it hashes the next window of at most 16 KiB.
 

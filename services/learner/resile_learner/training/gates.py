@@ -23,7 +23,9 @@ def gate_method(owner: Any, name: str, is_open: Callable[[], bool]) -> None:
     setattr(owner, name, gated)
 
 
-def gate_optimizer(optimizer: torch.optim.Optimizer, is_open: Callable[[], bool]) -> None:
+def gate_optimizer(
+    optimizer: torch.optim.Optimizer, is_open: Callable[[], bool], *, on_refusal: Callable[[UsageError], UsageError]
+) -> None:
     """The same for ``optimizer.step``, which `LRScheduler` replaces in the same way and marks. Refuses closures."""
     gate_method(optimizer, "step", is_open)
     gated = optimizer.step
@@ -31,9 +33,11 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, is_open: Callable[[], bool]
     @wraps(gated)  # with the marks that LRScheduler looks for
     def step(closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None:
-            raise UsageError(
-                "optimizer.step() was called with a closure, which computes the loss again: compute it in the body of "
-                "the loop, call loss.backward(), and then optimizer.step()"
+            raise on_refusal(
+                UsageError(
+                    "optimizer.step() was called with a closure, which computes the loss again: compute it in the body "
+                    "of the loop, call loss.backward(), and then optimizer.step()"
+                )
             )
         return gated()
 

@@ -15,6 +15,7 @@ from ..collectives.tree import Interval, children, fold_values
 from ..state.memory import tensor_bytes
 from .batches import Indices
 from .buffers import Deltas, add_deltas
+from .repeatability import ShardFingerprint
 from .stragglers import Pace
 
 _LENGTH = struct.Struct("<I")
@@ -42,6 +43,8 @@ class ComputedShards(NamedTuple):
     """In an iteration: the time it took."""
     operations: tuple[str, ...] = ()
     """Operations without a deterministic form that it has observed."""
+    first_shard: ShardFingerprint | None = None
+    """What it made of shard 0, if it computed that to be compared."""
 
 
 _NOT_COMPUTED = ComputedShards()
@@ -65,12 +68,23 @@ class RoundHeader:
 
         ``generation`` is the highest that the member has formed.
         """
-        partials, indices, used, pace, operations = self.computed
+        partials, indices, used, pace, operations, first_shard = self.computed
         names = next((list(partial.scalars) for partial in partials if partial.scalars), [])
         scalars = np.array([[partial.scalars[name] for name in names] for partial in partials], dtype=np.float64)
         touched = [list(partial.deltas) for partial in partials]
         own = [generation, self.digest, self.checkpoint.to_json(), self.pause, self.facts]
-        head = orjson.dumps([*own, len(indices), len(used), names, touched, pace and list(pace), operations])
+        head = orjson.dumps(
+            [
+                *own,
+                len(indices),
+                len(used),
+                names,
+                touched,
+                pace and list(pace),
+                operations,
+                first_shard and list(first_shard),
+            ]
+        )
         raw = [tensor_bytes(delta.cpu().contiguous()) for partial in partials for delta in partial.deltas.values()]
         return b"".join([_LENGTH.pack(len(head)), head, indices.tobytes(), used, scalars.tobytes(), *raw])
 
@@ -82,7 +96,9 @@ class RoundHeader:
         """
         (length,) = _LENGTH.unpack_from(data)
         head: list[Any] = orjson.loads(data[_LENGTH.size : _LENGTH.size + length])
-        generation, digest, checkpoint, pause, facts, num_indices, num_used, names, touched, pace, operations = head
+        generation, digest, checkpoint, pause, facts, num_indices, num_used, names, touched, pace, operations, first = (
+            head
+        )
         reader = _Reader(data, _LENGTH.size + length)
         indices = np.frombuffer(reader.read(8 * num_indices), dtype=np.int64)
         used = reader.read(num_used)
@@ -94,7 +110,14 @@ class RoundHeader:
             )
             for row, numbers in zip(rows.reshape(len(touched), len(names)).tolist(), touched, strict=True)
         ]
-        computed = ComputedShards(partials, indices, used, Pace(*pace) if pace else None, tuple(operations))
+        computed = ComputedShards(
+            partials,
+            indices,
+            used,
+            Pace(*pace) if pace else None,
+            tuple(operations),
+            first and ShardFingerprint(*first),
+        )
         return generation, RoundHeader(digest, CheckpointHeader.from_json(checkpoint), computed, pause, facts)
 
 

@@ -4,7 +4,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +17,7 @@ from ..collectives.spec import Abandoned
 from ..collectives.tree import Interval
 from ..phases import Phases
 from .batches import Batch, Indices
+from .body_watch import BodyWatch
 from .buffers import Buffers, Deltas
 from .determinism import Determinism
 from .fetch import Fetched
@@ -23,9 +25,13 @@ from .gradients import Gradients
 from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, fold_leaves
 from .loss_scale import check_not_summed
 from .noise import SquaredNorms
+from .repeatability import ShardFingerprint, check_same_batch, fingerprint, read_twice
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all
 from .stragglers import Pace
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SHARD_SQUARES = "resile/shard squares"
 """Among the scalars of a shard: the squared norm of its gradient."""
@@ -39,6 +45,20 @@ class NotANumber(ResileError):
             f"the loss is NaN at iteration {iteration}, which was not committed: look at the samples of this batch, "
             "lower the learning rate, or clip gradients"
         )
+
+
+def _remembered(method: Callable[Concatenate["Iteration", P], T]) -> Callable[Concatenate["Iteration", P], T]:
+    """Keep what ``method`` raises: a script that catches it is refused again, and not for what follows from it."""
+
+    @wraps(method)
+    def call(iteration: "Iteration", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(iteration, *args, **kwargs)
+        except ResileError as error:
+            iteration.refusal = error
+            raise
+
+    return call
 
 
 class Iteration:
@@ -65,6 +85,8 @@ class Iteration:
         header: RoundHeader,
         last: tuple[int, float],
         measures_noise: bool,
+        is_compared: bool,
+        watch: BodyWatch,
     ) -> None:
         self.number = number
         self.epoch = batch.epoch
@@ -94,24 +116,36 @@ class Iteration:
         self._last = last
         self._measures_noise = measures_noise
         self._processor = 0.0
+        self._is_compared = is_compared
+        self._watch = watch
+        self._first_batch: Any = None
+        """Of a shard 0 that is compared: its batch."""
+        self._first_shard: ShardFingerprint | None = None
+        self._is_spare = False
+        """Whether the shard under way is another worker's, and counts for nothing."""
+        self.refusal: ResileError | None = None
 
     def shards(self) -> Iterator[Any]:
         """The collated batches of the shards that this worker computes; call `backward` once for each."""
         self._processor = time.process_time()
         for done, leaf in enumerate(range(*self._held)):
+            is_last = done == self.num_held - 1
+            if is_last and self._is_compared and self._held.lo > 0:
+                yield from self.spare_shard()  # before the last shard, whose gradients are exchanged as they come
             self._phases.enter("data")
             fetched = self._fetch()
+            if self._is_compared and leaf == 0:
+                check_same_batch(fetched.batch, read_twice(self._fetch_spare).batch)
+                self._first_batch = fetched.batch
             self._indices.append(fetched.indices)
             self._begin_shard(leaf)
-            if leaf == self._held.hi - 1:
+            if is_last:
                 self._gradients.overlap(self._plan, self._round.exchange)
             else:
                 self._gradients.expect(self._plan.steps[done])
-            yield fetched.batch
-            if len(self._leaves) != done + 1:
-                raise UsageError(
-                    "iteration.backward(loss) was not called exactly once for a shard: call it once for each shard"
-                )
+            with self._watch.shard(is_last=is_last):
+                yield fetched.batch
+            self._check_shard(is_computed=len(self._leaves) == done + 1)
 
     @property
     def num_held(self) -> int:
@@ -124,14 +158,30 @@ class Iteration:
         return len(self._leaves) == self.num_held
 
     def spare_shard(self) -> Iterator[Any]:
-        """For a worker that holds no shard: one that another worker holds, so that a loop's body runs here as well.
+        """Shard 0, which another worker holds: to run a loop's body where no shard is held, and to compare workers.
 
         Its backward pass goes through `compute`, and nothing of it counts.
         """
         self._phases.enter("data")
-        fetched = self._fetch_spare()
+        fetched = read_twice(self._fetch_spare) if self._is_compared else self._fetch_spare()
+        self._first_batch = fetched.batch
         self._begin_shard(0)
-        yield fetched.batch
+        self._is_spare = True
+        with self._watch.shard(is_last=not self.num_held):
+            yield fetched.batch
+        self._check_shard(is_computed=not self._is_spare)
+
+    def raise_refusal(self) -> None:
+        """Raise again what `compute` or `exchange` refused, if the script has caught it."""
+        if self.refusal:
+            raise self.refusal
+
+    def _check_shard(self, *, is_computed: bool) -> None:
+        self.raise_refusal()
+        if not is_computed:
+            raise UsageError(
+                "iteration.backward(loss) was not called exactly once for a shard: call it once for each shard"
+            )
 
     def _begin_shard(self, leaf: int) -> None:
         self._phases.enter("compute")
@@ -157,6 +207,7 @@ class Iteration:
 
         self.compute(loss, run, {"loss": loss, **metrics}, allows_nan=scaler is not None)
 
+    @_remembered
     def compute(
         self,
         loss: Tensor,
@@ -170,24 +221,31 @@ class Iteration:
         ``values`` are means over the shard, among them "loss". Of a spare shard nothing is kept.
         """
         self._allows_nan = allows_nan
-        leaf = self._held.lo + len(self._leaves) if self.num_held else 0
+        is_spare, self._is_spare = self._is_spare, False
+        leaf = 0 if is_spare else self._held.lo + len(self._leaves)
         if loss.numel() != 1:
             raise UsageError(
                 f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
             )
         check_not_summed(loss, num_samples=len(self._batch.shard(leaf)))
+        if self._is_compared:
+            self._watch.on_loss()
+            if leaf == 0:
+                self._first_shard = fingerprint(self._first_batch, values["loss"])
+                self._first_batch = None
         weight = self._batch.weight(leaf)
         weighted = loss if weight == 1.0 else loss * weight
         with self._determinism.backward(weighted):
             run(weighted)
         deltas = self._buffers.collect(weight=weight, first=leaf == 0)
-        if not self.num_held:
+        if is_spare:
             self._gradients.clear()
             return
         if leaf < self._held.hi - 1:
             self._gradients.fold(self._plan.steps[leaf - self._held.lo])
         self._leaves.append(({name: _detached(value) for name, value in values.items()}, deltas))
 
+    @_remembered
     def exchange(self) -> bool:
         """Sum over all workers: parameters get the gradients, and the model the buffers, of the global batch.
 
@@ -205,7 +263,8 @@ class Iteration:
         try:
             indices = np.concatenate([NO_INDICES, *self._indices])
             observed = tuple(sorted(self._determinism.reproducibility.observed))
-            computed = ComputedShards(partials, indices, bytes(self._gradients.used), self._pace(), observed)
+            used = bytes(self._gradients.used)
+            computed = ComputedShards(partials, indices, used, self._pace(), observed, self._first_shard)
             self.outcome = self._round.finish(replace(self._header, computed=computed), next_iteration=self.number + 1)
         except Abandoned as lost:
             self.lost = lost

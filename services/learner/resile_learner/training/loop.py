@@ -15,21 +15,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import nn
 
-from resile_shared.errors import UsageError
+from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.reports import BatchRange
 
 from ..checkpoint.checkpointer import Checkpointer
 from ..collectives.tree import ranges
 from ..messages import Ready
-from ..session import Session, current_session
+from ..session import Session, View, current_session
 from ..state.optimizer import OptimizerState
 from ..state.run import RunState, Stateful
+from .averages import AverageWatch
 from .batch_schedule import BatchSchedule
 from .batches import Batch, Position, default_num_shards
+from .body_watch import BodyWatch
 from .buffers import Buffers
 from .determinism import Determinism, Reproducibility, deterministic
 from .digest import RollingDigest, params_sha256
@@ -41,6 +44,7 @@ from .ledger import Ledger
 from .noise import NOISE_EVERY, NoiseScale
 from .optimizer_watch import OptimizerWatch
 from .protocol import TrainingProtocol
+from .repeatability import COMPARED_ITERATIONS, is_compared_in_epoch
 from .reports import Result
 from .rounds import Rounds
 from .samplers import Sampler, order_digest, planned
@@ -119,6 +123,12 @@ class ElasticLoop:
         self._noise = NoiseScale()
         self._buffers = Buffers(model)
         self._digest = RollingDigest(self._parameters)
+        self._averages = AverageWatch(model, state or {})
+        self._body = BodyWatch(model, [optimizer], state or {})
+        self._open: Iteration | None = None
+        self._num_begun = 0
+        self._last_members: tuple[int, ...] = ()
+        """Those of the newest iteration that was committed on this worker."""
         self._checkpoints = Checkpointer(self._session, every=checkpoint_every)
         self._validator = (
             Validator(validation, model, batch_size=batch_size, num_shards=shards, seed=seed) if validation else None
@@ -214,6 +224,7 @@ class ElasticLoop:
             self._determinism = stack.enter_context(deterministic(self.bits, threads=self._settings.threads))
             self._torch_settings = script_settings()
             stack.callback(self._checkpoints.close)
+            stack.enter_context(self._averages.watch_updates(self._may_update))
             self._state.facts = facts_of(
                 self._settings,
                 self._more_settings,
@@ -222,7 +233,11 @@ class ElasticLoop:
                 num_validation_samples=self._validator.num_samples if self._validator else 0,
             )
             self._prewarm()
-            yield from self._protocol.run(self._ready(), self._iterate)
+            try:
+                yield from self._protocol.run(self._ready(), self._iterate)
+            except ResileError as error:
+                self._session.failure = error
+                raise
 
     def _ready(self) -> Ready:
         return Ready(
@@ -249,7 +264,12 @@ class ElasticLoop:
         view = self._session.view
         self._choose_batch(ordered=view.batch_size)
         batch = self._batch(self._position)
-        iteration = Iteration(
+        is_compared = self._compares_first_shard(view)
+        self._averages.begin_iteration(self._num_begun)
+        self._body.begin_iteration(is_compared=is_compared)
+        self._buffers.adopt_changed()
+        self._num_begun += 1
+        self._open = iteration = Iteration(
             self.iteration,
             batch,
             batch.held_by(view.rank, view.size),
@@ -262,14 +282,17 @@ class ElasticLoop:
             phases=self._phases,
             scalers=self._scalers,
             determinism=self._determinism,
-            header=self._protocol.header(next_iteration=self.iteration + 1),
+            header=self._protocol.header(next_iteration=self.iteration + 1, facts=self._round_facts()),
             last=self._protocol.reports.last,
             measures_noise=self._schedule.batch_range is not None and self.iteration % NOISE_EVERY == 0,
+            is_compared=is_compared,
+            watch=self._body,
         )
         steps = self._watch.steps
         self._phases.enter("callback")
         yield iteration
         self._phases.enter("waiting")
+        iteration.raise_refusal()
         may_skip = bool(self._scalers) or iteration.outcome is None
         self._watch.check_steps(before=steps, is_lost=iteration.lost is not None, may_skip=may_skip)
         if iteration.lost:
@@ -280,9 +303,25 @@ class ElasticLoop:
             )
         if iteration.norms:
             self._noise.add(iteration.norms, num_samples=len(batch.indices), num_shards=batch.num_shards)
+        self._last_members = view.workers
         self._protocol.commit(
             batch, iteration.outcome, loss=iteration.loss, metrics=iteration.metrics, noise_scale=self._noise.value
         )
+
+    def _compares_first_shard(self, view: View) -> bool:
+        """Whether all workers compute the first shard of the next iteration: seldom, and when workers changed."""
+        if self._settings.mode == "fast":
+            return False
+        starts = self._position.sample == 0 and is_compared_in_epoch(self._position.epoch)
+        return starts or self.iteration in COMPARED_ITERATIONS or view.workers != self._last_members
+
+    def _round_facts(self) -> dict[str, str]:
+        """What the script may have changed since the last exchange, alike on all workers."""
+        options = repr(self._body.options()).encode()
+        return {"optimizer_options": f"{crc32(options):x}", "buffers": f"{self._buffers.digest(self.iteration):x}"}
+
+    def _may_update(self) -> bool:
+        return self._open is None or self._open.outcome is not None
 
     def _check_unchanged(self) -> None:
         """Refuse what a joining worker could not know, and schedules that count other steps than they get."""

@@ -84,12 +84,12 @@ class ElasticModel:
         self,
         epochs: int = 1,
         batch_size: int = 64,
+        *,
         num_shards: int | None = None,
         seed: int = 0,
         clip_grad_norm: float | None = None,
         checkpoint_every: int | str | None = None,
         mode: Mode = "same-bits",
-        *,
         batch_range: tuple[int, int] | None = None,
         learning_rate_rule: LearningRateRule = "linear",
     ) -> Result:

@@ -14,6 +14,7 @@ How such a loop maps onto iterations is in docs/elastic-training.md. `ElasticLoo
 """
 
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -60,6 +61,7 @@ def prepare(
     the steps of ``optimizer``, ``scheduler`` and ``grad_scaler`` act, on every worker. ``state`` and all other options
     are those of `ElasticLoop`. Raises UsageError for what cannot work.
     """
+    _check_first_call(loader)
     elastic = ElasticLoader(
         model,
         optimizer,
@@ -79,13 +81,24 @@ def prepare(
     def may_step() -> bool:
         return elastic.sync_gradients
 
-    gate_optimizer(optimizer, may_step)
+    gate_optimizer(optimizer, may_step, on_refusal=elastic.remember)
     if scheduler is not None:
         gate_schedule(scheduler, may_step)
     if grad_scaler is not None:
         for name in ("unscale_", "step", "update"):
             gate_method(grad_scaler, name, may_step)
+    _is_prepared.set(True)
     return (model, optimizer, elastic) if scheduler is None else (model, optimizer, elastic, scheduler)
+
+
+_is_prepared: ContextVar[bool] = ContextVar("resile_is_prepared", default=False)
+
+
+def _check_first_call(loader: Any) -> None:
+    if isinstance(loader, ElasticLoader) or _is_prepared.get():
+        raise UsageError(
+            "prepare() was called a second time: a script has one training call, and so one call of prepare()"
+        )
 
 
 class ElasticLoader:
@@ -139,6 +152,7 @@ class ElasticLoader:
         """Whether no batch of the open iteration was yielded yet."""
         self._has_computed = False
         """Whether the loss of the newest batch has had its backward pass."""
+        self._refusal: UsageError | None = None
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Train for ``num_epochs`` passes over the dataset; yields their numbers, from the one under way.
@@ -154,6 +168,7 @@ class ElasticLoader:
         while self._iteration is not None:
             opened = self._iteration
             yield opened.epoch
+            self._raise_refusal()
             if self._is_fresh:  # opened in a recovery at the end of the epoch, or never used
                 self._check_used(opened)
             else:
@@ -224,8 +239,31 @@ class ElasticLoader:
         return self._loop.result
 
     def stop(self) -> None:
-        """End the run after this iteration: see `ElasticLoop.stop`."""
-        self._loop.stop()
+        """End the run after this iteration: see `ElasticLoop.stop`.
+
+        Raises UsageError in a batch that does not complete the iteration.
+        """
+        loop = self._loop
+        if not (self._is_fresh or self.sync_gradients or self._iteration is None or self._iteration.lost):
+            raise self.remember(
+                UsageError(
+                    f"loader.stop() was called in the middle of iteration {loop.iteration}, where each worker has seen "
+                    "other batches: write `if loader.sync_gradients and loader.loss < 0.01:` before it, so that all "
+                    "workers stop at the same iteration, by the loss of the whole global batch"
+                )
+            )
+        loop.stop()
+
+    def remember(self, refusal: UsageError) -> UsageError:
+        """Raise ``refusal`` once more when the batch ends, in case the script catches it; returns it."""
+        self._refusal = self._refusal or refusal
+        return refusal
+
+    def _raise_refusal(self) -> None:
+        if self._refusal:
+            raise self._refusal
+        if self._iteration:
+            self._iteration.raise_refusal()
 
     @property
     def _loop(self) -> ElasticLoop:
@@ -248,6 +286,7 @@ class ElasticLoader:
             self._is_fresh = self._has_computed = False
             with handled_backward(partial(self._backward, iteration)):
                 yield batch
+            self._raise_refusal()
             if not self._has_computed:
                 raise UsageError(
                     "a batch ended without loss.backward(): every batch of a prepared loader counts; call it once for "
@@ -256,9 +295,11 @@ class ElasticLoader:
 
     def _backward(self, iteration: Iteration, loss: Tensor, run: Run) -> None:
         if self._has_computed:
-            raise UsageError(
-                "backward() was called twice for a batch: call it once, with the sum of all losses, and use "
-                "torch.autograd.grad for gradients of anything else"
+            raise self.remember(
+                UsageError(
+                    "backward() was called twice for a batch: call it once, with the sum of all losses, and use "
+                    "torch.autograd.grad for gradients of anything else"
+                )
             )
         self._has_computed = True
         value = loss.detach() if self._grad_scaler is None else loss.detach() / self._grad_scaler.get_scale()

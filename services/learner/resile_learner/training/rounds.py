@@ -13,6 +13,7 @@ from ..session import Session
 from ..state.facts import MembersDiffer, check_members_agree, minority
 from .buffers import Buffers
 from .header import RoundHeader, Totals
+from .repeatability import check_fingerprints
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Round:
 
     def _compare(self, headers: Sequence[RoundHeader]) -> None:
         check_members_agree([header.facts for header in headers], self._spec.members)
+        check_fingerprints([header.computed.first_shard for header in headers], self._spec.members)
         _, who = minority([header.digest for header in headers], self._spec.members)
         if who:
             raise MembersDiffer(

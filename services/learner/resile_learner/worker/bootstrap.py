@@ -83,6 +83,8 @@ def _outcome(config: WorkerConfig, session: WorkerSession) -> Finished | Failed:
             "the script ended without a training call: build an ElasticModel and call its train(), iterate over "
             "an ElasticLoop, or prepare an ordinary loop and iterate over loader.epochs()",
         )
+    if session.failure:
+        return raised(config, session.failure)  # the script has caught it
     if not session.completed:
         return failed(config, "the training loop was left before its end: call loop.stop() instead of `break`")
     return Finished(worker=config.worker)

@@ -6,6 +6,8 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from resile_shared.errors import ResileError
+
 from ..collectives.departure import LeaveAcknowledgement
 from ..collectives.poller import LinkPoller
 from ..collectives.round import GradientExchange, OpenRound
@@ -49,6 +51,7 @@ class WorkerSession:
         self.storage = config.storage
         self.job = config.job
         self.batches = config.batches
+        self.failure: ResileError | None = None
         self.training_called = False
         self.completed = False
 

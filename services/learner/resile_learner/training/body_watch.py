@@ -1,0 +1,108 @@
+"""What the body of a loop does in a batch that a worker with other shards would not do alike."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from resile_shared.errors import UsageError
+
+from .carried_state import CarriedStateWatch
+from .own_generators import OwnGenerators
+
+_OBSERVED_ITERATIONS = 3
+"""So many iterations of a worker are observed for state that is carried from batch to batch."""
+
+
+class BodyWatch:
+    """Refuses a body that depends on which batches a worker computes. Raises UsageError.
+
+    Such a body changes in a batch what may change once an iteration, draws from a generator of its own, or carries
+    state from batch to batch. ``state`` are the script's own parts of the run's state.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], state: Mapping[str, Any]) -> None:
+        models = list(model) if isinstance(model, nn.ModuleList) else [model]
+        self._optimizers = optimizers
+        self._state = state
+        self._generators = OwnGenerators(model)
+        self._carried = CarriedStateWatch(models)
+        self._num_iterations = 0
+        self._is_compared = False
+
+    def begin_iteration(self, *, is_compared: bool) -> None:
+        """An iteration begins, in which the first shard is compared or not."""
+        self._num_iterations += 1
+        self._is_compared = is_compared
+        if self._num_iterations > _OBSERVED_ITERATIONS:
+            self._carried.stop()
+
+    @contextmanager
+    def shard(self, *, is_last: bool) -> Iterator[None]:
+        """The body computes a shard in this context, the last of its worker's in the iteration or not."""
+        with ExitStack() as stack:
+            if self._num_iterations <= _OBSERVED_ITERATIONS:
+                stack.enter_context(self._carried.watch())
+            if self._is_compared:
+                self._generators.begin()
+            options = self.options()
+            sums = None if is_last or not self._is_compared else self._sums()
+            yield
+        if is_last:
+            return
+        self._check_options(options)
+        if sums is not None:
+            self._check_state(sums)
+
+    def on_loss(self) -> None:
+        """The loss of the shard was computed."""
+        self._generators.check()
+
+    def options(self) -> list[dict[str, Any]]:
+        """Learning rates and all other options of the optimizers' groups, as plain values."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return [{name: _plain(value) for name, value in group.items() if name != "params"} for group in groups]
+
+    def _check_options(self, before: list[dict[str, Any]]) -> None:
+        for group, earlier in zip(self.options(), before, strict=False):
+            for name in group:
+                if group[name] != earlier.get(name):
+                    raise UsageError(
+                        f"the optimizer's {name} changed from {earlier.get(name)} to {group[name]} in a batch that "
+                        "does not complete an iteration: it counts batches, of which each worker computes only some. "
+                        "Set it once an iteration, after `if loader.sync_gradients:` (or iteration.exchange()), by "
+                        "loader.iteration, or use a learning-rate schedule"
+                    )
+
+    def _sums(self) -> dict[str, list[object]]:
+        return {name: list(_summed(part.state_dict())) for name, part in self._state.items()}
+
+    def _check_state(self, before: dict[str, list[object]]) -> None:
+        for name, sums in self._sums().items():
+            if sums != before[name]:
+                raise UsageError(
+                    f'the part "{name}" of the state changed in a batch that does not complete an iteration: it counts '
+                    "batches, of which each worker computes only some. Change it once an iteration, after "
+                    "`if loader.sync_gradients:` (or iteration.exchange()), or between epochs"
+                )
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+def _summed(value: Any) -> Iterator[object]:
+    """Plain values as they are, and of each tensor its sum, which is cheap on any device."""
+    if isinstance(value, Tensor):
+        yield value.sum(dtype=torch.float64 if value.is_floating_point() else None).tolist() if value.numel() else 0
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from _summed(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _summed(item)
+    elif value is None or isinstance(value, bool | int | float | str):
+        yield value

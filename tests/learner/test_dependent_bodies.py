@@ -1,0 +1,385 @@
+"""Loops whose outcome would depend on which batches a worker computes are refused by name; right ones train."""
+
+import copy
+import random
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, Dataset
+
+from resile.training import ElasticLoader, ElasticLoop, prepare, seed
+from resile_learner.lone_launch import StartedSeveralTimes, check_not_started_several_times
+from resile_learner.state.facts import MembersDiffer, check_members_agree
+from resile_learner.training.averages import AverageWatch
+from resile_learner.training.carried_state import CarriedState
+from resile_learner.training.digest import dataset_digest
+from resile_learner.training.repeatability import (
+    NotRepeatable,
+    ShardFingerprint,
+    check_fingerprints,
+    is_compared_in_epoch,
+)
+from resile_shared.errors import UsageError
+
+SHARDS = 2
+
+
+class Samples(Dataset[tuple[Tensor, Tensor]]):
+    """32 samples, with noise that ``draw`` gives."""
+
+    def __init__(self, draw: Callable[[], float] = lambda: 0.0) -> None:
+        self.x = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+        self._draw = draw
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index] + self._draw(), (self.x[index].sum() > 0).long()
+
+
+class Body:
+    """An ordinary loop with a place for a mistake."""
+
+    def __init__(self, model: nn.Module | None = None, dataset: Any = None, **options: Any) -> None:
+        seed(0)
+        self.model = nn.Linear(4, 2) if model is None else model
+        self.dataset = Samples() if dataset is None else dataset
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.options = options
+        self.batches = 0
+        self.loader: Any = None
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(inputs), targets)
+
+    def after_step(self) -> None:
+        """What comes after the update, in each batch."""
+
+    def train(self, *, epochs: int = 3, num_shards: int = SHARDS) -> str:
+        def run() -> str:
+            loader = DataLoader(self.dataset, batch_size=8)
+            _, _, self.loader = prepare(self.model, self.optimizer, loader, num_shards=num_shards, **self.options)
+            for _ in self.loader.epochs(epochs):
+                for inputs, targets in self.loader:
+                    self.batches += 1
+                    self.optimizer.zero_grad()
+                    self.loss(inputs, targets).backward()  # type: ignore[no-untyped-call]
+                    self.optimizer.step()
+                    self.after_step()
+            assert isinstance(self.loader, ElasticLoader)
+            assert self.loader.result
+            return self.loader.result.params_sha256
+
+        sha = copy_context().run(run)
+        assert isinstance(sha, str)
+        return sha
+
+
+GENERATORS: dict[str, Callable[[], Callable[[], float]]] = {
+    "torch": lambda: (lambda own: lambda: float(torch.rand((), generator=own)))(torch.Generator().manual_seed(3)),
+    "numpy": lambda: np.random.default_rng(3).random,
+    "python": lambda: random.Random(3).random,
+    "counter": lambda: iter(range(1_000_000)).__next__,
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_dataset_that_draws_from_a_generator_of_its_own_is_refused(kind: str) -> None:
+    with pytest.raises(NotRepeatable, match=r"the dataset .* gives other samples when the same shard .* is read again"):
+        Body(dataset=Samples(GENERATORS[kind]())).train()
+
+
+def test_a_dataset_that_draws_from_the_global_generators_trains() -> None:
+    draws = lambda: random.random() + np.random.random() + float(torch.rand(()))  # noqa: E731
+    assert Body(dataset=Samples(draws)).train() == Body(dataset=Samples(draws)).train()
+
+
+class Noisy(nn.Module):
+    """A linear layer with noise from a generator of its own."""
+
+    def __init__(self, generator: Any, *, reseeds: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.generator = generator
+        self.reseeds = reseeds
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.reseeds:
+            self.generator.manual_seed(5)
+        if isinstance(self.generator, torch.Generator):
+            return self.layer(inputs + torch.randn(inputs.shape, generator=self.generator))
+        return self.layer(inputs + self.generator.random())
+
+
+@pytest.mark.parametrize("generator", [torch.Generator(), np.random.default_rng(0), random.Random(0)])
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_model_that_draws_from_a_generator_of_its_own_is_refused(generator: Any, num_shards: int) -> None:
+    with pytest.raises(NotRepeatable, match=r"draws from a generator of its own, model\.generator"):
+        Body(Noisy(generator)).train(num_shards=num_shards)
+
+
+@pytest.mark.parametrize("generator", [torch.default_generator, torch.Generator()])
+def test_a_generator_that_is_seeded_for_each_batch_is_no_mistake(generator: torch.Generator) -> None:
+    Body(Noisy(generator, reseeds=generator is not torch.default_generator)).train()
+
+
+class Recurrent(Body):
+    """Truncated back-propagation through time."""
+
+    def __init__(self, *, carries: bool) -> None:
+        super().__init__(nn.RNN(4, 2))
+        self.carries = carries
+        self.hidden: Tensor | None = None
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        outputs, hidden = self.model(inputs, self.hidden)
+        self.hidden = hidden.detach() if self.carries else None
+        return F.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_state_that_is_carried_from_batch_to_batch_is_refused(num_shards: int) -> None:
+    with pytest.raises(CarriedState, match="the model was given an output of an earlier batch"):
+        Recurrent(carries=True).train(num_shards=num_shards)
+
+
+def test_a_recurrent_network_with_a_fresh_state_in_each_batch_trains() -> None:
+    Recurrent(carries=False).train()
+
+
+class CountsBatches(Body):
+    """A learning rate by a counter of batches."""
+
+    def after_step(self) -> None:
+        self.optimizer.param_groups[0]["lr"] = 0.01 / (1 + self.batches)
+
+
+class CountsIterations(Body):
+    """A learning rate by iterations."""
+
+    def after_step(self) -> None:
+        if self.loader.sync_gradients:
+            self.optimizer.param_groups[0]["lr"] = 0.01 / (1 + self.loader.iteration)
+
+
+def test_a_learning_rate_that_counts_batches_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"the optimizer's lr changed from 0.01 to 0.005 in a batch that does not"):
+        CountsBatches().train()
+    CountsIterations().train()
+
+
+class Averaging(Body):
+    """An average of weights."""
+
+    def __init__(self, *, gated: bool, in_state: bool) -> None:
+        super().__init__()
+        self.gated = gated
+        self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
+        if in_state:
+            self.options = {"state": {"ema": self.average}}
+
+    def after_step(self) -> None:
+        if self.loader.sync_gradients or not self.gated:
+            self.average.update_parameters(self.model)
+
+
+def test_an_average_that_takes_in_each_batch_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"updated for a batch, not for an iteration.*if loader.sync_gradients:"):
+        Averaging(gated=False, in_state=True).train()
+
+
+def test_an_average_that_a_joiner_would_begin_anew_is_refused() -> None:
+    with pytest.raises(UsageError, match=r'not part of the run\'s state.*state=\{"ema": ema\}'):
+        Averaging(gated=True, in_state=False).train()
+
+
+def test_an_average_of_iterations_that_is_part_of_the_state_trains() -> None:
+    Averaging(gated=True, in_state=True).train()
+
+
+class Copying(Body):
+    """An average of weights by hand: a copy of the model, or a dict."""
+
+    def __init__(self, kind: str, *, decay: float = 0.9) -> None:
+        super().__init__()
+        self.kind = kind
+        self.decay = decay
+        self.copy = copy.deepcopy(self.model)
+        self.shadow = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        if self.loader.sync_gradients:
+            for (name, parameter), twin in zip(self.model.named_parameters(), self.copy.parameters(), strict=True):
+                if self.kind == "model":
+                    twin.lerp_(parameter, 1 - self.decay)
+                elif self.kind == "dict":
+                    self.shadow[name] = self.decay * self.shadow[name] + (1 - self.decay) * parameter
+                elif self.kind == "gradients":
+                    assert parameter.grad is not None
+                    self.shadow[name] = parameter.grad.clone()
+
+
+@pytest.mark.parametrize(("kind", "what"), [("model", "a second Linear like the model"), ("dict", "a dict of tensors")])
+def test_an_average_by_hand_that_a_joiner_would_begin_anew_is_refused(kind: str, what: str) -> None:
+    with pytest.raises(UsageError, match=f"{what}.* is not part of the run's state"):
+        Copying(kind).train()
+
+
+@pytest.mark.parametrize("kind", ["nothing", "gradients"])
+def test_a_copy_that_stays_and_a_dict_of_gradients_are_no_averages(kind: str) -> None:
+    Copying(kind).train()
+
+
+def test_an_average_by_hand_that_is_part_of_the_state_trains() -> None:
+    body = Copying("model")
+    body.options = {"state": {"teacher": body.copy}}
+    body.train()
+
+
+class Counter:
+    """A part of the state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_part_of_the_state_that_counts_batches_is_refused(gated: bool) -> None:
+    counter = Counter()
+
+    class Counting(Body):
+        def after_step(self) -> None:
+            if self.loader.sync_gradients or not gated:
+                counter.count += 1
+
+    body = Counting(state={"counter": counter})
+    if gated:
+        body.train()
+        return
+    with pytest.raises(UsageError, match='the part "counter" of the state changed in a batch that does not complete'):
+        body.train()
+
+
+def test_what_a_script_writes_into_a_buffer_after_the_exchange_stays() -> None:
+    model = nn.BatchNorm1d(4)
+
+    class Writing(Body):
+        def after_step(self) -> None:
+            if self.loader.sync_gradients:
+                self.model.running_mean.fill_(7.0)  # type: ignore[union-attr, operator]
+
+    Writing(model).train(epochs=1)
+    assert model.running_mean is not None
+    assert model.running_mean.tolist() == [7.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("fact", "complaint"),
+    [
+        ("optimizer_options", "worker 2 has another learning rate .* than the others in the same iteration"),
+        ("buffers", "worker 2 has other buffers of the model than the others before the same iteration"),
+    ],
+)
+def test_what_workers_change_differently_after_an_exchange_is_named(fact: str, complaint: str) -> None:
+    with pytest.raises(MembersDiffer, match=complaint):
+        check_members_agree([{fact: "1"}, {fact: "1"}, {fact: "2"}], [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("other", "complaint"),
+    [
+        (ShardFingerprint("b", "0x1p+0"), "worker 2 read other samples than the others"),
+        (ShardFingerprint("a", "0x2p+0"), "worker 2 computed another loss than the others for the same batch"),
+    ],
+)
+def test_members_that_make_something_else_of_the_first_shard_are_named(other: ShardFingerprint, complaint: str) -> None:
+    usual = ShardFingerprint("a", "0x1p+0")
+    check_fingerprints([usual, None, usual], [0, 1, 2])
+    check_fingerprints([None, None, other], [0, 1, 2])
+    with pytest.raises(MembersDiffer, match=complaint):
+        check_fingerprints([usual, usual, other], [0, 1, 2])
+
+
+def test_the_first_shard_is_compared_seldom() -> None:
+    assert [epoch for epoch in range(40) if is_compared_in_epoch(epoch)] == [0, 1, 2, 4, 8, 16, 32]
+
+
+def test_the_comparison_of_shards_reads_the_first_one_again_only_then() -> None:
+    reads: list[int] = []
+
+    class Counted(Samples):
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            reads.append(index)
+            return super().__getitem__(index)
+
+    body = Body(dataset=Counted())
+    dataset_digest(body.dataset)
+    in_digest = len(reads)
+    body.train(epochs=6)
+    compared = 1 + 1 + 3  # iterations 0 and 2, the first of epochs 1, 2 and 4
+    assert len(reads) - 2 * in_digest - 6 * 32 == compared * 2 * 4  # two more times a shard of four
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_an_elastic_script_under_another_launcher_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_not_started_several_times({})
+    check_not_started_several_times({name: "1"})
+    monkeypatch.setenv(name, "3")
+    with pytest.raises(StartedSeveralTimes, match=rf"started as one of 3 processes \({name}=3\).*resile run"):
+        Body().train()
+
+
+def test_ibms_number_of_engines_is_not_taken_for_a_number_of_shards() -> None:
+    from resile.training import ElasticModel
+
+    with pytest.raises(TypeError, match="positional argument"):
+        ElasticModel(
+            nn.Linear(4, 2), lambda: (Samples(), None), F.cross_entropy, torch.optim.SGD([nn.Parameter()])
+        ).train(
+            3,
+            8,
+            4,  # type: ignore[misc]
+        )
+
+
+def test_the_loop_written_by_hand_is_watched_alike() -> None:
+    def run() -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for iteration in ElasticLoop(model, optimizer, Samples(), batch_size=8, num_shards=2):
+            for inputs, targets in iteration.shards():
+                iteration.backward(F.cross_entropy(model(inputs), targets))
+                optimizer.param_groups[0]["lr"] *= 0.9
+            if iteration.exchange():
+                optimizer.step()
+
+    with pytest.raises(UsageError, match="the optimizer's lr changed"):
+        copy_context().run(run)
+
+
+def test_the_search_for_averages_ends_with_the_third_iteration() -> None:
+    model = nn.Linear(4, 2)
+    twin = copy.deepcopy(model)
+    watch = AverageWatch(model, {})
+    for iteration in range(2):
+        watch.begin_iteration(iteration)
+    assert watch._copies
+    for iteration in range(2, 5):
+        watch.begin_iteration(iteration)
+    assert not watch._copies
+    assert twin is not model

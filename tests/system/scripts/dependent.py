@@ -1,0 +1,47 @@
+"""An ordinary loop that treats workers differently, by ``--mistake``."""
+
+import argparse
+import os
+import sys
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+import resile.training
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--mistake", default="")
+mistake = parser.parse_args().mistake
+
+
+class Data(Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self) -> None:
+        self.x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        in_training = sys._getframe(1).f_code.co_name != "dataset_digest"  # which would notice it before
+        noise = os.getpid() if mistake == "dataset" and in_training else 0.0
+        return self.x[index] + noise, (self.x[index].sum() > 0).long()
+
+
+resile.training.seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(Data(), batch_size=12, shuffle=True)
+model, optimizer, loader = resile.training.prepare(model, optimizer, loader, num_shards=3)
+for _ in loader.epochs(3):
+    for inputs, targets in loader:
+        if mistake == "body":
+            inputs = inputs + os.getpid()
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        if loader.sync_gradients and mistake == "rate":
+            optimizer.param_groups[0]["lr"] = 0.1 * loss.item()
+        if loader.sync_gradients and mistake == "buffer":
+            model[1].running_mean.fill_(loss.item())
