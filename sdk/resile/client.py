@@ -204,6 +204,10 @@ class AsyncClient:
         """Remove a job that has ended, with all that is stored of it: history, logs, checkpoints, model, output."""
         await self._requests.request("DELETE", f"jobs/{job}")
 
+    async def curves(self, job: str) -> api.CurvesView:
+        """Return loss, metrics, scores and speed of a job by iteration, thinned."""
+        return await self._requests.get(api.CurvesView, f"jobs/{job}/curves")
+
     async def ledger(self, job: str) -> api.LedgerView:
         """Return how often the samples of each epoch were used."""
         return await self._requests.get(api.LedgerView, f"jobs/{job}/ledger")

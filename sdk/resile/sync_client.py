@@ -147,6 +147,10 @@ class Client:
         """Remove a job that has ended, with all that is stored of it: history, logs, checkpoints, model, output."""
         self._run(self._client.delete(job))
 
+    def curves(self, job: str) -> api.CurvesView:
+        """Return loss, metrics, scores and speed of a job by iteration, thinned."""
+        return self._run(self._client.curves(job))
+
     def ledger(self, job: str) -> api.LedgerView:
         """Return how often the samples of each epoch were used."""
         return self._run(self._client.ledger(job))

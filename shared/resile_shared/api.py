@@ -90,6 +90,23 @@ class JobList(View):
     jobs: tuple[JobSummary, ...]
 
 
+class CurveTableView(View):
+    """Numbers by iteration: columns of equal length, at most 500 long."""
+
+    iterations: tuple[int, ...]
+    times: tuple[int, ...] = Field(description="milliseconds since the epoch")
+    workers: tuple[int | None, ...]
+    iterations_per_second: tuple[float | None, ...] = Field(description="since the point before")
+    values: dict[str, tuple[float | None, ...]] = Field(description="by name; None: not reported there")
+
+
+class CurvesView(View):
+    """The curves of one job, thinned: each point is a report as it was."""
+
+    training: CurveTableView = Field(description="'loss' and metrics")
+    validation: CurveTableView = Field(description="scores, by the last iteration of the epoch")
+
+
 class LedgerView(View):
     """How often each epoch's samples were used by committed iterations."""
 

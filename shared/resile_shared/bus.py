@@ -140,10 +140,10 @@ class Bus:
                 return sequence_of(newest)
             return int(answer["seq"])
 
-    async def purge(self, stream: Stream, subject: str) -> None:
-        """Remove the messages of ``stream`` that match ``subject``."""
+    async def purge(self, stream: str, subject: str) -> None:
+        """Remove the messages that match ``subject`` from the stream of that name."""
         body = orjson.dumps({"filter": subject})
-        await self.connection.request_store(f"$JS.API.STREAM.PURGE.{stream.name}", body)
+        await self.connection.request_store(f"$JS.API.STREAM.PURGE.{stream}", body)
 
     async def last(self, stream: Stream, model: type[M], *, subject: str) -> Received[M] | None:
         """Return the newest message of ``stream`` that matches ``subject``, None without one. Raises Malformed."""

@@ -7,6 +7,7 @@ from . import subjects
 from .subjects import (
     ALLOCATIONS,
     BUCKETS,
+    CURVES,
     DEAD_LETTERS,
     EVENTS,
     HOSTS,
@@ -41,8 +42,8 @@ class Role:
     reads: tuple[BucketSpec[Any], ...] = ()
     writes: tuple[BucketSpec[Any], ...] = ()
     """Buckets that it reads and writes."""
-    purges: tuple[Stream, ...] = ()
-    """Streams from which it removes messages."""
+    purges: tuple[str, ...] = ()
+    """Names of streams from which it removes messages."""
     creates_streams: bool = False
     """Whether it creates all streams and buckets that do not exist."""
     writes_dead_letters: bool = True
@@ -61,7 +62,7 @@ REGISTRY = Role(
     subscribes=(subjects.HELLOS, subjects.GOODBYES, subjects.HEARTBEATS, subjects.HOST_COMMANDS),
     follows=(EVENTS,),
     writes=(HOSTS, POOL),
-    purges=(EVENTS,),
+    purges=(EVENTS.name,),
     creates_streams=True,
 )
 SCHEDULER = Role(
@@ -110,7 +111,7 @@ MONITOR = Role(
     ),
     follows=(EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS),
     reads=(JOBS, HOSTS, POLICY, TENANTS, USAGE, LEASE),
-    writes=(WEBHOOKS,),
+    writes=(CURVES, WEBHOOKS),
 )
 PUBLISHER_COMMANDS = ("host.drain", "job.pause", "job.priority", "job.resume", "job.stop")
 PUBLISHER = Role(
@@ -132,7 +133,7 @@ def permissions(role: Role) -> dict[str, Any]:
     for bucket in (*role.reads, *role.writes):
         publish += _reading(bucket.stream)
     publish += [subject for bucket in role.writes for subject in (f"{bucket.prefix}*", bucket.fence)]
-    publish += [f"{_API}.STREAM.PURGE.{stream.name}" for stream in role.purges]
+    publish += [f"{_API}.STREAM.PURGE.{stream}" for stream in role.purges]
     for name in stream_names() if role.creates_streams else ():
         publish += [f"{_API}.STREAM.CREATE.{name}", f"{_API}.STREAM.UPDATE.{name}", f"{_API}.STREAM.INFO.{name}"]
     return {

@@ -4,6 +4,7 @@ Subjects are built from ids by functions, which reject ids that would change the
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 from .errors import ResileError
 from .messages.allocations import Allocation
+from .messages.curves import Curves
 from .messages.hosts import HostRecord
 from .messages.jobs import JobNumber, JobRecord
 from .messages.lease import Lease
@@ -184,8 +186,6 @@ REPORTS = Stream("reports", tuple(map(reports_of_kind, FACTS)), 4096 * _MiB, max
 PROGRESS = Stream("progress", (reports_of_kind("progress"),), 256 * _MiB, max_per_subject=2000)
 LOGS = Stream("logs", (LOGS_OF_ALL,), 1024 * _MiB, max_per_subject=20_000, syncs=False)
 DEAD_LETTERS = Stream("deadletters", (DEAD_LETTER,), 64 * _MiB, timedelta(days=30))
-JOB_STREAMS = ((EVENTS, job_events), (REPORTS, reports_of), (PROGRESS, reports_of), (LOGS, log))
-"""The streams that hold something of jobs, and under which subject each holds what it has of one."""
 STREAMS = (EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS)
 
 M = TypeVar("M", bound=BaseModel)
@@ -230,6 +230,7 @@ POLICY = BucketSpec("policy", PolicyRecord)
 TENANTS = BucketSpec("tenants", TenantsRecord)
 USAGE = BucketSpec("usage", RemovedUsage)
 WEBHOOKS = BucketSpec("webhooks", Webhook)
+CURVES = BucketSpec("curves", Curves)
 BUCKETS: tuple[BucketSpec[Any], ...] = (
     JOBS,
     ALLOCATIONS,
@@ -241,7 +242,16 @@ BUCKETS: tuple[BucketSpec[Any], ...] = (
     TENANTS,
     USAGE,
     WEBHOOKS,
+    CURVES,
 )
+JOB_STREAMS: tuple[tuple[str, Callable[[str], str]], ...] = (
+    (EVENTS.name, job_events),
+    (REPORTS.name, reports_of),
+    (PROGRESS.name, reports_of),
+    (LOGS.name, log),
+    (CURVES.stream, CURVES.subject),
+)
+"""The streams that hold something of jobs, and under which subject each holds what it has of one."""
 LEASE_KEY = "scheduler"
 POOL_KEY = "settings"
 NUMBERS_KEY = "jobs"

@@ -9,6 +9,7 @@ import pytest
 
 from resile_monitor.api.application import application, serving
 from resile_monitor.api.pool import Pool as MonitoredPool
+from resile_monitor.curve_store import CurveStore
 from resile_monitor.projection import Projection
 from resile_monitor.settings import MonitorSettings
 from resile_shared.api import JobList
@@ -128,7 +129,9 @@ async def test_a_monitor_without_its_bus_is_alive_and_not_ready(monitors: Monito
 
 async def test_a_monitor_that_has_not_read_everything_shows_nothing(scene: Scene, pool: Pool, tmp_path: Path) -> None:
     bus = await pool.bus("monitor")
-    young = MonitoredPool(bus, ObjectStorage(tmp_path.as_uri()), Projection(), max_package_bytes=1)
+    projection = Projection()
+    storage = ObjectStorage(tmp_path.as_uri())
+    young = MonitoredPool(bus, storage, projection, CurveStore(bus, projection), max_package_bytes=1)
     async with (
         serving(application(young, token=None), host="127.0.0.1", port=0) as url,
         aiohttp.ClientSession(url) as http,

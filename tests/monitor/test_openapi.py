@@ -5,6 +5,7 @@ from typing import cast
 
 from resile_monitor.api.application import application
 from resile_monitor.api.pool import Pool
+from resile_monitor.curve_store import CurveStore
 from resile_monitor.openapi import FILE, OPERATIONS, document
 from resile_monitor.projection import Projection
 from resile_shared.bus import Bus
@@ -18,7 +19,9 @@ def test_the_document_in_the_repository_is_current() -> None:
 
 
 def test_the_document_has_every_request_and_no_other(tmp_path: Path) -> None:
-    pool = Pool(cast(Bus, None), ObjectStorage(tmp_path.as_uri()), Projection(), max_package_bytes=1)
+    bus, projection = cast(Bus, None), Projection()
+    storage = ObjectStorage(tmp_path.as_uri())
+    pool = Pool(bus, storage, projection, CurveStore(bus, projection), max_package_bytes=1)
     routes = application(pool, token=None).router.routes()
     served = {(route.method.lower(), route.resource.canonical) for route in routes if route.resource}
     below = {(method, path) for method, path in served if path.startswith("/v1") and method != "head"}

@@ -1,4 +1,4 @@
-"""The monitor: the window on the pool. It decides nothing and stores nothing.
+"""The monitor: the window on the pool. It decides nothing, and stores nothing but curves.
 
 Reads the buckets `jobs` and `hosts`, heartbeats, and the streams `events`, `reports` and `logs`; serves them as the
 HTTP API of docs/api.md, and sends what people ask for as commands to scheduler and registry. Packages, models and
@@ -6,6 +6,9 @@ output go through the object storage. Any number of monitors may run, and each m
 
 projection.py  what is known of jobs and hosts; pure
 views.py       how a job is shown; pure
+curves.py      the curves of a job, thinned; pure
+curve_store.py keeps them in the bucket `curves`
+metrics.py     what a monitor measures of itself
 service.py     keeps the projection up to date
 api/           the HTTP API
 """

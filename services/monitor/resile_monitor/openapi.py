@@ -54,6 +54,7 @@ OPERATIONS = (
         query=HistoryQuery,
     ),
     Operation("get", "/v1/jobs/{job}/spec", "What was submitted", JobSpec),
+    Operation("get", "/v1/jobs/{job}/curves", "Loss, metrics, scores and speed, thinned", api.CurvesView),
     Operation("get", "/v1/jobs/{job}/ledger", "How often each epoch's samples were used", api.LedgerView),
     Operation("get", "/v1/jobs/{job}/model", "The final model, as safetensors", _MODEL),
     Operation("get", "/v1/jobs/{job}/output", "What the workers wrote to RESILE_OUTPUT_DIR", _TAR),

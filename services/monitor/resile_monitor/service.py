@@ -14,6 +14,7 @@ from resile_shared.subjects import HEARTBEATS, HOSTS, JOBS, PROGRESS, REPORTS, r
 
 from .api.application import application, serving
 from .api.pool import Pool
+from .curve_store import CurveStore
 from .metrics import MonitorMetrics
 from .projection import Projection
 from .settings import MonitorSettings
@@ -29,10 +30,13 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
     token = settings.read_token()
     storage = await asyncio.to_thread(ObjectStorage, settings.storage)
     admission = read_credentials(settings.agent_credentials) if settings.agent_credentials else None
+    projection = Projection()
+    curves = CurveStore(context.bus, projection)
     pool = Pool(
         context.bus,
         storage,
-        Projection(),
+        projection,
+        curves,
         settings.max_package_bytes,
         admission=admission,
         metrics=MonitorMetrics(context.meter),
@@ -43,11 +47,11 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
             await asyncio.to_thread(write_private, settings.url_file, url.encode())
         async with asyncio.TaskGroup() as group:
             present = [asyncio.Event() for _ in range(5)]
-            feed = Feed(context.bus, pool.projection)
+            feed = Feed(context.bus, projection, curves)
             await feed.hear()
             group.create_task(feed.jobs(present[0]))
             group.create_task(feed.hosts(present[1]))
-            group.create_task(feed.newest_progress(present[2]))
+            group.create_task(feed.progress(present[2]))
             group.create_task(feed.newest_failures(present[3]))
             group.create_task(feed.warnings(present[4]))
             pace = Pace(settings.webhook_seconds, settings.webhook_pause_seconds)
@@ -55,14 +59,16 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
             for event in present:
                 await event.wait()
             context.is_ready = pool.has_caught_up = True
+            group.create_task(curves.run())
 
 
 class Feed:
     """Tells the projection what is stored and said. Each reading sets its event once it has what was stored before."""
 
-    def __init__(self, bus: Bus, projection: Projection) -> None:
+    def __init__(self, bus: Bus, projection: Projection, curves: CurveStore) -> None:
         self._bus = bus
         self._projection = projection
+        self._curves = curves
 
     async def jobs(self, present: asyncio.Event) -> None:
         """Read the records of all jobs, for ever."""
@@ -86,9 +92,26 @@ class Feed:
 
         await self._bus.subscribe(HEARTBEATS, Heartbeat, beat)
 
-    async def newest_progress(self, present: asyncio.Event) -> None:
-        """Read the newest progress of each job, and what follows, for ever."""
-        await self._bus.follow(PROGRESS, Report, self._report, start="last_per_subject", caught_up=present)
+    async def progress(self, present: asyncio.Event) -> None:
+        """Read the newest progress of each job; then what curves lack, and what follows, for ever."""
+        newest: dict[str, int] = {}
+
+        async def note(received: Received[Report]) -> None:
+            self._projection.report(received.message)
+            newest[received.message.job] = received.sequence or 0
+
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(
+                self._bus.follow(PROGRESS, Report, note, start="last_per_subject", caught_up=present)
+            )
+            await present.wait()
+            reading.cancel()
+        start = await self._curves.load(newest)
+        await self._bus.follow(PROGRESS, Report, self._progress, after=start)
+
+    async def _progress(self, received: Received[Report]) -> None:
+        self._projection.report(received.message)
+        await self._curves.on_report(received)
 
     async def newest_failures(self, present: asyncio.Event) -> None:
         """Read the newest failure of each job, and those that follow, for ever."""

@@ -4,10 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from resile_shared.api import HostView, JobSummary, JobView, SlotView
+from resile_shared.api import CurvesView, CurveTableView, HostView, JobSummary, JobView, SlotView
+from resile_shared.messages.curves import Curves, CurveTable
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot, WorkerReport
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobState
 from resile_shared.messages.reports import Failed, Progress
+
+from .curves import speeds
 
 ENOUGH_ITERATIONS = 5
 _TRAINING = (JobState.RUNNING, JobState.RESCALING, JobState.RECOVERING)
@@ -86,6 +89,21 @@ def job_view(record: JobRecord, reports: JobReports, history: Sequence[HistoryIt
         history_length=record.num_items,
         ledger=record.completed.ledger if record.completed else (),
         batches=record.completed.batches if record.completed else (),
+    )
+
+
+def curves_view(curves: Curves) -> CurvesView:
+    """Return the curves of one job."""
+    return CurvesView(training=_table_view(curves.training), validation=_table_view(curves.validation))
+
+
+def _table_view(table: CurveTable) -> CurveTableView:
+    return CurveTableView(
+        iterations=table.iterations,
+        times=table.times,
+        workers=table.workers,
+        iterations_per_second=speeds(table),
+        values=table.values,
     )
 
 

@@ -218,7 +218,7 @@ class _Service:
     async def _remove(self, host: str) -> None:
         """Remove the events first: a hello without a record would make the host join."""
         logger.info("host removed host=%s", host)
-        await self._bus.purge(EVENTS, subjects.host_subjects(host))
+        await self._bus.purge(EVENTS.name, subjects.host_subjects(host))
         await self._hosts.delete(host, revision=self._revisions.pop(host))
 
     async def _store(self, record: HostRecord) -> None:

@@ -35,6 +35,7 @@ class Jobs:
             web.delete("/v1/jobs/{job}", self._delete),
             web.get("/v1/jobs/{job}/history", self._history),
             web.get("/v1/jobs/{job}/spec", self._spec),
+            web.get("/v1/jobs/{job}/curves", self._curves),
             web.get("/v1/jobs/{job}/ledger", self._ledger),
             web.post("/v1/jobs/{job}/priority", self._prioritise),
             web.post("/v1/jobs/{job}/stop", self._stop),
@@ -56,6 +57,9 @@ class Jobs:
 
     async def _spec(self, request: web.Request) -> web.Response:
         return answer((await self._pool.record(request.match_info["job"])).spec)
+
+    async def _curves(self, request: web.Request) -> web.Response:
+        return answer(await self._pool.job_curves(await self._named(request)))
 
     async def _ledger(self, request: web.Request) -> web.Response:
         record = await self._pool.record(request.match_info["job"])

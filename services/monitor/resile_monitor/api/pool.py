@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel
 
 from resile_shared import subjects
-from resile_shared.api import HostView, JobList, JobSummary, JobView, PolicyView, TenantList, TenantView
+from resile_shared.api import CurvesView, HostView, JobList, JobSummary, JobView, PolicyView, TenantList, TenantView
 from resile_shared.buckets import Entry
 from resile_shared.bus import Bus
 from resile_shared.credentials import Credentials
@@ -35,8 +35,10 @@ from resile_shared.subjects import (
     InvalidSubject,
 )
 
+from ..curve_store import CurveStore
 from ..metrics import MonitorMetrics
 from ..projection import Projection
+from ..views import curves_view
 from .problems import ProblemError
 
 ANSWER_SECONDS = 5.0
@@ -57,6 +59,7 @@ class Pool:
     bus: Bus
     storage: ObjectStorage
     projection: Projection
+    curves: CurveStore
     max_package_bytes: int
     admission: Credentials | None = None
     """Bus credentials for agents of other machines; None: no machine may join."""
@@ -97,6 +100,11 @@ class Pool:
             page = await events.page(MAX_HISTORY, skip=max(0, num_published + 1 - before))
         items = {item.number: item for item in (*(event.message.item for event in page), *record.unpublished)}
         return tuple(items[number] for number in sorted(items) if number < before)[-MAX_HISTORY:]
+
+    async def job_curves(self, job: str) -> CurvesView:
+        """Return the curves of a job that there is."""
+        async with bus_timeout("the bus does not respond: try again"):
+            return curves_view(await self.curves.curves(job))
 
     async def jobs(self) -> JobList:
         """Return all jobs, in the order of their submission."""

@@ -6,7 +6,8 @@ import { lines, stackedSteps } from "./charts.js";
 import { Panel, h } from "./dom.js";
 import { colour, count, duration, moment, number, time, workersOf } from "./format.js";
 
-const MAX_REPORTS = 2000;
+const MAX_REPORTS = 500;
+const OVERLAP = 50; // events before the connection, which the monitor may not have in its curves yet
 const MAX_LINES = 2000;
 const NUM_ITEMS = 100;
 
@@ -15,7 +16,9 @@ export class JobView {
   #id;
   #job = null;
   #isStale = true;
+  #stored = null;
   #reports = [];
+  #generation = 0;
   #unfollow = [];
   #head = new Panel(h("div", { class: "head" }), (job) => head(job, this.#live));
   #now = new Panel(h("dl", { class: "tiles" }), now);
@@ -87,23 +90,33 @@ export class JobView {
   #follow() {
     const path = `/v1/jobs/${encodeURIComponent(this.#id)}`;
     const isOver = () => Boolean(this.#job && isFinal(this.#job));
-    const seen = new Set();
     this.#unfollow.push(
-      follow(`/v1/events?job=${encodeURIComponent(this.#id)}&follow=1&tail=${MAX_REPORTS}`, {
-        onOpen: () => {},
+      follow(`/v1/events?job=${encodeURIComponent(this.#id)}&follow=1&tail=${OVERLAP}`, {
+        onOpen: () => this.#loadCurves(),
         onEvent: (event) => {
           if (event.stream !== "progress") {
             this.#isStale = true;
             return;
           }
-          if (seen.has(event.sequence)) return;
-          seen.add(event.sequence);
-          this.#reports.push({ generation: event.data.generation, ...event.data.content });
+          this.#reports.push({ ...event.data.content, time: Date.parse(event.data.time) });
+          if (this.#reports.length > MAX_REPORTS || event.data.generation > this.#generation) this.#loadCurves();
+          this.#generation = event.data.generation;
           this.#drawSoon();
         },
       }),
       follow(`${path}/logs?follow=1&tail=500`, { onOpen: () => this.#log.replaceChildren(h("span", { class: "note" }, "Nothing was printed yet.")), onEvent: (line) => this.#write(line), isOver }),
     );
+  }
+
+  /** Ask for the curves so far; what is reported meanwhile, or after, is drawn behind them. */
+  async #loadCurves() {
+    const reports = this.#reports.splice(0);
+    try {
+      this.#stored = await get(`/v1/jobs/${encodeURIComponent(this.#id)}/curves`);
+      this.#drawSoon();
+    } catch {
+      this.#reports.unshift(...reports.slice(-MAX_REPORTS));
+    }
   }
 
   #write(line) {
@@ -123,7 +136,7 @@ export class JobView {
     this.#drawing = null;
     const width = this.#curves.clientWidth;
     if (!width) return;
-    this.#curves.replaceChildren(...curves(this.#reports).map((series) => lines({ series, width })));
+    this.#curves.replaceChildren(...curves(this.#stored, this.#reports).map((series) => lines({ series, width })));
     if (this.#job?.history.some((item) => item.workers)) this.#workers.replaceChildren(workersOverTime(this.#job, this.#workers.clientWidth));
   }
 }
@@ -162,23 +175,45 @@ function failure({ state, reason, details, warnings }) {
 }
 
 /** The scores of a report that ends an epoch: the others repeat them. */
-function validated({ validation, ends_epoch }) {
+function scores({ validation, ends_epoch }) {
   return Object.fromEntries(ends_epoch ? Object.entries(validation ?? {}).map(([name, value]) => [`validation ${name}`, value]) : []);
 }
 
-/** Loss first, then each metric and each score, by iteration. A job that went back draws over what it lost. */
-function curves(reports) {
+/** Loss first, then each metric and each score, then the speed, by iteration. A job that went back draws over what it lost. */
+function curves(stored, reports) {
   const found = new Map([["loss", new Map()]]);
-  for (const report of reports) {
-    const values = { loss: report.loss, ...report.metrics, ...validated(report) };
+  const add = (iteration, values) => {
     for (const [name, value] of Object.entries(values)) {
       if (value === null || value === undefined) continue;
       if (!found.has(name)) found.set(name, new Map());
-      found.get(name).set(report.iteration, value);
+      found.get(name).set(iteration, value);
     }
+  };
+  const speeds = new Map();
+  let last = null;
+  if (stored) {
+    const { training, validation } = stored;
+    rows(training).forEach(([iteration, values], n) => {
+      add(iteration, values);
+      if (training.iterations_per_second[n] !== null) speeds.set(iteration, training.iterations_per_second[n]);
+    });
+    for (const [iteration, values] of rows(validation)) add(iteration, Object.fromEntries(Object.entries(values).map(([name, value]) => [`validation ${name}`, value])));
+    last = training.iterations.length ? { iteration: training.iterations.at(-1), time: training.times.at(-1) } : null;
   }
-  return [...found].map(([label, values], n) => [{ label, className: `c${n % 10}`, points: [...values].sort(([a], [b]) => a - b) }]);
+  for (const report of reports) {
+    add(report.iteration, { loss: report.loss, ...report.metrics, ...scores(report) });
+    last ??= report;
+    if (report.iteration <= last.iteration || report.time - last.time < 1000) continue;
+    speeds.set(report.iteration, (1000 * (report.iteration - last.iteration)) / (report.time - last.time));
+    last = report;
+  }
+  found.set("iterations per second", speeds);
+  return [...found].filter(([label, values]) => values.size || label === "loss")
+    .map(([label, values], n) => [{ label, className: `c${n % 10}`, points: [...values].sort(([a], [b]) => a - b) }]);
 }
+
+/** What a table of the API holds, by iteration. */
+const rows = ({ iterations, values }) => iterations.map((iteration, n) => [iteration, Object.fromEntries(Object.entries(values).map(([name, column]) => [name, column[n]]))]);
 
 function workersOverTime(job, width) {
   const steps = job.history.map((item) => [Date.parse(item.time), ["queued", "paused", "completed", "failed", "stopped"].includes(item.kind) ? 0 : item.workers]);
