@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from resile_learner.messages import FromWorker, WorkerConfig
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
+from resile_learner.processes.fork_servers import ForkServers
 from resile_learner.processes.runner import WorkerRunner
 from resile_learner.processes.worker_process import Stream
 from resile_shared.errors import ResileError
@@ -43,9 +44,9 @@ class Recorder:
 class Stage:
     """A runner whose workers act as named."""
 
-    def __init__(self, fork_server: ForkServerClient, folder: Path) -> None:
+    def __init__(self, fork_servers: ForkServers, folder: Path) -> None:
         self.recorder = Recorder()
-        self.runner = WorkerRunner(fork_server, self.recorder)
+        self.runner = WorkerRunner(fork_servers, self.recorder)
         self.folder = folder
 
     async def prepare(self, worker: int, act: str) -> WorkerConfig:
@@ -71,7 +72,7 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     settings = ForkServerSettings(entry="acting_workers:main", preload=())
     fork_server = await ForkServerClient.start(log=tmp_path / "fork-server.log", settings=settings)
-    stage = Stage(fork_server, tmp_path)
+    stage = Stage(ForkServers(fork_server, settings, logs=tmp_path), tmp_path)
     try:
         yield stage
     finally:

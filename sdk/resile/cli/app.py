@@ -10,7 +10,7 @@ import typer.core
 from resile_shared.errors import ResileError
 
 from . import chaos, host, hosts, jobs, page, policy, publish, results, simulate, tenant, up, usage, watch, webhook
-from .options import DEFAULT_HOME, variable
+from .options import DEFAULT_HOME, Requirements, With, required, variable
 
 app = typer.Typer(
     name="resile",
@@ -80,6 +80,8 @@ def run(
             "a secret is not in the command line. May be repeated.",
         ),
     ] = None,
+    packages: With = None,
+    requirements: Requirements = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the run. Default: the name of the script.")
     ] = None,
@@ -106,6 +108,7 @@ def run(
     resile run train.py --workers 3 -- --lr 0.1   three workers; --lr is the script's own option
     resile run train.py --plan 0:1,50:4,120:3     grow to 4 workers at iteration 50, shrink to 3 at 120
     resile run train.py --resume                  resume from the newest checkpoint
+    resile run train.py --with 'einops>=0.8'      with a package that is not installed here
     resile run train.py -o model.safetensors      keep the trained model
 
     Ctrl-C stops the run and leaves no process behind. The output of workers is kept in the run's folder below
@@ -121,6 +124,7 @@ def run(
             workers=workers,
             plan=parse_plan(plan) if plan is not None else None,
             batches=parse_batches(batches) if batches is not None else (),
+            requirements=required(packages, requirements),
             env=dict(variable(text) for text in env or ()),
             home=home,
             storage=storage,

@@ -9,7 +9,21 @@ import typer
 
 from resile_shared.errors import UsageError
 
-from .options import DEFAULT_HOME, Answer, AsJson, Home, Job, Server, pool_command, reach, show, variable
+from .options import (
+    DEFAULT_HOME,
+    Answer,
+    AsJson,
+    Home,
+    Job,
+    Requirements,
+    Server,
+    With,
+    pool_command,
+    reach,
+    required,
+    show,
+    variable,
+)
 
 if TYPE_CHECKING:
     from resile_shared.messages.jobs import JobSpec
@@ -61,6 +75,8 @@ def submit(
             "a secret is not in the command line. May be repeated.",
         ),
     ] = None,
+    packages: With = None,
+    requirements: Requirements = None,
     server: Server = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
@@ -73,6 +89,7 @@ def submit(
     resile submit train.py                                 as many workers as are free
     resile submit train.py --max-workers 4 -- --lr 0.1     at most four; --lr is the script's own option
     resile submit train.py --sizes 1,2,4,8                 one, two, four or eight workers
+    resile submit train.py --with 'einops>=0.8'            with a package that the pool does not have
     resile submit project/ --priority 8000                 a folder with train.py, main.py or one *.py
     resile wait $(resile submit train.py)                  submit, and wait until it ends
 
@@ -87,6 +104,7 @@ def submit(
         "name": name or (path.resolve().name if path.is_dir() else path.stem),
         "script": package.script,
         "args": tuple(args or ()),
+        "requirements": required(packages, requirements),
         "env": dict(variable(text) for text in env or ()),
         "min_workers": min_workers,
         "sizes": _numbers(sizes),

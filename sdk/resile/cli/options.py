@@ -37,6 +37,21 @@ Home = Annotated[
     typer.Option("--home", metavar="DIR", envvar="RESILE_HOME", help="Home folder of a pool on this machine."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+With = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="PACKAGE",
+        help="Install a package for the workers, as for pip: 'einops>=0.8'. Each host builds the environment once; "
+        "torch and resile stay those of the pool. May be repeated.",
+    ),
+]
+Requirements = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Install the packages of a requirements.txt or a pyproject.toml for the workers."
+    ),
+]
 Job = Annotated[str, typer.Argument(metavar="ID", help="The job, by id, or by name if the name is unique.")]
 
 
@@ -110,6 +125,17 @@ def logger_beside(*, as_json: bool) -> Callable[[str], None]:
         print(printable(text), file=sys.stderr if as_json else sys.stdout, flush=True)
 
     return log
+
+
+def required(packages: Iterable[str] | None, file: Path | None) -> tuple[str, ...]:
+    """Return the requirements that `--with` and `--requirements` name. Raises UsageError."""
+    from resile_shared.requirements import parse_requirements, read_requirements
+
+    try:
+        named = parse_requirements(packages or ())
+    except ValueError as error:
+        raise UsageError(f"--with: {error}") from error
+    return parse_requirements((*named, *(read_requirements(file) if file else ())))
 
 
 def variable(text: str) -> tuple[str, str]:

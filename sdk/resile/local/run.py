@@ -19,8 +19,11 @@ from resile_learner.agent.devices import (
     host_devices,
     may_have_accelerators,
 )
+from resile_learner.agent.environments import JobEnvironments
+from resile_learner.environments import Environments
 from resile_learner.messages import FromWorker, WorkerConfig
 from resile_learner.processes.client import ENVIRONMENT, ForkServerClient, ForkServerSettings
+from resile_learner.processes.fork_servers import ForkServers
 from resile_learner.processes.runner import WorkerRunner
 from resile_learner.processes.worker_process import Stream
 from resile_scheduler.core import events as scheduler
@@ -77,10 +80,12 @@ class LocalRun:
         self._journal_fault = ""
         self._devices: HostDevices
         self._folder: RunFolder
+        self._environments: JobEnvironments
+        self._requirements: tuple[str, ...]
         self._narrator: Narrator
         self._history: list[HistoryItem] = []
         self._on_event: OnEvent
-        self._fork_server: ForkServerClient
+        self._fork_servers: ForkServers
         self._runner: WorkerRunner
 
     async def run(self, on_event: OnEvent = lambda event: None) -> Result:
@@ -94,6 +99,8 @@ class LocalRun:
         home = Home(self._settings.home)
         with ExitStack() as stack:
             self._folder = self._open(home)
+            builds = Environments(home.environments, variables=os.environ)
+            self._environments = JobEnvironments(builds)
             stack.callback(self._folder.close)
             if self._settings.storage:
                 await asyncio.to_thread(_try_storage, self._storage)
@@ -103,6 +110,7 @@ class LocalRun:
             try:
                 await self._train()
             finally:
+                await builds.close()
                 await asyncio.shield(pruning)
             return await self._result(time.monotonic() - started)
 
@@ -144,6 +152,8 @@ class LocalRun:
         else:
             folder = home.create(settings.name or script.stem)
         self._args = settings.args or folder.journal.args
+        stored = folder.journal.record
+        self._requirements = settings.requirements or (stored.spec.requirements if stored else ())
         self._batches = settings.batches or folder.journal.batches
         self._name = settings.name or folder.journal.name or script.stem
         self._storage = folder.journal.storage or folder.path.as_uri()
@@ -163,6 +173,7 @@ class LocalRun:
             package=str(Path.cwd()),
             script=str(self._settings.script.absolute()),
             args=self._args,
+            requirements=self._requirements,
             min_workers=1 if self._policy.fits_shards else min(sizes),
             max_workers=MAX_WORKERS if self._policy.fits_shards else max(sizes),
         )
@@ -249,14 +260,15 @@ class LocalRun:
             inherit=(*self._fork_server_settings.inherit, self._folder.lock),
         )
         log = self._folder.logs / "fork-server.log"
-        self._fork_server = await ForkServerClient.start(log=log, settings=settings)
+        own = await ForkServerClient.start(log=log, settings=settings)
+        self._fork_servers = ForkServers(own, settings, logs=self._folder.logs)
         self._incarnation += 1
         self._runner = WorkerRunner(
-            self._fork_server, _Incarnation(self._incarnation, self._post, self._print, self._on_event)
+            self._fork_servers, _Incarnation(self._incarnation, self._post, self._print, self._on_event)
         )
 
     async def _close_host(self) -> None:
-        await self._fork_server.close()
+        await asyncio.gather(self._fork_servers.own.close(), self._fork_servers.close())
         await self._runner.wait_closed()
 
     async def _keep_host(self) -> None:
@@ -264,13 +276,13 @@ class LocalRun:
         num_unloaded = 0
         while True:
             try:
-                await self._fork_server.loaded()
+                await self._fork_servers.own.loaded()
                 num_unloaded = 0
             except ResileError:
                 num_unloaded += 1
                 if self._incarnation == 1 or num_unloaded == MAX_UNLOADED:
                     raise
-            ended = asyncio.ensure_future(self._fork_server.ended())
+            ended = asyncio.ensure_future(self._fork_servers.own.ended())
             try:
                 await asyncio.wait({ended, self._runner.fault}, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -338,6 +350,9 @@ class LocalRun:
                 self._runner.kill(job, worker)
 
     async def _prepare(self, start: agent.StartWorker) -> WorkerConfig:
+        environment = await self._environments.get(
+            self._storage, self._requirements, lambda line: self._print(start.worker, "stderr", line)
+        )
         return WorkerConfig(
             job=start.job,
             worker=start.worker,
@@ -347,6 +362,8 @@ class LocalRun:
             directory=str(Path.cwd()),
             storage=self._storage,
             batches=self._batches,
+            environment=environment.folder,
+            packages=environment.packages,
             detection_seconds=self._settings.detection_seconds,
         )
 

@@ -135,6 +135,7 @@ class Home:
     def __init__(self, path: Path) -> None:
         """Open the home at ``path``, making it if needed. Raises UsageError if it cannot be used."""
         self.path = open_home(path)
+        self.environments = self.path / "environments"
         with writing(self.path):
             (self.path / "runs").mkdir(mode=0o700, exist_ok=True)
 

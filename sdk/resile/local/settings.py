@@ -33,6 +33,8 @@ class RunSettings:
     plan: tuple[PlanStep, ...] | None = None
     batches: tuple[BatchStep, ...] = ()
     """The batches of another run, which this one replays; empty: none."""
+    requirements: tuple[str, ...] = ()
+    """What the script needs besides the packages of this environment; empty: those of the run that is resumed."""
     env: Mapping[str, str] = field(default_factory=dict)
     home: Path = Path("~/.resile")
     storage: str | None = None

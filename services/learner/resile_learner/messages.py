@@ -183,6 +183,8 @@ class WorkerConfig(Message):
     batches: tuple[reports.BatchStep, ...] = Field(
         default=(), max_length=reports.MAX_BATCH_STEPS, description="the batches of another run that this one replays"
     )
+    environment: str = Field(default="", description="folder of the environment that it runs in; empty: the pool's own")
+    packages: str = Field(default="", description="what that has installed over the pool's own packages")
     detection_seconds: float = Field(
         default=3.0, gt=0, description="a peer that is silent for this long is suspected to be lost"
     )

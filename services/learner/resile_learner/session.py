@@ -82,6 +82,10 @@ class Session(Protocol):
         """Id of the job."""
 
     @property
+    def packages(self) -> str:
+        """The versions of what the job's environment has over the pool's own packages."""
+
+    @property
     def resume(self) -> bool:
         """After `join`, for an initial member: whether to look for a checkpoint in storage."""
 
@@ -136,6 +140,7 @@ class SoloSession:
     resume = False
     batches = ()
     job = "local"
+    packages = ""
 
     def __init__(self) -> None:
         self.phases = Phases()

@@ -4,9 +4,10 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import to_json
 
+from ..requirements import MAX_REQUIREMENT, MAX_REQUIREMENTS, parse_requirement
 from .hosts import DeviceClass
 from .message import MAX_INTEGER, MAX_SLOTS, Count, Id, Key, Line, Message, Positive, SlotName, Text, Time
 from .reports import CheckpointSaved, Completed, Ready
@@ -20,7 +21,8 @@ MAX_SIZES = 64
 """Allowed numbers of workers of one job."""
 MAX_NAME = 200
 MAX_SPEC_BYTES = 256 << 10
-"""Of the arguments and environment variables of a job, as JSON."""
+"""Of the arguments, environment variables and requirements of a job, as JSON."""
+Requirement = Annotated[str, Field(max_length=MAX_REQUIREMENT), AfterValidator(parse_requirement)]
 MAX_UNPUBLISHED = 64
 MAX_WARNINGS = 20
 """In the history of one job."""
@@ -65,6 +67,9 @@ class JobSpec(Message):
     script: Key = Field(min_length=1, description="path of the script inside the package")
     args: tuple[str, ...] = Field(default=(), max_length=10_000)
     env: dict[str, str] = Field(default_factory=dict, max_length=10_000)
+    requirements: tuple[Requirement, ...] = Field(
+        default=(), max_length=MAX_REQUIREMENTS, description="packages that it needs besides the pool's, as for pip"
+    )
     min_workers: Workers = 1
     max_workers: Workers = MAX_WORKERS
     sizes: tuple[Workers, ...] = Field(
@@ -89,11 +94,11 @@ class JobSpec(Message):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        num_bytes = len(to_json((self.args, self.env)))
+        num_bytes = len(to_json((self.args, self.env, self.requirements)))
         if num_bytes > MAX_SPEC_BYTES:
             raise ValueError(
-                f"args and env have {num_bytes} bytes, and at most {MAX_SPEC_BYTES} are possible: put data into a file "
-                "of the package"
+                f"args, env and requirements have {num_bytes} bytes, and at most {MAX_SPEC_BYTES} are possible: put "
+                "data into a file of the package"
             )
         return self
 

@@ -24,6 +24,7 @@ class AgentFolder:
         self.path = path
         self.lock = lock
         self.packages = path / "packages"
+        self.environments = path / "environments"
         self.jobs = path / "jobs"
         self._code = path / "code"
         shutil.rmtree(self._code, ignore_errors=True)

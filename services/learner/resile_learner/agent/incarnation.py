@@ -19,7 +19,7 @@ from resile_shared.messages.logs import LogLines
 from resile_shared.messages.reports import PeerSuspected, Report
 from resile_shared.subjects import ALLOCATIONS, HOSTS
 
-from ..processes.client import ForkServerClient
+from ..processes.fork_servers import ForkServers
 from ..processes.runner import WorkerRunner
 from .core import AgentCore
 from .events import (
@@ -50,20 +50,20 @@ EXITS_SECONDS = 5.0
 
 
 class AgentIncarnation:
-    """One incarnation. `run` it once, and `close` it when its fork server has ended."""
+    """One incarnation. `run` it once, and `close` it when its fork servers have ended."""
 
     def __init__(
         self,
         bus: Bus,
         hello: HostHello,
         context: WorkerContext,
-        fork_server: ForkServerClient,
+        fork_servers: ForkServers,
         metrics: AgentMetrics,
     ) -> None:
         self._bus = bus
         self._hello = hello
         self._context = context
-        self._fork_server = fork_server
+        self._fork_servers = fork_servers
         self._metrics = metrics
         self._beat_seconds = context.pool.beat_seconds
         self._clock = SteadyClock()
@@ -71,7 +71,7 @@ class AgentIncarnation:
         self._events: asyncio.Queue[tuple[Event, Context]] = asyncio.Queue()
         self._traces = Traces()
         self._workers = HostWorkers(context, self._post)
-        self._runner = WorkerRunner(fork_server, self._workers)
+        self._runner = WorkerRunner(fork_servers, self._workers)
         self._reports = ReportQueue(bus, Spool(context.folder.path / "facts"))
         self._watches = AllocationWatches(bus.bucket(ALLOCATIONS), self._post)
         self._files = JobFiles(
@@ -113,7 +113,7 @@ class AgentIncarnation:
                 await instructions.unsubscribe()
 
     async def close(self) -> None:
-        """Publish and store what workers left; call this when the fork server has ended."""
+        """Publish and store what workers left; call this when the fork servers have ended."""
         await self._runner.wait_closed()
         await self._send_waiting_lines(MAX_WAITING_LINES)
         if self._bus.is_up:
@@ -141,7 +141,7 @@ class AgentIncarnation:
                     self._post(change.value)
 
     async def _watch_fork_server(self) -> None:
-        await self._fork_server.ended()
+        await self._fork_servers.own.ended()
         with suppress(TimeoutError):
             async with asyncio.timeout(EXITS_SECONDS):
                 await self._runner.wait_closed()

@@ -14,9 +14,12 @@ from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.subjects import HOSTS, JOBS
 
+from ..environments import Environments
 from ..processes.client import ENVIRONMENT, ForkServerClient, ForkServerSettings
 from ..processes.descendants import adopt_orphans, children_in_session, kill_strays
+from ..processes.fork_servers import ForkServers
 from .devices import HostDevices, detect_devices, host_devices, inheritable
+from .environments import JobEnvironments
 from .events import EndIncarnation
 from .folder import AgentFolder
 from .incarnation import AgentIncarnation
@@ -70,6 +73,7 @@ class Agent:
         self._settings = context.settings
         self._folder = folder
         self._packages = Packages(self._settings.storage, folder.packages)
+        self._environments = JobEnvironments(Environments(folder.environments, variables=inheritable(os.environ)))
         self._outputs = Outputs(self._settings.storage)
         self._devices: HostDevices | None = None
         self._metrics = AgentMetrics(context.meter)
@@ -92,14 +96,14 @@ class Agent:
     async def _run_incarnation(self, incarnation: int) -> EndIncarnation:
         running: AgentIncarnation | None = None
         try:
-            async with self._fork_server() as fork_server:
+            async with self._run_fork_servers() as fork_servers:
                 devices = self._devices or await self._detect_devices()
                 self._devices = devices
-                await fork_server.loaded()
+                await fork_servers.own.loaded()
                 hello = self._hello(incarnation, devices)
                 logger.info("starting agent host=%s incarnation=%s slots=%s", hello.host, incarnation, len(hello.slots))
                 running = AgentIncarnation(
-                    self._context.bus, hello, self._worker_context(devices), fork_server, self._metrics
+                    self._context.bus, hello, self._worker_context(devices), fork_servers, self._metrics
                 )
                 self._context.is_ready = True
                 return await running.run()
@@ -120,14 +124,15 @@ class Agent:
         return devices
 
     @asynccontextmanager
-    async def _fork_server(self) -> AsyncIterator[ForkServerClient]:
-        """Run a fork server; after the block it has ended, and all workers with it."""
+    async def _run_fork_servers(self) -> AsyncIterator[ForkServers]:
+        """Run the host's fork servers; after the block they have ended, and all workers with them."""
         settings = ForkServerSettings(inherit=(self._folder.lock,), environment=inheritable(os.environ))
-        fork_server = await ForkServerClient.start(log=self._folder.path / "fork-server.log", settings=settings)
+        own = await ForkServerClient.start(log=self._folder.path / "fork-server.log", settings=settings)
+        fork_servers = ForkServers(own, settings, logs=self._folder.path)
         try:
-            yield fork_server
+            yield fork_servers
         finally:
-            await fork_server.close()
+            await asyncio.gather(own.close(), fork_servers.close())
             await asyncio.to_thread(kill_strays, children_in_session())
 
     def _worker_context(self, devices: HostDevices) -> WorkerContext:
@@ -137,6 +142,7 @@ class Agent:
             address=self._settings.address,
             devices=devices,
             packages=self._packages,
+            environments=self._environments,
             outputs=self._outputs,
             jobs=self._context.bus.bucket(JOBS),
             pool=self._pool,

@@ -20,6 +20,7 @@ from ..messages import FromWorker, WorkerConfig
 from ..processes.runner import Key
 from ..processes.worker_process import Stream
 from .devices import HostDevices
+from .environments import JobEnvironments
 from .events import Event, MessageReceived, StartWorker, WorkerExited
 from .folder import AgentFolder
 from .log_buffer import LogBuffer
@@ -40,6 +41,7 @@ class WorkerContext:
     address: str
     devices: HostDevices
     packages: Packages
+    environments: JobEnvironments
     outputs: Outputs
     jobs: Bucket[JobRecord]
     pool: PoolSettings
@@ -72,7 +74,11 @@ class HostWorkers:
         spec = entry.value.spec
         package = context.folder.code(start.job)
         await context.packages.unpack(spec.package, package)
-        environment = {
+        storage = f"{context.storage.rstrip('/')}/jobs/{start.job}"
+        environment = await context.environments.get(
+            storage, spec.requirements, lambda line: self.on_line(start.job, start.worker, "stderr", line)
+        )
+        variables = {
             **spec.env,
             "RESILE_OUTPUT_DIR": str(context.folder.output(start.job)),
             **context.devices.environment(slots[start.slot]),
@@ -82,10 +88,12 @@ class HostWorkers:
             worker=start.worker,
             script=str(find_script(package, spec.script)),
             args=spec.args,
-            env=environment,
+            env=variables,
+            environment=environment.folder,
+            packages=environment.packages,
             directory=str(package),
             host=context.address,
-            storage=f"{context.storage.rstrip('/')}/jobs/{start.job}",
+            storage=storage,
             detection_seconds=context.pool.detection_seconds,
         )
 

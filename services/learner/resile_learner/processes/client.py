@@ -56,10 +56,12 @@ class ForkServerSettings:
     """Descriptors that the fork server, but no worker, keeps open for its life."""
     environment: Mapping[str, str] | None = None
     """What the fork server and its workers inherit; None: this process's own environment."""
+    python: str = sys.executable
+    """The interpreter, and with it the packages."""
 
     def command(self, descriptor: int) -> list[str]:
         """Return the command line of a fork server whose end of the socket is ``descriptor``."""
-        command = [sys.executable, "-P", "-m", "resile_learner.processes.fork_server", f"--fd={descriptor}"]
+        command = [self.python, "-P", "-m", "resile_learner.processes.fork_server", f"--fd={descriptor}"]
         command += [f"--parent={os.getpid()}", f"--inherited={','.join(map(str, self.inherit))}"]
         if self.storage is not None:
             command.append(f"--storage={self.storage}")
@@ -114,6 +116,11 @@ class ForkServerClient:
     def pid(self) -> int:
         """Process id of the fork server."""
         return self._process.pid
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers that have not ended."""
+        return len(self._workers)
 
     async def loaded(self) -> None:
         """Wait until everything is imported. Raises ResileError if that fails."""

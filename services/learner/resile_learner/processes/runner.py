@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import WorkerExit
 
+from ..environments import EnvironmentFailed
 from ..messages import FromWorker, Order, Pause, Stop, WorkerConfig
-from .client import ForkServerClient
+from .fork_servers import ForkServers
 from .output import WorkerLog, worker_log
 from .worker_process import MalformedMessageError, Stream, WorkerProcess
 
@@ -45,10 +46,10 @@ class _Run:
 
 
 class WorkerRunner:
-    """The workers of one fork server. All methods but `wait_closed` return at once."""
+    """The workers of one host. All methods but `wait_closed` return at once."""
 
-    def __init__(self, fork_server: ForkServerClient, observer: WorkerObserver) -> None:
-        self._fork_server = fork_server
+    def __init__(self, fork_servers: ForkServers, observer: WorkerObserver) -> None:
+        self._fork_servers = fork_servers
         self._observer = observer
         self._runs: dict[Key, _Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,7 +83,7 @@ class WorkerRunner:
                 run.process.kill()
 
     async def wait_closed(self) -> None:
-        """Wait until every exit is handled; to be called when the fork server has ended."""
+        """Wait until every exit is handled; to be called when the fork servers have ended."""
         for run in self._runs.values():
             run.preparing.cancel()
         if self._tasks:
@@ -107,13 +108,16 @@ class WorkerRunner:
             return WorkerExit(kind="not started", message="it was not needed any more")
         try:
             config = run.preparing.result()
+            fork_server = await self._fork_servers.get(config.environment)
             with worker_log(run.log_folder, run.worker) as log:
-                run.process = await self._fork_server.fork(config, partial(self._on_line, run, log))
+                run.process = await fork_server.fork(config, partial(self._on_line, run, log))
                 if run.is_killed:  # since it was prepared
                     run.process.kill()
                 return await self._follow(run.job, run.process)
+        except EnvironmentFailed as error:
+            return WorkerExit(kind="not started" if error.is_hosts_fault else "failed", message=_line(error))
         except (ResileError, OSError) as error:
-            return WorkerExit(kind="not started", message=" ".join(str(error).split()))
+            return WorkerExit(kind="not started", message=_line(error))
 
     async def _follow(self, job: str, process: WorkerProcess) -> WorkerExit:
         try:
@@ -131,3 +135,7 @@ class WorkerRunner:
         except OSError as error:  # a full disk: training goes on
             self._observer.on_log_error(run.job, run.worker, error)
         self._observer.on_line(run.job, run.worker, stream, line)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -37,6 +37,10 @@ _EXPLAINED = {
         "Change buffers in the model's forward(), whose changes are summed over all workers, or after the exchange by "
         "what is equal on all workers",
     ),
+    "packages": (
+        "{has} other packages installed than {others}: {value} instead of {expected}",
+        "Require exact versions, as in `--with einops==0.8.1`",
+    ),
     "device_class": (
         "{has} another class of device than {others}: {value} instead of {expected}",
         'Use devices of one class, or train with mode="fast"',

@@ -227,7 +227,7 @@ class ElasticLoop:
             stack.enter_context(self._averages.watch_updates(self._may_update))
             self._state.facts = facts_of(
                 self._settings,
-                self._more_settings,
+                {**self._more_settings, "packages": self._session.packages},
                 model=self._model,
                 dataset=self._dataset,
                 num_validation_samples=self._validator.num_samples if self._validator else 0,

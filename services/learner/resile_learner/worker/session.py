@@ -50,6 +50,7 @@ class WorkerSession:
         self.phases = control.phases
         self.storage = config.storage
         self.job = config.job
+        self.packages = config.packages
         self.batches = config.batches
         self.failure: ResileError | None = None
         self.training_called = False

@@ -1,0 +1,53 @@
+"""The environments of jobs: with the same versions of packages on all hosts, and whenever a job is resumed.
+
+The first host that builds the environment of a job stores what was installed with the job; the others install that.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from ..environments import Environment, EnvironmentFailed, Environments, OnLine
+
+KEY = "packages.txt"
+
+
+class JobEnvironments:
+    """The environments of jobs on this host."""
+
+    def __init__(self, environments: Environments) -> None:
+        self._environments = environments
+
+    async def get(self, storage: str, requirements: Sequence[str], on_line: OnLine) -> Environment:
+        """Return the environment of the job whose folder in object storage is ``storage``, built first if needed.
+
+        Raises EnvironmentFailed.
+        """
+        if not requirements:
+            return Environment()
+        pins = await asyncio.to_thread(_read_pins, storage)
+        environment = await self._environments.get(requirements, on_line, pins=pins)
+        if not pins and not await asyncio.to_thread(_store_pins, storage, environment.packages):
+            pins = await asyncio.to_thread(_read_pins, storage)
+            environment = await self._environments.get(requirements, on_line, pins=pins)
+        return environment
+
+
+def _read_pins(storage: str) -> str:
+    from resile_shared.storage import MissingObjectError, ObjectStorage, StorageError  # the clients of all clouds
+
+    try:
+        return ObjectStorage(storage).read(KEY).decode()
+    except MissingObjectError:
+        return ""
+    except StorageError as error:
+        raise EnvironmentFailed(str(error), is_hosts_fault=True) from error
+
+
+def _store_pins(storage: str, packages: str) -> bool:
+    """Store what was installed, unless another host was faster; return whether it is stored now."""
+    from resile_shared.storage import ObjectStorage, StorageError
+
+    try:
+        return ObjectStorage(storage).create(KEY, packages.encode())
+    except StorageError as error:
+        raise EnvironmentFailed(str(error), is_hosts_fault=True) from error

@@ -1,0 +1,281 @@
+"""Environments: the packages that a job requires, over those of the pool, built once per host.
+
+An environment is a virtual environment in a folder named by the digest of its requirements. Its own packages come
+before the pool's, which are seen as well; torch and Resile are always the pool's. pip builds it with the configuration
+of this host: its index, or a folder of wheels without a network. A build that was interrupted is begun again, and a
+lock file keeps two processes from building the same environment, and one from removing what another uses.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import site
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from resile_shared.errors import ResileError
+from resile_shared.parent_death import dying_with_parent
+from resile_shared.requirements import POOL_PACKAGES
+
+KEEP_ENVIRONMENTS = 10
+MAX_BYTES = 20 << 30
+BUILD_SECONDS = 1800.0
+LOCK_SECONDS = 0.2
+BUILD_NICENESS = 10
+_COMPLETE = "complete"
+_NO_SPACE = "No space left on device"
+OnLine = Callable[[str], None]
+
+
+class EnvironmentFailed(ResileError):
+    """An environment cannot be built."""
+
+    def __init__(self, reason: str, *, is_hosts_fault: bool = False) -> None:
+        self.is_hosts_fault = is_hosts_fault
+        """Whether another host may succeed."""
+        super().__init__(f"the job's environment cannot be built: {reason}")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment that is complete."""
+
+    folder: str = ""
+    """Empty: the pool's own."""
+    packages: str = ""
+    """The versions of what was installed for it, as ``name==version`` in order of name, with spaces between."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an environment has to have."""
+
+    requirements: tuple[str, ...]
+    pins: tuple[str, ...] = ()
+    """Versions of packages, should they be installed."""
+
+    @property
+    def digest(self) -> str:
+        """The name of the environment with all this over the pool's own packages."""
+        pool = [f"python=={sys.version}", *(f"{name}=={version(name)}" for name in POOL_PACKAGES)]
+        lines = [*pool, *self.requirements, "pins:", *self.pins]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+class Environments:
+    """The environments below ``folder``. Several processes may share the folder."""
+
+    def __init__(self, folder: Path, *, variables: Mapping[str, str]) -> None:
+        """Make the folder's interface; pip runs with the environment ``variables``."""
+        self._folder = folder
+        self._variables = variables
+        self._building: dict[str, asyncio.Task[Environment]] = {}
+
+    async def get(self, requirements: Sequence[str], on_line: OnLine, *, pins: str = "") -> Environment:
+        """Return the environment with ``requirements``; build it first if needed, and pass on what pip prints.
+
+        ``pins``: the `Environment.packages` of one with these requirements, whose versions this one has to have.
+        Raises EnvironmentFailed.
+        """
+        if not requirements:
+            return Environment()
+        wanted = Wanted(tuple(requirements))
+        if pins and not self._has(wanted, pins):
+            wanted = Wanted(wanted.requirements, tuple(pins.split()))
+        key = wanted.digest
+        if key not in self._building:
+            building = asyncio.create_task(self._open(key, wanted, on_line))
+            self._building[key] = building
+            building.add_done_callback(lambda _: self._building.pop(key))
+        return await asyncio.shield(self._building[key])  # the caller may be cancelled; others still need it
+
+    def _has(self, wanted: Wanted, packages: str) -> bool:
+        """Whether the environment is there, with exactly these packages."""
+        complete = self._folder / wanted.digest / _COMPLETE
+        return complete.is_file() and complete.read_text() == packages
+
+    async def close(self) -> None:
+        """End the builds that run."""
+        building = list(self._building.values())
+        for task in building:
+            task.cancel()
+        await asyncio.gather(*building, return_exceptions=True)
+
+    async def _open(self, key: str, wanted: Wanted, on_line: OnLine) -> Environment:
+        folder = self._folder / key
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not await _is_complete(folder):
+                async with _locked(folder, fcntl.LOCK_EX) as descriptor:
+                    if not (folder / _COMPLETE).is_file():  # another process may have been faster
+                        await self._build(folder, wanted, descriptor, on_line)
+                await asyncio.to_thread(self._prune)
+            return Environment(str(folder), (folder / _COMPLETE).read_text())
+        except OSError as error:
+            raise EnvironmentFailed(f"{folder}: {error.strerror}", is_hosts_fault=True) from error
+
+    async def _build(self, folder: Path, wanted: Wanted, lock: int, on_line: OnLine) -> None:
+        _check_pool_packages(wanted.requirements)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # a build that was interrupted
+        try:
+            await self._run([sys.executable, "-m", "venv", "--without-pip", str(folder)], lock, on_line)
+            packages = await asyncio.to_thread(_prepare, folder, wanted)
+            command = [folder / "bin/python", "-m", "pip", "install", "--no-input", "--progress-bar=off"]
+            files = ["--constraint", folder / "constraints.txt", "--requirement", folder / "requirements.txt"]
+            await self._run([str(word) for word in [*command, *files]], lock, on_line)
+            await asyncio.to_thread(_complete, folder, packages)
+        except BaseException:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            raise
+
+    async def _run(self, command: Sequence[str], lock: int, on_line: OnLine) -> None:
+        """Run a command at low priority, in the environment variables of a build. Raises EnvironmentFailed."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=dict(self._variables),
+            pass_fds=(lock,),  # nobody builds here while pip still writes, whatever becomes of this process
+            start_new_session=True,
+            preexec_fn=dying_with_parent(),
+        )
+        with suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, BUILD_NICENESS)
+        errors: list[str] = []
+        try:
+            async with asyncio.timeout(BUILD_SECONDS):
+                async for line in _lines(process):
+                    on_line(line)
+                    if line.startswith("ERROR: ") or "error: " in line or _NO_SPACE in line:
+                        errors.append(line.removeprefix("ERROR: "))
+                status = await process.wait()
+        except TimeoutError:
+            raise EnvironmentFailed(f"pip took over {BUILD_SECONDS:g} seconds") from None
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if status:
+            raise _failure(status, errors)
+
+    def _prune(self) -> None:
+        """Remove the least recently used environments beyond the number kept, unless one is in use."""
+        complete = sorted(self._folder.glob(f"*/{_COMPLETE}"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for folder in [path.parent for path in complete[KEEP_ENVIRONMENTS:]]:
+            lock = _open_lock(folder)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                (folder / _COMPLETE).unlink()
+                shutil.rmtree(folder, ignore_errors=True)
+            except BlockingIOError:
+                continue
+            finally:
+                os.close(lock)
+
+
+async def _is_complete(folder: Path) -> bool:
+    """Whether the environment is there, and not being built or removed; it is then the most recently used."""
+    async with _locked(folder, fcntl.LOCK_SH):
+        complete = folder / _COMPLETE
+        if not complete.is_file():
+            return False
+        os.utime(complete)
+        return True
+
+
+@asynccontextmanager
+async def _locked(folder: Path, kind: int) -> AsyncIterator[int]:
+    """Hold the lock of an environment; waits for processes that hold it otherwise."""
+    lock = _open_lock(folder)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, kind | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(LOCK_SECONDS)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[int]:
+    """Hold a descriptor; in the block, and while a process has inherited it, the environment is not removed."""
+    lock = _open_lock(folder)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _open_lock(folder: Path) -> int:
+    return os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+async def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[str]:
+    assert process.stdout is not None
+    while True:
+        try:
+            line = await process.stdout.readline()
+        except ValueError:  # longer than the reader's limit
+            continue
+        if not line:
+            return
+        yield line.decode(errors="replace").rstrip()
+
+
+def _check_pool_packages(requirements: Sequence[str]) -> None:
+    for text in requirements:
+        requirement = Requirement(text)
+        if requirement.name not in POOL_PACKAGES:
+            continue
+        present = version(requirement.name)
+        if requirement.url or not requirement.specifier.contains(present, prereleases=True):
+            raise EnvironmentFailed(
+                f"it requires {text}, and {requirement.name} stays that of the pool, {present}: change the requirement"
+            )
+
+
+def _prepare(folder: Path, wanted: Wanted) -> Path:
+    """Let the environment see the pool's packages; return the folder of its own."""
+    packages = next(folder.glob("lib/python*/site-packages"))
+    pool = [path for path in site.getsitepackages() if os.path.isdir(path)]
+    adding = "; ".join(f"site.addsitedir({path!r})" for path in pool)
+    (packages / "pool.pth").write_text(f"import site; {adding}\n")
+    constraints = [*(f"{name}=={version(name)}" for name in POOL_PACKAGES), *wanted.pins]
+    (folder / "constraints.txt").write_text("\n".join(constraints) + "\n")
+    (folder / "requirements.txt").write_text("\n".join(wanted.requirements) + "\n")
+    return packages
+
+
+def _complete(folder: Path, packages: Path) -> None:
+    """Note what was installed, as the last step of a build. Raises EnvironmentFailed if that is too large."""
+    num_bytes = sum(path.lstat().st_size for path in packages.rglob("*"))
+    if num_bytes > MAX_BYTES:
+        raise EnvironmentFailed(f"it has {num_bytes / 1e9:.0f} GB, and at most {MAX_BYTES / 1e9:.0f} GB are possible")
+    installed: list[Distribution] = list(distributions(path=[str(packages)]))
+    names = sorted(f"{each.name.lower().replace('_', '-')}=={each.version}" for each in installed)
+    draft = folder / "draft"
+    draft.write_text(" ".join(names))
+    draft.rename(folder / _COMPLETE)
+
+
+def _failure(status: int, errors: Sequence[str]) -> EnvironmentFailed:
+    if any(_NO_SPACE in line for line in errors):
+        return EnvironmentFailed("no space is left on this host's disk", is_hosts_fault=True)
+    if status < 0:
+        return EnvironmentFailed(f"pip was killed by signal {-status}", is_hosts_fault=True)
+    reason = next(iter(errors), f"pip ended with exit status {status}")
+    return EnvironmentFailed(f"{reason}; the log has what pip printed")

@@ -1,0 +1,65 @@
+"""The fork servers of one host: that of the pool's own environment, and one for each other environment in use."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from ..environments import in_use
+from .client import ForkServerClient, ForkServerSettings
+
+KEEP_IDLE = 3
+"""Fork servers of environments without workers that are kept, so that the next job there starts warm."""
+
+
+class ForkServers:
+    """Has ``own``, the fork server of the pool's own environment, and starts the others with ``settings`` like it.
+
+    The output of those goes to files in ``logs``. Always `close` it; ``own`` is closed by whoever started it.
+    """
+
+    def __init__(self, own: ForkServerClient, settings: ForkServerSettings, *, logs: Path) -> None:
+        self.own = own
+        self._settings = settings
+        self._logs = logs
+        self._others: dict[str, ForkServerClient] = {}  # the least recently used comes first
+        self._starting = asyncio.Lock()
+        self._watches: set[asyncio.Task[None]] = set()
+
+    async def get(self, environment: str) -> ForkServerClient:
+        """Return the fork server of the environment in that folder, started if needed. Raises OSError."""
+        if not environment:
+            return self.own
+        async with self._starting:
+            server = self._others.pop(environment, None) or await self._start(Path(environment))
+            self._others[environment] = server
+        await self._close_idle()
+        return server
+
+    async def close(self) -> None:
+        """Kill the workers in all other environments, and end their fork servers."""
+        others, self._others = list(self._others.values()), {}
+        await asyncio.gather(*(server.close() for server in others))
+        await asyncio.gather(*self._watches)
+
+    async def _start(self, environment: Path) -> ForkServerClient:
+        with in_use(environment) as lock:
+            settings = replace(
+                self._settings, python=str(environment / "bin/python"), inherit=(*self._settings.inherit, lock)
+            )
+            log = self._logs / f"fork-server-{environment.name}.log"
+            server = await ForkServerClient.start(log=log, settings=settings)
+        watch = asyncio.create_task(self._watch(str(environment), server))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        return server
+
+    async def _watch(self, environment: str, server: ForkServerClient) -> None:
+        """Forget a fork server that has ended: the next worker there gets another one."""
+        await server.ended()
+        if self._others.get(environment) is server:
+            del self._others[environment]
+
+    async def _close_idle(self) -> None:
+        idle = [environment for environment, server in self._others.items() if not server.num_workers]
+        for environment in idle[:-KEEP_IDLE]:
+            await self._others.pop(environment).close()
