@@ -216,7 +216,7 @@ class SimForkServer:
             worker.process.crash()
             handle.ended(ABANDONED)
             return handle
-        handle.pid = worker.pid
+        handle.forked(worker.pid)
         self.running[worker] = handle
         process.on_death.append(lambda: self._on_worker_end(worker))
         process.run(worker.start, theirs)
