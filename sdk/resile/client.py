@@ -200,6 +200,14 @@ class AsyncClient:
             query["hours"] = hours
         return await self._requests.get(api.UsageView, "usage", **query)
 
+    async def changes(self, job: str) -> tuple[api.ChangeView, ...]:
+        """Return what changed in a job, oldest first."""
+        return (await self._requests.get(api.ChangeList, f"jobs/{job}/changes")).changes
+
+    async def trace(self, trace: str) -> api.TraceView:
+        """Return the steps of a change. Raises Refused if they are not kept."""
+        return await self._requests.get(api.TraceView, f"traces/{trace}")
+
     async def delete(self, job: str) -> None:
         """Remove a job that has ended, with all that is stored of it: history, logs, checkpoints, model, output."""
         await self._requests.request("DELETE", f"jobs/{job}")

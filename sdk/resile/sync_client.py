@@ -151,6 +151,14 @@ class Client:
         """Return loss, metrics, scores and speed of a job by iteration, thinned."""
         return self._run(self._client.curves(job))
 
+    def changes(self, job: str) -> tuple[api.ChangeView, ...]:
+        """Return what changed in a job, oldest first."""
+        return self._run(self._client.changes(job))
+
+    def trace(self, trace: str) -> api.TraceView:
+        """Return the steps of a change. Raises Refused if they are not kept."""
+        return self._run(self._client.trace(trace))
+
     def ledger(self, job: str) -> api.LedgerView:
         """Return how often the samples of each epoch were used."""
         return self._run(self._client.ledger(job))

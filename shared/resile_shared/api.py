@@ -143,6 +143,56 @@ class HostList(View):
     hosts: tuple[HostView, ...]
 
 
+ChangeKind = Literal["start", "resize", "recovery", "pause", "checkpoint", "end", "other"]
+
+
+class ChangeView(View):
+    """One change of a job: what one cause led to."""
+
+    number: int | None = Field(description="of the first item of the history that belongs to it; null: of none")
+    items: tuple[int, ...] = Field(description="the numbers of all items of the history that belong to it")
+    kind: ChangeKind
+    time: Time
+    seconds: float | None = Field(description="from its cause to the first iteration after it; null: not known")
+    generation: int
+    iteration: int
+    workers_before: int
+    workers: int = Field(description="after it")
+    reason: str
+    summary: str = Field(description="in words; times in it are UTC, as everywhere")
+    trace: str | None = Field(description="the trace of its steps; null: not known")
+    has_spans: bool = Field(description="whether GET /v1/traces/{trace} has its steps still")
+
+
+class ChangeList(View):
+    """The changes of a job, oldest first."""
+
+    changes: tuple[ChangeView, ...]
+
+
+class TraceSpan(View):
+    """One step of a change."""
+
+    id: str
+    parent: str | None = Field(description="null: the change began with it, or with something that is not known")
+    name: str
+    service: str
+    begin: float = Field(description="seconds since the epoch")
+    seconds: float
+    attributes: dict[str, bool | int | float | str]
+    events: tuple[dict[str, Any], ...]
+    links: tuple[str, ...] = Field(description="other traces that have to do with it")
+    error: str | None
+
+
+class TraceView(View):
+    """The steps of one change, in the order in which they began."""
+
+    id: str
+    spans: tuple[TraceSpan, ...]
+    dropped: int = Field(description="steps that there was no room for")
+
+
 class EventView(View):
     """One event of the bus, as stored."""
 

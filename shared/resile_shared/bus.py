@@ -36,7 +36,7 @@ from .roles import ROLES, Role
 from .stream_reader import StreamReader, newest_message, sequence_of
 from .streams import provision
 from .subjects import BucketSpec, Stream
-from .telemetry import traced
+from .telemetry import publishing
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Bus:
 
     async def publish(self, subject: str, message: BaseModel, *, message_id: str | None = None) -> None:
         """Publish an event; return when it is stored. The same ``message_id`` is stored once."""
-        with traced(f"publish {subject}"):
+        with publishing("publish", subject):
             headers = headers_for(message, source=self.service, message_id=message_id)
             headers["Nats-Msg-Id"] = headers["ce-id"]
             await self.connection.request_store(subject, encode(message), headers=headers)
@@ -121,7 +121,7 @@ class Bus:
         ``log`` is a subject with a wildcard: ``after`` must be the newest message of all that match it, 0 for none.
         Raises ConflictError otherwise.
         """
-        with traced(f"publish {subject}"):
+        with publishing("publish", subject):
             headers = headers_for(message, source=self.service)
             headers |= {
                 "Nats-Msg-Id": headers["ce-id"],
@@ -151,7 +151,7 @@ class Bus:
 
     async def ask(self, subject: str, request: BaseModel, *, message_id: str | None = None) -> Accepted | Refused:
         """Send a command; return the answer. Waits until a service answers."""
-        with traced(f"ask {subject}"):
+        with publishing("ask", subject):
             headers = headers_for(request, source=self.service, message_id=message_id)
             reply = await self.connection.request(subject, encode(request), headers=headers)
             return decode(CommandResponse, subject=subject, headers=reply.headers, body=reply.data).message.root

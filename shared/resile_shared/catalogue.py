@@ -12,6 +12,7 @@ from .messages.jobs import JobEvent
 from .messages.logs import LogLines
 from .messages.pool import PolicyEvent, TenantEvent
 from .messages.reports import Report
+from .messages.traces import Spans
 from .subjects import InvalidSubject, parse
 
 COMMANDS: Mapping[str, type[BaseModel]] = {
@@ -44,6 +45,7 @@ OTHERS: Mapping[str, type[BaseModel]] = {
     "report": Report,
     "suspicion": Report,
     "log": LogLines,
+    "trace": Spans,
     "deadletter": DeadLetter,
 }
 

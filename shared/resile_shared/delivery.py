@@ -3,6 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Generic, TypeVar
@@ -15,7 +16,7 @@ from .envelope import Malformed, Received, decode, encode, headers_for
 from .messages.commands import ID_REUSED, Accepted, Refused
 from .messages.deadletters import DeadLetter
 from .subjects import DEAD_LETTER
-from .telemetry import continued
+from .telemetry import carries_trace, handling
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ class Delivery(Generic[M]):
         if received.id in self._done:
             return
         try:
-            with continued(f"handle {message.subject}", message.headers, always=received.sequence is not None):
+            is_traced = received.sequence is not None or carries_trace(message.headers)
+            with handling("handle", message.subject, message.headers) if is_traced else nullcontext():
                 await handler(received)
         except Exception as error:
             logger.exception("handler failed subject=%s", message.subject)
@@ -70,7 +72,7 @@ class Delivery(Generic[M]):
             digest, earlier = self._done[received.id]
             return earlier if digest == _digest(message) else ID_REUSED
         try:
-            with continued(f"answer {message.subject}", message.headers):
+            with handling("answer", message.subject, message.headers):
                 answer = await handler(received)
         except Exception as error:
             logger.exception("handler failed subject=%s", message.subject)

@@ -3,6 +3,7 @@
 The body is the model as JSON; ``ce-type`` is ``resile.<name of the model>``; W3C ``traceparent`` carries the trace.
 """
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from .errors import ResileError
 from .messages.message import timestamp
 
 M = TypeVar("M", bound=BaseModel)
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Malformed(ResileError):
@@ -35,6 +37,8 @@ class Received(Generic[M]):
     """Its sequence in the stream, if it is stored."""
     stored: datetime | None = None
     """When it was stored."""
+    trace: str = ""
+    """The trace in which it was sent; empty: none."""
 
 
 def type_of(model: type[BaseModel]) -> str:
@@ -90,7 +94,14 @@ def decode(
         time=headers.get("ce-time", ""),
         sequence=sequence,
         stored=stored,
+        trace=_trace_of(headers.get("traceparent", "")),
     )
+
+
+def _trace_of(traceparent: str) -> str:
+    """Return the trace id of a W3C header, as in ``00-<trace>-<span>-01``; empty for another text."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    return found[1] if found else ""
 
 
 def describe(error: ValidationError, model: type[BaseModel] | None = None) -> str:

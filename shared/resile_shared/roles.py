@@ -107,6 +107,7 @@ MONITOR = Role(
         subjects.POOL_EVENTS,
         subjects.REPORTS_OF_ALL,
         subjects.LOGS_OF_ALL,
+        subjects.TRACES,
         subjects.DEAD_LETTER,
     ),
     follows=(EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS),
@@ -127,7 +128,8 @@ ROLES = {role.name: role for role in (REGISTRY, SCHEDULER, LEARNER, MONITOR, PUB
 
 def permissions(role: Role) -> dict[str, Any]:
     """Return the ``permissions`` block of nats-server for a user of this role."""
-    publish = [*role.publishes, *([subjects.DEAD_LETTER] if role.writes_dead_letters else ())]
+    own = (subjects.DEAD_LETTER, subjects.trace(role.name)) if role.writes_dead_letters else ()
+    publish = [*role.publishes, *own]
     for stream in role.follows:
         publish += _reading(stream.name)
     for bucket in (*role.reads, *role.writes):

@@ -21,6 +21,7 @@ _ADDRESSES = {
     "report": "resile.report.{job}.{kind}",
     "suspicion": "resile.suspicion.{job}",
     "log": "resile.log.{job}",
+    "trace": "resile.trace.{service}",
     "deadletter": "resile.deadletter",
 }
 

@@ -32,6 +32,7 @@ from .exporters import set_up_log_export
 from .http_server import listening
 from .metrics import CONTENT_TYPE, ServiceMetrics, gauge, total
 from .settings import ServiceSettings, load
+from .span_queue import SpanQueue
 from .telemetry import set_up_logging, set_up_tracing
 
 logger = logging.getLogger(__name__)
@@ -78,11 +79,12 @@ async def serve(name: str, settings: S, run: Run[S]) -> None:
     """Run a service in the present event loop until it ends, or a signal cancels it."""
     set_up_logging(name, form=settings.log_format, level=settings.log_level)
     log_export = set_up_log_export(name)
-    tracing = set_up_tracing(name)
+    spans = SpanQueue(name)
+    tracing = set_up_tracing(name, processors=(spans,))
     metrics = ServiceMetrics(name)
     health: Health[S] = Health(metrics)
     exporting = asyncio.ensure_future(metrics.export())
-    work = asyncio.ensure_future(_work(name, settings, run, health))
+    work = asyncio.ensure_future(_work(name, settings, run, health, spans))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, work.cancel, f"received {number.name}")
@@ -102,23 +104,29 @@ async def serve(name: str, settings: S, run: Run[S]) -> None:
             log_export.shutdown()
 
 
-async def _work(name: str, settings: S, run: Run[S], health: "Health[S]") -> None:
+async def _work(name: str, settings: S, run: Run[S], health: "Health[S]", spans: SpanQueue) -> None:
     """Connect and run. Raises BusClosed when the connection is closed for good."""
     bus = await Bus.open(read_credentials(settings.credentials), service=name)
     health.context = ServiceContext(name, settings, bus, meter=health.metrics.meter)
     _observe(health.context)
     logger.info("started")
     running = asyncio.ensure_future(run(health.context))
+    sending = asyncio.ensure_future(spans.run(bus))
     closed = asyncio.ensure_future(bus.connection.closed.wait())
     try:
-        await asyncio.wait({running, closed}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, closed, sending}, return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()
         if not running.done():
             raise BusClosed
         running.result()
     finally:
         closed.cancel()
         running.cancel()
-        await asyncio.wait({running})
+        sending.cancel()
+        await asyncio.wait({running, sending})
+        if bus.is_up:
+            await spans.flush(bus)
         await bus.close()
 
 

@@ -35,6 +35,7 @@ FACTS = ("ready", "switched", "checkpoint", "warned", "completed", "left", "fail
 """The kinds of reports that nothing replaces."""
 SUSPICIONS = "resile.suspicion.*"
 LOGS_OF_ALL = "resile.log.*"
+TRACES = "resile.trace.*"
 JOB_COMMANDS = "resile.command.job.*"
 HOST_COMMANDS = "resile.command.host.*"
 POOL_COMMANDS = "resile.command.pool.*"
@@ -129,6 +130,11 @@ def log(job: str) -> str:
     return _build("log", job)
 
 
+def trace(service: str) -> str:
+    """Spans of changes, from one kind of service; not stored."""
+    return _build("trace", service)
+
+
 def command(entity: str, verb: str) -> str:
     """A request: ``command("job", "stop")``."""
     return _build("command", entity, verb)
@@ -152,6 +158,7 @@ _NUM_TOKENS = {
     "report": 3,
     "suspicion": 2,
     "log": 2,
+    "trace": 2,
     "command": 3,
     "query": 3,
     "deadletter": 1,

@@ -26,7 +26,7 @@ def test_stale_files_are_found_and_mended(tmp_path: Path) -> None:
 def test_each_channel_refers_to_the_schema_of_what_is_said_there() -> None:
     document = orjson.loads((FOLDER / "asyncapi.json").read_bytes())
     for channel in document["channels"].values():
-        subject = channel["address"].format(host="h", job="j", kind="running")
+        subject = channel["address"].format(host="h", job="j", kind="running", service="learner")
         name = model_of(subject).__name__
         assert (FOLDER / f"{name}.json").exists()
         assert channel["messages"][name]["payload"] == {"$ref": f"./{name}.json"}

@@ -5,7 +5,7 @@ import orjson
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from resile_shared.telemetry import JsonFormatter, PlainFormatter, continued, set_up_tracing, traced
+from resile_shared.telemetry import JsonFormatter, PlainFormatter, set_up_tracing, traced
 
 
 def line(formatter: logging.Formatter, message: str = "a message") -> str:
@@ -31,14 +31,6 @@ def test_log_lines_carry_the_trace() -> None:
 
 def test_a_json_line_is_one_line() -> None:
     assert "\n" not in line(JsonFormatter("registry"), "two\nlines")
-
-
-def test_state_without_a_trace_makes_no_span() -> None:
-    set_up_tracing("test")
-    with continued("handle", {}, always=False):
-        assert "trace_id" not in orjson.loads(line(JsonFormatter("registry")))
-    with continued("handle", None):
-        assert "trace_id" in orjson.loads(line(JsonFormatter("registry")))
 
 
 @pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])

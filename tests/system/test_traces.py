@@ -31,7 +31,7 @@ def test_a_change_of_priority_is_one_trace_from_the_request_to_the_last_switch(
     (trace,) = collector.started_by("POST /v1/jobs/{job}/priority")
     spans = {(span.name, span.attributes.get("job")) for span in trace}
     assert {
-        ("decide upon JobChangeRequested", None),
+        ("decide upon JobPriority", None),
         ("carry out allocation", two),
         ("form generation", two),
         ("worker is gone", two),

@@ -12,11 +12,14 @@ from pydantic import Field, TypeAdapter
 from resile_shared.messages import reports
 from resile_shared.messages.jobs import MAX_WORKERS
 from resile_shared.messages.message import MAX_INTEGER, Count, HostAddress, Id, Message, Port, Positive
+from resile_shared.messages.traces import Attributes
 
 __all__ = ["Message"]
 
 MAX_NUMBER = MAX_INTEGER
 """The largest worker id, generation or round: all JSON parsers read it exactly, and it fits into a frame's header."""
+MAX_WORKER_SPANS = 64
+"""In one message of a worker."""
 WorkerId = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Generation = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
@@ -156,11 +159,34 @@ class Failed(WorkerMessage, reports.Failed):
     """The worker cannot continue. ``message`` is one line for the user, ``details`` the traceback if there is one."""
 
 
+class WorkerSpan(Message):
+    """One step of a change, as a worker saw it; times in microseconds since the epoch."""
+
+    name: str = Field(max_length=64)
+    begin: Count
+    end: Count
+    parent: int | None = Field(default=None, ge=0, lt=MAX_WORKER_SPANS, description="an earlier one of the message")
+    attributes: Attributes = Field(default_factory=dict)
+
+
+TracedChange = Literal["generation", "checkpoint", "none"]
+
+
+class ChangeTraced(MemberMessage):
+    """What a worker did around a change of ``generation``; for the traces alone."""
+
+    kind: Literal["traced"] = "traced"
+    change: TracedChange = Field(description="'none': a sample of what it does while nothing changes")
+    pausing: bool = Field(default=False, description="of a checkpoint: training is paused at it")
+    spans: tuple[WorkerSpan, ...] = Field(max_length=MAX_WORKER_SPANS)
+
+
 ToWorker = Annotated[Order | Stop | Pause, Field(discriminator="kind")]
 ReportedByWorker = Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | PeerSuspected | Failed
-FromWorker = Annotated[WorkerListening | Joined | Finished | ReportedByWorker, Field(discriminator="kind")]
+SentByWorker = WorkerListening | Joined | Finished | ChangeTraced | ReportedByWorker
+FromWorker = Annotated[SentByWorker, Field(discriminator="kind")]
 to_worker: TypeAdapter[Order | Stop | Pause] = TypeAdapter(ToWorker)
-from_worker: TypeAdapter[WorkerListening | Joined | Finished | ReportedByWorker] = TypeAdapter(FromWorker)
+from_worker: TypeAdapter[SentByWorker] = TypeAdapter(FromWorker)
 _content: TypeAdapter[reports.Content] = TypeAdapter(reports.Content)
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.reports import BatchStep
 
+from .changes import ChangeRecorder
 from .collectives.poller import LinkPoller
 from .collectives.round import GradientExchange, OpenRound
 from .collectives.spec import Abandoned, RoundSpec, Tag
@@ -72,6 +73,10 @@ class Session(Protocol):
     @property
     def phases(self) -> Phases:
         """The phase that the training loop is in, kept up to date by the loop."""
+
+    @property
+    def changes(self) -> ChangeRecorder:
+        """What this worker does around changes, for their traces."""
 
     @property
     def storage(self) -> str | None:
@@ -145,6 +150,7 @@ class SoloSession:
     def __init__(self) -> None:
         self.phases = Phases()
         self.failure: ResileError | None = None
+        self.changes = ChangeRecorder()
         self._exchange = GradientExchange(LinkPoller(), worker=0)
         self._joined = False
 

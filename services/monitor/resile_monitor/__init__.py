@@ -1,14 +1,17 @@
 """The monitor: the window on the pool. It decides nothing, and stores nothing but curves.
 
-Reads the buckets `jobs` and `hosts`, heartbeats, and the streams `events`, `reports` and `logs`; serves them as the
-HTTP API of docs/api.md, and sends what people ask for as commands to scheduler and registry. Packages, models and
-output go through the object storage. Any number of monitors may run, and each may end at any moment.
+Reads the buckets `jobs` and `hosts`, heartbeats, spans of changes, and the streams `events`, `reports` and `logs`;
+serves them as the HTTP API of docs/api.md, and sends what people ask for as commands to scheduler and registry.
+Packages, models and output go through the object storage. Any number of monitors may run, and each may end at any
+moment.
 
 projection.py  what is known of jobs and hosts; pure
 views.py       how a job is shown; pure
 curves.py      the curves of a job, thinned; pure
 curve_store.py keeps them in the bucket `curves`
 metrics.py     what a monitor measures of itself
+traces.py      the newest traces of changes; pure
+changes.py     the changes of a job, from its history and these traces; pure
 service.py     keeps the projection up to date
 api/           the HTTP API
 """

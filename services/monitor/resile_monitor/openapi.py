@@ -53,6 +53,8 @@ OPERATIONS = (
         api.HistoryPage,
         query=HistoryQuery,
     ),
+    Operation("get", "/v1/jobs/{job}/changes", "What changed, how long it took, and why", api.ChangeList),
+    Operation("get", "/v1/traces/{trace}", "The steps of one change", api.TraceView),
     Operation("get", "/v1/jobs/{job}/spec", "What was submitted", JobSpec),
     Operation("get", "/v1/jobs/{job}/curves", "Loss, metrics, scores and speed, thinned", api.CurvesView),
     Operation("get", "/v1/jobs/{job}/ledger", "How often each epoch's samples were used", api.LedgerView),

@@ -8,9 +8,10 @@ from resile_shared.credentials import read_credentials, write_private
 from resile_shared.envelope import Received
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.reports import Report
+from resile_shared.messages.traces import Spans
 from resile_shared.service import ServiceContext
 from resile_shared.storage import ObjectStorage
-from resile_shared.subjects import HEARTBEATS, HOSTS, JOBS, PROGRESS, REPORTS, reports_of_kind
+from resile_shared.subjects import HEARTBEATS, HOSTS, JOBS, PROGRESS, REPORTS, TRACES, reports_of_kind
 
 from .api.application import application, serving
 from .api.pool import Pool
@@ -18,6 +19,7 @@ from .curve_store import CurveStore
 from .metrics import MonitorMetrics
 from .projection import Projection
 from .settings import MonitorSettings
+from .traces import Traces
 from .webhooks.core import Pace
 from .webhooks.delivery import Deliveries
 
@@ -49,6 +51,7 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
             present = [asyncio.Event() for _ in range(5)]
             feed = Feed(context.bus, projection, curves)
             await feed.hear()
+            await feed.hear_traces(pool.traces)
             group.create_task(feed.jobs(present[0]))
             group.create_task(feed.hosts(present[1]))
             group.create_task(feed.progress(present[2]))
@@ -91,6 +94,14 @@ class Feed:
             self._projection.beat(received.message)
 
         await self._bus.subscribe(HEARTBEATS, Heartbeat, beat)
+
+    async def hear_traces(self, traces: Traces) -> None:
+        """Listen to the spans of changes from now on."""
+
+        async def add(received: Received[Spans]) -> None:
+            traces.add(received.message)
+
+        await self._bus.subscribe(TRACES, Spans, add)
 
     async def progress(self, present: asyncio.Event) -> None:
         """Read the newest progress of each job; then what curves lack, and what follows, for ever."""

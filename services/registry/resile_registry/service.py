@@ -13,9 +13,11 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 
 import orjson
 from nats.aio.msg import Msg
+from opentelemetry.context import Context, get_current
 from pydantic import BaseModel
 
 from resile_shared import subjects
@@ -39,6 +41,7 @@ from resile_shared.metrics import gauge, histogram, total
 from resile_shared.pool_settings import store_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.subjects import EVENTS, GOODBYES, HELLOS, HOSTS
+from resile_shared.telemetry import resumed, traced
 
 from .core import (
     Announcement,
@@ -79,21 +82,23 @@ class _HostQueues:
         self._carry_out = carry_out
         self._group = group
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
-        self._queues: dict[str, deque[Command]] = {}
+        self._queues: dict[str, deque[tuple[Command, Context]]] = {}
 
     def put(self, host: str, command: Command) -> None:
-        """Carry out ``command`` after the earlier ones for ``host``."""
+        """Carry out ``command`` after the earlier ones for ``host``, in the present trace."""
         if host in self._queues:
-            self._queues[host].append(command)
+            self._queues[host].append((command, get_current()))
         else:
-            self._queues[host] = deque((command,))
+            self._queues[host] = deque(((command, get_current()),))
             self._group.create_task(self._drain_queue(host))
 
     async def _drain_queue(self, host: str) -> None:
         queue = self._queues[host]
         while queue:
             async with self._slots:
-                await self._carry_out(queue.popleft())
+                command, context = queue.popleft()
+                with resumed(context):
+                    await self._carry_out(command)
         del self._queues[host]
 
 
@@ -192,8 +197,10 @@ class _Service:
 
     def _handle(self, event: Event, *, about: str = "") -> None:
         self._num_heartbeats += isinstance(event, HeartbeatReceived)
-        for command in self._core.handle(event, now=self._clock.now()):
-            self._queues.put(about or _host_of(command), command)
+        commands = self._core.handle(event, now=self._clock.now())
+        with traced(f"decide upon {type(event).__name__}") if commands else nullcontext():
+            for command in commands:
+                self._queues.put(about or _host_of(command), command)
 
     # commands
 

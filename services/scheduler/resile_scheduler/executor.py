@@ -48,6 +48,7 @@ from resile_shared.subjects import (
 from resile_shared.telemetry import resumed, traced
 
 from .core.pool import number_of
+from .job_starts import JobStarts
 from .lease import Lease
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ class Executor:
         self._batches: asyncio.Queue[Batch] = asyncio.Queue()
         self._to_publish: asyncio.Queue[tuple[str, Context]] = asyncio.Queue()
         self._answers: dict[str, asyncio.Future[Accepted | Refused]] = {}
+        self._starts = JobStarts()
 
     async def read(self) -> Stored:
         """Take over from earlier leaders; return what is stored. Raises FencedError if a later leader has done so."""
@@ -155,6 +157,15 @@ class Executor:
         await self._jobs.remove(job)
         self._refused.pop(job, None)
         self._unstored.pop(job, None)
+        self._starts.forget(job)
+
+    def requested(self, job: str) -> None:
+        """Have the start of ``job`` belong to the present trace, in which somebody submitted or resumed it."""
+        self._starts.requested(job)
+
+    def trains(self, job: str) -> None:
+        """Have what happens to ``job`` from now on belong to the trace of its cause: it has started."""
+        self._starts.forget(job)
 
     @property
     def num_batches(self) -> int:
@@ -248,7 +259,8 @@ class Executor:
         if allocation.job in self._refused and allocation.placements:
             return
         try:
-            await self._allocations.put(allocation.job, allocation)
+            with self._starts.continued(allocation):
+                await self._allocations.put(allocation.job, allocation)
         except _REFUSALS as error:
             await self._refuse(allocation.job, (), str(error))
 

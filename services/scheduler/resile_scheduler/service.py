@@ -15,10 +15,11 @@ import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from itertools import count
 
 from nats.aio.msg import Msg
+from opentelemetry.context import Context
 from pydantic import BaseModel
 
 from resile_shared import subjects
@@ -45,12 +46,12 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
-from resile_shared.messages.reports import Progress, Report
+from resile_shared.messages.reports import Progress, Report, Switched
 from resile_shared.metrics import gauge
 from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.subjects import HOSTS, LEASE, REPORTS
-from resile_shared.telemetry import continued, traced
+from resile_shared.telemetry import carries_trace, continued, is_recorded, resumed, traced
 
 from .core.core import Scheduler
 from .core.events import (
@@ -191,7 +192,9 @@ class _Service:
         async with aclosing(changes):
             async for batch in changes:
                 for change in batch:
-                    with continued(f"host {change.key}", change.headers, always=False):
+                    name = f"host {change.key}"
+                    is_traced = carries_trace(change.headers)
+                    with continued(name, change.headers, {"host": change.key}) if is_traced else nullcontext():
                         self._handle(change.value or HostRemoved(change.key))
 
     async def _on_unstored(self, received: Received[Report]) -> None:
@@ -217,6 +220,8 @@ class _Service:
             batch = self._handle(received.message)
             if batch is not None:
                 await batch.done.wait()
+            if isinstance(received.message.content, Switched):
+                self._executor.trains(received.message.job)
         finally:
             self._is_reading = False
         assert received.sequence is not None
@@ -237,7 +242,10 @@ class _Service:
             case other:
                 raise AssertionError(f"not a command to the scheduler: {other}")
         self._handle(event)
-        return await self._executor.answer_to(received.id)
+        answer = await self._executor.answer_to(received.id)
+        if isinstance(answer, Accepted) and isinstance(received.message, JobSubmit | JobResume):
+            self._executor.requested(answer.job_id or "")
+        return answer
 
     def _on_removed(self, job: str) -> None:
         self._handle(JobRemoved(job))
@@ -277,21 +285,20 @@ class _Service:
 
     def _handle(self, event: Event) -> Batch | None:
         """Pass an event to the core, and its commands to the executor."""
-        is_progress = isinstance(event, Report) and isinstance(event.content, Progress)
-        repeated = is_progress or isinstance(event, Heartbeat | Tick)  # no trace of its own, unless commands follow
-        with nullcontext() if repeated else traced(f"decide upon {type(event).__name__}"):
+        with nullcontext() if _is_repeated(event) else traced(f"decide upon {_name_of(event)}"):
             now, begun = self._clock.now(), time.perf_counter()
             commands = self._core.handle(event, now=now)
             self._metrics.on_handled(event, commands, seconds=time.perf_counter() - begun, now=now)
             if not commands:
                 return None
-            batch = self._batch(commands)
-        self._executor.put(batch)
-        for command in commands:
-            if isinstance(command, ProbeHost):
-                self._group.create_task(self._probe(command, batch))
-            elif isinstance(command, RemoveJob):
-                self._group.create_task(self._remove(command, batch))
+            with nullcontext() if is_recorded() else resumed(Context()), _decision(event):
+                batch = self._batch(commands)
+                self._executor.put(batch)
+                for command in commands:
+                    if isinstance(command, ProbeHost):
+                        self._group.create_task(self._probe(command, batch))
+                    elif isinstance(command, RemoveJob):
+                        self._group.create_task(self._remove(command, batch))
         for allocation in batch.allocations:
             slots = ",".join(placement.slot_name for placement in allocation.placements) or "none"
             what = "ordered" if allocation.has_addresses else "allocated"
@@ -327,3 +334,21 @@ class _Service:
                 return [(host, Instruction(pause)) for host in hosts]
             case _:
                 return []
+
+
+def _is_repeated(event: Event) -> bool:
+    """Whether it comes again and again, and has a span only if commands follow."""
+    return isinstance(event, Heartbeat | Tick) or (isinstance(event, Report) and isinstance(event.content, Progress))
+
+
+def _decision(event: Event) -> AbstractContextManager[object]:
+    """Return the span of a decision about what is repeated; others have theirs already."""
+    return traced(f"decide upon {_name_of(event)}") if _is_repeated(event) else nullcontext()
+
+
+def _name_of(event: Event) -> str:
+    if isinstance(event, Report):
+        return f"report: {event.content.kind.replace('_', ' ')}"
+    if isinstance(event, JobChangeRequested):
+        return type(event.request).__name__
+    return type(event).__name__

@@ -2,7 +2,7 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
     add_MetricsServiceServicer_to_server,
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 DELAY = "OTEL_BSP_SCHEDULE_DELAY"
@@ -37,6 +38,11 @@ class Span:
     begin: float
     end: float
     attributes: dict[str, str | int]
+    """Those of Resile without their ``resile.``."""
+    id: bytes = b""
+    parent: bytes = b""
+    """Empty: the trace began with it."""
+    service: str = ""
 
 
 @dataclass
@@ -71,11 +77,25 @@ class Collector:
     def add(self, body: bytes) -> None:
         """Add the spans of one export request."""
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            service = str(_values(resource.resource.attributes)["service.name"])
             for scope in resource.scope_spans:
                 for span in scope.spans:
-                    attributes = {a.key: a.value.string_value or a.value.int_value for a in span.attributes}
                     begin, end = span.start_time_unix_nano / _NANOSECONDS, span.end_time_unix_nano / _NANOSECONDS
-                    self.traces[span.trace_id].append(Span(span.name, begin, end, attributes))
+                    ids = span.span_id, span.parent_span_id, service
+                    self.traces[span.trace_id].append(Span(span.name, begin, end, _values(span.attributes), *ids))
+
+    def orphans(self) -> list[Span]:
+        """Return the spans whose parents are not known."""
+        return [
+            span
+            for spans in list(self.traces.values())
+            for span in spans
+            if span.parent and span.parent not in {other.id for other in spans}
+        ]
+
+
+def _values(attributes: Iterable[KeyValue]) -> dict[str, str | int]:
+    return {a.key.removeprefix("resile."): a.value.string_value or a.value.int_value for a in attributes}
 
 
 @contextmanager

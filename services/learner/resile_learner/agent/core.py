@@ -31,6 +31,7 @@ from resile_shared.messages.reports import Report
 from resile_shared.recent_events import RecentEvents
 
 from ..messages import (
+    ChangeTraced,
     Finished,
     FromWorker,
     Joined,
@@ -251,7 +252,7 @@ class AgentCore:
             case WorkerListening():
                 order = _order(self._allocations.get(job))
                 return [*beat, *([SendToWorker(job, message.worker, order)] if order else [])]
-            case Joined() | Finished():
+            case Joined() | Finished() | ChangeTraced():
                 return beat
             case _:
                 return [*beat, *self._report(job, message, worker, now)]

@@ -69,7 +69,7 @@ class AgentIncarnation:
         self._clock = SteadyClock()
         self._core = AgentCore(hello.host, hello.incarnation)
         self._events: asyncio.Queue[tuple[Event, Context]] = asyncio.Queue()
-        self._traces = Traces()
+        self._traces = Traces(hello.host)
         self._workers = HostWorkers(context, self._post)
         self._runner = WorkerRunner(fork_servers, self._workers)
         self._reports = ReportQueue(bus, Spool(context.folder.path / "facts"))
@@ -115,6 +115,7 @@ class AgentIncarnation:
     async def close(self) -> None:
         """Publish and store what workers left; call this when the fork servers have ended."""
         await self._runner.wait_closed()
+        self._traces.close()
         await self._send_waiting_lines(MAX_WAITING_LINES)
         if self._bus.is_up:
             await self._reports.flush()

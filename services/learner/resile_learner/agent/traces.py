@@ -1,8 +1,10 @@
 """Assigns what happens on this host to traces.
 
 An allocation is carried out in the trace in which it was written, and what the job's workers do about it belongs to the
-same trace: they start, reach their training call, form the generation, leave. What the agent publishes about that
-carries the trace on. Everything else that a worker does begins a trace of its own.
+same trace: they start, reach their training call, form the generation, hand their state over, train its first
+iterations, leave. What the agent publishes about that carries the trace on. So does what a suspicion leads to, and a
+checkpoint, which belongs to the trace of the pause that asked for it, if one did. Everything else that a worker does
+begins a trace of its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,12 +12,26 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from opentelemetry.context import Context, get_current
-from opentelemetry.trace import Span
+from opentelemetry.trace import Link, Span, get_current_span
 
 from resile_shared.messages.allocations import Allocation
-from resile_shared.telemetry import begin, resumed, traced
+from resile_shared.span_queue import ITERATION
+from resile_shared.telemetry import Value, begin, in_span, resumed, traced
 
-from ..messages import FromWorker, Joined, Left, Order, Ready, Switched, WorkerListening
+from ..messages import (
+    ChangeTraced,
+    CheckpointSaved,
+    FromWorker,
+    Joined,
+    Left,
+    Order,
+    Pause,
+    PeerSuspected,
+    Ready,
+    Switched,
+    WorkerListening,
+    WorkerSpan,
+)
 from ..processes.runner import Key
 from .events import (
     AllocationGone,
@@ -35,17 +51,23 @@ _ABOUT_AN_ALLOCATION = (WorkerListening, Ready, Joined, Switched, Left)
 @dataclass
 class _Forming:
     generation: int
-    span: Span | None
+    span: Span
+    is_open: bool = True
 
 
 class Traces:
     """Keeps the trace of each job's newest allocation, and the spans of what takes longer than one event."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
+        self._host = host
         self._contexts: dict[str, Context] = {}
         self._starting: dict[Key, tuple[Context, Span]] = {}
         self._forming: dict[str, _Forming] = {}
         self._killed: dict[Key, Context] = {}
+        self._pauses: dict[str, Context] = {}
+        self._checkpoints: dict[str, Context] = {}
+        self._suspicions: dict[str, tuple[int, Context]] = {}
+        """For each job the newest generation in which a member was suspected, and the trace that began with that."""
 
     @contextmanager
     def following(self, event: Event, commands: Sequence[Command], context: Context) -> Iterator[None]:
@@ -55,17 +77,24 @@ class Traces:
         """
         self._end_spans(event)
         context = self._cause_of(event, context)
-        with resumed(context), _span_of(event) if commands else nullcontext():
+        with resumed(context), self._span_of(event) if commands else nullcontext():
             if isinstance(event, Allocation) and commands:
                 self._contexts[event.job] = get_current()
             self._begin_spans(commands)
             yield
 
+    def close(self) -> None:
+        """End all spans: the agent ends, and what belongs to them is exported or not known."""
+        for _, span in self._starting.values():
+            span.end()
+        for job in list(self._forming):
+            self._formed(job)
+
     def _cause_of(self, event: Event, context: Context) -> Context:
         """Return the trace that led to an event; an empty one if the event begins a trace."""
         match event:
             case MessageReceived(job, message):
-                return self._contexts.get(job, Context()) if isinstance(message, _ABOUT_AN_ALLOCATION) else Context()
+                return self._cause_of_message(job, message)
             case WorkerExited(job, worker, exit_):
                 killed = self._killed.pop((job, worker), None)
                 left = self._contexts.get(job) if exit_.kind == "left" else None
@@ -73,17 +102,62 @@ class Traces:
             case _:
                 return context
 
+    def _cause_of_message(self, job: str, message: FromWorker) -> Context:
+        match message:
+            case CheckpointSaved():
+                return self._checkpoints.get(job, Context())
+            case PeerSuspected(generation=generation):
+                known, context = self._suspicions.get(job, (0, Context()))
+                return context if known == generation else Context()
+            case _ if isinstance(message, _ABOUT_AN_ALLOCATION):
+                return self._contexts.get(job, Context())
+            case _:
+                return Context()
+
+    def _span_of(self, event: Event) -> AbstractContextManager[object]:
+        """Return a span for events that deserve one."""
+        match event:
+            case Allocation(job=job, generation=generation):
+                return traced("carry out allocation", job=job, generation=generation, host=self._host)
+            case WorkerExited(job, worker, exit_):
+                return traced("worker is gone", job=job, worker=worker, host=self._host, how=exit_.kind)
+            case MessageReceived(job, PeerSuspected() as suspicion):
+                return self._suspected(job, suspicion)
+            case _:
+                return nullcontext()
+
+    @contextmanager
+    def _suspected(self, job: str, suspicion: PeerSuspected) -> Iterator[None]:
+        """Begin a trace with the first suspicion in a generation; workers repeat them."""
+        if get_current_span().get_span_context().is_valid:
+            yield
+            return
+        with traced(
+            "worker suspected",
+            job=job,
+            host=self._host,
+            worker=suspicion.worker,
+            generation=suspicion.generation,
+            suspect=suspicion.suspect,
+            evidence=suspicion.evidence,
+            reason=suspicion.reason,
+        ):
+            self._suspicions[job] = suspicion.generation, get_current()
+            yield
+
     def _begin_spans(self, commands: Sequence[Command]) -> None:
         """Begin the spans of what takes longer than one event, in the current trace; forget jobs that leave."""
         for command in commands:
             match command:
                 case StartWorker(job, worker):
-                    span = begin("start worker", job=job, worker=worker)
+                    span = begin("start worker", job=job, worker=worker, host=self._host)
                     self._starting[job, worker] = get_current(), span
                 case KillWorker(job, worker):
                     self._killed[job, worker] = get_current()
                 case SendToWorker(job, _, Order(generation=generation)):
                     self._ordered(job, generation)
+                case SendToWorker(job, _, Pause()) if get_current_span().get_span_context().is_valid:
+                    self._pauses[job] = get_current()
                 case UnwatchAllocation(job):
                     self._forget(job)
                 case _:
@@ -93,7 +167,8 @@ class Traces:
         forming = self._forming.get(job)
         if forming is None or forming.generation < generation:
             self._formed(job)
-            self._forming[job] = _Forming(generation, begin("form generation", job=job, generation=generation))
+            span = begin("form generation", job=job, generation=generation, host=self._host)
+            self._forming[job] = _Forming(generation, span)
 
     def _end_spans(self, event: Event) -> None:
         """End the spans that ``event`` completes."""
@@ -110,7 +185,7 @@ class Traces:
     def _on_message(self, job: str, message: FromWorker) -> None:
         match message:
             case WorkerListening(worker=worker) if started := self._end_start((job, worker)):
-                span = begin("run script to training call", started, job=job, worker=worker)
+                span = begin("run script to training call", started, job=job, worker=worker, host=self._host)
                 self._starting[job, worker] = started, span
             case Ready(worker=worker):
                 self._end_start((job, worker))
@@ -120,8 +195,41 @@ class Traces:
                     self._formed(job)
             case Left():
                 self._formed(job)
+            case ChangeTraced():
+                self._on_traced(job, message)
             case _:
                 pass
+
+    def _on_traced(self, job: str, traced_change: ChangeTraced) -> None:
+        """Make spans of what a worker did around a change."""
+        forming = self._forming.get(job)
+        change = in_span(forming.span) if forming else self._contexts.get(job, Context())
+        match traced_change.change:
+            case "generation":
+                self._add(job, traced_change, change)
+            case "checkpoint":
+                pause = self._pauses.pop(job, Context()) if traced_change.pausing else Context()
+                self._checkpoints[job] = self._add(job, traced_change, pause)
+            case "none":
+                cause = get_current_span(change).get_span_context()
+                links = (Link(cause),) if cause.is_valid else ()
+                for span in traced_change.spans:
+                    self._end(begin(ITERATION, Context(), span.attributes, begun=span.begin / 1e6, links=links), span)
+
+    def _add(self, job: str, traced_change: ChangeTraced, context: Context) -> Context:
+        """Add the spans of a worker to the trace of ``context``; return the context of the first of them."""
+        made: list[Context] = []
+        own: dict[str, Value] = {"job": job, "worker": traced_change.worker, "host": self._host}
+        for span in traced_change.spans:
+            is_known = span.parent is not None and span.parent < len(made)
+            parent = made[span.parent] if span.parent is not None and is_known else context
+            found = begin(span.name, parent, {**span.attributes, **own}, begun=span.begin / 1e6)
+            self._end(found, span)
+            made.append(in_span(found))
+        return made[0] if made else context
+
+    def _end(self, made: Span, span: WorkerSpan) -> None:
+        made.end(span.end * 1000)
 
     def _end_start(self, key: Key) -> Context | None:
         """End the span of a worker's start; return the trace that it belongs to."""
@@ -131,22 +239,12 @@ class Traces:
         return context
 
     def _forget(self, job: str) -> None:
-        self._contexts.pop(job, None)
-        self._forming.pop(job, None)
+        self._formed(job)
+        for kept in (self._contexts, self._forming, self._pauses, self._checkpoints, self._suspicions):
+            kept.pop(job, None)
 
     def _formed(self, job: str) -> None:
         forming = self._forming.get(job)
-        if forming and forming.span:
+        if forming and forming.is_open:
             forming.span.end()
-            forming.span = None
-
-
-def _span_of(event: Event) -> AbstractContextManager[object]:
-    """Return a span for events that deserve one."""
-    match event:
-        case Allocation(job=job, generation=generation):
-            return traced("carry out allocation", job=job, generation=generation)
-        case WorkerExited(job, worker, exit_):
-            return traced("worker is gone", job=job, worker=worker, how=exit_.kind)
-        case _:
-            return nullcontext()
+            forming.is_open = False

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from resile_shared.errors import ResileError
 from resile_shared.storage import StorageError
 
-from ..messages import CheckpointSaved, Warned
+from ..changes import span_of
+from ..messages import ChangeTraced, CheckpointSaved, Warned
 from ..session import Session
 from ..state.flat import Allocate
 from ..state.run import RunState
@@ -61,6 +62,11 @@ class _Unfinished:
     holders: tuple[int, ...]
     num_bytes: int
     started: float
+    begun: float
+    """With the next two, for its trace, in seconds since the epoch: when all members began to copy the state."""
+    copied: float
+    stored: float | None = None
+    """When all parts were stored, on the member that writes the manifest."""
 
 
 class Checkpointer:
@@ -192,6 +198,7 @@ class Checkpointer:
         checkpoint = CheckpointId(view.lineage, iteration, view.generation)
         if checkpoint.name in self._unfinished:
             return
+        begun = self._session.changes.now()
         self._snapshot = Snapshot(state.flatten(), reuse=self._snapshot)
         self._unfinished[checkpoint.name] = _Unfinished(
             checkpoint,
@@ -199,6 +206,8 @@ class Checkpointer:
             holders=view.workers,
             num_bytes=self._snapshot.num_bytes,
             started=self._clock(),
+            begun=begun,
+            copied=self._session.changes.now(),
         )
         replaced = self._started(self._store).start(self._snapshot, checkpoint)
         if replaced is not None:
@@ -353,6 +362,7 @@ class Checkpointer:
             return
         if remaining[:1] == [self._session.view.me]:
             self._committing = tracker.name
+            self._unfinished[tracker.name].stored = self._session.changes.now()
             self._uploads.commit(tracker.parts)
 
     def _finish(self, name: str) -> None:
@@ -369,8 +379,29 @@ class Checkpointer:
         )
         _, remaining = self._current()
         if remaining[:1] == [self._session.view.me]:
+            self._report_trace(known)
             self._report_saved(self._last_saved)
         self._end(name)
+
+    def _report_trace(self, known: _Unfinished) -> None:
+        """Report how long each step of a checkpoint took, for its trace."""
+        now, view, iteration = self._session.changes.now(), self._session.view, known.checkpoint.iteration
+        spans = [
+            span_of("checkpoint", known.begun, now, iteration=iteration, bytes=known.num_bytes),
+            span_of("copy state", known.begun, known.copied, parent=0),
+            span_of("store parts", known.copied, known.stored or now, parent=0),
+        ]
+        if known.stored is not None:
+            spans.append(span_of("write manifest", known.stored, now, parent=0))
+        self._session.report(
+            ChangeTraced(
+                worker=view.me,
+                generation=view.generation,
+                change="checkpoint",
+                pausing=iteration == self._paused_at,
+                spans=tuple(spans),
+            )
+        )
 
     def _end(self, name: str) -> None:
         ended = self._unfinished.pop(name, None)

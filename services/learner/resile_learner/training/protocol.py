@@ -149,8 +149,11 @@ class TrainingProtocol:
             self._continue_from_state()
             self.reports.on_switch(0.0)
             return
-        if self._session.resume and self._checkpoints.resume(self._state):
-            self._continue_from_state()
+        if self._session.resume:
+            with self._session.changes.step("load checkpoint"):
+                has_loaded = self._checkpoints.resume(self._state)
+            if has_loaded:
+                self._continue_from_state()
         first = self._state.progress.round
         while self._state.progress.round == first:
             try:
@@ -203,20 +206,24 @@ class TrainingProtocol:
 
     def _switch(self, switch: Switch, outcome: RoundResult) -> None:
         started = time.perf_counter()
-        self._computation.begin_membership()
-        self.reports.progress()
-        self._session.switch(switch, outcome.tag, self._state)
-        self._checkpoints.divide_parts()
+        self._session.changes.begin()
+        with self._session.changes.step("switch generation"):
+            self._computation.begin_membership()
+            self.reports.progress()
+            self._session.switch(switch, outcome.tag, self._state)
+            self._checkpoints.divide_parts()
         self.reports.on_switch(time.perf_counter() - started)
 
     def _recover(self, lost: Abandoned) -> None:
         """Continue without the lost member: the members of a newer generation repeat the abandoned round."""
         started = time.perf_counter()
-        self._computation.begin_membership()
-        self._computation.discard_round()  # before the state is handed over
-        is_behind = self._session.recover(lost, next_round=self._state.progress.round, state=self._state)
-        self._continue_from_state()
-        self._checkpoints.recovered(is_behind=is_behind)
+        self._session.changes.begin()
+        with self._session.changes.step("recover", suspect=lost.suspect, reason=lost.reason):
+            self._computation.begin_membership()
+            self._computation.discard_round()  # before the state is handed over
+            is_behind = self._session.recover(lost, next_round=self._state.progress.round, state=self._state)
+            self._continue_from_state()
+            self._checkpoints.recovered(is_behind=is_behind)
         self.reports.on_switch(time.perf_counter() - started)
 
     def _idle_round(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from resile_shared.messages.reports import BatchStep
 
-from ..messages import Completed, Joined, Progress, Switched, Warned
+from ..messages import ChangeTraced, Completed, Joined, Progress, Switched, TracedChange, Warned, WorkerSpan
 from ..session import Session
 from ..state.run import RunState
 from .batch_schedule import BatchSchedule
@@ -58,6 +58,7 @@ class Reports:
     def on_begin(self) -> None:
         """An iteration begins."""
         self._begun = time.perf_counter()
+        self._session.changes.on_begin(self._state.progress.iteration)
 
     def on_commit(self, batch: Batch, outcome: RoundResult, *, ends_epoch: bool) -> None:
         """The iteration over ``batch`` was committed.
@@ -75,6 +76,7 @@ class Reports:
                 self._sent = now
                 self.progress(ends_epoch=ends_epoch)
         self.last = outcome.last
+        self._session.changes.on_commit(self._state.progress.iteration - 1, self._traced)
         warnings = self._stragglers.on_iteration(paces, now=time.monotonic())
         if self._session.view.rank == 0:
             for text in warnings:
@@ -119,6 +121,13 @@ class Reports:
             pause_seconds=pause_seconds,
         )
         self._session.report(message)
+
+    def _traced(self, spans: tuple[WorkerSpan, ...], is_sample: bool) -> None:
+        """Report what this worker did around a change; of the samples those of the lowest rank are enough."""
+        view = self._session.view
+        if not is_sample or view.rank == 0:
+            change: TracedChange = "none" if is_sample else "generation"
+            self._session.report(ChangeTraced(worker=view.me, generation=view.generation, change=change, spans=spans))
 
     def complete(self, params_sha256: str, *, model_key: str | None, bits: str) -> Result:
         """Return the result of the completed run; the lowest rank also reports it."""

@@ -61,7 +61,8 @@ class Round:
 
         Raises Abandoned when a member was lost meanwhile, MembersDiffer when members differ.
         """
-        raw = self.exchange.finish(header.encode(generation=self._session.named(next_iteration)))
+        with self._session.changes.step("exchange", round=self._spec.tag.round):
+            raw = self.exchange.finish(header.encode(generation=self._session.named(next_iteration)))
         named, headers = zip(*(RoundHeader.decode(data, self._buffers.like) for data in raw), strict=True)
         try:
             self._compare(headers)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from resile_shared.errors import ResileError
 
+from ..changes import ChangeRecorder
 from ..collectives.departure import LeaveAcknowledgement
 from ..collectives.poller import LinkPoller
 from ..collectives.round import GradientExchange, OpenRound
@@ -24,7 +25,7 @@ from ..membership.events import (
     SyncState,
 )
 from ..membership.view import MembershipView
-from ..messages import Left, Message, Order, Ready, WorkerConfig
+from ..messages import ChangeTraced, Left, Message, Order, Ready, WorkerConfig
 from ..session import SecondTrainingCall, StateLost, View
 from ..state.flat import FlatState
 from ..state.run import RunState
@@ -48,6 +49,7 @@ class WorkerSession:
         self._leave_acknowledgement = LeaveAcknowledgement(poller)
         self._order: Order | None = None
         self.phases = control.phases
+        self.changes = ChangeRecorder()
         self.storage = config.storage
         self.job = config.job
         self.packages = config.packages
@@ -91,17 +93,21 @@ class WorkerSession:
         self.training_called = True
         self._control.report(ready.model_copy(update={"worker": self._config.worker}))
         self._control.post(ScriptReady())
-        if self._control.wait_for(_is_initial_member):
+        with self.changes.step("wait for membership"):
+            is_initial = self._control.wait_for(_is_initial_member)
+        if is_initial:
             self._order = self._control.view.current
             return True
         try:
-            _, generation = self._state_transfer.receive(
-                state.allocate_buffers, obsolete=lambda: self._control.view.must_recover
-            )
+            with self.changes.step("receive state"):
+                _, generation = self._state_transfer.receive(
+                    state.allocate_buffers, obsolete=lambda: self._control.view.must_recover
+                )
         except Abandoned as lost:
             self._catch_up(lost, NO_STATE, state)
             return False
-        state.load_received()
+        with self.changes.step("load state"):
+            state.load_received()
         self._control.post(StateReceived(generation))
         self._order = self._control.wait_for(lambda view: view.current)
         for peer in self._poller.links.keys() - set(self._order.workers):  # leavers wait for it where nobody continues
@@ -141,7 +147,8 @@ class WorkerSession:
         if receivers:
             flat = state.flatten()
             for joiner in receivers:
-                with suppress(Abandoned):  # it was lost on the way in: the next round will show it
+                # One that was lost on the way in shows in the next round.
+                with suppress(Abandoned), self.changes.step("send state", to=joiner):
                     self._state_transfer.send(joiner, generation, flat.skeleton, flat.tensors, obsolete=is_superseded)
         if me not in switch.new.workers:
             self._await_heirs_and_leave(switch, tag, iteration=state.progress.iteration)
@@ -149,12 +156,16 @@ class WorkerSession:
 
     def _await_heirs_and_leave(self, switch: Switch, tag: Tag, *, iteration: int) -> NoReturn:
         """Leave once a member that continues is known to have all that this worker has. Raises Abandoned if none is."""
+        others = [worker for worker in switch.old.workers if worker != self._config.worker]
+        with self.changes.step("wait until others have the state"):
+            self._await_heirs(switch, tag, others)
+        self._leave([*others, *switch.joiners], iteration, successor=switch.new.generation)
 
+    def _await_heirs(self, switch: Switch, tag: Tag, others: Sequence[int]) -> None:
         def is_recalled() -> bool:
             view = self._control.view
             return view.is_released or view.must_recover
 
-        others = [worker for worker in switch.old.workers if worker != self._config.worker]
         confirmed = self._leave_acknowledgement.await_confirmations(others, tag, obsolete=is_recalled)
         if not switch.continuing:
             confirmed = self._leave_acknowledgement.await_confirmations(
@@ -164,10 +175,14 @@ class WorkerSession:
         is_needed = is_recalled() or not confirmed.intersection(heirs)
         if is_needed and not self._control.view.is_released:
             raise Abandoned(heirs[0], "it was lost before it was known to have what this worker has")
-        self._leave([*others, *switch.joiners], iteration)
 
-    def _leave(self, peers: Sequence[int], iteration: int) -> NoReturn:
+    def _leave(self, peers: Sequence[int], iteration: int, *, successor: int | None = None) -> NoReturn:
         me, generation = self._config.worker, self.view.generation
+        self.changes.flush(
+            lambda spans: self._control.report(
+                ChangeTraced(worker=me, generation=successor or generation, change="generation", spans=spans)
+            )
+        )
         self._control.report(Left(worker=me, generation=generation, iteration=iteration))
         self._control.close_links()
         self._leave_acknowledgement.close_gracefully(peers)
@@ -190,9 +205,12 @@ class WorkerSession:
         while True:
             self._control.check_link(lost.suspect)
             self._control.post(RoundAbandoned(number))
-            sync = self._await_state_sync(state.progress.iteration)
+            with self.changes.step("wait for the recovery"):
+                sync = self._await_state_sync(state.progress.iteration)
             try:
-                if self._sync_state(sync, state.flatten, allocate_buffers):
+                with self.changes.step("synchronize state", round=sync.round):
+                    has_received = self._sync_state(sync, state.flatten, allocate_buffers)
+                if has_received:
                     state.load_received()  # before anything newer can make this worker a donor
                     has_taken, is_torn = True, False
                 number = sync.round

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
+from opentelemetry.trace import SpanKind
 
 from resile_shared.errors import UsageError
 from resile_shared.http_server import listening
@@ -24,6 +25,7 @@ from .problems import Handler, ProblemError, problems
 from .requests import MAX_BODY_BYTES
 from .sessions import Sessions
 from .tenants import Tenants
+from .traces import TraceViews
 from .usage import Usage
 from .webhooks import Webhooks
 
@@ -43,11 +45,18 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
 
     @web.middleware
     async def traced(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method not in ("POST", "PUT"):
-            return await handler(request)
         resource = request.match_info.route.resource
-        with continued(f"{request.method} {resource.canonical if resource else 'nothing'}", request.headers):
+        if request.method not in ("POST", "PUT", "DELETE") or resource is None:
             return await handler(request)
+        route = resource.canonical
+        attributes = {"http.request.method": request.method, "http.route": route, "url.path": request.path}
+        if job := request.match_info.get("job"):
+            attributes["job"] = job
+        name = f"{request.method} {route}"
+        with continued(name, request.headers, attributes, kind=SpanKind.SERVER) as span:
+            response = await handler(request)
+            span.set_attribute("http.response.status_code", response.status)
+            return response
 
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"status": "alive"})
@@ -67,7 +76,7 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
     made.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
     made.add_routes(sessions.routes())
     made.add_routes(Page().routes())
-    for part in (Jobs, Hosts, Policy, Tenants, Usage, Packages, Downloads, Events, Logs, Webhooks):
+    for part in (Jobs, Hosts, Policy, Tenants, Usage, Packages, Downloads, Events, Logs, Webhooks, TraceViews):
         made.add_routes(part(pool).routes())
     made.on_shutdown.append(close)
     return made

@@ -35,9 +35,11 @@ from resile_shared.subjects import (
     InvalidSubject,
 )
 
+from ..changes import TracedItem
 from ..curve_store import CurveStore
 from ..metrics import MonitorMetrics
 from ..projection import Projection
+from ..traces import Traces
 from ..views import curves_view
 from .problems import ProblemError
 
@@ -66,6 +68,7 @@ class Pool:
     has_caught_up: bool = False
     """Whether the projection holds all that was stored when the monitor started."""
     metrics: MonitorMetrics = field(default_factory=MonitorMetrics)
+    traces: Traces = field(default_factory=Traces)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the monitor stops: all event streams end."""
 
@@ -91,6 +94,10 @@ class Pool:
 
         What ``record`` does not hold unpublished was published before it was stored.
         """
+        return tuple(traced.item for traced in await self.traced_history(record, before=before))
+
+    async def traced_history(self, record: JobRecord, *, before: int = MAX_INTEGER) -> tuple[TracedItem, ...]:
+        """Return the same with the trace of each item."""
         if not self.bus.is_up:
             raise ProblemError("unavailable", "the bus is disconnected: try again")
         events = self.bus.read_stream(EVENTS, JobEvent, subject=subjects.job_events(record.job))
@@ -98,7 +105,8 @@ class Pool:
             newest = await events.newest()
             num_published = newest.message.item.number if newest else 0
             page = await events.page(MAX_HISTORY, skip=max(0, num_published + 1 - before))
-        items = {item.number: item for item in (*(event.message.item for event in page), *record.unpublished)}
+        published = (TracedItem(event.message.item, event.trace) for event in page)
+        items = {traced.item.number: traced for traced in (*map(TracedItem, record.unpublished), *published)}
         return tuple(items[number] for number in sorted(items) if number < before)[-MAX_HISTORY:]
 
     async def job_curves(self, job: str) -> CurvesView:

@@ -1,0 +1,243 @@
+"""The changes of a job: the items of its history that one cause led to, how long that took, and what it was in words.
+
+The history lasts, and with each item the id of its trace. Where the spans of the trace are kept as well, they tell how
+long a change took, and when it began: items are written when a change has taken effect.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from resile_shared.api import ChangeKind, ChangeView
+from resile_shared.messages.jobs import HistoryItem
+from resile_shared.messages.message import at, timestamp
+from resile_shared.messages.traces import Span
+
+from .traces import Traces
+
+_ENDS = ("completed", "failed", "stopped")
+_PAUSES = ("pausing", "paused")
+_LOSSES = ("recover", "worker suspected")
+MAX_CHANGES = 1000
+
+
+@dataclass(frozen=True)
+class TracedItem:
+    """An item of a history, and the trace in which it was published; empty: not known."""
+
+    item: HistoryItem
+    trace: str = ""
+
+
+def changes_of(job: str, name: str, history: Sequence[TracedItem], traces: Traces) -> tuple[ChangeView, ...]:
+    """Return the changes of ``job``, oldest first: those of its history, and the checkpoints that are remembered."""
+    grouped: dict[object, list[HistoryItem]] = {}
+    for traced in history:
+        grouped.setdefault(traced.trace or traced.item.number, []).append(traced.item)
+    items_of = [traced.item for traced in history]
+    numbers = [item.number for item in items_of]
+    found = []
+    for trace, items in grouped.items():
+        kept = traces.get(trace) if isinstance(trace, str) else None
+        change = _Change(
+            name,
+            items,
+            trained=_trained(items_of[: bisect_left(numbers, items[0].number)]),
+            later=items_of[bisect_right(numbers, items[-1].number) :],
+            spans=kept.of_job(job) if kept else [],
+        )
+        found.append(change.view(trace if isinstance(trace, str) else None))
+    found += [_checkpoint(name, trace, span) for trace, span in traces.checkpoints(job)]
+    return tuple(sorted(found, key=lambda change: change.time)[-MAX_CHANGES:])
+
+
+def _trained(before: Sequence[HistoryItem]) -> HistoryItem | None:
+    """Return the allocation with which the job trained; None if it did not."""
+    for item in reversed(before):
+        if item.kind == "allocation":
+            return item
+        if item.kind in ("queued", "paused"):
+            return None
+    return None
+
+
+def _checkpoint(name: str, trace: str, span: Span) -> ChangeView:
+    seconds = (span.end - span.begin) / 1e6
+    iteration = int(span.attributes.get("resile.iteration", 0))
+    return ChangeView(
+        number=None,
+        items=(),
+        kind="checkpoint",
+        time=at(span.begin / 1e6),
+        seconds=seconds,
+        generation=0,
+        iteration=iteration,
+        workers_before=0,
+        workers=0,
+        reason="",
+        summary=f"A checkpoint of {name} at iteration {iteration}, begun at {_time(span.begin)}, was stored after "
+        f"{_seconds(seconds)}.",
+        trace=trace,
+        has_spans=True,
+    )
+
+
+@dataclass(frozen=True)
+class _Change:
+    name: str
+    items: Sequence[HistoryItem]
+    trained: HistoryItem | None
+    """The allocation with which the job trained until then, if it did."""
+    later: Sequence[HistoryItem]
+    """The items after it."""
+    spans: Sequence[Span]
+    """Of the job, if they are kept, by the time at which they began."""
+
+    def view(self, trace: str | None) -> ChangeView:
+        item = self.items[-1]
+        shown = next((item for item in reversed(self.items) if item.kind == "allocation"), item)
+        return ChangeView(
+            number=self.items[0].number,
+            items=tuple(item.number for item in self.items),
+            kind=self.kind,
+            time=self.items[0].time,
+            seconds=self.seconds,
+            generation=shown.generation,
+            iteration=shown.iteration,
+            workers_before=len(self.slots_before),
+            workers=item.workers,
+            reason=next((item.reason for item in (shown, *self.items) if item.reason), ""),
+            summary=f"{self._summary()}.",
+            trace=trace,
+            has_spans=bool(self.spans),
+        )
+
+    @property
+    def kind(self) -> ChangeKind:
+        kinds = {item.kind for item in self.items}
+        if kinds & set(_ENDS):
+            return "end"
+        if kinds & set(_PAUSES):
+            return "pause"
+        if self._loss is not None or any("lost" in item.reason for item in self.items):
+            return "recovery"
+        if "accepted" in kinds or ("allocation" in kinds and not self.slots_before):
+            return "start"
+        return "resize" if "allocation" in kinds else "other"
+
+    @property
+    def slots_before(self) -> tuple[str, ...]:
+        return self.trained.slots if self.trained else ()
+
+    @property
+    def begin(self) -> int:
+        """When its cause was there, in microseconds since the epoch: a loss is before what it leads to."""
+        if self._loss is not None:
+            return self._loss.begin
+        return round(self.items[0].time.timestamp() * 1e6)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took until training went on, or it had its effect."""
+        if self.kind in ("end", "pause", "other"):
+            end = round(self.items[-1].time.timestamp() * 1e6)
+        else:
+            end = self._first_iteration.begin if self._first_iteration else 0
+        return (end - self.begin) / 1e6 if end >= self.begin and (self.spans or end > self.begin) else None
+
+    @property
+    def _loss(self) -> Span | None:
+        return next((span for span in self.spans if span.name in _LOSSES), None)
+
+    @property
+    def _first_iteration(self) -> Span | None:
+        """The first iteration after the change; those before it belong to the trace as well."""
+        number = next((item.iteration for item in reversed(self.items) if item.kind == "allocation"), None)
+        iterations = (
+            span
+            for span in self.spans
+            if span.name == "iteration" and not span.attributes.get("resile.abandoned") and span.begin >= self.begin
+        )
+        return next((span for span in iterations if span.attributes.get("resile.iteration") == number), None)
+
+    def _summary(self) -> str:
+        match self.kind:
+            case "start":
+                return self._start()
+            case "resize":
+                return self._resize()
+            case "recovery":
+                return self._recovery()
+            case "pause":
+                return self._pause()
+            case _:
+                item = self.items[-1]
+                what = "changed its priority" if item.kind == "priority" else f"{_WORDS.get(item.kind, item.kind)}"
+                return f"{self.name} {what} at {timestamp(item.time)}{_because(item.reason)}"
+
+    def _start(self) -> str:
+        first, last = self.items[0], self.items[-1]
+        what = {"accepted": "was submitted", "queued": "was queued"}.get(first.kind, "started")
+        text = f"{self.name} {what} at {timestamp(first.time)}"
+        if last.kind != "allocation":
+            return f"{text} and is waiting{_because(last.reason)}"
+        after = f", {_seconds(self.seconds)} later" if self.seconds is not None and first is not last else ""
+        return f"{text}; {_workers(last.workers)} began to train at iteration {last.iteration}{after}"
+
+    def _resize(self) -> str:
+        last = next(item for item in reversed(self.items) if item.kind == "allocation")
+        num = len(self.slots_before)
+        size = (
+            f"from {num} to {_workers(last.workers)}" if num != last.workers else f"to other slots for {_workers(num)}"
+        )
+        text = f"{self.name} went {size} at {timestamp(last.time)}{_because(last.reason)}"
+        pauses = [span.end - span.begin for span in self.spans if span.name == "switch generation"]
+        return f"{text}; the switch took {_seconds(max(pauses) / 1e6)}" if pauses else text
+
+    def _recovery(self) -> str:
+        first, last = self.items[0], self.items[-1]
+        hosts = sorted({slot.partition("/")[0] for slot in self.slots_before})
+        host = next((host for host in hosts if any(host in item.reason for item in self.items)), "")
+        num_lost = sum(slot.startswith(f"{host}/") for slot in self.slots_before) if host else 0
+        text = f"{host or 'a worker'} was lost at {_time(self.begin)}"
+        if host:
+            text += f"; {num_lost} of {_workers(len(self.slots_before))} of {self.name} were there"
+        elif first.reason:
+            text = f"{self.name} lost a worker at {_time(self.begin)} ({first.reason})"
+        if self.seconds is not None:
+            text += f"; training went on after {_seconds(self.seconds)}"
+        size = next((item.workers for item in self.items if item.kind == "allocation"), last.workers)
+        joined = next(
+            (item for item in (*self.items, *self.later) if item.kind == "allocation" and item.workers > size), None
+        )
+        return f"{text}; replacements joined at {timestamp(joined.time)}" if joined else text
+
+    def _pause(self) -> str:
+        first, last = self.items[0], self.items[-1]
+        text = f"{self.name} was asked to pause at {timestamp(first.time)}"
+        if last.kind != "paused":
+            return text
+        stored = next((span for span in self.spans if span.name == "checkpoint"), None)
+        text += (
+            f"; it was paused at iteration {last.iteration}, {_seconds((last.time - first.time).total_seconds())} later"
+        )
+        return f"{text}, of which its checkpoint took {_seconds((stored.end - stored.begin) / 1e6)}" if stored else text
+
+
+_WORDS: Mapping[str, str] = {"queued": "was queued", "accepted": "was submitted", "stopped": "was stopped"}
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""
+
+
+def _workers(num: int) -> str:
+    return f"{num} worker{'' if num == 1 else 's'}"
+
+
+def _time(microseconds: int) -> str:
+    return timestamp(at(microseconds / 1e6))
+
+
+def _seconds(seconds: float | None) -> str:
+    return f"{seconds or 0.0:.2f} s"

@@ -1,0 +1,162 @@
+"""What monitors keep of traces, and what they make of a history and of these."""
+
+from typing import Any
+
+from resile_monitor import traces as kept
+from resile_monitor.changes import TracedItem, changes_of
+from resile_monitor.traces import Traces
+from resile_shared import subjects
+from resile_shared.api import ChangeList, TraceView
+from resile_shared.messages.jobs import HistoryItem
+from resile_shared.messages.message import at
+from resile_shared.messages.traces import Span, Spans
+from resile_shared.telemetry import set_up_tracing, traced
+
+from .examples import job
+from .monitors import Monitors, Scene
+from .test_page import items, store
+
+FIRST, SECOND = "1" * 32, "2" * 32
+
+
+def span(number: int, name: str = "step", *, begin: float, end: float, trace: str = FIRST, **fields: Any) -> Span:
+    parent = fields.pop("parent", None)
+    return Span(
+        trace=trace,
+        id=f"{number:016x}",
+        parent=None if parent is None else f"{parent:016x}",
+        name=name,
+        begin=round(begin * 1e6),
+        end=round(end * 1e6),
+        attributes={f"resile.{key}": value for key, value in {"job": "job-1", **fields}.items()},
+    )
+
+
+def message(*spans: Span) -> Spans:
+    return Spans(service="learner", process="1", spans=spans)
+
+
+def item(number: int, kind: str, seconds: float, slots: str = "", reason: str = "", iteration: int = 0) -> HistoryItem:
+    names = tuple(slots.split())
+    return HistoryItem(
+        number=number,
+        time=at(seconds),
+        kind=kind,
+        generation=number,
+        workers=len(names),
+        slots=names,
+        iteration=iteration,
+        reason=reason,
+    )
+
+
+FIVE = "host-1/0 host-1/1 host-1/2 host-2/0 host-2/1"
+HISTORY = (
+    TracedItem(item(1, "accepted", 10.0), FIRST),
+    TracedItem(item(2, "allocation", 12.0, FIVE, "start"), FIRST),
+    TracedItem(item(3, "allocation", 20.25, "host-1/0 host-1/1 host-1/2", "host-2 lost", iteration=7), SECOND),
+    TracedItem(item(4, "allocation", 25.0, FIVE, "fair share", iteration=50), "3" * 32),
+)
+LOSS = (
+    span(1, "worker suspected", begin=20.12, end=20.13, trace=SECOND),
+    span(2, "iteration", begin=20.0, end=20.12, trace=SECOND, iteration=7, abandoned=True),
+    span(3, "iteration", begin=20.25, end=20.3, trace=SECOND, iteration=7),
+)
+
+
+def test_the_loss_of_a_host_is_told_in_one_sentence() -> None:
+    traces = Traces()
+    traces.add(message(*LOSS))
+    start, loss, growth = changes_of("job-1", "digits", HISTORY, traces)
+    assert loss.summary == (
+        "host-2 was lost at 1970-01-01T00:00:20.120Z; 2 of 5 workers of digits were there; training went on after "
+        "0.13 s; replacements joined at 1970-01-01T00:00:25.000Z."
+    )
+    assert (loss.kind, loss.workers_before, loss.workers, loss.items, loss.trace) == ("recovery", 5, 3, (3,), SECOND)
+    assert loss.has_spans
+    assert loss.seconds == 0.13
+    assert (start.kind, start.items, start.has_spans) == ("start", (1, 2), False)
+    assert start.summary == (
+        "digits was submitted at 1970-01-01T00:00:10.000Z; 5 workers began to train at iteration 0."
+    )
+    assert growth.kind == "resize"
+    assert "from 3 to 5 workers at 1970-01-01T00:00:25.000Z (fair share)" in growth.summary
+
+
+def test_changes_are_told_without_any_spans_or_trace() -> None:
+    history = [
+        *(TracedItem(traced.item) for traced in HISTORY),
+        TracedItem(item(5, "pausing", 30.0, FIVE, "requested", iteration=60)),
+        TracedItem(item(6, "priority", 31.0, FIVE, "raised from 1 to 2")),
+        TracedItem(item(7, "stopped", 32.0, "", "requested")),
+    ]
+    changes = changes_of("job-1", "digits", history, Traces())
+    assert [change.kind for change in changes] == ["start", "start", "recovery", "resize", "pause", "other", "end"]
+    assert all(change.trace is None and change.seconds is None and change.summary for change in changes)
+    assert changes_of("job-1", "digits", [], Traces()) == ()
+
+
+def test_checkpoints_are_changes_as_long_as_they_are_remembered() -> None:
+    traces = Traces()
+    traces.add(message(span(1, "checkpoint", begin=5.0, end=5.5, iteration=40)))
+    traces.add(message(span(2, "checkpoint", begin=6.0, end=6.5, trace=SECOND, job="job-2")))
+    (change,) = changes_of("job-1", "digits", [], traces)
+    assert (change.kind, change.trace, change.seconds, change.number) == ("checkpoint", FIRST, 0.5, None)
+    assert "iteration 40" in change.summary
+
+
+def test_traces_are_bounded_in_number_and_in_size() -> None:
+    traces = Traces()
+    for number in range(kept.MAX_TRACES + 10):
+        traces.add(message(span(1, begin=1.0, end=2.0, trace=f"{number:032x}")))
+    assert traces.get(f"{9:032x}") is None
+    assert traces.get(f"{10:032x}") is not None
+    for number in range(kept.MAX_SPANS + 5):
+        traces.add(message(span(number, begin=1.0, end=2.0)))
+    view = traces.view(FIRST)
+    assert view is not None
+    assert (len(view.spans), view.dropped) == (kept.MAX_SPANS, 5)
+
+
+def test_a_large_trace_displaces_the_one_that_nothing_was_added_to_for_longest() -> None:
+    traces = Traces()
+    traces.add(message(span(1, begin=1.0, end=2.0)))
+    text = "x" * 500
+    values = {f"value{number}": text for number in range(20)}
+    for number in range(kept.MAX_BYTES // 10_000 + 1):
+        trace = f"{number % 7 + 10:032x}"
+        traces.add(message(span(number, begin=1.0, end=2.0, trace=trace, **values)))
+    assert traces.get(FIRST) is None
+
+
+def test_a_step_whose_parent_is_not_known_is_a_first_one() -> None:
+    traces = Traces()
+    traces.add(message(span(2, begin=1.0, end=2.0, parent=1), span(3, begin=0.5, end=2.0, parent=2)))
+    traces.add(message(span(2, begin=1.0, end=2.0, parent=1)))
+    view = traces.view(FIRST)
+    assert view is not None
+    assert [(step.id[-1], step.parent and step.parent[-1]) for step in view.spans] == [("3", "2"), ("2", None)]
+
+
+async def test_a_monitor_keeps_what_services_send(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    set_up_tracing("test")
+    with traced("cause") as cause:
+        await store(scene, job("job-1"), items((0, "accepted", 0, ""), (1, "allocation", 2, "start")))
+    trace = f"{cause.get_span_context().trace_id:032x}"
+    changes = (await monitor.get("/v1/jobs/job-1/changes", ChangeList)).changes
+    assert [(change.kind, change.trace, change.has_spans) for change in changes] == [("start", trace, False)]
+    problem = await monitor.problem("GET", f"/v1/traces/{trace}")
+    assert (problem.status, problem.code) == (404, "unknown")
+    assert "docs/traces.md" in problem.detail
+
+    sent = message(span(1, "iteration", begin=1.0, end=2.0, trace=trace, iteration=0))
+    assert await scene.learner.send(subjects.trace("learner"), sent)
+    await monitor.answers(f"/v1/traces/{trace}", 200)
+    assert (await monitor.get("/v1/jobs/job-1/changes", ChangeList)).changes[0].has_spans
+    view = await monitor.get(f"/v1/traces/{trace}", TraceView)
+    assert [(step.name, step.service, step.begin, step.seconds) for step in view.spans] == [
+        ("iteration", "learner", 1.0, 1.0)
+    ]
+    assert (await monitor.problem("GET", "/v1/traces/none")).code == "unknown"
+    assert (await monitor.problem("GET", "/v1/jobs/none/changes")).code == "unknown"
