@@ -13,7 +13,7 @@ from resile_learner.checkpoint.header import NOTHING, CheckpointHeader, StoredPa
 from resile_learner.checkpoint.manifest import PartInfo
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.upload_queue import PutPart, UploadQueue, Wait, WriteManifest
-from resile_learner.messages import CheckpointSaved, Message, Warned
+from resile_learner.messages import ChangeTraced, CheckpointSaved, Message, Warned
 from resile_learner.session import SoloSession, View
 from resile_learner.state.run import RunState
 
@@ -34,6 +34,9 @@ class StoredSession(SoloSession):
                 self.warnings.append(text)
             case CheckpointSaved():
                 self.saved.append(message)
+            case ChangeTraced(change="checkpoint", spans=spans):
+                assert [span.name for span in spans] == ["checkpoint", "copy state", "store parts", "write manifest"]
+                assert all(spans[0].begin <= span.begin <= span.end <= spans[0].end for span in spans)
             case _:
                 raise AssertionError(message)
 

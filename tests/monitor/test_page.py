@@ -20,11 +20,13 @@ from resile_shared.messages.hosts import HostLost, HostState
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobState
 from resile_shared.messages.reports import Failed
 from resile_shared.policies import PolicyName
+from resile_shared.telemetry import set_up_tracing, traced
 from resile_shared.testing.waiting import until
 
 from ..browser import browsing, needs_browser, tab
 from .examples import COMPLETED, READY, SPEC, beat, host, job, progress, report, with_history, worker
 from .monitors import TOKEN, Monitor, Monitors, Scene
+from .spans import message, span
 from .test_following import say
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
@@ -298,6 +300,49 @@ async def test_nobody_is_kept_out(monitors: Monitors, scene: Scene, scheme: Any)
         assert await serious_faults(seen.page) == []
         await seen.page.keyboard.press("Escape")
         await expect(seen.page.locator("dialog")).to_have_count(0)
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_a_change_is_shown_step_by_step(monitors: Monitors, scene: Scene, scheme: Any) -> None:
+    monitor = await monitors.start()
+    set_up_tracing("test")
+    with traced("cause") as cause:
+        changed = items((0, "accepted", 0, ""), (1, "allocation", 2, "start"))
+        await store(scene, job("job-1", generation=2), changed)
+    trace = f"{cause.get_span_context().trace_id:032x}"
+    steps = [
+        span(1, "carry out allocation", begin=1.0, end=1.1, trace=trace),
+        span(2, "handle resile.report.job-1.ready", begin=1.1, end=1.2, trace=trace, parent=1),
+        span(3, "form generation", begin=1.2, end=1.5, trace=trace, parent=2),
+        span(4, "iteration", begin=1.5, end=2.0, trace=trace, parent=3, worker=0, iteration=20),
+        span(5, "prepare worker", begin=1.3, end=1.4, trace=trace, parent=3, job="job-2", note=HOSTILE),
+    ]
+    await scene.learner.send(subjects.trace("learner"), message(*steps))
+    await monitor.answers(f"/v1/traces/{trace}", 200)
+    async with browsing() as browser, tab(browser, color_scheme=scheme, viewport={"width": 390, "height": 844}) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        await seen.page.goto(f"{monitor.url}/#/jobs/job-1")
+        await seen.page.click("section:has(#history) a:text-is('allocation')")
+        await seen.page.wait_for_url(f"**/#/jobs/job-1/changes/{trace}")
+        await seen.waits_for(".summary", "digits was submitted at")
+        await expect(seen.page.locator(".step")).to_have_count(3)
+        await seen.waits_for(".step", "form generation")
+        assert "Z" not in await seen.text(".summary"), "times are those of the clock here"
+        await seen.page.locator(".step").first.focus()
+        await seen.page.keyboard.press("ArrowDown")
+        await seen.waits_for(".details h3", "form generation")
+        await seen.page.check("#all")
+        await expect(seen.page.locator(".step")).to_have_count(5)
+        await seen.page.locator(".step", has_text="prepare worker").click()
+        await seen.waits_for(".details", HOSTILE)
+        assert await serious_faults(seen.page) == []
+        assert await seen.page.evaluate("document.documentElement.scrollWidth") <= 390
+        await seen.page.goto(f"{monitor.url}/#/jobs/job-1/changes/{'0' * 32}")
+        await seen.waits_for(".waterfall .empty", "not kept any more")
+        await seen.waits_for(".head .empty", "no such change")
+        assert await serious_faults(seen.page) == []
+        assert [fault for fault in seen.faults if "404" not in fault] == []
 
 
 async def test_the_files_of_the_page_are_served_and_nothing_else(monitors: Monitors, scene: Scene) -> None:

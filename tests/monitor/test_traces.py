@@ -1,7 +1,5 @@
 """What monitors keep of traces, and what they make of a history and of these."""
 
-from typing import Any
-
 from resile_monitor import traces as kept
 from resile_monitor.changes import TracedItem, changes_of
 from resile_monitor.traces import Traces
@@ -9,31 +7,12 @@ from resile_shared import subjects
 from resile_shared.api import ChangeList, TraceView
 from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.message import at
-from resile_shared.messages.traces import Span, Spans
 from resile_shared.telemetry import set_up_tracing, traced
 
 from .examples import job
 from .monitors import Monitors, Scene
+from .spans import FIRST, SECOND, message, span
 from .test_page import items, store
-
-FIRST, SECOND = "1" * 32, "2" * 32
-
-
-def span(number: int, name: str = "step", *, begin: float, end: float, trace: str = FIRST, **fields: Any) -> Span:
-    parent = fields.pop("parent", None)
-    return Span(
-        trace=trace,
-        id=f"{number:016x}",
-        parent=None if parent is None else f"{parent:016x}",
-        name=name,
-        begin=round(begin * 1e6),
-        end=round(end * 1e6),
-        attributes={f"resile.{key}": value for key, value in {"job": "job-1", **fields}.items()},
-    )
-
-
-def message(*spans: Span) -> Spans:
-    return Spans(service="learner", process="1", spans=spans)
 
 
 def item(number: int, kind: str, seconds: float, slots: str = "", reason: str = "", iteration: int = 0) -> HistoryItem:

@@ -66,6 +66,45 @@ def job_view(job: str, **changes: Any) -> api.JobView:
     return api.JobView.model_validate({**fields, **changes})
 
 
+CHANGE = api.ChangeView(
+    number=1,
+    items=(1, 2),
+    kind="recovery",
+    time=TIME,
+    seconds=0.13,
+    generation=1,
+    iteration=7,
+    workers_before=5,
+    workers=3,
+    reason="host-2 lost",
+    summary="host-2 was lost at 2026-01-02T03:04:05.678Z; training went on after 0.13 s.",
+    trace="ab" * 16,
+    has_spans=True,
+)
+
+
+def step(number: int, name: str, *, parent: int | None = None, **attributes: Any) -> api.TraceSpan:
+    """A step of a change that took a tenth of a second."""
+    return api.TraceSpan(
+        id=f"{number:016x}",
+        parent=None if parent is None else f"{parent:016x}",
+        name=name,
+        service="learner",
+        begin=TIME.timestamp() + number / 10,
+        seconds=0.1,
+        attributes={f"resile.{key}": value for key, value in attributes.items()},
+        events=(),
+        links=(),
+        error=None,
+    )
+
+
+STEPS = (
+    step(1, "worker suspected", job="digits-1", worker=0),
+    step(2, "handle resile.suspicion.digits-1", parent=1),
+    step(3, "recover", parent=2, job="digits-1", worker=0),
+    step(4, "start worker", parent=3, job="other-1", worker=3),
+)
 HOST = api.HostView(
     id="host-1",
     state=HostState.UP,
@@ -107,6 +146,8 @@ class ApiServer:
                 web.post("/v1/jobs", self._submit),
                 web.get("/v1/jobs/{job}", self._show),
                 web.get("/v1/jobs/{job}/ledger", self._ledger),
+                web.get("/v1/jobs/{job}/changes", self._changes),
+                web.get("/v1/traces/{trace}", self._trace),
                 web.get("/v1/jobs/{job}/model", self._model),
                 web.get("/v1/jobs/{job}/logs", self._logs),
                 web.post("/v1/jobs/{job}/{verb}", self._change),
@@ -183,6 +224,12 @@ class ApiServer:
 
     async def _ledger(self, _: web.Request) -> web.Response:
         return answer(api.LedgerView(epochs=(EpochCount(epoch=0, samples=96, once=96, more=0, never=0),)))
+
+    async def _changes(self, _: web.Request) -> web.Response:
+        return answer(api.ChangeList(changes=(CHANGE,)))
+
+    async def _trace(self, request: web.Request) -> web.Response:
+        return answer(api.TraceView(id=request.match_info["trace"], spans=STEPS, dropped=2))
 
     async def _model(self, request: web.Request) -> web.Response:
         if self.jobs[request.match_info["job"]].state != JobState.COMPLETED:

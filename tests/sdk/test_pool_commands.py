@@ -92,6 +92,20 @@ def test_wishes_that_cannot_be_are_refused_before_anything_is_sent(
 
 
 @pytest.mark.usefixtures("api_server")
+def test_the_steps_of_a_change_leave_out_messages_and_what_happened_to_other_jobs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["trace", "digits-1", "last"]) == 0
+    out = capsys.readouterr().out
+    assert "resile.suspicion" not in out
+    assert "start worker" not in out
+    assert "Z;" not in out, "times are those of the clock here"
+    assert main(["trace", "digits-1", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["trace"]["spans"][2]["name"] == "recover"
+    assert "no change" in failure(["trace", "digits-1", "77"], capsys, status=2)
+
+
+@pytest.mark.usefixtures("api_server")
 def test_a_job_as_json_has_the_fields_that_programs_count_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "digits-1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -121,6 +135,9 @@ def test_a_job_as_json_has_the_fields_that_programs_count_on(capsys: pytest.Capt
         (["job", "digits-1"], ["train.py --lr 0.1", "2 (limits 1 to 4)", "host-1/0 host-1/1", "start"]),
         (["hosts"], ["host-1", "up", "zone=a"]),
         (["ledger", "digits-1"], ["EPOCH", "96"]),
+        (["trace", "digits-1"], ["recovery", "5 -> 3", "130.0 ms", "kept", "host-2 was lost at"]),
+        (["trace", "digits-1", "2"], ["worker suspected worker 0", "  recover worker 0", "2 more steps"]),
+        (["trace", "digits-1", "abab", "--all"], ["handle resile.suspicion.digits-1", "start worker worker 3"]),
         (["logs", "digits-1", "--tail", "2"], ["[worker 0] line 5\n[worker 0] line 6\n"]),
         (["top"], ["1 host, 2 slots, 1 busy", "digits-1", "running"]),
         (["priority", "digits-1", "7000"], ["digits-1 has priority 7000"]),

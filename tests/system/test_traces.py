@@ -1,13 +1,18 @@
 """What a request leads to is one trace, through all services of a real pool."""
 
+import os
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from resile_shared.testing.collector import collecting
+from resile_shared.testing.collector import Collector, Span, collecting
 
 from .conftest import TRAIN
-from .pools import pool_up
+from .pools import UpPool, pool_up
+from .test_ending_pools import worker_pids
 
 SLOWLY = ("--pause", 0.05, "--epochs", 10_000, "--shards", 12)
 
@@ -42,3 +47,78 @@ def test_a_change_of_priority_is_one_trace_from_the_request_to_the_last_switch(
         ("form generation", one),
         (f"publish resile.report.{one}.switched", None),
     } <= spans
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_every_change_of_a_job_is_one_trace_without_orphans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    with collecting() as collector:
+        for name, value in collector.environment.items():
+            monkeypatch.setenv(name, value)
+        with pool_up(tmp_path / "home", "--hosts", 2, "--slots", 2) as pool:
+            job = pool.submit(script, "--name", "a", "--max-workers", 3, "--", *SLOWLY, "--every", 20)
+            allocated = f"publish resile.job.{job}.allocation"
+            start = change(collector, "POST /v1/jobs", "form generation", "exchange", allocated)
+            until(lambda: hosts_with(start, "iteration") == {"host-1", "host-2"})
+            stored = "decide upon report: checkpoint"
+            checkpoint = change(collector, "checkpoint", "copy state", "store parts", "write manifest", stored)
+
+            os.kill(worker_pids(pool)[0], signal.SIGKILL)
+            recovery = change(collector, "recover", "synchronize state", "iteration", allocated)
+            until(lambda: {span.name for span in recovery if not span.parent} <= {"worker suspected", "worker is gone"})
+            pool.becomes(job, lambda view: view["workers"] == 3)
+
+            other = pool.submit(script, "--name", "b", "--max-workers", 2, "--", *SLOWLY)
+            resize = change(collector, "POST /v1/jobs", "switch generation", f"publish resile.job.{other}.allocation")
+            until(lambda: {span.attributes.get("job") for span in resize if span.name == "iteration"} == {job, other})
+
+            assert pool.run("pause", job).status == 0
+            paused = f"publish resile.job.{job}.paused"
+            pause = change(collector, "POST /v1/jobs/{job}/pause", "checkpoint", "worker is gone", paused)
+            assert pool.run("resume", job).status == 0
+            resume = change(collector, "POST /v1/jobs/{job}/resume", "load checkpoint", allocated)
+
+            for spans in (start, checkpoint, recovery, resize, pause, resume):
+                until(lambda spans=spans: not orphans(spans) and sum(not span.parent for span in spans) == 1)
+            until(lambda: kinds(pool, job) >= {"start", "resize", "recovery", "pause", "checkpoint"})
+            shown = pool.ask("trace", job, "2")["trace"]["spans"]
+            assert {span["name"] for span in shown} >= {"POST /v1/jobs", "iteration"}
+            for each in (job, other):
+                assert pool.run("stop", each).status == 0
+
+
+def change(collector: Collector, *names: str) -> list[Span]:
+    """Wait until a trace has spans of all these names; return its spans, which may become more."""
+
+    def found() -> list[list[Span]]:
+        traces = list(collector.traces.values())
+        return [spans for spans in traces if set(names) <= {span.name for span in list(spans)}]
+
+    until(lambda: bool(found()))
+    return found()[0]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what services export, and what other processes do."""
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.2)
+
+
+def orphans(spans: list[Span]) -> list[Span]:
+    """The spans whose parents did not arrive."""
+    known = {span.id for span in list(spans)}
+    return [span for span in list(spans) if span.parent and span.parent not in known]
+
+
+def kinds(pool: UpPool, job: str) -> set[str]:
+    """The kinds of changes of a job that the monitor knows."""
+    return {change["kind"] for change in pool.ask("trace", job)["changes"]}
+
+
+def hosts_with(spans: list[Span], name: str) -> set[str | int]:
+    """The hosts on which a step of that name happened."""
+    return {span.attributes["host"] for span in spans if span.name == name}

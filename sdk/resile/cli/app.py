@@ -9,7 +9,23 @@ import typer.core
 
 from resile_shared.errors import ResileError
 
-from . import chaos, host, hosts, jobs, page, policy, publish, results, simulate, tenant, up, usage, watch, webhook
+from . import (
+    chaos,
+    host,
+    hosts,
+    jobs,
+    page,
+    policy,
+    publish,
+    results,
+    simulate,
+    tenant,
+    trace,
+    up,
+    usage,
+    watch,
+    webhook,
+)
 from .options import DEFAULT_HOME, Requirements, With, required, variable
 
 app = typer.Typer(
@@ -167,7 +183,7 @@ def demo(
     return show(home=home, output=output, as_json=as_json)
 
 
-for group in (up, jobs, watch, page, results, policy, publish, usage, simulate, hosts, host):
+for group in (up, jobs, watch, trace, page, results, policy, publish, usage, simulate, hosts, host):
     app.add_typer(group.app)
 app.add_typer(tenant.app, name="tenant")
 app.add_typer(webhook.app, name="webhook")

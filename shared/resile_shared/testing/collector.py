@@ -22,7 +22,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
     MetricsServiceServicer,
     add_MetricsServiceServicer_to_server,
 )
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -74,9 +81,9 @@ class Collector:
         scopes = (scope for resource in request.resource_logs for scope in resource.scope_logs)
         self.logs.extend(record.body.string_value for scope in scopes for record in scope.log_records)
 
-    def add(self, body: bytes) -> None:
+    def add(self, request: ExportTraceServiceRequest) -> None:
         """Add the spans of one export request."""
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+        for resource in request.resource_spans:
             service = str(_values(resource.resource.attributes)["service.name"])
             for scope in resource.scope_spans:
                 for span in scope.spans:
@@ -112,7 +119,7 @@ def collecting() -> Iterator[Collector]:
                 case "/v1/logs":
                     collector.add_logs(ExportLogsServiceRequest.FromString(body))
                 case _:
-                    collector.add(body)
+                    collector.add(ExportTraceServiceRequest.FromString(body))
             self.send_response(200)
             self.end_headers()
 
@@ -132,7 +139,7 @@ def collecting() -> Iterator[Collector]:
 
 @contextmanager
 def collecting_by_grpc() -> Iterator[Collector]:
-    """Run a collector of metrics and logs while the block runs."""
+    """Run a collector that speaks gRPC while the block runs."""
     collector = Collector()
 
     class Metrics(MetricsServiceServicer):
@@ -149,9 +156,17 @@ def collecting_by_grpc() -> Iterator[Collector]:
             collector.add_logs(request)
             return ExportLogsServiceResponse()
 
+    class Traces(TraceServiceServicer):
+        def Export(  # noqa: N802 - the library's name
+            self, request: ExportTraceServiceRequest, _: grpc.ServicerContext
+        ) -> ExportTraceServiceResponse:
+            collector.add(request)
+            return ExportTraceServiceResponse()
+
     server = grpc.server(ThreadPoolExecutor(max_workers=2))
     add_MetricsServiceServicer_to_server(Metrics(), server)
     add_LogsServiceServicer_to_server(Logs(), server)
+    add_TraceServiceServicer_to_server(Traces(), server)
     collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:

@@ -19,6 +19,13 @@ export const clock = (moment) => CLOCK.format(new Date(moment));
 
 export const moment = (when) => MOMENT.format(new Date(when));
 
+const PRECISE = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3, hourCycle: "h23" });
+
+export const preciseTime = (moment) => PRECISE.format(new Date(moment));
+
+/** A text of the API with its times as clocks here show them. */
+export const withLocalTimes = (text) => text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (found) => preciseTime(found));
+
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;

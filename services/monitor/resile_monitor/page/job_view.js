@@ -15,6 +15,7 @@ export class JobView {
   #live;
   #id;
   #job = null;
+  #changes = [];
   #isStale = true;
   #stored = null;
   #reports = [];
@@ -72,6 +73,8 @@ export class JobView {
       this.#job = await get(`/v1/jobs/${encodeURIComponent(this.#id)}`);
       this.#show(this.#job);
       this.#draw();
+      this.#changes = (await get(`/v1/jobs/${encodeURIComponent(this.#id)}/changes`)).changes;
+      this.#show(this.#job);
     } catch {
       this.#isStale = true;
     }
@@ -82,7 +85,7 @@ export class JobView {
     this.#now.show(pick(job, "workers", "max_workers", "iteration", "iterations_total", "epoch", "epochs", "loss", "iteration_seconds", "seconds_left", "samples_seen", "metrics", "validation"));
     if (!this.#job) return;
     this.#failure.show(pick(job, "state", "reason", "details", "warnings"));
-    this.#history.show(pick(job, "history", "history_length"));
+    this.#history.show({ ...pick(job, "id", "history", "history_length"), changes: this.#changes });
     this.#facts.show(pick(job, "id", "script", "args", "min_workers", "max_workers", "priority", "tenant", "group", "submitted", "bits", "params_sha256", "checkpoint"));
     this.#ledger.show(pick(job, "ledger"));
   }
@@ -226,15 +229,23 @@ function workersOverTime(job, width) {
   });
 }
 
-function historyTable({ history, history_length }) {
+function historyTable({ id, history, history_length, changes }) {
   if (!history.length) return h("p", { class: "empty" }, "Nothing has happened yet.");
   const items = history.slice(-NUM_ITEMS).reverse();
+  const traces = new Map(changes.filter(({ trace }) => trace).flatMap((change) => change.items.map((number) => [number, change])));
+  const linked = (item, text) => {
+    const change = traces.get(item.number);
+    return change ? h("a", { href: `#/jobs/${encodeURIComponent(id)}/changes/${change.trace}`, "data-key": `change-${item.number}`, title: "Step by step" }, text) : text;
+  };
+  const checkpoints = changes.filter(({ kind }) => kind === "checkpoint").slice(-20).reverse();
   return [
     h("table", {},
       h("thead", {}, h("tr", {}, ["#", "Time", "What", "Workers", "Iteration", "Why"].map((head) => h("th", { scope: "col" }, head)))),
       h("tbody", {}, items.map((item) => h("tr", {},
         h("th", { scope: "row" }, item.number), h("td", {}, h("time", { datetime: item.time, title: moment(item.time) }, time(item.time))),
-        h("td", {}, item.kind), h("td", { title: item.slots.join(", ") }, item.workers), h("td", {}, item.iteration), h("td", { class: "reason" }, item.reason))))),
+        h("td", {}, linked(item, item.kind)), h("td", { title: item.slots.join(", ") }, item.workers), h("td", {}, item.iteration), h("td", { class: "reason" }, item.reason))))),
+    checkpoints.length > 0 && h("p", { class: "more" }, "Checkpoints: ", checkpoints.map((change, n) => [n > 0 && ", ",
+      h("a", { href: `#/jobs/${encodeURIComponent(id)}/changes/${change.trace}`, "data-key": change.trace }, `iteration ${change.iteration}`), ` (${duration(change.seconds)})`])),
     history_length > items.length && h("p", { class: "more" }, `${count(history_length - items.length, "older item")} not shown.`),
   ];
 }

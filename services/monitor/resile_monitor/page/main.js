@@ -1,6 +1,7 @@
 // Starts the page: logs on, chooses the view that the address names, and shows the connection.
 
 import { logOff, logOn } from "./api.js";
+import { ChangeView } from "./change_view.js";
 import { h, notify } from "./dom.js";
 import { JobView } from "./job_view.js";
 import { Live } from "./live.js";
@@ -36,10 +37,11 @@ function onChange(detail) {
   if (live.jobs) view.update();
 }
 
-/** Show what the part of the address after # names: #/, #/jobs/job-1, #/submit. */
+/** Show what the part of the address after # names: #/, #/jobs/job-1, #/jobs/job-1/changes/<trace>, #/submit. */
 function open() {
-  const [, place, id] = location.hash.split("/").map(decodeURIComponent);
-  if (place === "jobs" && id) show(new JobView(live, id));
+  const [, place, id, part, trace] = location.hash.split("/").map(decodeURIComponent);
+  if (place === "jobs" && part === "changes" && trace) show(new ChangeView(live, id, trace));
+  else if (place === "jobs" && id) show(new JobView(live, id));
   else if (place === "submit") show(new SubmitView(live));
   else show(new PoolView(live));
   if (live.jobs) view.update();
