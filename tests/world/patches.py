@@ -147,6 +147,7 @@ class SimFolder:
     def __init__(self) -> None:
         self.path = SimPath({}, "/agent")
         self.packages = self.path / "packages"
+        self.environments = self.path / "environments"
         self.jobs = self.path / "jobs"
         self.incarnation = 0
 
