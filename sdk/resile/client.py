@@ -252,6 +252,10 @@ class AsyncClient:
         """Drain a host; at the deadline the workers left on it are ended, and their jobs recover."""
         await self._requests.post(f"hosts/{quote(host, safe='')}/drain", {"deadline_seconds": deadline_seconds})
 
+    async def models(self) -> tuple[api.ModelView, ...]:
+        """Return the models that completed jobs have left, the newest first."""
+        return (await self._requests.get(api.ModelList, "models")).models
+
     async def webhooks(self) -> tuple[api.WebhookView, ...]:
         """Return whom the pool calls when a job ends."""
         return (await self._requests.get(api.WebhookList, "webhooks")).webhooks

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 COLOURS = ("#2f6db3", "#e07b28", "#3d9a63", "#a35bb5")
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 12.0, 34.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 12.0, 44.0
 _MAX_POINTS = 1200
 """Of one line: more would not be seen."""
 
@@ -124,7 +124,7 @@ def _axes(chart: Chart) -> list[str]:
     ]
     middle = (_TOP + base) / 2
     shapes.append(
-        f'<text x="{chart.width - _RIGHT}" y="{base + 30}" text-anchor="end" fill="currentColor">'
+        f'<text x="{chart.width - _RIGHT}" y="{base + 34}" text-anchor="end" fill="currentColor">'
         f"{escape(chart.x_label)}</text>"
         f'<text x="12" y="{middle}" text-anchor="middle" fill="currentColor" transform="rotate(-90 12 {middle})">'
         f"{escape(chart.y_label)}</text>"
@@ -145,7 +145,7 @@ def _marks(chart: Chart) -> list[str]:
 def _legend(chart: Chart, series: Sequence[Series]) -> list[str]:
     if len(series) < 2:
         return []
-    shapes, x, y = [], _LEFT, chart.height - 8
+    shapes, x, y = [], _LEFT, chart.height - 4
     for one, colour in zip(series, _colours(series), strict=True):
         shapes.append(
             f'<rect x="{x}" y="{y - 9}" width="10" height="10" rx="2" fill="{colour}"/>'

@@ -195,6 +195,10 @@ class Client:
         """Drain a host; at the deadline the workers left on it are ended, and their jobs recover."""
         self._run(self._client.drain(host, deadline_seconds=deadline_seconds))
 
+    def models(self) -> tuple[api.ModelView, ...]:
+        """Return the models that completed jobs have left, the newest first."""
+        return self._run(self._client.models())
+
     def webhooks(self) -> tuple[api.WebhookView, ...]:
         """Return whom the pool calls when a job ends."""
         return self._run(self._client.webhooks())

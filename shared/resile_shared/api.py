@@ -344,6 +344,30 @@ class UsageView(View):
     tenants: tuple[TenantUsageView, ...] = Field(description="by name")
 
 
+class ModelView(View):
+    """The final model of one completed job; ``GET /v1/jobs/{job}/model`` sends the file."""
+
+    job: str
+    name: str
+    tenant: str
+    completed: Time
+    iterations: int
+    samples_seen: int
+    loss: float | None
+    metrics: dict[str, float]
+    validation: dict[str, float]
+    params_sha256: str
+    bits: str
+    script: str
+    args: tuple[str, ...]
+
+
+class ModelList(View):
+    """The models that there are, the newest first."""
+
+    models: tuple[ModelView, ...]
+
+
 class NewWebhook(Message):
     """The body of ``POST /v1/webhooks``."""
 

@@ -143,6 +143,7 @@ class ApiServer:
         application.add_routes(
             [
                 web.get("/v1/jobs", self._list),
+                web.get("/v1/models", self._models),
                 web.post("/v1/jobs", self._submit),
                 web.get("/v1/jobs/{job}", self._show),
                 web.get("/v1/jobs/{job}/ledger", self._ledger),
@@ -235,6 +236,22 @@ class ApiServer:
         if self.jobs[request.match_info["job"]].state != JobState.COMPLETED:
             return problem(409, "conflict", "the job has no model yet: wait for its end")
         return web.Response(body=b"model")
+
+    async def _models(self, _: web.Request) -> web.Response:
+        """Those of completed jobs."""
+        fields = ("name", "tenant", "samples_seen", "loss", "metrics", "validation", "bits", "script", "args")
+        models = [
+            api.ModelView(
+                job=job.id,
+                completed=TIME,
+                iterations=job.iteration,
+                params_sha256=job.params_sha256 or "",
+                **{name: getattr(job, name) for name in fields},
+            )
+            for job in self.jobs.values()
+            if job.state is JobState.COMPLETED
+        ]
+        return answer(api.ModelList(models=tuple(models)))
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         """With ``follow`` two lines at a time; then the connection breaks."""

@@ -9,6 +9,7 @@ import pytest
 from resile.cli import main
 from resile.demo.chart import draw
 from resile.demo.recording import Recording, Stretch
+from resile.demo.report import html
 from resile.demo.story import NUM_SLOTS, Part
 from resile.demo.verdict import Ending, endings, faults
 from resile_shared.api import JobView
@@ -134,6 +135,24 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     ended = [Ending(PART, each, recording.stretches(each), SHA) for each in (view, other)]
     draw(ended, recording, slots=NUM_SLOTS, title="two jobs", file=tmp_path / "demo.png")
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_report_is_one_file_with_the_steps_and_the_sums() -> None:
+    view = job()
+    other = view.model_copy(update={"id": "job-2"})
+    recording = recorded(view)
+    recording.points["job-2"] = recording.points["job-1"]
+    recording.note("<host-2> is killed", now=BEGAN + 7)
+    ended = [Ending(PART, each, recording.stretches(each), SHA) for each in (view, other)]
+    report = html(ended, recording, [], slots=NUM_SLOTS, title="two jobs & a pool")
+    assert report.count("<svg") == 3
+    assert "&lt;host-2&gt; is killed" in report
+    assert report.count(SHA) == 4
+    assert "in 1 of 1 epochs" in report
+    assert "Same bits" in report
+    outside = report.replace("http://www.w3.org/2000/svg", "")
+    assert not any(mark in outside for mark in ("http:", "https:", "<script", "<link", "src=", "url(", "@import"))
+    assert "Wrong: a &lt;fault&gt;" in html(ended, recording, ["a <fault>"], slots=NUM_SLOTS, title="")
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -344,3 +344,19 @@ def test_a_pool_that_cannot_be_is_refused_at_once(
     options: list[str], answer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert answer in failure(["up", "--home", str(tmp_path), *options], capsys, status=2)
+
+
+def test_models_are_listed_and_compared_side_by_side(api_server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    assert capsys.readouterr().out == "there are no models yet: no job has completed\n"
+    done = {"state": JobState.COMPLETED, "validation": {"accuracy": 0.98}}
+    api_server.jobs["one-2"] = job_view("one-2", name="one", params_sha256="12" * 32, **done)
+    api_server.jobs["two-3"] = job_view("two-3", name="two", params_sha256="34" * 32, loss=0.5, **done)
+    assert main(["models"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["one-2", "one"]
+    assert main(["models", "one", "two-3"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["loss", "0.25", "0.5"] in rows
+    assert ["validation", "accuracy", "0.98", "0.98"] in rows
+    assert ["sha256", "12" * 6, "34" * 6] in rows
+    assert "has left no model" in failure(["models", "digits-1"], capsys, status=2)

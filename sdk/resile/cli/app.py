@@ -14,6 +14,7 @@ from . import (
     host,
     hosts,
     jobs,
+    models,
     page,
     policy,
     publish,
@@ -183,7 +184,7 @@ def demo(
     return show(home=home, output=output, as_json=as_json)
 
 
-for group in (up, jobs, watch, trace, page, results, policy, publish, usage, simulate, hosts, host):
+for group in (up, jobs, watch, trace, page, results, models, policy, publish, usage, simulate, hosts, host):
     app.add_typer(group.app)
 app.add_typer(tenant.app, name="tenant")
 app.add_typer(webhook.app, name="webhook")

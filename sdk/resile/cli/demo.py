@@ -18,6 +18,7 @@ from resile_shared.api import HostView, JobSummary, JobView
 from resile_shared.errors import ResileError, UsageError
 
 from ..client import AsyncClient, find_server
+from ..demo.report import html
 from ..demo.story import FIRST, NUM_HOSTS, NUM_SLOTS, SCRIPT, SECOND, SLOTS_PER_HOST, Look, Story
 from ..demo.verdict import Ending, endings, faults, used_once
 from .page import page_link
@@ -55,9 +56,17 @@ async def _show(home: Path, output: Path, console: Console, *, as_json: bool) ->
 
     title = f"Two jobs share a pool, and both ended {'as if alone, bit for bit' if not found else 'NOT as promised'}"
     draw(ended, story.recording, slots=NUM_SLOTS, title=title, file=output)
+    report = output.with_suffix(".html")
+    report.write_text(html(ended, story.recording, found, slots=NUM_SLOTS, title=title), encoding="utf-8")
     _conclude(console, ended, found, output)
+    console.print(f"report: {report}")
     if as_json:
-        document = {"faults": found, "picture": str(output), "jobs": [job.model_dump(mode="json") for job in jobs]}
+        document = {
+            "faults": found,
+            "picture": str(output),
+            "report": str(report),
+            "jobs": [job.model_dump(mode="json") for job in jobs],
+        }
         print(orjson.dumps(document).decode(), flush=True)
     return 1 if found else 0
 

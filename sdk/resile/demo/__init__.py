@@ -5,6 +5,7 @@ recording    what was seen of the jobs meanwhile
 undisturbed  the same two trainings, each alone on one worker
 verdict      whether everything went as promised
 chart        the picture
+report       the same as one HTML file, with what happened and the sums
 
 `digits.py`, what both jobs train, is a link to the example of that name, so that an installed wheel has it too.
 """

@@ -27,12 +27,25 @@ class Stretch:
     workers: int
 
 
+@dataclass(frozen=True)
+class Step:
+    """What the story did, ``seconds`` after it began."""
+
+    seconds: float
+    text: str
+
+
 @dataclass
 class Recording:
     """Progress of jobs by their ids. ``began`` is when the story did, in seconds since the epoch."""
 
     began: float
     points: dict[str, list[Point]] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+    def note(self, text: str, *, now: float) -> None:
+        """Keep a step of the story."""
+        self.steps.append(Step(now - self.began, text))
 
     def add(self, jobs: Iterable[JobSummary], *, now: float) -> None:
         """Take in what a look at the pool has shown."""

@@ -66,29 +66,33 @@ class Story:
 
     async def run(self) -> tuple[JobView, JobView]:
         """Return both jobs, completed. Raises StoryFailed."""
-        self._log(f"job 1 is submitted, with up to {NUM_SLOTS} workers")
+        self._tell(f"job 1 is submitted, with up to {NUM_SLOTS} workers")
         one = await self._submit(FIRST)
         await self._until(f"job 1 trains on {NUM_SLOTS} slots", {one: NUM_SLOTS}, stay={one: STAY})
 
-        self._log("job 2 is submitted: the jobs share the slots")
+        self._tell("job 2 is submitted: the jobs share the slots")
         two = await self._submit(SECOND)
         await self._until("both train on 4 slots", {one: 4, two: 4}, stay={one: STAY, two: STAY})
 
-        self._log(f"job 2's priority goes from {DEFAULT_PRIORITY} to {HIGH_PRIORITY}")
+        self._tell(f"job 2's priority goes from {DEFAULT_PRIORITY} to {HIGH_PRIORITY}")
         await self._client.set_priority(two, HIGH_PRIORITY)
         await self._until("they train on 3 and 5 slots", {one: 3, two: 5}, stay={one: STAY, two: STAY})
 
         victim = await self._host_of(two)
-        self._log(f"{victim} is killed, with its agent and all its workers")
+        self._tell(f"{victim} is killed, with its agent and all its workers")
         self._kill(victim)
         await self._until("they train on 1 and 3 slots", {one: 1, two: 3}, stay={one: LEAST, two: LEAST})
-        self._log(f"waiting for {victim} to come back")
+        self._tell(f"waiting for {victim} to come back")
         await self._until("they train on 3 and 5 slots again", {one: 3, two: 5}, stay={one: LEAST, two: LEAST})
 
-        self._log("job 1 completes, and job 2 takes its slots")
+        self._tell("job 1 completes, and job 2 takes its slots")
         await self._until(f"job 2 trains on {NUM_SLOTS} slots", {two: NUM_SLOTS}, over=(one,))
         await self._until("job 2 completes", {}, over=(one, two))
         return await self._client.job(one), await self._client.job(two)
+
+    def _tell(self, text: str) -> None:
+        self.recording.note(text, now=time.time())
+        self._log(text)
 
     async def _submit(self, part: Part) -> str:
         package = await asyncio.to_thread(pack, SCRIPT)

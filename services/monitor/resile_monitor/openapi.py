@@ -80,6 +80,7 @@ OPERATIONS = (
     Operation("get", "/v1/usage", "What was used, by tenant and job", api.UsageView, query=UsageQuery),
     Operation("post", "/v1/pool/suspend", "Save all jobs before the pool stops", api.Suspension, body=api.Empty),
     Operation("get", "/v1/events", "Events of the pool", api.EventList, query=EventQuery, streams=api.EventView),
+    Operation("get", "/v1/models", "The models of completed jobs", api.ModelList),
     Operation("get", "/v1/webhooks", "Who is called when a job ends", api.WebhookList),
     Operation("post", "/v1/webhooks", "Call another one", api.WebhookCreated, status=201, body=api.NewWebhook),
     Operation("delete", "/v1/webhooks/{webhook}", "Call it no more", api.Empty),

@@ -17,6 +17,7 @@ from .events import Events
 from .hosts import Hosts
 from .jobs import Jobs
 from .logs import Logs
+from .models import Models
 from .packages import Packages
 from .page import Page
 from .policy import Policy
@@ -76,7 +77,7 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
     made.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
     made.add_routes(sessions.routes())
     made.add_routes(Page().routes())
-    for part in (Jobs, Hosts, Policy, Tenants, Usage, Packages, Downloads, Events, Logs, Webhooks, TraceViews):
+    for part in (Jobs, Hosts, Policy, Tenants, Usage, Packages, Downloads, Events, Logs, Models, Webhooks, TraceViews):
         made.add_routes(part(pool).routes())
     made.on_shutdown.append(close)
     return made

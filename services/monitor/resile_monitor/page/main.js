@@ -6,6 +6,7 @@ import { h, notify } from "./dom.js";
 import { JobView } from "./job_view.js";
 import { Live } from "./live.js";
 import { LogOnView } from "./log_on_view.js";
+import { ModelsView } from "./models_view.js";
 import { PoolView } from "./pool_view.js";
 import { SubmitView } from "./submit_view.js";
 
@@ -42,6 +43,7 @@ function open() {
   const [, place, id, part, trace] = location.hash.split("/").map(decodeURIComponent);
   if (place === "jobs" && part === "changes" && trace) show(new ChangeView(live, id, trace));
   else if (place === "jobs" && id) show(new JobView(live, id));
+  else if (place === "models") show(new ModelsView());
   else if (place === "submit") show(new SubmitView(live));
   else show(new PoolView(live));
   if (live.jobs) view.update();

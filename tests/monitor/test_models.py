@@ -1,0 +1,59 @@
+"""The models of completed jobs: by the API, and on the page."""
+
+from playwright.async_api import expect
+
+from resile_shared.api import ModelList
+from resile_shared.messages.jobs import JobState
+from resile_shared.messages.message import at
+
+from ..browser import browsing, needs_browser, tab
+from .examples import COMPLETED, SPEC, job
+from .monitors import TOKEN, Monitors, Scene
+from .test_page import HOSTILE, serious_faults
+
+
+async def store_models(scene: Scene) -> None:
+    """Two jobs that left models, one that completed without a file, and one that trains."""
+    for number, name in ((1, "first"), (2, HOSTILE)):
+        completed = COMPLETED.model_copy(update={"params_sha256": f"{number:02}" * 32, "loss": 0.5 / number})
+        spec = SPEC.model_copy(update={"name": name, "args": ("--lr", f"0.{number}")})
+        done = job(f"job-{number}", spec=spec, state=JobState.COMPLETED, completed=completed, ended=at(100.0 * number))
+        await scene.store_job(done)
+    without = COMPLETED.model_copy(update={"model": None})
+    await scene.store_job(job("job-3", state=JobState.COMPLETED, completed=without, ended=at(900.0)))
+    await scene.store_job(job("job-4"))
+
+
+async def test_the_newest_model_comes_first_and_jobs_without_one_are_left_out(monitors: Monitors, scene: Scene) -> None:
+    await store_models(scene)
+    monitor = await monitors.start()
+    listed = (await monitor.get("/v1/models", ModelList)).models
+    assert [model.job for model in listed] == ["job-2", "job-1"]
+    assert listed[1].params_sha256 == "01" * 32
+    assert (listed[1].name, listed[1].args, listed[1].completed) == ("first", ("--lr", "0.1"), at(100.0))
+    assert listed[1].validation == COMPLETED.validation
+
+
+@needs_browser
+async def test_the_page_lists_models_compares_those_that_are_chosen_and_links_their_files(
+    monitors: Monitors, scene: Scene
+) -> None:
+    await store_models(scene)
+    monitor = await monitors.start()
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        page = seen.page
+        await page.click("nav >> text=Models")
+        await expect(page.locator("tbody tr")).to_have_count(2)
+        await expect(page.locator("tbody tr").first).to_contain_text(HOSTILE)
+        fetch = page.get_by_label("Fetch the model of job-1")
+        assert await fetch.get_attribute("href") == "/v1/jobs/job-1/model"
+        assert await serious_faults(page) == []
+        for name in ("job-1", "job-2"):
+            await page.get_by_label(f"Compare {name}").check()
+        beside = page.get_by_label("Chosen models side by side")
+        for text in ("first (job-1)", "0.25", "0.5", "train.py --lr 0.1", "01" * 32, "02" * 32):
+            await expect(beside).to_contain_text(text)
+        assert await serious_faults(page) == []
+        await page.get_by_label("Compare job-1").uncheck()
+        await expect(beside.locator("table")).to_have_count(0)
