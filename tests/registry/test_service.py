@@ -25,6 +25,8 @@ from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.services import as_process, in_process
 from resile_shared.testing.waiting import until
 
+PATIENT = "4.0"
+"""Detection seconds of a registry that stays at work while this process, with its agents, may have to wait."""
 DRAIN = subjects.command("host", "drain")
 
 
@@ -137,7 +139,7 @@ async def test_a_drain_is_stored_before_its_answer_and_has_its_effect_once(house
 async def test_a_registry_that_is_killed_and_started_again_loses_nobody(house: House) -> None:
     hosts = [await house.agent(f"host-{number}") for number in range(1, 4)]
     for _ in range(2):
-        async with as_process(house.pool, "registry", "--detection-seconds", "1.5") as process:
+        async with as_process(house.pool, "registry", "--detection-seconds", PATIENT) as process:
             await until(lambda: all(house.state(agent.host) == ("up", 1) for agent in hosts))
             process.kill()
     async with registry(house.pool):
@@ -192,12 +194,12 @@ async def test_a_bus_that_stands_still_loses_nobody(house: House) -> None:
 
 
 async def test_a_registry_that_stood_still_loses_nobody(house: House) -> None:
-    async with as_process(house.pool, "registry", "--detection-seconds", "1.5") as process:
+    async with as_process(house.pool, "registry", "--detection-seconds", PATIENT) as process:
         await house.agent("host-1")
         silent = await house.agent("host-2")
         await until(lambda: len(house.records) == 2)
         process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(3.0)  # longer than a host may be silent
+        await asyncio.sleep(1.5 * float(PATIENT))  # longer than a host may be silent
         process.send_signal(signal.SIGCONT)
         await silent.vanish()
         await until(lambda: house.state("host-2") == ("lost", 1))

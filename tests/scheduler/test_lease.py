@@ -33,11 +33,11 @@ async def test_each_holder_has_a_higher_epoch_and_the_one_before_is_deposed(pool
 
 async def test_a_lease_that_is_held_is_not_taken(pool: Pool) -> None:
     bucket = await leases(pool)
-    first, second = lease(bucket, "first"), lease(bucket, "second")
+    first, second = lease(bucket, "first", seconds=2.0), lease(bucket, "second", seconds=2.0)
     await first.acquire()
     holding = asyncio.create_task(first.keep())
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1.5):
+        async with asyncio.timeout(4.0):
             await second.acquire()
     assert not holding.done()
     holding.cancel()

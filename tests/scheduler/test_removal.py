@@ -119,7 +119,9 @@ async def test_the_bytes_of_the_bus_do_not_grow_with_the_jobs_that_ended(
             await asyncio.sleep(2.0)  # the server removes what has expired once a second
             sizes.append(await num_bytes(bus))
         print(f"{sizes} bytes after {num_jobs} and {2 * num_jobs} jobs")
-        assert sizes[1] < 1.1 * sizes[0]
+        async with asyncio.timeout(30):  # a busy server removes it later
+            while await num_bytes(bus) >= 1.1 * sizes[0]:  # noqa: ASYNC110 - what other processes do sets no event
+                await asyncio.sleep(0.5)
 
 
 async def test_a_host_that_left_is_forgotten_and_may_come_back(pool: Pool) -> None:

@@ -350,11 +350,11 @@ async def test_of_two_schedulers_one_decides(house: House) -> None:
     leading = asyncio.Event()
 
     async def lead() -> None:
-        async with scheduler(house.pool, lease_seconds=0.5):
+        async with scheduler(house.pool, lease_seconds=60.0):
             leading.set()
             await asyncio.Event().wait()
 
-    async with scheduler(house.pool, lease_seconds=0.5):
+    async with scheduler(house.pool, lease_seconds=60.0):
         second = asyncio.create_task(lead())
         agent = await house.agent("host-1")
         await house.submit()

@@ -108,7 +108,7 @@ class Resile:
         return Ended(process.returncode, out, err)
 
     def finish(self, process: "subprocess.Popen[str]") -> Ended:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
         return Ended(process.returncode, out, err)
 
 
@@ -127,7 +127,7 @@ def resile(tmp_path: Path) -> Iterator[Resile]:
 def until() -> Callable[..., None]:
     """Wait for something that another process brings about."""
 
-    def wait(condition: Callable[[], object], *, seconds: float = 30.0) -> None:
+    def wait(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline

@@ -66,7 +66,7 @@ class UpPool:
             view: dict[str, Any] = json.load(answer)
         return view
 
-    def becomes(self, job: str, fits: Callable[[dict[str, Any]], object], *, seconds: float = 60.0) -> dict[str, Any]:
+    def becomes(self, job: str, fits: Callable[[dict[str, Any]], object], *, seconds: float = 90.0) -> dict[str, Any]:
         """Wait until the job is as ``fits`` wants it."""
         deadline = time.monotonic() + seconds
         while not fits(view := self.view(job)):
@@ -88,11 +88,11 @@ class UpPool:
 
     def children(self) -> list[psutil.Process]:
         """The processes that it started or adopted, but for those that have ended."""
-        return [child for child in self._all_children() if child.status() != psutil.STATUS_ZOMBIE]
+        return [child for child in self._all_children() if _status(child) not in (None, psutil.STATUS_ZOMBIE)]
 
     def zombies(self) -> list[psutil.Process]:
         """Processes that have ended, and that nobody has asked how."""
-        return [child for child in self._all_children() if child.status() == psutil.STATUS_ZOMBIE]
+        return [child for child in self._all_children() if _status(child) == psutil.STATUS_ZOMBIE]
 
     def _all_children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children()
@@ -104,8 +104,16 @@ class UpPool:
     def end(self, number: signal.Signals) -> Ended:
         """Send a signal; return how it ended."""
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=120)
         return Ended(self.process.returncode, out, err)
+
+
+def _status(process: psutil.Process) -> str | None:
+    """None once it is gone."""
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return None
 
 
 @contextmanager

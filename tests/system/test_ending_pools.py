@@ -2,6 +2,7 @@
 
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,8 @@ def test_a_host_that_is_frozen_or_lost_does_not_keep_the_others_from_saving(
         jobs = submit(pool, train, number=1)
         agent = pool.service("hosts/host-2")
         for process in (agent, *agent.children(recursive=True)):
-            process.send_signal(number)
+            with suppress(psutil.NoSuchProcess):  # it ended with its parent
+                process.send_signal(number)
         ended = pool.end(signal.SIGINT)
     assert ended.status == 0, ended.err
     assert not pool.left()

@@ -67,7 +67,7 @@ class Joiner:
 
     def refusal(self, *options: object) -> str:
         """Try to join in vain; return the one line that says why."""
-        _, err = (process := self.start(*options)).communicate(timeout=60)
+        _, err = (process := self.start(*options)).communicate(timeout=120)
         assert process.returncode in (1, 2)
         (line,) = err.splitlines()
         return str(line)
@@ -75,7 +75,7 @@ class Joiner:
 
 def end(process: "subprocess.Popen[str]", number: signal.Signals) -> Ended:
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     return Ended(process.returncode, out, err)
 
 
@@ -125,11 +125,11 @@ def test_a_joined_host_is_kept_alive_and_waits_for_its_pool(network: Namespaces,
     home = tmp_path / "home"
     listen = ("--listen", network.address, "--slots", 1)
     with pool_up(home, *listen) as pool, Joiner(network, pool).joined("--host", "far", *folder_of(tmp_path)) as process:
-        until(lambda: host(pool, "far").get("state") == "up", seconds=60)
+        until(lambda: host(pool, "far").get("state") == "up")
         first = host(pool, "far")["incarnation"]
         (agent,) = psutil.Process(process.pid).children()
         agent.kill()
-        until(lambda: host(pool, "far")["incarnation"] > first, seconds=60)
+        until(lambda: host(pool, "far")["incarnation"] > first)
         second = host(pool, "far")["incarnation"]
 
         assert pool.end(signal.SIGINT).status == 0

@@ -8,8 +8,9 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-import psutil
 import pytest
+
+from resile.pool.workers import workers_below
 
 from .running import SCRIPTS, Outcome, command, plain
 
@@ -18,9 +19,8 @@ EPOCHS = 2
 
 def workers(launcher: int) -> list[int]:
     """Process ids of the workers, in the order of their ranks."""
-    children = psutil.Process(launcher).children(recursive=True)
-    pids = [child.pid for child in children if child.ppid() != launcher and os.getsid(child.pid) == child.pid]
-    return sorted(pids, key=lambda pid: psutil.Process(pid).create_time())
+    found = sorted(workers_below(launcher, ""), key=lambda worker: worker.number)
+    return [worker.pid for worker in found]
 
 
 def attack(launcher: int, said: Iterable[str], strike: signal.Signals, times: int) -> list[str]:

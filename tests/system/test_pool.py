@@ -184,7 +184,7 @@ def test_whatever_ends_a_pool_nothing_is_left_and_the_next_one_carries_on(
         waiting = second.submit(train, "--min-workers", 2)
         second.becomes(running, lambda job: job["workers"] == 2 and job["checkpoint"])
         second.end(signal.SIGKILL)
-    until(lambda: not second.left(), seconds=10)
+    until(lambda: not second.left())
 
     with pool_up(home, "--hosts", 2, "--slots", 1, "--detection-seconds", 2) as third:
         view = third.completed(running)

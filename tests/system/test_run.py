@@ -14,6 +14,7 @@ from safetensors import safe_open
 from resile.local.events import Noted, Printed, Progressed, Rescaled, RunEvent
 from resile.local.run import LocalRun
 from resile.local.settings import RunSettings
+from resile.pool.workers import workers_below
 from resile_learner.agent.devices import TorchDevices
 from resile_shared.errors import UsageError
 
@@ -27,9 +28,9 @@ FIELDS = {
 
 
 def worker_pids(launcher: int) -> list[int]:
-    """Process ids of the workers: the grandchildren of the launcher that lead a session."""
-    children = psutil.Process(launcher).children(recursive=True)
-    return [child.pid for child in children if child.ppid() != launcher and os.getsid(child.pid) == child.pid]
+    """Process ids of the workers that run, by number."""
+    found = sorted(workers_below(launcher, ""), key=lambda worker: worker.number)
+    return [worker.pid for worker in found]
 
 
 def read_until(stream: Any, text: str) -> None:

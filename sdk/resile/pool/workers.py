@@ -7,6 +7,7 @@ and number (`resile_learner/processes/protocol.py`).
 import asyncio
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,8 +48,12 @@ def has_workers(agent: asyncio.subprocess.Process | None) -> bool:
 def _name_of(pid: int) -> str:
     """Return ``<job>/<number>`` of a worker's process, nothing for any other."""
     try:
-        links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+        entries = list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return ""
-    named = (link.removeprefix(_MARK).removesuffix(_GONE) for link in links if link.startswith(_MARK))
-    return next(named, "")
+    for entry in entries:
+        with suppress(OSError):  # closed since it was listed
+            link = os.readlink(entry)
+            if link.startswith(_MARK):
+                return link.removeprefix(_MARK).removesuffix(_GONE)
+    return ""
