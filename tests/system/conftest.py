@@ -104,11 +104,11 @@ class Resile:
 
     def run(self, *arguments: object, **environment: str) -> Ended:
         process = self.start(*arguments, **environment)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=240)
         return Ended(process.returncode, out, err)
 
     def finish(self, process: "subprocess.Popen[str]") -> Ended:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=240)
         return Ended(process.returncode, out, err)
 
 

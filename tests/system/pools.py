@@ -38,7 +38,7 @@ class UpPool:
             [sys.executable, "-m", "resile", *map(str, arguments)],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
             env={**os.environ, "RESILE_HOME": str(self.home)},
         )
@@ -104,7 +104,7 @@ class UpPool:
     def end(self, number: signal.Signals) -> Ended:
         """Send a signal; return how it ended."""
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=120)
+        out, err = self.process.communicate(timeout=240)
         return Ended(self.process.returncode, out, err)
 
 

@@ -55,7 +55,7 @@ def command(script: str | Path, *options: str, home: Path, args: tuple[str, ...]
     ]
 
 
-def run(script: str | Path, *options: str, home: Path, args: tuple[str, ...] = (), seconds: float = 120) -> Outcome:
+def run(script: str | Path, *options: str, home: Path, args: tuple[str, ...] = (), seconds: float = 240) -> Outcome:
     """Run a script to its end."""
     done = subprocess.run(
         command(script, *options, home=home, args=args), capture_output=True, text=True, timeout=seconds, check=False
@@ -82,7 +82,7 @@ def run_until(script: str, pattern: str, *options: str, home: Path, args: tuple[
 def plain(script: str | Path, *args: str) -> str:
     """Run a script as `python script.py` and return the sha that it prints."""
     path = script if isinstance(script, Path) else SCRIPTS / script
-    done = subprocess.run([sys.executable, str(path), *args], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, str(path), *args], capture_output=True, text=True, timeout=240, check=True)
     found = re.search(r"params_sha256 ([0-9a-f]{64})", done.stderr)
     assert found, done.stderr
     return found.group(1)
