@@ -1,5 +1,6 @@
 """Whatever is sent to the API of a real pool, it answers with what is asked for or with a problem document."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def test_every_request_is_answered_or_refused_with_a_problem_document(server: Se
 @pytest.mark.parametrize("name", NAMES)
 def test_no_request_is_answered_without_the_token(server: Server, name: str) -> None:
     method, path = name.split()
-    url = server.url + path.format(**REAL, webhook="hook-1")
+    url = server.url + re.sub(r"{(\w+)}", lambda name: REAL.get(name[1], "some-1"), path)
     for headers in ({}, {"Authorization": "Bearer wrong-token-wrong-token"}, {"Cookie": "resile=forged"}):
         answer = requests.request(method, url, headers=headers, timeout=60)
         check(answer)

@@ -12,16 +12,10 @@ import pytest
 from resile import AsyncClient
 from resile.client import find_server
 
-from .conftest import TRAIN
-from .paced import CALLBACK, Pace, becomes, submit
+from .paced import Pace, becomes, submit
 from .pools import pool_up
+from .test_walkthroughs import PACED
 
-SCRIPT = (
-    (CALLBACK + TRAIN)
-    .replace("callbacks=[Pause()]", "callbacks=[Pace(options.pace)]")
-    .replace('parser.add_argument("--epochs", type=int, default=3)', 'parser.add_argument("pace")')
-    .replace("epochs=options.epochs", "epochs=40")
-)
 EXAMPLES = Path(__file__).parents[2] / "examples" / "events"
 
 
@@ -30,7 +24,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "events"
 async def test_a_reclaim_notice_over_nats_and_a_cron_script_move_a_job_that_loses_nothing(tmp_path: Path) -> None:
     script = tmp_path / "code" / "train.py"
     script.parent.mkdir()
-    script.write_text(SCRIPT)
+    script.write_text(PACED)
     pace = Pace(tmp_path / "pace")
     with pool_up(tmp_path / "home", "--hosts", 2, "--slots", 2) as pool:
         server = find_server(home=pool.home)
