@@ -6,18 +6,25 @@ import pytest
 
 from resile_shared.testing.fixtures import pool, s3
 
-from .link_group import PAIRS, Group
+from .link_group import PAIRS, Group, sharing_group
 
 __all__ = ["pool", "s3"]
 
 
-@pytest.fixture(params=PAIRS)
+MAKERS: dict[str, Callable[[int], Group]] = {
+    **{name: lambda num_nodes, pair=pair: Group(num_nodes, pair) for name, pair in PAIRS.items()},  # type: ignore[misc]
+    "memory": lambda num_nodes: sharing_group(num_nodes, range(num_nodes)),
+    "memory and tcp": lambda num_nodes: sharing_group(num_nodes, [worker for worker in range(num_nodes) if worker % 3]),
+}
+
+
+@pytest.fixture(params=MAKERS)
 def connect_group(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Group]]:
-    """Makes groups of linked workers; each test runs over TCP and over Unix sockets, whose buffers differ."""
+    """Makes groups of linked workers; each test runs over all transports, and over a mixture."""
     groups: list[Group] = []
 
     def connect(num_nodes: int) -> Group:
-        groups.append(Group(num_nodes, PAIRS[request.param]))
+        groups.append(MAKERS[request.param](num_nodes))
         return groups[-1]
 
     yield connect

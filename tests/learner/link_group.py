@@ -1,8 +1,9 @@
 """Linked workers in one process, each blocking call in a thread of its own, and rounds whose result is known."""
 
+import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -12,8 +13,12 @@ import torch
 from torch import Tensor
 
 from resile_learner.collectives.departure import LeaveAcknowledgement
+from resile_learner.collectives.layout import Sharing
+from resile_learner.collectives.memory_agreement import MemoryAgreement
 from resile_learner.collectives.poller import LinkPoller
+from resile_learner.collectives.reduction import SharedMemory
 from resile_learner.collectives.round import GradientExchange, OpenRound
+from resile_learner.collectives.segments import Segment, create_segment, map_segment
 from resile_learner.collectives.spec import Abandoned, RoundSpec, Tag
 from resile_learner.collectives.state_transfer import StateTransfer
 from resile_learner.collectives.transport import TcpTransport, Transport
@@ -34,12 +39,62 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 PAIRS: dict[str, Pair] = {"tcp": tcp_pair, "unix": socket.socketpair}
 
 
+class SharedFromTheStart:
+    """The segments of ``workers``, of which each maps the others' from the first round of a generation on."""
+
+    def __init__(self, workers: Collection[int]) -> None:
+        self._workers = workers
+        self._lock = threading.Lock()
+        self._generation = -1
+        self._made: dict[int, tuple[Segment, int]] = {}
+
+    def memory(self, worker: int, spec: RoundSpec) -> SharedMemory:
+        group = tuple(rank for rank, member in enumerate(spec.members) if member in self._workers)
+        own = spec.members.index(worker)
+        if own not in group or len(group) < 2:
+            return SharedMemory()
+        sharing = Sharing(group, frozenset(group) - {own}, min_bytes=1)
+        with self._lock:
+            if spec.tag.generation > self._generation:
+                self.close()
+                self._generation = spec.tag.generation
+                self._made = {rank: create_segment(sharing.segment_bytes) for rank in group}
+            segments = {
+                rank: segment if rank == own else map_segment(fd, sharing.segment_bytes)
+                for rank, (segment, fd) in self._made.items()
+            }
+        return SharedMemory(sharing, segments)
+
+    def close(self) -> None:
+        for _, fd in self._made.values():
+            os.close(fd)
+        self._made = {}
+
+
+class AgreedMemory(MemoryAgreement):
+    """An agreement that needs no rounds to be reached. A round that has failed is repeated in a newer generation."""
+
+    def __init__(self, worker: int, shared: SharedFromTheStart) -> None:
+        super().__init__(worker)
+        self._shared = shared
+        self._of: tuple[int, tuple[int, ...]] | None = None
+        self._memory = SharedMemory()
+
+    def begin(self, spec: RoundSpec) -> SharedMemory:
+        super().begin(spec)
+        if self._of != (spec.tag.generation, spec.members):
+            self._of = spec.tag.generation, spec.members
+            self._memory = self._shared.memory(self._worker, spec)
+        return self._memory
+
+
 class Node:
     """What one worker has: links, and the three things that it does over them."""
 
-    def __init__(self, worker: int) -> None:
+    def __init__(self, worker: int, agreement: MemoryAgreement | None = None) -> None:
         self.poller = LinkPoller()
-        self.exchange = GradientExchange(self.poller, worker)
+        self.agreement = agreement
+        self.exchange = GradientExchange(self.poller, worker, agreement)
         self.transfer = StateTransfer(self.poller, worker)
         self.leave = LeaveAcknowledgement(self.poller)
 
@@ -61,11 +116,17 @@ class Group:
     """Nodes, each linked to all others."""
 
     def __init__(
-        self, num_nodes: int, pair: Pair = tcp_pair, transport: Callable[[socket.socket], Transport] = TcpTransport
+        self,
+        num_nodes: int,
+        pair: Pair = tcp_pair,
+        transport: Callable[[socket.socket], Transport] = TcpTransport,
+        *,
+        agreement: Callable[[int], MemoryAgreement] = MemoryAgreement,
     ) -> None:
         self._pair = pair
         self._transport = transport
-        self.nodes = [Node(worker) for worker in range(num_nodes)]
+        self._agreement = agreement
+        self.nodes = [Node(worker, agreement(worker)) for worker in range(num_nodes)]
         for one, other in combinations(range(num_nodes), 2):
             self.connect(one, other)
 
@@ -83,11 +144,19 @@ class Group:
 
     def kill(self, worker: int) -> None:
         self.nodes[worker].poller.close()
-        self.nodes[worker] = Node(worker)
+        self.nodes[worker] = Node(worker, self._agreement(worker))
 
     def close(self) -> None:
         for node in self.nodes:
             node.poller.close()
+            if node.agreement is not None:
+                node.agreement.close()
+
+
+def sharing_group(num_nodes: int, workers: Collection[int]) -> Group:
+    """A group over TCP in which ``workers`` share memory."""
+    shared = SharedFromTheStart(workers)
+    return Group(num_nodes, agreement=lambda worker: AgreedMemory(worker, shared))
 
 
 def start(call: Callable[[], T]) -> "Future[T]":

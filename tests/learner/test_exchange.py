@@ -327,7 +327,8 @@ def test_scratch_memory_does_not_grow_with_the_buckets(num_members: int, num_lea
     for rank in range(num_members):
         plan = layout(held, num_leaves, tuple(Shape(size, 4) for size in sizes), rank)
         assert plan.slot_bytes <= WINDOW * ROUND_PAYLOAD_BYTES + MAX_DIRECT_BYTES
-        assert all(len(transfer.content) + len(encode_tag(Tag(0, 0))) == HEADER_BYTES for transfer in plan.blocks)
+        sums = [transfer for route in plan.routes for transfer in route.sums_in]
+        assert all(len(transfer.content) + len(encode_tag(Tag(0, 0))) == HEADER_BYTES for transfer in sums)
 
 
 def test_a_peer_that_is_rounds_ahead_is_held_back_by_its_own_socket() -> None:

@@ -12,6 +12,8 @@ and the second halves are known before it begins, so that they are encoded once 
 | CONFIRM  |                        | nothing: the round of this tag is committed         |
 | SKELETON |                        | the bytes of state to come, then its description    |
 | STATE    | block: running number  | the next bytes of state                             |
+| STAGED   | of the receiver's part | nothing: the pieces lie in the sender's segment     |
+| FOLDED   | of the sender's part   | nothing: the sum lies in the sender's segment       |
 """
 
 import struct
@@ -47,6 +49,8 @@ class Kind(IntEnum):
     CONFIRM = 5
     SKELETON = 6
     STATE = 7
+    STAGED = 8
+    FOLDED = 9
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -58,6 +62,8 @@ _MAX_LENGTH = {
     Kind.CONFIRM: 0,
     Kind.SKELETON: _STATE_TOTAL.size + MAX_SKELETON_BYTES,
     Kind.STATE: STATE_FRAME_BYTES,
+    Kind.STAGED: 0,
+    Kind.FOLDED: 0,
 }
 
 

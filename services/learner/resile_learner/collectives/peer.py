@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from .frames import Frame, Kind, Malformed, decode_abort, encode_tag
-from .layout import WINDOW, Transfer
+from .layout import WINDOW, Block, Part, Transfer
 from .link import Destination, Link, Refusal, Sink
 from .reduction import Reduction
 from .spec import Tag
@@ -13,7 +13,8 @@ from .spec import Tag
 class RoundPeer(Sink):
     """One member as seen by the round of another.
 
-    Calls ``on_block`` when all pieces of an own block have arrived, ``on_abort`` when the peer has aborted the round.
+    Calls ``on_block`` when all pieces of an own block are here, ``on_stage`` when the peer has folded a stage, and
+    ``on_abort`` when it has aborted the round. Its header begins with ``status_bytes`` of the exchange's own.
     """
 
     def __init__(
@@ -23,7 +24,9 @@ class RoundPeer(Sink):
         tag: Tag,
         reduction: Reduction,
         *,
-        on_block: Callable[[Transfer], None],
+        status_bytes: int,
+        on_block: Callable[[Block], None],
+        on_stage: Callable[[], None],
         on_abort: Callable[[Link, int, str], None],
     ) -> None:
         self.link = link
@@ -34,13 +37,19 @@ class RoundPeer(Sink):
         self._tag = tag
         self._encoded_tag = encode_tag(tag)
         self._reduction = reduction
+        self._status_bytes = status_bytes
         self._on_block = on_block
+        self._on_stage = on_stage
         self._on_abort = on_abort
         self._is_closed = False
         self._route = reduction.layout.routes[rank]
         self._pieces_sent = 0
         self._pieces_received = 0
         self._sums_received = 0
+        self._blocks_summed = 0
+        """Shared blocks whose sums have come."""
+        self.stages_folded = 0
+        """Stages whose sums have been read from its segment."""
         self._next_pieces = self._header_of(self._route.pieces_in, 0)
         self._next_sum = self._header_of(self._route.sums_in, 0)
         self._abort = bytearray()
@@ -56,30 +65,41 @@ class RoundPeer(Sink):
         """Queue own pieces of its next blocks, as far as buckets are pushed and it has room."""
         pieces, buckets = self._route.pieces_out, self._reduction.buckets
         while self._pieces_sent < len(pieces):
-            block, content = pieces[self._pieces_sent]
-            if block.bucket >= len(buckets) or block.turn >= self._sums_received + WINDOW:
+            item, content = pieces[self._pieces_sent]
+            if item.bucket >= len(buckets):
                 return
-            self._pieces_sent += 1
-            bucket = buckets[block.bucket]
-            if block.shared:
-                parts = [partial[block.low : block.high] for partial in bucket.partials_bytes]
-                self.link.send(self._encoded_tag + content, *parts)
+            header = self._encoded_tag + content
+            if isinstance(item, Part):
+                if item.stage >= self._reduction.num_staged:
+                    return
+                self.link.send(header)
+            elif item.turn >= self._blocks_summed + WINDOW:
+                return
+            elif item.shared:
+                parts = [partial[item.low : item.high] for partial in buckets[item.bucket].partials_bytes]
+                self.link.send(header, *parts)
             else:
-                self.link.send(self._encoded_tag + content, bucket.own_pieces)
+                self.link.send(header, buckets[item.bucket].own_pieces)
+            self._pieces_sent += 1
 
     def expected(self, header: bytearray) -> Destination | None:
         """See ``Sink``."""
         reduction = self._reduction
         if header == self._next_sum:
-            block, _ = self._route.sums_in[self._sums_received]
-            if block.bucket < len(reduction.buckets) and not self._is_closed:
-                memory = reduction.sum_memory(block)
+            item, _ = self._route.sums_in[self._sums_received]
+            if item.bucket < len(reduction.buckets) and not self._is_closed:
+                if isinstance(item, Part):
+                    return [], 0, self._on_folded
+                memory = reduction.sum_memory(item)
                 return [memory], len(memory), self._on_sum
         elif header == self._next_pieces:
-            block, _ = self._route.pieces_in[self._pieces_received]
-            if block.bucket < len(reduction.buckets) and not self._is_closed and reduction.has_room(block):
-                memory = reduction.pieces_memory(block, self.rank)
-                return [memory], len(memory), self._on_pieces
+            item, _ = self._route.pieces_in[self._pieces_received]
+            if item.bucket < len(reduction.buckets) and not self._is_closed:
+                if isinstance(item, Part):
+                    return [], 0, self._on_pieces
+                if reduction.has_room(item):
+                    memory = reduction.pieces_memory(item, self.rank)
+                    return [memory], len(memory), self._on_pieces
         return None
 
     def accept(self, frame: Frame) -> Destination | Refusal:
@@ -91,7 +111,7 @@ class RoundPeer(Sink):
             return Refusal.DISCARD if frame.tag.generation <= self._tag.generation else Refusal.DEFER
         if frame.tag != self._tag:
             return Refusal.DISCARD if frame.tag < self._tag else Refusal.DEFER
-        if frame.kind is Kind.HEADER and self.header is None:
+        if frame.kind is Kind.HEADER and self.header is None and frame.length >= self._status_bytes:
             self.header = bytearray(frame.length)
             return [memoryview(self.header)], frame.length, self._on_header
         if frame.kind is Kind.ABORT:
@@ -102,18 +122,31 @@ class RoundPeer(Sink):
         raise Malformed(f"{frame.kind.name} of bucket {frame.bucket}, block {frame.block}, cannot come now")
 
     def _on_sum(self) -> None:
-        self.num_expected -= 1
-        self._sums_received += 1
-        self._next_sum = self._header_of(self._route.sums_in, self._sums_received)
+        self._count_sums(1)
         self.send_pieces()
 
-    def _on_pieces(self) -> None:
+    def _on_folded(self) -> None:
+        item, _ = self._route.sums_in[self._sums_received]
+        assert isinstance(item, Part)
+        self._reduction.read_sums(item, self.rank)
+        self.stages_folded += 1
+        self._count_sums(len(item.blocks))
+        self._on_stage()
+
+    def _count_sums(self, num_blocks: int) -> None:
         self.num_expected -= 1
-        number = self._pieces_received
+        self._blocks_summed += num_blocks
+        self._sums_received += 1
+        self._next_sum = self._header_of(self._route.sums_in, self._sums_received)
+
+    def _on_pieces(self) -> None:
+        item, _ = self._route.pieces_in[self._pieces_received]
+        self.num_expected -= 1
         self._pieces_received += 1
         self._next_pieces = self._header_of(self._route.pieces_in, self._pieces_received)
-        if self._reduction.count_pieces(number):
-            self._on_block(self._reduction.layout.blocks[number])
+        for block in item.blocks if isinstance(item, Part) else (item,):
+            if self._reduction.count_pieces(block):
+                self._on_block(block)
 
     def _on_header(self) -> None:
         self.header_time = time.monotonic()

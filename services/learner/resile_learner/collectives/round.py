@@ -1,20 +1,26 @@
 """One round under way: pieces out to the ranks that fold them, sums back from them, all by the calling thread.
 
-It cannot deadlock, because of three rules. A member sends the pieces of a block only when the sum of the block
+It cannot deadlock, because of four rules. A member sends the pieces of a block only when the sum of the block
 ``WINDOW`` before it has come back, so in ``finish``, when all buckets are pushed, there is room for every frame of
 this round that can arrive: no member stops reading its links, and an ABORT always arrives. Pieces depend only on the
 sender's own compute, and a sum only on pieces, so the oldest block that is not folded can always be completed. And
 frames that a member defers (of a bucket it has not pushed, of a later round) wait for its own compute, never for
-another member.
+another member. A member that shares memory copies a stage into its segment when all partners have folded the stage
+``NUM_SLOTS`` before it, and every member handles stages and blocks in the same order, so the oldest can always go on.
+
+A stage that a partner has announced says that it has read the sums of all stages whose slot it uses: it had to, to copy
+it. So a rank that has every partner's pieces of a stage may leave its sums where those of the older stage were. The
+same holds between rounds, which have the same members as long as they have the same segments (`MemoryAgreement`).
 """
 
 import time
 from functools import partial
 
 from .frames import MAX_HEADER_BYTES, Kind, Malformed, encode, encode_abort, encode_tag
-from .layout import Transfer
+from .layout import NUM_SLOTS, Block
 from .link import BrokenLink, DrainSink, Link
 from .memory import Scratch
+from .memory_agreement import MemoryAgreement
 from .peer import RoundPeer
 from .poller import LinkPoller
 from .reduction import Reduction
@@ -26,32 +32,39 @@ DRAIN_TIMEOUT_MS = 500
 class GradientExchange:
     """Opens the rounds of ``worker``. For the main thread; others end a round by ``LinkPoller.abort_round``."""
 
-    def __init__(self, poller: LinkPoller, worker: int) -> None:
+    def __init__(self, poller: LinkPoller, worker: int, agreement: MemoryAgreement | None = None) -> None:
         self._poller = poller
         self._worker = worker
         self._scratch = Scratch()
+        self._agreement = agreement or MemoryAgreement(worker)
 
     def begin(self, spec: RoundSpec) -> "OpenRound":
         """Open the next round. At most one is open at a time: one that was left unfinished is abandoned."""
-        return OpenRound(self._poller, self._scratch, spec, self._worker)
+        return OpenRound(self._poller, self._scratch, self._agreement, spec, self._worker)
 
 
 class OpenRound:
     """A round under way."""
 
-    def __init__(self, poller: LinkPoller, scratch: Scratch, spec: RoundSpec, worker: int) -> None:
+    def __init__(
+        self, poller: LinkPoller, scratch: Scratch, agreement: MemoryAgreement, spec: RoundSpec, worker: int
+    ) -> None:
         self.rank = spec.members.index(worker)
         self.last = (self.rank, 0.0)
         """Once finished: the rank whose header came last, and the seconds for which only that one was missing."""
         self._spec = spec
         self._encoded_tag = encode_tag(spec.tag)
         self._poller = poller
-        self._reduction = Reduction(scratch, spec, self.rank)
+        self._agreement = agreement
         self._peers: list[RoundPeer] = []
         self._is_closed = False
         self._failure: Abandoned | None = None
         poller.begin_operation(partial(self._fail, worker, "it left the round open"))
         poller.newest_tag = spec.tag
+        memory = agreement.begin(spec)
+        self._partners = memory.sharing.partners
+        self._status = agreement.status()
+        self._reduction = Reduction(scratch, spec, self.rank, memory)
         self._connect()
 
     def push(self, bucket: int) -> None:
@@ -67,10 +80,11 @@ class OpenRound:
         self._check_abort()
         if self._failure is not None:
             return
-        self._fold_unaided(bucket)
+        if not self._reduction.has_senders:
+            self._fold_unaided(bucket)
         for peer in self._peers:
             peer.link.resume()
-            peer.send_pieces()
+        self._send_pieces()
         if bucket not in reduction.layout.direct:  # a small one is sent together with the next
             self._progress()
 
@@ -82,16 +96,20 @@ class OpenRound:
         num_pushed, num_buckets = len(self._reduction.buckets), self._reduction.num_buckets
         if num_pushed != num_buckets:
             raise ValueError(f"finished with {num_pushed} of {num_buckets} buckets pushed")
-        if len(header) > MAX_HEADER_BYTES:
-            raise ValueError(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES} are allowed")
+        status = self._status
+        most = MAX_HEADER_BYTES - len(status)
+        if len(header) > most:
+            raise ValueError(f"a header of {len(header)} bytes; at most {most} are allowed")
         begun = time.monotonic()
-        frame = encode(Kind.HEADER, self._spec.tag, length=len(header)) + header
+        frame = encode(Kind.HEADER, self._spec.tag, length=len(status) + len(header)) + status + header
         try:
             for peer in self._peers:
                 peer.link.send(frame)
             self._run()
             self.last = self._last_header(begun)
-            headers = {peer.rank: bytes(peer.header or b"") for peer in self._peers}
+            headers = {peer.rank: bytes(peer.header or b"") for peer in self._peers} | {self.rank: status + header}
+            ordered = [headers[rank] for rank in range(len(headers))]
+            self._agreement.on_statuses([one[: len(status)] for one in ordered])
         except BaseException as error:
             self._fail(self._spec.members[self.rank], f"it left the round: {error!r}")
             self._drain()
@@ -99,7 +117,7 @@ class OpenRound:
         finally:
             self._close()
             self._peers = []  # they refer back to this round, which holds the tensors
-        return tuple(headers.get(rank, header) for rank in range(len(self._spec.members)))
+        return tuple(one[len(status) :] for one in ordered)
 
     def _last_header(self, begun: float) -> tuple[int, float]:
         """The rank whose header came last, and how long after all others and the beginning of the wait."""
@@ -121,6 +139,7 @@ class OpenRound:
         if self._is_closed:
             return
         self._close()
+        self._agreement.end()  # whoever still reads this round's segments keeps them as they are
         self._failure = Abandoned(suspect, reason, is_hearsay=is_hearsay)
         frame = encode_abort(self._spec.tag, suspect=suspect, reason=reason)
         for link in [peer.link for peer in self._peers]:
@@ -139,7 +158,9 @@ class OpenRound:
                 rank,
                 self._spec.tag,
                 self._reduction,
+                status_bytes=len(self._status),
                 on_block=self._complete,
+                on_stage=self._send_pieces,
                 on_abort=self._on_abort,
             )
             for rank in ranks
@@ -230,18 +251,36 @@ class OpenRound:
             if not poller.wait(timeout_ms=DRAIN_TIMEOUT_MS):
                 return
 
-    def _fold_unaided(self, bucket: int) -> None:
-        """Complete the blocks of ``bucket`` if no other rank holds pieces."""
-        if not self._reduction.has_senders:
-            for transfer in self._reduction.layout.blocks:
-                if transfer.block.bucket == bucket:
-                    self._complete(transfer)
+    def _send_pieces(self) -> None:
+        """Announce and send own pieces as far as there is room for them."""
+        reduction = self._reduction
+        folded = min((peer.stages_folded for peer in self._peers if peer.rank in self._partners), default=0)
+        stages = reduction.layout.stages
+        while reduction.num_staged < min(len(stages), folded + NUM_SLOTS):
+            if stages[reduction.num_staged][self.rank].bucket >= len(reduction.buckets):
+                break
+            reduction.stage()
+        for peer in self._peers:
+            peer.send_pieces()
 
-    def _complete(self, transfer: Transfer) -> None:
-        """Fold a block whose pieces have all arrived, and send the sum to everyone."""
-        self._reduction.fold(transfer.block)
-        if transfer.block.shared:
-            header, payload = self._encoded_tag + transfer.content, self._reduction.sum_memory(transfer.block)
-            for peer in self._peers:
+    def _fold_unaided(self, bucket: int) -> None:
+        """Complete the blocks of ``bucket`` for which no other rank is waited."""
+        for block in self._reduction.layout.blocks:
+            if block.bucket == bucket and self._reduction.is_complete(block):
+                self._complete(block)
+
+    def _complete(self, block: Block) -> None:
+        """Fold a block whose pieces are all here, and send the sum to everyone, or say where it is."""
+        reduction = self._reduction
+        reduction.fold(block)
+        if not block.shared:
+            return
+        part = reduction.layout.part_of[block.place]
+        header, payload = self._encoded_tag + block.content(Kind.SUM), reduction.sum_memory(block)
+        for peer in self._peers:
+            if part is None or peer.rank not in self._partners:
                 peer.link.send(header, payload)
+                self._flush(peer)
+            elif block is part.blocks[-1]:
+                peer.link.send(self._encoded_tag + part.content(Kind.FOLDED))
                 self._flush(peer)

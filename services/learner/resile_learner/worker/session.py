@@ -10,6 +10,7 @@ from resile_shared.errors import ResileError
 
 from ..changes import ChangeRecorder
 from ..collectives.departure import LeaveAcknowledgement
+from ..collectives.memory_agreement import MemoryAgreement, find_host
 from ..collectives.poller import LinkPoller
 from ..collectives.round import GradientExchange, OpenRound
 from ..collectives.spec import Abandoned, RoundSpec, Tag
@@ -25,7 +26,7 @@ from ..membership.events import (
     SyncState,
 )
 from ..membership.view import MembershipView
-from ..messages import ChangeTraced, Left, Message, Order, Ready, WorkerConfig
+from ..messages import ChangeTraced, Left, Message, Order, Ready, Warned, WorkerConfig
 from ..session import SecondTrainingCall, StateLost, View
 from ..state.flat import FlatState
 from ..state.run import RunState
@@ -44,7 +45,9 @@ class WorkerSession:
         self._control = control
         self._poller = poller
         self._leave_process = leave
-        self._exchange = GradientExchange(poller, config.worker)
+        self._exchange = GradientExchange(
+            poller, config.worker, MemoryAgreement(config.worker, host=find_host(), report=self._warn)
+        )
         self._state_transfer = StateTransfer(poller, config.worker)
         self._leave_acknowledgement = LeaveAcknowledgement(poller)
         self._order: Order | None = None
@@ -259,6 +262,9 @@ class WorkerSession:
     def report(self, message: Message) -> None:
         """Send ``message`` to the agent."""
         self._control.report(message)
+
+    def _warn(self, text: str) -> None:
+        self._control.report(Warned(worker=self._config.worker, message=text))
 
     def complete(self) -> None:
         """Training has ended on this member, as requested."""

@@ -1,0 +1,257 @@
+"""Which members of a generation share memory: they find out in the headers of its first rounds.
+
+Every header of a round begins with a status. It says on which host a member is, where it receives descriptors, which
+segment it has made for this generation, and whose segments it has mapped. All members have all statuses when a round is
+complete, so two of them use their segments from the next round on if each has said that it has mapped the other's: the
+status of one round names the segments, that of the next one says they are mapped, and the round after that uses them.
+
+Segments belong to one membership of one generation, and to its rounds up to the first that fails. A member that was
+left behind keeps reading the segments of its own generation, which nobody writes to any more, and it can write to no
+segment but its own. Where memory cannot be shared, the connections carry everything, and the reason is reported.
+"""
+
+import hashlib
+import os
+import secrets
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from .layout import MIN_SHARED_BYTES, Sharing
+from .reduction import SharedMemory
+from .segments import NAME_BYTES, TOKEN_BYTES, Mailbox, Segment, create_segment, map_segment
+from .spec import RoundSpec
+
+_STATUS = struct.Struct(f"<8s8s{NAME_BYTES}s{TOKEN_BYTES}s")
+_NOTHING = bytes(NAME_BYTES)
+Key = tuple[int, tuple[int, ...]]
+
+
+class Host(NamedTuple):
+    """Where a process runs: those with the same kernel and network namespace can pass each other descriptors."""
+
+    kernel: bytes
+    network: bytes
+
+
+NOWHERE = Host(bytes(8), bytes(8))
+
+
+def find_host() -> Host:
+    """Return where this process runs; `NOWHERE` if the system does not say."""
+    try:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        network = os.stat("/proc/self/ns/net")
+    except OSError:
+        return NOWHERE
+    return Host(_digest(kernel), _digest(b"%d %d" % (network.st_dev, network.st_ino)))
+
+
+def _digest(value: bytes) -> bytes:
+    return hashlib.sha256(value).digest()[:8]
+
+
+class Status(NamedTuple):
+    """What a member says about itself in every header."""
+
+    host: Host
+    name: bytes
+    """Of its mailbox; zeros while it has none."""
+    token: bytes
+    """Of its segment; zeros while it has none."""
+    mapped: frozenset[int]
+    """The ranks whose segments it has mapped."""
+
+    def encode(self, num_ranks: int) -> bytes:
+        """As bytes, whose number depends on ``num_ranks`` alone."""
+        mapped = sum(1 << rank for rank in self.mapped).to_bytes(-(-num_ranks // 8), "little")
+        return _STATUS.pack(*self.host, self.name, self.token) + mapped
+
+
+def decode_status(data: bytes) -> Status:
+    """The inverse of ``Status.encode``."""
+    kernel, network, name, token = _STATUS.unpack_from(data)
+    bits = int.from_bytes(data[_STATUS.size :], "little")
+    mapped = frozenset(rank for rank in range(8 * (len(data) - _STATUS.size)) if bits >> rank & 1)
+    return Status(Host(kernel, network), name, token, mapped)
+
+
+class MemoryAgreement:
+    """The segments of ``worker`` and of those it shares memory with. For the main thread.
+
+    ``report`` gets the reason, once, why memory is not shared although it could be.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        *,
+        host: Host = NOWHERE,
+        report: Callable[[str], None] = lambda reason: None,
+        min_bytes: int = MIN_SHARED_BYTES,
+    ) -> None:
+        self._worker = worker
+        self._host = host
+        self._report = report
+        self._min_bytes = min_bytes
+        self._mailbox: Mailbox | None = None
+        self._descriptor: int | None = None
+        """Of the own segment, until all of the group have been sent it."""
+        self._has_failed = False
+        self._has_reported = False
+        self._key: Key | None = None
+        self._known: dict[int, Status] = {}
+        """By worker, the newest of those that are members."""
+        self._forget_segments()
+
+    def _forget_segments(self) -> None:
+        self._close_descriptor()
+        self._encoded: list[bytes] = []
+        self._group: tuple[int, ...] = ()
+        self._is_apart = False
+        """Whether some are on this host in other containers."""
+        self._own: Segment | None = None
+        self._token = _NOTHING
+        self._unsent: set[int] = set()
+        self._mapped: dict[int, Segment] = {}
+        self._said: frozenset[int] = frozenset()
+        self._partners: frozenset[int] = frozenset()
+
+    def _close_descriptor(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def begin(self, spec: RoundSpec) -> SharedMemory:
+        """Return what the round of ``spec`` uses."""
+        key = spec.tag.generation, spec.members
+        if key != self._key:
+            self._forget_segments()
+            self._key = key
+            self._rank = spec.members.index(self._worker)
+            self._find_group()
+        if any(sums.numel() * sums.element_size() >= self._min_bytes for sums in spec.sums):
+            self._offer()
+        if self._own is None or not self._partners:
+            return SharedMemory()
+        segments = {rank: self._mapped[rank] for rank in self._partners} | {self._rank: self._own}
+        return SharedMemory(Sharing(self._group, self._partners, self._min_bytes), segments)
+
+    def status(self) -> bytes:
+        """What this member says in the header of the round that has begun."""
+        self._said = frozenset(self._mapped)
+        name = self._mailbox.name if self._mailbox else _NOTHING
+        return Status(self._host, name, self._token, self._said).encode(len(self._members))
+
+    def on_statuses(self, encoded: Sequence[bytes]) -> None:
+        """Note what all members have said in the round that is complete, by rank."""
+        if list(encoded) == self._encoded and not self._is_waiting():
+            return
+        self._encoded = list(encoded)
+        self._known = dict(zip(self._members, map(decode_status, encoded), strict=True))
+        if not self._group:
+            self._find_group()
+        self._map()
+        # Of this round's statuses alone: all members draw the same conclusion from them.
+        self._partners |= {rank for rank in self._said if self._rank in self._status_of(rank).mapped}
+
+    def end(self) -> None:
+        """The round has failed: what it used is not used again."""
+        self._key = None
+        self._forget_segments()
+
+    @property
+    def partners(self) -> frozenset[int]:
+        """The ranks with which the next round of this generation shares memory."""
+        return self._partners
+
+    def close(self) -> None:
+        """Release everything."""
+        self.end()
+        if self._mailbox is not None:
+            self._mailbox.close()
+            self._mailbox = None
+
+    @property
+    def _members(self) -> tuple[int, ...]:
+        assert self._key is not None
+        return self._key[1]
+
+    def _status_of(self, rank: int) -> Status:
+        return self._known[self._members[rank]]
+
+    def _find_group(self) -> None:
+        """Find the ranks on this host, once all members are known."""
+        if self._host == NOWHERE or not all(worker in self._known for worker in self._members):
+            return
+        hosts = [self._known[worker].host for worker in self._members]
+        self._group = tuple(rank for rank, host in enumerate(hosts) if host == self._host)
+        self._is_apart = any(host.kernel == self._host.kernel and host.network != self._host.network for host in hosts)
+
+    def _is_waiting(self) -> bool:
+        return any(
+            self._status_of(rank).token != _NOTHING
+            for rank in self._group
+            if rank != self._rank and rank not in self._mapped
+        )
+
+    def _offer(self) -> None:
+        """Open a mailbox; once the group is known, make the own segment, and send it to those that can receive it."""
+        if self._has_failed or self._host == NOWHERE or len(self._members) < 2:
+            return
+        if self._is_apart:
+            self._report_once("they run in different containers (network namespaces)")
+        try:
+            if self._mailbox is None:
+                self._mailbox = Mailbox()
+            if self._own is None and len(self._group) > 1:
+                self._own, self._descriptor = create_segment(Sharing(self._group).segment_bytes)
+                self._token = secrets.token_bytes(TOKEN_BYTES)
+                self._unsent = {*self._group} - {self._rank}
+        except OSError as error:
+            self._fail(error)
+            return
+        for rank in sorted(self._unsent):
+            self._send(self._mailbox, rank)
+        if not self._unsent:
+            self._close_descriptor()
+
+    def _send(self, mailbox: Mailbox, rank: int) -> None:
+        name = self._status_of(rank).name
+        if name == _NOTHING or self._descriptor is None:
+            return
+        try:
+            mailbox.send(name, self._token, self._descriptor)
+        except BlockingIOError:  # its mailbox is full: again in the next round
+            return
+        except OSError as error:
+            if not isinstance(error, ConnectionError):  # which means that it has gone
+                self._report_once(str(error))
+        self._unsent.discard(rank)
+
+    def _map(self) -> None:
+        """Map the segments that have come with the tokens that their makers named."""
+        for rank in self._group:
+            token = self._status_of(rank).token
+            if rank == self._rank or rank in self._mapped or token == _NOTHING or self._mailbox is None:
+                continue
+            fd = self._mailbox.take(token)
+            if fd is None:
+                continue
+            try:
+                self._mapped[rank] = map_segment(fd, Sharing(self._group).segment_bytes)
+            except (OSError, ValueError) as error:
+                self._fail(error)
+            finally:
+                os.close(fd)
+
+    def _fail(self, error: Exception) -> None:
+        """Offer nothing from now on; what is agreed on stays, since the partners count on it."""
+        self._has_failed = True
+        self._report_once(str(error))
+
+    def _report_once(self, reason: str) -> None:
+        if not self._has_reported:
+            self._has_reported = True
+            self._report(f"workers of one host exchange gradients over TCP, and not in shared memory: {reason}")

@@ -1,0 +1,259 @@
+"""Memory that the workers of one host share: they agree on it by themselves, and nobody reads what is stale."""
+
+import fcntl
+import mmap
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from resile_learner.collectives.layout import NUM_SLOTS, SLOT_BYTES, Sharing, layout
+from resile_learner.collectives.memory_agreement import (
+    NOWHERE,
+    Host,
+    MemoryAgreement,
+    Status,
+    decode_status,
+    find_host,
+)
+from resile_learner.collectives.segments import TOKEN_BYTES, Mailbox, create_segment, map_segment
+from resile_learner.collectives.spec import Tag
+
+from .link_group import Group, abandoned, check_round, make_work, sharing_group, start
+
+HERE = find_host()
+OTHER_CONTAINER = HERE._replace(network=b"another!")
+ROUNDS_TO_AGREE = 3
+WORK = make_work(4, [60_000, 40_001, 7])
+Connect = Callable[..., Group]
+
+
+def segments_in_use() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:resile")
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def partners(group: Group, worker: int) -> list[int]:
+    """The workers that ``worker`` exchanges with in memory, once it has begun a round with all of them."""
+    agreement = group.nodes[worker].agreement
+    assert agreement is not None
+    return sorted(agreement.partners)
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    groups: list[Group] = []
+
+    def connect(*hosts: Host, report: Callable[[str], None] = lambda reason: None) -> Group:
+        def agreement(worker: int) -> MemoryAgreement:
+            return MemoryAgreement(worker, host=hosts[worker], report=report, min_bytes=1 << 17)
+
+        groups.append(Group(len(hosts), agreement=agreement))
+        return groups[-1]
+
+    yield connect
+    for group in groups:
+        group.close()
+
+
+def run_rounds(group: Group, members: list[int], *, generation: int, first: int, count: int = ROUNDS_TO_AGREE) -> None:
+    for number in range(first, first + count):
+        check_round(group, members, Tag(generation, number), WORK)
+
+
+def test_workers_of_one_host_agree_to_share_memory_and_sums_keep_their_bits(connect: Connect) -> None:
+    group = connect(HERE, HERE, HERE)
+    run_rounds(group, [0, 1, 2], generation=1, first=0)
+    assert [partners(group, worker) for worker in range(3)] == [[1, 2], [0, 2], [0, 1]]
+    run_rounds(group, [0, 1, 2], generation=1, first=3)
+
+
+def test_a_change_of_members_makes_new_segments(connect: Connect) -> None:
+    group = connect(HERE, HERE, HERE)
+    for generation, members in enumerate([[0, 1], [0, 1, 2], [2, 1]], start=1):
+        run_rounds(group, members, generation=generation, first=4 * generation, count=4)
+        for worker in members:
+            assert partners(group, worker) == sorted(members.index(other) for other in members if other != worker)
+
+
+def test_workers_of_other_hosts_take_part_over_tcp(connect: Connect) -> None:
+    elsewhere = Host(b"a kernel", b"anothern")
+    group = connect(HERE, elsewhere, HERE, NOWHERE)
+    run_rounds(group, [0, 1, 2, 3], generation=1, first=0, count=5)
+    assert [partners(group, worker) for worker in range(4)] == [[2], [], [0], []]
+
+
+def test_small_buckets_need_no_segment(connect: Connect) -> None:
+    group = connect(HERE, HERE)
+    before = segments_in_use()
+    for number in range(4):
+        check_round(group, [0, 1], Tag(1, number), make_work(2, [20_000]))
+    assert segments_in_use() == before
+
+
+def test_a_member_left_behind_reads_what_its_generation_wrote(connect: Connect) -> None:
+    """Whatever later generations do: segments are never used again, and a failed round ends them too."""
+    group = connect(HERE, HERE, HERE)
+    run_rounds(group, [0, 1, 2], generation=1, first=0, count=4)
+    left_behind = group.nodes[2].agreement
+    assert left_behind is not None
+    spec = WORK.spec(2, [0, 1, 2], Tag(1, 4))
+    memory = left_behind.begin(spec)  # it is frozen here, in the middle of a round
+    group.nodes[0].poller.abort_round(2, "frozen", generation=1)
+    calls = [start(lambda w=w: group.nodes[w].run_round(WORK.spec(w, [0, 1, 2], Tag(1, 4)))) for w in (0, 1)]
+    assert [abandoned(call).suspect for call in calls] == [2, 2]
+    seen = {rank: segment.array_at(0, 100_000, torch.uint8).copy() for rank, segment in memory.segments.items()}
+    for generation in (2, 3):
+        work = make_work(4, [60_000, 40_001], seed=generation)
+        for number in range(4):
+            check_round(group, [0, 1], Tag(generation, 4 + number), work)
+        assert partners(group, 0) == [1]
+    for rank in (0, 1):
+        assert np.array_equal(memory.segments[rank].array_at(0, 100_000, torch.uint8), seen[rank])
+
+
+def test_descriptors_and_memory_do_not_grow_with_rounds_and_generations(connect: Connect) -> None:
+    group = connect(HERE, HERE, HERE)
+    run_rounds(group, [0, 1, 2], generation=1, first=0, count=4)
+    descriptors, segments = num_descriptors(), segments_in_use()
+    for generation in range(2, 5):
+        run_rounds(group, [0, 1, 2], generation=generation, first=4 * generation, count=4)
+    assert num_descriptors() <= descriptors
+    assert segments_in_use() <= segments
+    for node in group.nodes:
+        assert node.agreement is not None
+        node.agreement.close()
+    assert num_descriptors() == descriptors - 3  # a mailbox for each worker, and nothing for each peer
+
+
+@pytest.fixture
+def short_stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Stages of two blocks for each rank, so that a round uses its slots many times."""
+    monkeypatch.setattr("resile_learner.collectives.layout.SLOT_BYTES", 1)
+    layout.cache_clear()
+    yield
+    layout.cache_clear()
+
+
+@pytest.mark.usefixtures("short_stages")
+@pytest.mark.parametrize("sharing", [[0, 1, 2], [0, 2]])
+@pytest.mark.parametrize("num_leaves", [1, 7])
+def test_slots_are_used_again_when_all_have_read_them(num_leaves: int, sharing: list[int]) -> None:
+    """Also by members without pieces, which only read sums."""
+    group = sharing_group(3, sharing)
+    for number in range(2):
+        work = make_work(num_leaves, [500_000, 9, 700_001, 100_000], seed=number)
+        check_round(group, [0, 1, 2], Tag(1, number), work)
+    group.close()
+
+
+@pytest.mark.parametrize("num_members", [2, 8, 64])
+def test_a_segment_is_bounded_whatever_the_model(num_members: int) -> None:
+    assert Sharing(tuple(range(num_members))).segment_bytes <= NUM_SLOTS * max(SLOT_BYTES, num_members << 18)
+
+
+def test_without_memory_for_segments_the_exchange_goes_on_over_tcp(connect: Connect) -> None:
+    reasons: list[str] = []
+    group = connect(HERE, HERE, report=reasons.append)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        run_rounds(group, [0, 1], generation=1, first=0, count=5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert partners(group, 0) == partners(group, 1) == []
+    assert len(reasons) == 2
+    assert all("exchange gradients over TCP, and not in shared memory: [Errno 27]" in reason for reason in reasons)
+
+
+def test_a_worker_that_may_make_no_segment_does_not_keep_the_others_from_it(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons: list[str] = []
+    group = connect(HERE, HERE, HERE, report=reasons.append)
+    agreement = group.nodes[1].agreement
+    assert agreement is not None
+    monkeypatch.setattr(agreement, "_offer", lambda: agreement._fail(PermissionError("memfd_create is forbidden")))
+    run_rounds(group, [0, 1, 2], generation=1, first=0, count=5)
+    assert [partners(group, worker) for worker in range(3)] == [[2], [], [0]]
+    assert len(reasons) == 1
+    assert "memfd_create is forbidden" in reasons[0]
+
+
+def test_workers_in_two_containers_of_one_host_say_why_they_use_tcp(connect: Connect) -> None:
+    reasons: list[str] = []
+    group = connect(HERE, OTHER_CONTAINER, report=reasons.append)
+    run_rounds(group, [0, 1], generation=1, first=0, count=4)
+    assert partners(group, 0) == partners(group, 1) == []
+    assert len(set(reasons)) == 1
+    assert "different containers" in reasons[0]
+
+
+def test_only_the_owner_can_write_to_a_segment_and_nobody_can_resize_it() -> None:
+    segment, fd = create_segment(1 << 16)
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, 1 << 16)
+    for size in (0, 1 << 20):
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, size)
+    reader = map_segment(fd, 1 << 16)
+    segment.array_at(64, 4, torch.float32)[:] = 7.0
+    assert reader.array_at(64, 4, torch.float32).tolist() == [7.0] * 4
+    with pytest.raises(OSError, match="another size"):
+        map_segment(fd, 1 << 15)
+    os.close(fd)
+
+
+def test_memory_that_its_maker_could_shrink_is_refused() -> None:
+    """Reading it could end this process."""
+    fd = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 4096)
+    with pytest.raises(OSError, match="not sealed"):
+        map_segment(fd, 4096)
+    os.close(fd)
+
+
+def test_a_child_of_the_script_has_no_segment() -> None:
+    segment, fd = create_segment(1 << 16)
+    assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    os.close(fd)
+    assert segments_in_use() > 0
+    child = os.fork()
+    if not child:
+        os._exit(b"memfd:resile" in Path("/proc/self/maps").read_bytes())
+    assert os.waitpid(child, 0)[1] == 0
+    assert segment.num_bytes == 1 << 16
+
+
+def test_a_mailbox_keeps_what_a_token_names_and_a_bounded_number_of_others() -> None:
+    one, other = Mailbox(), Mailbox()
+    before = num_descriptors()
+    _, fd = create_segment(4096)
+    for number in range(3):
+        one.send(other.name, bytes([number]) * TOKEN_BYTES, fd)
+    one.send(other.name, b"too short", fd)
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    stranger.sendto(b"noise", b"\0resile/" + other.name)
+    taken = other.take(bytes([1]) * TOKEN_BYTES)
+    assert taken is not None
+    os.close(taken)
+    assert other.take(bytes([9]) * TOKEN_BYTES) is None
+    assert num_descriptors() == before + 1 + 1 + 2  # the segment, the stranger, and what nobody has taken
+    for resource_ in (one, other, stranger):
+        resource_.close()
+    os.close(fd)
+    assert num_descriptors() == before - 2
+
+
+def test_a_status_survives_encoding() -> None:
+    status = Status(HERE, b"n" * 16, b"t" * 16, frozenset({0, 8, 12}))
+    assert decode_status(status.encode(13)) == status
+    assert len(status.encode(13)) == len(status._replace(mapped=frozenset()).encode(13))
