@@ -18,13 +18,23 @@ MAKERS: dict[str, Callable[[int], Group]] = {
 }
 
 
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(params=PAIRS)
 def connect_group(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Group]]:
-    """Makes groups of linked workers; each test runs over all transports, and over a mixture."""
+    """Makes groups of linked workers; each test runs over TCP and over Unix sockets, whose buffers differ."""
+    yield from _making(MAKERS[request.param])
+
+
+@pytest.fixture(params=MAKERS)
+def connect_exchange(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Group]]:
+    """As ``connect_group``, and also with members of which all or some share memory."""
+    yield from _making(MAKERS[request.param])
+
+
+def _making(make: Callable[[int], Group]) -> Iterator[Callable[[int], Group]]:
     groups: list[Group] = []
 
     def connect(num_nodes: int) -> Group:
-        groups.append(MAKERS[request.param](num_nodes))
+        groups.append(make(num_nodes))
         return groups[-1]
 
     yield connect

@@ -40,7 +40,10 @@ PAIRS: dict[str, Pair] = {"tcp": tcp_pair, "unix": socket.socketpair}
 
 
 class SharedFromTheStart:
-    """The segments of ``workers``, of which each maps the others' from the first round of a generation on."""
+    """The segments of ``workers``, of which each maps the others' from the first round of a generation on.
+
+    Their slots are small, so that a round uses them many times.
+    """
 
     def __init__(self, workers: Collection[int]) -> None:
         self._workers = workers
@@ -53,7 +56,7 @@ class SharedFromTheStart:
         own = spec.members.index(worker)
         if own not in group or len(group) < 2:
             return SharedMemory()
-        sharing = Sharing(group, frozenset(group) - {own}, min_bytes=1)
+        sharing = Sharing(group, frozenset(group) - {own}, min_bytes=1, slot_bytes=1)
         with self._lock:
             if spec.tag.generation > self._generation:
                 self.close()

@@ -36,8 +36,8 @@ from .link_group import (
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("num_members", [1, 2, 3, 5, 8])
-def test_sums_have_the_bits_of_the_tree(connect_group, num_members: int, dtype: torch.dtype) -> None:
-    group = connect_group(num_members)
+def test_sums_have_the_bits_of_the_tree(connect_exchange, num_members: int, dtype: torch.dtype) -> None:
+    group = connect_exchange(num_members)
     members = range(num_members)
     for number, num_leaves in enumerate([1, 5, 24]):
         work = make_work(num_leaves, [0, 1, 15, 17, 1001, 100_003], dtype)
@@ -45,8 +45,8 @@ def test_sums_have_the_bits_of_the_tree(connect_group, num_members: int, dtype: 
 
 
 @pytest.mark.parametrize("num_members", [2, 3, 4])
-def test_buckets_of_several_megabytes_are_summed(connect_group, num_members: int) -> None:
-    group = connect_group(num_members)
+def test_buckets_of_several_megabytes_are_summed(connect_exchange, num_members: int) -> None:
+    group = connect_exchange(num_members)
     check_round(group, list(range(num_members)), Tag(1, 0), make_work(num_members, [1_500_001, 2_000_000]))
 
 
@@ -74,21 +74,21 @@ def test_buckets_may_be_pushed_in_any_interleaving(data: st.DataObject) -> None:
         assert all(map(same_bits, spec.sums, work.sums()))
 
 
-def test_overflowing_sums_are_infinite_and_silent(connect_group, recwarn: pytest.WarningsRecorder) -> None:
-    group = connect_group(2)
+def test_overflowing_sums_are_infinite_and_silent(connect_exchange, recwarn: pytest.WarningsRecorder) -> None:
+    group = connect_exchange(2)
     work = Work(2, [[torch.full((40_000,), 3e38), torch.full((40_000,), 3e38)]])
     check_round(group, [0, 1], Tag(1, 0), work)
     assert not recwarn.list
 
 
-def test_a_round_without_buckets_exchanges_headers(connect_group) -> None:
-    group = connect_group(4)
+def test_a_round_without_buckets_exchanges_headers(connect_exchange) -> None:
+    group = connect_exchange(4)
     for number in range(20):
         check_round(group, [0, 1, 2, 3], Tag(1, number), Work(8, []))
 
 
-def test_long_headers_are_exchanged(connect_group) -> None:
-    group = connect_group(3)
+def test_long_headers_are_exchanged(connect_exchange) -> None:
+    group = connect_exchange(3)
     headers = [bytes([worker]) * 3_000_000 for worker in range(3)]
     work = make_work(3, [1000])
     calls = [
@@ -97,8 +97,8 @@ def test_long_headers_are_exchanged(connect_group) -> None:
     assert wait(calls) == [tuple(headers)] * 3
 
 
-def test_a_member_may_be_a_round_ahead(connect_group) -> None:
-    group = connect_group(3)
+def test_a_member_may_be_a_round_ahead(connect_exchange) -> None:
+    group = connect_exchange(3)
     work = [make_work(3, [100_000, 3], seed=number) for number in range(2)]
     specs = [[work[number].spec(worker, [0, 1, 2], Tag(1, number)) for worker in range(3)] for number in range(2)]
     wait([start(lambda w=w: group.nodes[w].run_round(specs[0][w])) for w in range(3)])
@@ -112,20 +112,20 @@ def test_a_member_may_be_a_round_ahead(connect_group) -> None:
             assert all(map(same_bits, spec.sums, work[number].sums()))
 
 
-def test_membership_changes_between_rounds_over_the_same_links(connect_group) -> None:
-    group = connect_group(5)
+def test_membership_changes_between_rounds_over_the_same_links(connect_exchange) -> None:
+    group = connect_exchange(5)
     for generation, members in enumerate([[0], [0, 1, 2], [2, 3, 4], [0, 1, 2, 3, 4], [3, 1], [4]]):
         for number in range(3):
             work = make_work(8, [40_000, 17], seed=generation)
             check_round(group, members, Tag(generation, 3 * generation + number), work)
 
 
-def test_rank_order_need_not_be_the_order_of_ids(connect_group) -> None:
-    check_round(connect_group(4), [2, 0, 3], Tag(1, 0), make_work(5, [70_000]))
+def test_rank_order_need_not_be_the_order_of_ids(connect_exchange) -> None:
+    check_round(connect_exchange(4), [2, 0, 3], Tag(1, 0), make_work(5, [70_000]))
 
 
-def test_a_round_is_not_finished_before_all_buckets_are_pushed(connect_group) -> None:
-    group = connect_group(1)
+def test_a_round_is_not_finished_before_all_buckets_are_pushed(connect_exchange) -> None:
+    group = connect_exchange(1)
     open_round = group.nodes[0].begin(make_work(1, [1, 1]).spec(0, [0], Tag(1, 0)))
     with pytest.raises(ValueError, match=r"1 is next|0 is next"):
         open_round.push(1)
@@ -134,9 +134,9 @@ def test_a_round_is_not_finished_before_all_buckets_are_pushed(connect_group) ->
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_survivors_of_an_abandoned_round_repeat_it_at_once(connect_group, seed: int) -> None:
+def test_survivors_of_an_abandoned_round_repeat_it_at_once(connect_exchange, seed: int) -> None:
     """Worker 3 is frozen after some pushes; any control thread requests an abort at any moment."""
-    group = connect_group(4)
+    group = connect_exchange(4)
     work = make_work(8, [300_000, 5, 70_000], seed=seed)
     specs = [work.spec(worker, [0, 1, 2, 3], Tag(1, 7)) for worker in range(4)]
     frozen = group.nodes[3].begin(specs[3])
@@ -153,9 +153,9 @@ def test_survivors_of_an_abandoned_round_repeat_it_at_once(connect_group, seed: 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_abandoning_a_round_in_full_swing_leaves_usable_links(connect_group, seed: int) -> None:
+def test_abandoning_a_round_in_full_swing_leaves_usable_links(connect_exchange, seed: int) -> None:
     """Some members may have completed the round by then: they are ahead, and the next generation still works."""
-    group = connect_group(3)
+    group = connect_exchange(3)
     work = make_work(3, [1_000_000, 100], seed=seed)
     calls = [start(lambda w=w: group.nodes[w].run_round(work.spec(w, [0, 1, 2], Tag(1, 0)))) for w in range(3)]
     for _ in range(seed * 6000):
@@ -169,8 +169,8 @@ def test_abandoning_a_round_in_full_swing_leaves_usable_links(connect_group, see
     check_round(group, [0, 1, 2], Tag(3, 2), work)
 
 
-def test_an_abort_between_rounds_ends_the_next_one_of_the_generation(connect_group) -> None:
-    group = connect_group(3)
+def test_an_abort_between_rounds_ends_the_next_one_of_the_generation(connect_exchange) -> None:
+    group = connect_exchange(3)
     work = make_work(3, [100])
     check_round(group, [0, 1, 2], Tag(1, 0), work)
     group.nodes[0].poller.abort_round(2, "frozen", generation=1)
@@ -179,22 +179,22 @@ def test_an_abort_between_rounds_ends_the_next_one_of_the_generation(connect_gro
     check_round(group, [0, 1], Tag(2, 1), work)
 
 
-def test_an_abort_between_rounds_does_not_concern_the_next_generation(connect_group) -> None:
-    group = connect_group(3)
+def test_an_abort_between_rounds_does_not_concern_the_next_generation(connect_exchange) -> None:
+    group = connect_exchange(3)
     work = make_work(3, [100])
     check_round(group, [0, 1, 2], Tag(1, 0), work)
     group.nodes[0].poller.abort_round(2, "frozen", generation=1)
     check_round(group, [0, 1, 2], Tag(2, 1), work)
 
 
-def test_an_abort_because_of_a_worker_that_is_no_member_has_no_effect(connect_group) -> None:
-    group = connect_group(3)
+def test_an_abort_because_of_a_worker_that_is_no_member_has_no_effect(connect_exchange) -> None:
+    group = connect_exchange(3)
     group.nodes[0].poller.abort_round(2, "frozen", generation=1)
     check_round(group, [0, 1], Tag(1, 0), make_work(3, [100]))
 
 
-def test_a_live_suspect_is_informed_that_the_round_was_abandoned(connect_group) -> None:
-    group = connect_group(3)
+def test_a_live_suspect_is_informed_that_the_round_was_abandoned(connect_exchange) -> None:
+    group = connect_exchange(3)
     work = make_work(3, [100_000])
     group.nodes[0].poller.abort_round(2, "slow", generation=1)
     calls = [start(lambda w=w: group.nodes[w].run_round(work.spec(w, [0, 1, 2], Tag(1, 0)))) for w in range(3)]
@@ -202,8 +202,8 @@ def test_a_live_suspect_is_informed_that_the_round_was_abandoned(connect_group) 
 
 
 @pytest.mark.parametrize("pushes", [0, 1, 2])
-def test_a_dead_member_is_named_by_all_others(connect_group, pushes: int) -> None:
-    group = connect_group(4)
+def test_a_dead_member_is_named_by_all_others(connect_exchange, pushes: int) -> None:
+    group = connect_exchange(4)
     work = make_work(8, [100_000, 10])
     specs = [work.spec(worker, [0, 1, 2, 3], Tag(1, 0)) for worker in range(4)]
     dying = group.nodes[3].begin(specs[3])
@@ -216,10 +216,10 @@ def test_a_dead_member_is_named_by_all_others(connect_group, pushes: int) -> Non
 
 
 def test_a_member_that_has_left_a_round_drains_its_links_so_that_none_waits_for_another(
-    connect_group, monkeypatch: pytest.MonkeyPatch
+    connect_exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resile_learner.collectives.round.DRAIN_TIMEOUT_MS", None)  # no timeout
-    group = connect_group(4)
+    group = connect_exchange(4)
     work = make_work(8, [2_000_000])
     dying = group.nodes[3].begin(work.spec(3, [0, 1, 2, 3], Tag(1, 0)))
     rounds = [group.nodes[w].begin(work.spec(w, [0, 1, 2, 3], Tag(1, 0))) for w in range(3)]
@@ -243,8 +243,8 @@ def test_a_member_that_has_left_a_round_drains_its_links_so_that_none_waits_for_
     assert wait([start(lambda w=w: finish_and_recover(w)) for w in range(3)]) == [3, 3, 3]
 
 
-def test_a_removed_link_ends_the_round(connect_group) -> None:
-    group = connect_group(3)
+def test_a_removed_link_ends_the_round(connect_exchange) -> None:
+    group = connect_exchange(3)
     work = make_work(3, [100_000])
     calls = [start(lambda w=w: group.nodes[w].run_round(work.spec(w, [0, 1, 2], Tag(1, 0)))) for w in (0, 1)]
     group.nodes[0].poller.remove(2)
@@ -253,15 +253,15 @@ def test_a_removed_link_ends_the_round(connect_group) -> None:
     check_round(group, [0, 1], Tag(2, 0), work)
 
 
-def test_a_member_without_a_link_is_lost(connect_group) -> None:
-    group = connect_group(2)
+def test_a_member_without_a_link_is_lost(connect_exchange) -> None:
+    group = connect_exchange(2)
     work = make_work(3, [100])
     calls = [start(lambda w=w: group.nodes[w].run_round(work.spec(w, [0, 1, 2], Tag(1, 0)))) for w in (0, 1)]
     assert [abandoned(call).suspect for call in calls] == [2, 2]
 
 
-def test_a_round_left_open_is_abandoned_when_another_begins(connect_group) -> None:
-    group = connect_group(3)
+def test_a_round_left_open_is_abandoned_when_another_begins(connect_exchange) -> None:
+    group = connect_exchange(3)
     work = make_work(3, [100_000])
     group.nodes[0].begin(work.spec(0, [0, 1, 2], Tag(1, 0)))
     calls = [start(lambda w=w: group.nodes[w].run_round(work.spec(w, [0, 1, 2], Tag(1, 0)))) for w in (1, 2)]
@@ -286,8 +286,8 @@ INVALID = {
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_a_peer_that_sends_invalid_frames_counts_as_lost(connect_group, name: str) -> None:
-    group = connect_group(2)
+def test_a_peer_that_sends_invalid_frames_counts_as_lost(connect_exchange, name: str) -> None:
+    group = connect_exchange(2)
     stranger = group.stranger(member=0, worker=2)
     honest = group.stranger(member=1, worker=2)
     work = make_work(3, [30_000])
@@ -302,9 +302,9 @@ def test_a_peer_that_sends_invalid_frames_counts_as_lost(connect_group, name: st
     honest.close()
 
 
-def test_a_peer_cannot_send_further_ahead_than_its_window(connect_group) -> None:
+def test_a_peer_cannot_send_further_ahead_than_its_window(connect_exchange) -> None:
     """Scratch memory is bounded: pieces of a block for which there is no room yet break the rules."""
-    group = connect_group(1)
+    group = connect_exchange(1)
     first, second = (group.stranger(member=0, worker=worker) for worker in (1, 2))
     spec = make_work(3, [2_000_000]).spec(0, [0, 1, 2], Tag(1, 0))
     blocks = layout(spec.pieces, 3, (Shape(2_000_000, 4),), 0).routes[1].pieces_in

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from resile_learner.collectives.layout import NUM_SLOTS, SLOT_BYTES, Sharing, layout
+from resile_learner.collectives.layout import NUM_SLOTS, SLOT_BYTES, Sharing
 from resile_learner.collectives.memory_agreement import (
     NOWHERE,
     Host,
@@ -134,16 +134,6 @@ def test_descriptors_and_memory_do_not_grow_with_rounds_and_generations(connect:
     assert num_descriptors() == descriptors - 3  # a mailbox for each worker, and nothing for each peer
 
 
-@pytest.fixture
-def short_stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Stages of two blocks for each rank, so that a round uses its slots many times."""
-    monkeypatch.setattr("resile_learner.collectives.layout.SLOT_BYTES", 1)
-    layout.cache_clear()
-    yield
-    layout.cache_clear()
-
-
-@pytest.mark.usefixtures("short_stages")
 @pytest.mark.parametrize("sharing", [[0, 1, 2], [0, 2]])
 @pytest.mark.parametrize("num_leaves", [1, 7])
 def test_slots_are_used_again_when_all_have_read_them(num_leaves: int, sharing: list[int]) -> None:

@@ -41,11 +41,12 @@ class Sharing(NamedTuple):
     partners: frozenset[int] = frozenset()
     """Those of the group with which it does share memory."""
     min_bytes: int = MIN_SHARED_BYTES
+    slot_bytes: int = SLOT_BYTES
 
     @property
     def part_blocks(self) -> int:
         """Blocks of one rank in a stage, at most. At least 2, so that no rank's part is empty."""
-        return max(2, SLOT_BYTES // (len(self.group) * ROUND_PAYLOAD_BYTES))
+        return max(2, self.slot_bytes // (len(self.group) * ROUND_PAYLOAD_BYTES))
 
     @property
     def part_bytes(self) -> int:
