@@ -178,6 +178,38 @@ def test_a_worker_that_may_make_no_segment_does_not_keep_the_others_from_it(
     assert "memfd_create is forbidden" in reasons[0]
 
 
+def test_memory_is_used_only_where_both_have_mapped_the_other(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that cannot map segments makes one all the same."""
+    group = connect(HERE, HERE, HERE)
+    monkeypatch.setattr(group.nodes[1].agreement, "_map", lambda: None)
+    run_rounds(group, [0, 1, 2], generation=1, first=0, count=5)
+    assert [partners(group, worker) for worker in range(3)] == [[2], [], [0]]
+
+
+def test_a_newer_generation_of_the_same_members_has_new_segments(connect: Connect) -> None:
+    group = connect(HERE, HERE)
+    agreement = group.nodes[0].agreement
+    assert agreement is not None
+    run_rounds(group, [0, 1], generation=1, first=0)
+    older = agreement.begin(WORK.spec(0, [0, 1], Tag(1, 3))).segments
+    run_rounds(group, [0, 1], generation=2, first=3)
+    newer = agreement.begin(WORK.spec(0, [0, 1], Tag(2, 6))).segments
+    assert older.keys() == newer.keys() == {0, 1}
+    assert all(older[rank] is not newer[rank] for rank in older)
+
+
+def test_a_failed_round_ends_its_segments(connect: Connect) -> None:
+    group = connect(HERE, HERE)
+    run_rounds(group, [0, 1], generation=1, first=0)
+    assert partners(group, 0) == [1]
+    group.nodes[0].poller.abort_round(1, "frozen", generation=1)
+    calls = [start(lambda w=w: group.nodes[w].run_round(WORK.spec(w, [0, 1], Tag(1, 3)))) for w in (0, 1)]
+    assert [abandoned(call).suspect for call in calls] == [1, 1]
+    assert partners(group, 0) == partners(group, 1) == []
+
+
 def test_workers_in_two_containers_of_one_host_say_why_they_use_tcp(connect: Connect) -> None:
     reasons: list[str] = []
     group = connect(HERE, OTHER_CONTAINER, report=reasons.append)
