@@ -26,6 +26,7 @@ RESULT_LINES = {
         r"difference from the optimum",
     ),
     "startup.py": (r"resile run, 2 workers +[\d.]+ ", r"- +resile run, times the plain script"),
+    "tracing.py": (r"steady +[\d.]+ ", r"changing +[\d.]+ ", r"The recorder alone: [\d.]+ us"),
     "steady.py": (r"DDP \(gloo\) +[\d.]+ ", r"Resile, default V +[\d.]+ "),
 }
 
