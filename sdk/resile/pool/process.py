@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import aiohttp
+import orjson
 
 from resile_shared.errors import ResileError
 from resile_shared.parent_death import dying_with_parent
@@ -43,6 +44,7 @@ class ServiceProcess:
     async def start(self) -> None:
         """Return when it is ready. Raises ServiceFailed if it exits before that."""
         self.spec.health.unlink(missing_ok=True)
+        self._scrape_target.unlink(missing_ok=True)
         with self.spec.log.open("ab") as log:
             self.process = process = await asyncio.create_subprocess_exec(
                 *(*self.spec.prefix, sys.executable, "-P", "-m", self.spec.module, *self.spec.arguments),
@@ -58,6 +60,7 @@ class ServiceProcess:
                 if process.returncode is not None:
                     raise ServiceFailed(self.spec, process.returncode)
                 await asyncio.sleep(_POLL_SECONDS)
+        self._announce_metrics()
 
     async def wait(self) -> int:
         """Wait until it exits; return its exit status."""
@@ -87,6 +90,21 @@ class ServiceProcess:
         """Send SIGKILL to its process group without waiting."""
         if self.process is not None and self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    @property
+    def _scrape_target(self) -> Path:
+        return self.spec.health.with_name(f"{self.spec.health.name}.json")
+
+    def _announce_metrics(self) -> None:
+        """Tell Prometheus where the metrics are, by its file-based service discovery."""
+        address = self.spec.health.read_text().removeprefix("http://")
+        target = {
+            "targets": [address],
+            "labels": {"service": self.spec.module.removeprefix("resile_"), "part": self.name},
+        }
+        draft = self.spec.health.with_name(f"{self.spec.health.name}.draft")
+        draft.write_bytes(orjson.dumps([target]))
+        draft.replace(self._scrape_target)
 
     async def _is_ready(self, http: aiohttp.ClientSession) -> bool:
         if not self.spec.health.exists():

@@ -19,6 +19,8 @@ class MonitorMetrics:
         self._requests = histogram(meter, "resile_http_request", "Time of HTTP requests, but for those that follow.")
         self.streams = meter.create_up_down_counter("resile_event_streams", description="Clients that follow a stream.")
         self.events = meter.create_counter("resile_events_sent", description="Events sent to clients that follow.")
+        self.streams.add(0)
+        self.events.add(0, {"stream": "events"})
 
     @web.middleware
     async def measure(self, request: web.Request, handler: Handler) -> web.StreamResponse:

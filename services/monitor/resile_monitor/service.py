@@ -54,7 +54,7 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
             await feed.hear_traces(pool.traces)
             group.create_task(feed.jobs(present[0]))
             group.create_task(feed.hosts(present[1]))
-            group.create_task(feed.progress(present[2]))
+            group.create_task(feed.progress(present[2], jobs=present[0]))
             group.create_task(feed.newest_failures(present[3]))
             group.create_task(feed.warnings(present[4]))
             pace = Pace(settings.webhook_seconds, settings.webhook_pause_seconds)
@@ -103,8 +103,8 @@ class Feed:
 
         await self._bus.subscribe(TRACES, Spans, add)
 
-    async def progress(self, present: asyncio.Event) -> None:
-        """Read the newest progress of each job; then what curves lack, and what follows, for ever."""
+    async def progress(self, present: asyncio.Event, *, jobs: asyncio.Event) -> None:
+        """Read the newest progress of each job; once ``jobs`` are known, what curves lack; and what follows."""
         newest: dict[str, int] = {}
 
         async def note(received: Received[Report]) -> None:
@@ -117,6 +117,7 @@ class Feed:
             )
             await present.wait()
             reading.cancel()
+        await jobs.wait()
         start = await self._curves.load(newest)
         await self._bus.follow(PROGRESS, Report, self._progress, after=start)
 

@@ -24,7 +24,8 @@ from .reading import Entry, Reading, V, merged
 
 logger = logging.getLogger(__name__)
 
-QUEUE_LENGTH = 16
+QUEUE_LENGTH = 256
+"""Entries, which are written together when a client is slower than they come."""
 KEEP_ALIVE_SECONDS = 10.0
 LOOK_SECONDS = 0.5
 LAST_SECONDS = 1.0
@@ -107,18 +108,18 @@ async def _send(
     tasks.append(asyncio.create_task(_end(closing, is_over, queue)))
     try:
         await _write(response, frames.start())
-        for entry in present:
-            await _write(response, frames.of(entry))
+        for start in range(0, len(present), QUEUE_LENGTH):
+            await _write(response, b"".join(frames.of(entry) for entry in present[start : start + QUEUE_LENGTH]))
         while not closing.is_set():
             try:
                 async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                    entry_or_end = await queue.get()
+                    batch = await _next_batch(queue)
             except TimeoutError:
                 await _write(response, b": still here\n\n")
                 continue
-            if entry_or_end is None:
+            await _write(response, b"".join(frames.of(entry) for entry in batch if entry is not None))
+            if None in batch:
                 break
-            await _write(response, frames.of(entry_or_end))
         await response.write_eof()
     except (TimeoutError, ConnectionError):
         logger.debug("event stream client disconnected")
@@ -126,6 +127,14 @@ async def _send(
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+async def _next_batch(queue: asyncio.Queue[Entry[V] | None]) -> list[Entry[V] | None]:
+    """Wait for an entry, or for the end; return it with all that are there up to the end."""
+    batch = [await queue.get()]
+    while batch[-1] is not None and not queue.empty():
+        batch.append(queue.get_nowait())
+    return batch
 
 
 async def _write(response: web.StreamResponse, frame: bytes) -> None:
