@@ -43,6 +43,7 @@ DIGITS_BF16 = Example("digits.py", ("--epochs", "2", "--bf16"), epochs=2, iterat
 GPT = Example("gpt.py", ("--kilobytes", "20", "--block", "32"), epochs=1, iterations=20)
 
 ORDINARY = Example("ordinary_loop.py", (), epochs=5, iterations=120)
+GAN = Example("gan.py", (), epochs=3, iterations=120)
 
 
 @cache
@@ -50,7 +51,7 @@ def plain_sha(example: Example, *more: str) -> str:
     return plain(example.script, *example.args, *more)
 
 
-@pytest.mark.parametrize("example", [DIGITS, DIGITS_BF16, GPT, ORDINARY], ids=lambda example: example.command)
+@pytest.mark.parametrize("example", [DIGITS, DIGITS_BF16, GPT, ORDINARY, GAN], ids=lambda example: example.command)
 def test_an_example_has_the_same_bits_as_a_plain_script_and_elastically(
     example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,8 @@ class TrainingProgress:
     """That of the next iteration."""
     sample: int = 0
     """How many samples of it come before the next iteration."""
+    turn: int = 0
+    """Where several optimizers take turns with each batch: that of the next iteration."""
     pausing: bool = False
     """Whether training stops after the last committed iteration until the job is resumed."""
     loss: float | None = None

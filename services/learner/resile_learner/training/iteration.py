@@ -85,12 +85,16 @@ class Iteration:
         header: RoundHeader,
         last: tuple[int, float],
         measures_noise: bool,
+        turn: int = 0,
+        num_turns: int = 1,
         is_compared: bool,
         watch: BodyWatch,
     ) -> None:
         self.number = number
+        self.turn = turn
+        self.is_last_turn = turn == num_turns - 1
         self.epoch = batch.epoch
-        self.ends_epoch = batch.ends_epoch
+        self.ends_epoch = batch.ends_epoch and self.is_last_turn
         self.num_samples = len(batch.indices)
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
@@ -100,6 +104,7 @@ class Iteration:
         self._batch = batch
         self._held = held
         self._seed = seed
+        self._batch_number = number // num_turns
         self._fetch = fetch
         self._fetch_spare = fetch_spare
         self._gradients = gradients
@@ -188,7 +193,7 @@ class Iteration:
         self._determinism.apply()
         self._buffers.restore()
         self._gradients.clear()
-        seed_all(mix(self._seed, "compute", self.number, leaf))
+        seed_all(mix(self._seed, "compute", self._batch_number, leaf))
 
     def backward(self, loss: Tensor, *, scaler: Any = None, **metrics: Tensor | float) -> None:
         """Compute the gradients of the current shard from its mean ``loss``, a scalar.

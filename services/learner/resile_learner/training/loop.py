@@ -11,14 +11,14 @@ It reads as any training loop does::
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.reports import BatchRange
@@ -73,7 +73,7 @@ class ElasticLoop:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         dataset: Any,
         *,
         epochs: int = 1,
@@ -110,21 +110,20 @@ class ElasticLoop:
         self._schedule = BatchSchedule(batch_size, declared, replayed=self._session.batches)
         self._phases = self._session.phases
         self._model = model
-        self._optimizer = optimizer
+        self._optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         self._dataset = dataset
         self._entered = False
         self._determinism: Determinism
         self._torch_settings: dict[str, str]
         self._parameters = list(model.parameters())
-        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         self._fetcher = Fetcher(dataset, seed=seed, collate_fn=collate_fn, num_workers=num_workers)
         self._stream: Iterator[Fetched] | None = None
-        self._gradients = Gradients(trained)
+        self._gradients = _gradients_of(self._optimizers, self._parameters)
         self._noise = NoiseScale()
         self._buffers = Buffers(model)
         self._digest = RollingDigest(self._parameters)
         self._averages = AverageWatch(model, state or {})
-        self._body = BodyWatch(model, [optimizer], state or {})
+        self._body = BodyWatch(model, self._optimizers, state or {})
         self._open: Iteration | None = None
         self._num_begun = 0
         self._last_members: tuple[int, ...] = ()
@@ -135,19 +134,22 @@ class ElasticLoop:
         )
         # With a batch that changes, iterations may become more than a schedule was made for.
         self._schedules = () if batch_range else tuple((state or {}).values())
-        self._watch = OptimizerWatch(model, optimizer, state or {})
+        self._watches = [OptimizerWatch(model, each, state or {}) for each in self._optimizers]
         if batch_range:
-            LearningRateScale(optimizer, learning_rate_rule, lambda: self.plan.batch_size / batch_size)
+            for each in self._optimizers:
+                LearningRateScale(each, learning_rate_rule, lambda: self.plan.batch_size / batch_size)
         self._scalers = prepared_scalers(state or {}, self._parameters)
         ledger = Ledger(num_samples)
         parts: dict[str, Stateful] = {
-            "optimizer": OptimizerState(optimizer),
+            "optimizer": OptimizerState(self._optimizers[0]),
             "ledger": ledger,
             "reproducibility": self.bits,
-            "steps": self._watch,
+            "steps": self._watches[0],
             "batches": self._schedule,
             "noise": self._noise,
         }
+        for number, each in enumerate(self._optimizers[1:], start=1):
+            parts |= {f"optimizer {number}": OptimizerState(each), f"steps {number}": self._watches[number]}
         if self._validator:
             parts["validation"] = self._validator
         self._state = RunState(model, parts, state or {}, after_load=self._buffers.adopt)
@@ -256,8 +258,9 @@ class ElasticLoop:
         expected = self._session.expected
         if expected:
             num_shards = expected.size if self._settings.mode == "fast" else self.plan.num_shards
-            self._gradients.begin(num_shards, ranges(num_shards, expected.size)[expected.rank])
-            _prewarm_optimizer(self._optimizer)
+            for gradients, optimizer in zip(self._gradients, self._optimizers, strict=True):
+                gradients.begin(num_shards, ranges(num_shards, expected.size)[expected.rank])
+                _prewarm_optimizer(optimizer)
 
     def _iterate(self) -> Iterator[Iteration]:
         self._check_unchanged()
@@ -269,6 +272,7 @@ class ElasticLoop:
         self._body.begin_iteration(is_compared=is_compared)
         self._buffers.adopt_changed()
         self._num_begun += 1
+        turn = self._state.progress.turn
         self._open = iteration = Iteration(
             self.iteration,
             batch,
@@ -276,7 +280,7 @@ class ElasticLoop:
             seed=self._settings.seed,
             fetch=self._next_shard,
             fetch_spare=lambda: self._fetcher.read(ShardKey(batch.epoch, batch.shard(0))),
-            gradients=self._gradients,
+            gradients=self._gradients[turn],
             buffers=self._buffers,
             rounds=self._protocol.rounds,
             phases=self._phases,
@@ -285,16 +289,18 @@ class ElasticLoop:
             header=self._protocol.header(next_iteration=self.iteration + 1, facts=self._round_facts()),
             last=self._protocol.reports.last,
             measures_noise=self._schedule.batch_range is not None and self.iteration % NOISE_EVERY == 0,
+            turn=turn,
+            num_turns=self._num_turns,
             is_compared=is_compared,
             watch=self._body,
         )
-        steps = self._watch.steps
+        steps = self._watches[turn].steps
         self._phases.enter("callback")
         yield iteration
         self._phases.enter("waiting")
         iteration.raise_refusal()
         may_skip = bool(self._scalers) or iteration.outcome is None
-        self._watch.check_steps(before=steps, is_lost=iteration.lost is not None, may_skip=may_skip)
+        self._watches[turn].check_steps(before=steps, is_lost=iteration.lost is not None, may_skip=may_skip)
         if iteration.lost:
             raise iteration.lost
         if iteration.outcome is None:
@@ -305,7 +311,12 @@ class ElasticLoop:
             self._noise.add(iteration.norms, num_samples=len(batch.indices), num_shards=batch.num_shards)
         self._last_members = view.workers
         self._protocol.commit(
-            batch, iteration.outcome, loss=iteration.loss, metrics=iteration.metrics, noise_scale=self._noise.value
+            batch,
+            iteration.outcome,
+            loss=iteration.loss,
+            metrics=iteration.metrics,
+            noise_scale=self._noise.value,
+            num_turns=self._num_turns,
         )
 
     def _compares_first_shard(self, view: View) -> bool:
@@ -313,7 +324,7 @@ class ElasticLoop:
         if self._settings.mode == "fast":
             return False
         starts = self._position.sample == 0 and is_compared_in_epoch(self._position.epoch)
-        return starts or self.iteration in COMPARED_ITERATIONS or view.workers != self._last_members
+        return starts or self.iteration // self._num_turns in COMPARED_ITERATIONS or view.workers != self._last_members
 
     def _round_facts(self) -> dict[str, str]:
         """What the script may have changed since the last exchange, alike on all workers."""
@@ -327,7 +338,8 @@ class ElasticLoop:
         """Refuse what a joining worker could not know, and schedules that count other steps than they get."""
         if self._settings.mode == "same-bits":
             check_unchanged(self._torch_settings)
-        self._watch.check()
+        for watch in self._watches:
+            watch.check()
         check_schedules(
             self._schedules, epochs=self.epochs, iteration=self.iteration, iterations_total=self.iterations_total
         )
@@ -338,9 +350,15 @@ class ElasticLoop:
         if size != self.plan.batch_size:
             self.plan = replace(self.plan, batch_size=size)
             self._stream = None
-        self._state.progress.iterations_total = self._schedule.iterations_total(
-            self.iteration, self.plan, self._position, epochs=self.epochs
-        )
+        progress = self._state.progress
+        end = self._schedule.iterations_total(self.iteration, self.plan, self._position, epochs=self.epochs)
+        num_batches = end - self.iteration
+        progress.iterations_total = self.iteration + num_batches * self._num_turns - progress.turn
+
+    @property
+    def _num_turns(self) -> int:
+        """The iterations of each batch: one for each optimizer."""
+        return len(self._optimizers)
 
     @property
     def _position(self) -> Position:
@@ -356,12 +374,13 @@ class ElasticLoop:
 
     def _upcoming(self) -> Iterator[ShardKey]:
         """This worker's shards from here to the end, for as long as the membership stays; a change starts a new one."""
-        view, position = self._session.view, self._position
+        view, position, turn = self._session.view, self._position, self._state.progress.turn
         while position.epoch < self.epochs:
             batch = self._batch(position)
-            position = batch.next
-            for leaf in range(*batch.held_by(view.rank, view.size)):
-                yield ShardKey(batch.epoch, batch.shard(leaf))
+            for _ in range(turn, self._num_turns):
+                for leaf in range(*batch.held_by(view.rank, view.size)):
+                    yield ShardKey(batch.epoch, batch.shard(leaf))
+            position, turn = batch.next, 0
 
 
 class _Computation:
@@ -376,7 +395,9 @@ class _Computation:
         return str(self._loop.bits)
 
     def digest(self, round_: int) -> int:
-        return self._loop._digest.at(round_) ^ mix("steps", self._loop._watch.steps, self._loop._schedule.current)
+        return self._loop._digest.at(round_) ^ mix(
+            "steps", *(watch.steps for watch in self._loop._watches), self._loop._schedule.current
+        )
 
     def discard_round(self) -> None:
         self._loop._buffers.restore()
@@ -389,6 +410,19 @@ class _Computation:
 
     def params_sha256(self) -> str:
         return params_sha256(self.model)
+
+
+def _gradients_of(optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Tensor]) -> list[Gradients]:
+    """The gradients that each optimizer steps with: with a single one, those of all trainable parameters."""
+    if len(optimizers) == 1:
+        return [Gradients([parameter for parameter in parameters if parameter.requires_grad])]
+    order = {id(parameter): index for index, parameter in enumerate(parameters)}
+    result = []
+    for optimizer in optimizers:
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        held = [parameter for parameter in held if parameter.requires_grad and id(parameter) in order]
+        result.append(Gradients(sorted(held, key=lambda parameter: order[id(parameter)])))
+    return result
 
 
 def _prewarm_optimizer(optimizer: torch.optim.Optimizer) -> None:

@@ -13,7 +13,7 @@
 How such a loop maps onto iterations is in docs/elastic-training.md. `ElasticLoop` does the training.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -39,8 +39,8 @@ from .settings import Mode
 
 
 def prepare(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     loader: DataLoader[Any],
     scheduler: Any = None,
     *,
@@ -59,34 +59,38 @@ def prepare(
     ``num_shards`` (None: as for `ElasticLoop`); or, with ``accumulate``, each of its batches is a shard, and so many of
     them make a global batch. ``loss.backward()`` of this worker's last shard exchanges the gradients, and only then do
     the steps of ``optimizer``, ``scheduler`` and ``grad_scaler`` act, on every worker. ``state`` and all other options
-    are those of `ElasticLoop`. Raises UsageError for what cannot work.
+    are those of `ElasticLoop`.
+
+    ``model``, ``optimizer`` and ``scheduler`` may be lists, as for a generator and a discriminator. Then each optimizer
+    has its own ``backward()`` and exchange, in the order in which the body steps them, and the loader yields each batch
+    once for each of them. Raises UsageError for what cannot work.
     """
     _check_first_call(loader)
+    optimizers = _listed(optimizer)
+    schedules = _listed(scheduler)
     elastic = ElasticLoader(
-        model,
-        optimizer,
+        model if isinstance(model, nn.Module) else nn.ModuleList(model),
+        optimizers,
         loader,
         accumulate=accumulate,
         num_shards=num_shards,
         grad_scaler=grad_scaler,
         options={
             "seed": seed,
-            "state": {**_named(scheduler=scheduler, grad_scaler=grad_scaler), **(state or {})},
+            "state": {**_parts(schedules, grad_scaler), **(state or {})},
             "checkpoint_every": checkpoint_every,
             "mode": mode,
             "threads": threads,
         },
     )
 
-    def may_step() -> bool:
-        return elastic.sync_gradients
-
-    gate_optimizer(optimizer, may_step, on_refusal=elastic.remember)
-    if scheduler is not None:
-        gate_schedule(scheduler, may_step)
+    for turn, each in enumerate(optimizers):
+        gate_optimizer(each, partial(elastic.may_step, turn), on_refusal=elastic.remember)
+    for schedule in schedules:
+        gate_schedule(schedule, partial(elastic.may_step_schedule, _turn_of(schedule, optimizers)))
     if grad_scaler is not None:
         for name in ("unscale_", "step", "update"):
-            gate_method(grad_scaler, name, may_step)
+            gate_method(grad_scaler, name, partial(elastic.may_step, 0))
     _is_prepared.set(True)
     return (model, optimizer, elastic) if scheduler is None else (model, optimizer, elastic, scheduler)
 
@@ -97,7 +101,8 @@ _is_prepared: ContextVar[bool] = ContextVar("resile_is_prepared", default=False)
 def _check_first_call(loader: Any) -> None:
     if isinstance(loader, ElasticLoader) or _is_prepared.get():
         raise UsageError(
-            "prepare() was called a second time: a script has one training call, and so one call of prepare()"
+            "prepare() was called a second time: a script has one training call, and so one call of prepare(). Give it "
+            "all models and optimizers of the loop as lists: prepare([generator, critic], [first, second], loader)"
         )
 
 
@@ -111,7 +116,7 @@ class ElasticLoader:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         loader: DataLoader[Any],
         *,
         accumulate: int | None,
@@ -122,8 +127,10 @@ class ElasticLoader:
         settings = read_loader(loader)
         self.dataset = settings.dataset
         self._model = model
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._grad_scaler = grad_scaler
+        if grad_scaler is not None and len(optimizers) > 1:
+            raise UsageError("prepare() was given a GradScaler and several optimizers: use torch.bfloat16 without it")
         batch_size, shards = _cut(settings.batch_size, accumulate, num_shards)
         self._seed, self._mode = options["seed"], options["mode"]
         self._plan = planned(
@@ -150,8 +157,9 @@ class ElasticLoader:
         self._iteration: Iteration | None = None
         self._is_fresh = False
         """Whether no batch of the open iteration was yielded yet."""
-        self._has_computed = False
-        """Whether the loss of the newest batch has had its backward pass."""
+        self._num_losses = 0
+        """How many losses of the newest batch have had their backward pass."""
+        self._is_between_epochs = False
         self._refusal: UsageError | None = None
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
@@ -162,7 +170,7 @@ class ElasticLoader:
         """
         if self._started:
             raise UsageError("loader.epochs() was called twice: a script has one training call; name all epochs in one")
-        self._started = ElasticLoop(self._model, self._optimizer, self.dataset, epochs=num_epochs, **self._options)
+        self._started = ElasticLoop(self._model, self._optimizers, self.dataset, epochs=num_epochs, **self._options)
         self._iterations = iter(self._started)
         self._advance()
         while self._iteration is not None:
@@ -182,11 +190,13 @@ class ElasticLoader:
                 "around the loop over the loader, so that a worker that joins later begins in the epoch under way"
             )
         epoch = self._iteration.epoch
+        self._is_between_epochs = False
         while self._iteration is not None and self._iteration.epoch == epoch:
             yield from self._batches(self._iteration)
             if self.sync_gradients and self._is_last():
                 break
             self._advance()
+        self._is_between_epochs = True
         seed_all(mix(self._seed, "epoch", epoch))  # what follows in the script draws alike on all workers
 
     def __len__(self) -> int:
@@ -201,15 +211,39 @@ class ElasticLoader:
             for number in (0, plan.per_epoch - 1)
         ]
         usual, last = (max(1, len(range(*batch.held_by(rank, size)))) for batch in batches)
-        return (plan.per_epoch - 1) * usual + last
+        return ((plan.per_epoch - 1) * usual + last) * len(self._optimizers)
 
     @property
     def sync_gradients(self) -> bool:
         """Whether the gradients are those of a whole global batch: after the backward pass of its last shard here.
 
-        Code that belongs to an iteration, not to a shard, asks for it.
+        Code that belongs to an iteration, not to a shard, asks for it. With several optimizers it is true once a
+        batch, after the exchange of the last of them.
         """
+        return self._is_exchanged and self._iteration is not None and self._iteration.is_last_turn
+
+    @property
+    def _is_exchanged(self) -> bool:
         return self._iteration is not None and self._iteration.outcome is not None
+
+    def may_step(self, turn: int) -> bool:
+        """Whether a step of optimizer number ``turn`` acts now. Raises UsageError if it comes before its loss."""
+        if self._iteration is None:
+            return False
+        if len(self._optimizers) > 1 and not self._is_between_epochs and self._num_losses != turn + 1:
+            raise self.remember(
+                UsageError(
+                    f"optimizer number {turn} was stepped after {self._num_losses} backward passes in a batch: give "
+                    "prepare() the optimizers in the order in which the body steps them, and call backward() once for "
+                    "each, before its step"
+                )
+            )
+        return self._is_exchanged and self._iteration.turn == turn
+
+    def may_step_schedule(self, turn: int) -> bool:
+        """Whether a step of the schedule of optimizer number ``turn`` acts now."""
+        is_turn = self._iteration is not None and self._iteration.turn == turn
+        return self._is_exchanged and (self._is_between_epochs or is_turn)
 
     @property
     def iteration(self) -> int:
@@ -244,7 +278,13 @@ class ElasticLoader:
         Raises UsageError in a batch that does not complete the iteration.
         """
         loop = self._loop
-        if not (self._is_fresh or self.sync_gradients or self._iteration is None or self._iteration.lost):
+        if not (
+            self._is_fresh
+            or self._is_between_epochs
+            or self.sync_gradients
+            or self._iteration is None
+            or self._iteration.lost
+        ):
             raise self.remember(
                 UsageError(
                     f"loader.stop() was called in the middle of iteration {loop.iteration}, where each worker has seen "
@@ -283,25 +323,34 @@ class ElasticLoader:
 
     def _batches(self, iteration: Iteration) -> Iterator[Any]:
         for batch in iteration.shards() if iteration.num_held else iteration.spare_shard():
-            self._is_fresh = self._has_computed = False
+            self._is_fresh, self._num_losses = False, 0
             with handled_backward(partial(self._backward, iteration)):
                 yield batch
             self._raise_refusal()
-            if not self._has_computed:
+            if not self._num_losses:
                 raise UsageError(
                     "a batch ended without loss.backward(): every batch of a prepared loader counts; call it once for "
                     "each, with a loss of `0 * loss` for a batch that should not count"
                 )
+            if self._num_losses < len(self._optimizers):
+                raise UsageError(
+                    f"a batch ended after {self._num_losses} of {len(self._optimizers)} backward passes: call "
+                    "backward() once for each optimizer, in the order of their steps; optimizers that share a loss "
+                    "can be one optimizer with several parameter groups"
+                )
 
     def _backward(self, iteration: Iteration, loss: Tensor, run: Run) -> None:
-        if self._has_computed:
+        turn, self._num_losses = self._num_losses, self._num_losses + 1
+        if turn >= len(self._optimizers):
+            times = "twice" if turn == 1 else f"{turn + 1} times"
             raise self.remember(
                 UsageError(
-                    "backward() was called twice for a batch: call it once, with the sum of all losses, and use "
-                    "torch.autograd.grad for gradients of anything else"
+                    f"backward() was called {times} for a batch: call it once for each optimizer, with the sum of its "
+                    "losses, and use torch.autograd.grad for gradients of anything else"
                 )
             )
-        self._has_computed = True
+        if turn != iteration.turn:
+            return  # the loss of another turn with this batch
         value = loss.detach() if self._grad_scaler is None else loss.detach() / self._grad_scaler.get_scale()
         iteration.compute(loss, run, {"loss": value}, allows_nan=self._grad_scaler is not None)
         if iteration.is_computed:
@@ -324,8 +373,21 @@ class ElasticLoader:
             )
 
 
-def _named(**parts: Any) -> dict[str, Any]:
-    return {name: part for name, part in parts.items() if part is not None}
+def _listed(value: Any) -> list[Any]:
+    """One, several or none, as a list."""
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _parts(schedules: Sequence[Any], grad_scaler: Any) -> dict[str, Any]:
+    """The parts of the state that `prepare` knows by name."""
+    named = {f"scheduler {number}" if number else "scheduler": each for number, each in enumerate(schedules)}
+    return named if grad_scaler is None else {**named, "grad_scaler": grad_scaler}
+
+
+def _turn_of(schedule: Any, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    """The number of the optimizer whose rates ``schedule`` sets; the last one's if that is not known."""
+    held = getattr(schedule, "optimizer", None)
+    return next((turn for turn, each in enumerate(optimizers) if each is held), len(optimizers) - 1)
 
 
 def _cut(batch_size: int, accumulate: int | None, num_shards: int | None) -> tuple[int, int]:

@@ -126,17 +126,23 @@ class TrainingProtocol:
         loss: float | None,
         metrics: Mapping[str, float],
         noise_scale: float | None = None,
+        num_turns: int = 1,
     ) -> None:
-        """Count the iteration over ``batch`` as done: the computation has applied the ``outcome`` of its round."""
-        self._ledger.commit(batch.epoch, outcome.totals.indices)
+        """Count the iteration over ``batch`` as done: the computation has applied the ``outcome`` of its round.
+
+        A batch has ``num_turns`` iterations, and its samples count with the last one.
+        """
         progress = self._state.progress
         self._schedule.commit(progress.iteration, batch.batch_size)
         progress.iteration += 1
-        progress.epoch, progress.sample = batch.next
+        progress.turn = (progress.turn + 1) % num_turns
+        if progress.turn == 0:
+            self._ledger.commit(batch.epoch, outcome.totals.indices)
+            progress.epoch, progress.sample = batch.next
         progress.loss, progress.metrics = loss, dict(metrics)
         self.reports.noise_scale = noise_scale
         self._computation.begin_iteration(progress.iteration)
-        ends_epoch = batch.ends_epoch or progress.iteration == progress.iterations_total
+        ends_epoch = (batch.ends_epoch and progress.turn == 0) or progress.iteration == progress.iterations_total
         if ends_epoch and self._validator:
             self._validator.start()
             ends_epoch = False
