@@ -36,11 +36,13 @@ for epoch in loader.epochs(EPOCHS):  # Resile: instead of range(EPOCHS)
         first.zero_grad()
         on_real = F.binary_cross_entropy_with_logits(discriminator(real), ones)
         on_fake = F.binary_cross_entropy_with_logits(discriminator(fake.detach()), zeros)
-        (on_real + on_fake).backward()
+        loss = on_real + on_fake
+        loss.backward()  # type: ignore[no-untyped-call]
         first.step()
 
         second.zero_grad()
-        F.binary_cross_entropy_with_logits(discriminator(fake), ones).backward()
+        loss = F.binary_cross_entropy_with_logits(discriminator(fake), ones)
+        loss.backward()  # type: ignore[no-untyped-call]
         second.step()
     with torch.no_grad():
         radius = generator(torch.randn(1000, 8)).norm(dim=1)
