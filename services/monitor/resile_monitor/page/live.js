@@ -6,6 +6,7 @@ import { follow, get } from "./api.js";
 const MAX_EVENTS = 5000;
 const REFRESH_MS = 2000;
 const SETTLE_MS = 250;
+const REST = 3; // times as long as an answer took, so that a busy monitor is not asked without a break
 
 export class Live extends EventTarget {
   jobs = null;
@@ -53,8 +54,9 @@ export class Live extends EventTarget {
   async #poll(started) {
     while (this.#unfollow === started) {
       this.#event = Promise.withResolvers();
+      const begun = performance.now();
       await this.#load();
-      await sleep(SETTLE_MS);
+      await sleep(Math.max(SETTLE_MS, REST * (performance.now() - begun)));
       await Promise.race([this.#event.promise, sleep(document.hidden ? 10 * REFRESH_MS : REFRESH_MS)]);
     }
   }
