@@ -56,7 +56,7 @@ export class Live extends EventTarget {
       this.#event = Promise.withResolvers();
       const begun = performance.now();
       await this.#load();
-      await sleep(Math.max(SETTLE_MS, REST * (performance.now() - begun)));
+      await sleep(Math.min(REFRESH_MS, Math.max(SETTLE_MS, REST * (performance.now() - begun))));
       await Promise.race([this.#event.promise, sleep(document.hidden ? 10 * REFRESH_MS : REFRESH_MS)]);
     }
   }
