@@ -79,10 +79,11 @@ def run_until(script: str, pattern: str, *options: str, home: Path, args: tuple[
         process.communicate()
 
 
-def plain(script: str | Path, *args: str) -> str:
+def plain(script: str | Path, *args: str, seconds: float = 240) -> str:
     """Run a script as `python script.py` and return the sha that it prints."""
     path = script if isinstance(script, Path) else SCRIPTS / script
-    done = subprocess.run([sys.executable, str(path), *args], capture_output=True, text=True, timeout=240, check=True)
+    command = [sys.executable, str(path), *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
     found = re.search(r"params_sha256 ([0-9a-f]{64})", done.stderr)
     assert found, done.stderr
     return found.group(1)

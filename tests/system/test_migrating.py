@@ -1,5 +1,6 @@
 """The tables of docs/migrating.md, applied line by line to whole scripts, make scripts that train elastically."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 from .running import SCRIPTS, plain, run
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 SECTION = re.compile(r"^## (.+?)\n\n\| original .*?\n\|---\|---\|\n(.*?)\n\nScript: `(.+?)`", re.DOTALL | re.MULTILINE)
@@ -53,7 +54,8 @@ def test_every_script_has_its_table() -> None:
 def test_a_script_runs_before_it_is_migrated(script: str, tmp_path: Path) -> None:
     uses_torchrun = "torch.distributed" in (ROOT / script).read_text()
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if uses_torchrun else []
-    subprocess.run([sys.executable, *launcher, ROOT / script], cwd=tmp_path, timeout=120, check=True)
+    env = {**os.environ, "PYTHONPATH": str(SCRIPTS / "stand_ins")}
+    subprocess.run([sys.executable, *launcher, ROOT / script], cwd=tmp_path, env=env, timeout=300, check=True)
 
 
 @pytest.mark.parametrize("script", sorted(TABLES))
@@ -63,7 +65,7 @@ def test_a_migrated_script_has_the_same_bits_on_any_number_of_workers(
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "train.py"
     file.write_text(migrated(script))
-    outcome = run(file, "--plan", "0:1,4:3,9:2", home=tmp_path / "home")
-    assert outcome.sha == plain(file)
+    outcome = run(file, "--plan", "0:1,4:3,9:2", home=tmp_path / "home", seconds=300)
+    assert outcome.sha == plain(file, seconds=300)
     assert outcome.sizes == [(0, 1), (4, 3), (9, 2)]
     outcome.assert_every_sample_once(epochs=3)

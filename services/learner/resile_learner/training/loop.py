@@ -67,7 +67,8 @@ class ElasticLoop:
     GradScaler. ``validation`` is computed at the end of each epoch. ``checkpoint_every`` counts iterations, or is a
     time such as "5 min". ``threads`` are torch's threads in each worker. Without ``shuffle`` every epoch has the order
     of the dataset; ``drop_last`` leaves out samples that do not fill a global batch. ``sampler`` draws the indices of
-    each epoch instead (see `SamplerOrder`). Raises UsageError for settings that cannot work.
+    each epoch instead (see `SamplerOrder`). ``max_iterations`` ends the run earlier than
+    ``epochs`` do. Raises UsageError for settings that cannot work.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class ElasticLoop:
         shuffle: bool = True,
         drop_last: bool = False,
         sampler: Sampler | None = None,
+        max_iterations: int | None = None,
     ) -> None:
         shards = default_num_shards(batch_size) if num_shards is None else num_shards
         self._settings = TrainingSettings(
@@ -101,7 +103,8 @@ class ElasticLoop:
         self.plan = planned(
             num_samples, batch_size, shards, seed=seed, shuffle=shuffle, drop_last=drop_last, sampler=sampler
         )
-        self._more_settings: dict[str, object] = {"sampler": order_digest(self.plan)}
+        self._more_settings: dict[str, object] = {"sampler": order_digest(self.plan), "max_iterations": max_iterations}
+        self._max_iterations = max_iterations
         self.bits = Reproducibility(mode)
         self._session: Session = current_session()
         if batch_range:
@@ -353,7 +356,8 @@ class ElasticLoop:
         progress = self._state.progress
         end = self._schedule.iterations_total(self.iteration, self.plan, self._position, epochs=self.epochs)
         num_batches = end - self.iteration
-        progress.iterations_total = self.iteration + num_batches * self._num_turns - progress.turn
+        total = self.iteration + num_batches * self._num_turns - progress.turn
+        progress.iterations_total = min(total, self._max_iterations or total)
 
     @property
     def _num_turns(self) -> int:

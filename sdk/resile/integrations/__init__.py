@@ -1,0 +1,5 @@
+"""Trainers of other libraries, made elastic. Each module needs its library; nothing here imports one by itself.
+
+``resile.integrations.transformers`` has ``ElasticTrainer``, which takes the place of ``transformers.Trainer``;
+``resile.integrations.accelerate`` has an ``Accelerator``, which takes the place of ``accelerate.Accelerator``.
+"""

@@ -1,0 +1,50 @@
+"""Scripts for the trainers of other libraries keep the promises with one changed line."""
+
+from pathlib import Path
+
+import pytest
+
+from .pools import pool_up
+from .running import SCRIPTS, plain, run
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+SECONDS = 300
+"""Each worker imports the libraries by itself, which takes long on a machine that does much else."""
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_the_trainer_of_transformers_has_the_same_bits_on_any_number_of_workers(tmp_path: Path) -> None:
+    script = EXAMPLES / "transformers_trainer.py"
+    outcome = run(script, "--plan", "0:1,7:3,22:2", home=tmp_path, seconds=SECONDS)
+    assert outcome.sha == plain(script, seconds=SECONDS)
+    assert outcome.sizes == [(0, 1), (7, 3), (22, 2)]
+    assert outcome.result["bits"] == "same bits"
+    outcome.assert_every_sample_once(epochs=2)
+
+
+def test_a_loop_for_accelerate_has_the_same_bits_on_any_number_of_workers(tmp_path: Path) -> None:
+    script = EXAMPLES / "accelerate_loop.py"
+    outcome = run(script, "--plan", "0:1,30:3,80:2", home=tmp_path, seconds=SECONDS)
+    assert outcome.sha == plain(script, seconds=SECONDS)
+    assert outcome.sizes == [(0, 1), (30, 3), (80, 2)]
+    assert outcome.result["bits"] == "same bits"
+    outcome.assert_every_sample_once(epochs=5)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "reduce_lr_on_plateau"])
+def test_workers_that_join_know_what_callbacks_schedules_and_the_best_model_need(schedule: str, tmp_path: Path) -> None:
+    args = ("--schedule", schedule)
+    outcome = run("trainer.py", "--plan", "0:1,6:3,18:2", home=tmp_path, args=args, seconds=SECONDS)
+    assert outcome.sha == plain("trainer.py", *args, seconds=SECONDS)
+    assert outcome.result["iteration"] == 33
+
+
+def test_a_worker_that_is_killed_in_a_pool_changes_nothing(tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    with pool_up(tmp_path / "home", "--slots", 2) as pool:
+        job = pool.submit(SCRIPTS / "trainer.py", "--max-workers", 2, "--", "--kill", killed)
+        ended = pool.becomes(job, lambda view: view["state"] in ("completed", "failed"), seconds=SECONDS)
+    assert ended["state"] == "completed", ended
+    assert killed.exists()
+    assert ended["params_sha256"] == plain("trainer.py", seconds=SECONDS)
