@@ -118,8 +118,7 @@ class WorkerProcess:
         with contextlib.suppress(OSError):  # the process was killed before it read all we sent
             await self._writer.wait_closed()
         if exit_ is not None:
-            has_said_how = exit_.kind == "orphaned" and self._last_message is not None
-            return classify(0, self._last_message, memory_ran_out=False) if has_said_how else exit_
+            return exit_
         assert self._status is not None
         status, memory_ran_out = self._status
         return classify(status, self._last_message, memory_ran_out=memory_ran_out)
