@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 from torch import nn
 
+from resile_learner.changes import ChangeRecorder
 from resile_learner.checkpoint.header import CheckpointHeader
 from resile_learner.collectives.round import OpenRound
 from resile_learner.collectives.spec import RoundSpec
@@ -31,6 +32,7 @@ class Member:
 
     def __init__(self, group: Group, worker: int) -> None:
         self.view = View(generation=GENERATION, workers=MEMBERS, me=worker)
+        self.changes = ChangeRecorder()
         self.worker = worker
         self.group = group
         self.on_begin: Callable[[int], None] = lambda round_: None

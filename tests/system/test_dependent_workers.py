@@ -26,6 +26,13 @@ def test_what_differs_between_workers_is_named(mistake: str, complaint: str, tmp
     assert complaint in outcome.errors
 
 
+def test_a_worker_that_ends_training_alone_is_named_and_does_not_end_that_of_the_others(tmp_path: Path) -> None:
+    outcome = run(SCRIPT, "--workers", "2", home=tmp_path, args=("--mistake", "stop"))
+    reasons = " ".join(item["reason"] for item in outcome.result["history"])
+    assert "the workers did not end training (loop.stop()) at the same iteration" in reasons
+    assert outcome.status != 0 or outcome.sha == plain(SCRIPT)
+
+
 def test_without_a_mistake_the_bits_are_those_of_the_plain_script(tmp_path: Path) -> None:
     outcome = run(SCRIPT, "--plan", "0:2,5:3,8:1", home=tmp_path)
     assert outcome.sha == plain(SCRIPT)

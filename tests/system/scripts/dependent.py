@@ -43,5 +43,7 @@ for _ in loader.epochs(3):
         optimizer.step()
         if loader.sync_gradients and mistake == "rate":
             optimizer.param_groups[0]["lr"] = 0.1 * loss.item()
+        if loader.sync_gradients and mistake == "stop" and loader.iteration >= 5 and not loader.is_lowest_rank:
+            loader.stop()
         if loader.sync_gradients and mistake == "buffer":
             model[1].running_mean.fill_(loss.item())

@@ -7,7 +7,7 @@ from .frames import Frame, Kind, Malformed, decode_abort, encode_tag
 from .layout import WINDOW, Block, Part, Transfer
 from .link import Destination, Link, Refusal, Sink
 from .reduction import Reduction
-from .spec import Tag
+from .spec import OtherRound, Tag
 
 
 class RoundPeer(Sink):
@@ -117,6 +117,8 @@ class RoundPeer(Sink):
         if frame.kind is Kind.ABORT:
             self._abort = bytearray(frame.length)
             return [memoryview(self._abort)], frame.length, self._on_abort_frame
+        if frame.kind in (Kind.PIECES, Kind.STAGED) and not self._reduction.num_buckets:
+            raise OtherRound(f"worker {self.link.peer}")
         if len(self._reduction.buckets) <= frame.bucket < self._reduction.num_buckets:
             return Refusal.DEFER
         raise Malformed(f"{frame.kind.name} of bucket {frame.bucket}, block {frame.block}, cannot come now")

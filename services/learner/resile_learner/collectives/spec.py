@@ -34,6 +34,17 @@ class RoundSpec:
     """[bucket]: where the sum over all leaves is written. May be ``partials[bucket][0]`` itself."""
 
 
+class OtherRound(ResileError):
+    """Other members compute something else in the same round."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__(
+            f"{who} computed something else in this round: the workers did not end training (loop.stop()) at the same "
+            "iteration. Decide it by what is equal on all workers, such as the loop's loss or iteration, and not by "
+            "the time, the rank, or the loss of one batch"
+        )
+
+
 class Abandoned(ResileError):
     """A round or a state transfer ended without a result because ``suspect`` did not take part in it to the end.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..collectives.round import OpenRound
-from ..collectives.spec import Abandoned, RoundSpec, Tag
+from ..collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from ..collectives.tree import pieces, ranges
 from ..session import Session
 from ..state.facts import MembersDiffer, check_members_agree, minority
@@ -59,11 +59,13 @@ class Round:
     def finish(self, header: RoundHeader, *, next_iteration: int) -> RoundResult:
         """Send this member's header, wait for those of all others, and compare what must be equal.
 
-        Raises Abandoned when a member was lost meanwhile, MembersDiffer when members differ.
+        Raises Abandoned when a member was lost meanwhile, MembersDiffer when members differ, OtherRound at once when
+        they compute different things: the others then wait for what this member never sends.
         """
         with self._session.changes.step("exchange", round=self._spec.tag.round):
             raw = self.exchange.finish(header.encode(generation=self._session.named(next_iteration)))
         named, headers = zip(*(RoundHeader.decode(data, self._buffers.like) for data in raw), strict=True)
+        self._check_shards(headers)
         try:
             self._compare(headers)
         except MembersDiffer:
@@ -71,6 +73,14 @@ class Round:
             raise
         totals = Totals.of([each.computed for each in headers], self._spec.pieces, self._spec.num_leaves)
         return RoundResult(self._spec.tag, headers, named, totals, self.exchange.last)
+
+    def _check_shards(self, headers: Sequence[RoundHeader]) -> None:
+        computed = [
+            len(header.computed.partials) == len(held) for header, held in zip(headers, self._spec.pieces, strict=True)
+        ]
+        others = [str(worker) for worker, is_same in zip(self._spec.members, computed, strict=True) if not is_same]
+        if others:
+            raise OtherRound(("worker " if len(others) == 1 else "workers ") + ", ".join(others))
 
     def _compare(self, headers: Sequence[RoundHeader]) -> None:
         check_members_agree([header.facts for header in headers], self._spec.members)
