@@ -19,6 +19,8 @@ from tests.monitor.monitors import TOKEN, Monitor, Monitors, Scene
 from tests.monitor.test_commands import Answering
 
 from resile_monitor.openapi import OPERATIONS, Operation
+from resile_shared.messages.lease import Lease
+from resile_shared.subjects import LEASE, LEASE_KEY
 
 from .documents import ANYTHING, allowed, nearly
 from .fuzzing import SECONDS, fuzzed
@@ -159,6 +161,7 @@ def try_bytes(monitor: Monitor, data: st.DataObject) -> None:
 @pytest.mark.timeout(0 if SECONDS else 180)
 async def test_the_monitor_answers_whatever_it_is_asked(monitors: Monitors, scene: Scene) -> None:
     await Answering(scene).listen()
+    await scene.scheduler.bucket(LEASE).create(LEASE_KEY, Lease(epoch=3, holder="scheduler", counter=0))
     await scene.store_job(job("job-1"))
     await scene.store_host(host())
     monitors.storage.put(PACKAGE, [b""])

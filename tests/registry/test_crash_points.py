@@ -31,7 +31,7 @@ async def play(forker: Forker, folder: Path, fatal: Point | None) -> Outcome:
         flags = ("--credentials", str(server.credentials("registry")), "--log-level", "error")
         service = CrashableService(forker, *flags, fatal=fatal, log=folder / "points")
         await stack.enter_async_context(service.running())
-        house = House(pool, stack, await pool.bus("monitor"), await pool.bus("publisher"))
+        house = House(pool, stack, await pool.bus("monitor"), await pool.bus("monitor", service="requests"))
         for task in house.watch():
             stack.callback(task.cancel)
         async with asyncio.timeout(SECONDS):

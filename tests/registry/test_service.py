@@ -77,7 +77,7 @@ class House:
 async def house(pool: Pool) -> AsyncIterator[House]:
     async with AsyncExitStack() as stack:
         await pool.bus("registry")  # makes the stores
-        house = House(pool, stack, await pool.bus("monitor"), await pool.bus("publisher"))
+        house = House(pool, stack, await pool.bus("monitor"), await pool.bus("monitor", service="requests"))
         for task in house.watch():
             stack.callback(task.cancel)
         yield house

@@ -56,11 +56,11 @@ class Scenario:
             return Outcome(outcome, service.points, len(service.ends))
 
     async def _act(self, pool: Pool, watcher: Watcher) -> None:
-        publisher = await pool.bus("publisher")
+        requests = await pool.bus("monitor", service="requests")
 
         async def ask(request: JobSubmit | JobPriority, message_id: str) -> str | None:
             verb = type(request).__name__.removeprefix("Job").lower()
-            answer = await publisher.ask(subjects.command("job", verb), request, message_id=message_id)
+            answer = await requests.ask(subjects.command("job", verb), request, message_id=message_id)
             assert isinstance(answer, Accepted), answer
             return answer.job_id
 

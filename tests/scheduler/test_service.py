@@ -162,7 +162,7 @@ async def furnished(pool: Pool, **settings: object) -> AsyncIterator[House]:
         for work in (watcher.records_change(), watcher.events_come()):
             task = asyncio.create_task(work)
             stack.callback(task.cancel)
-        yield House(pool, stack, await pool.bus("publisher"), watcher)
+        yield House(pool, stack, await pool.bus("monitor", service="requests"), watcher)
 
 
 @asynccontextmanager

@@ -61,7 +61,7 @@ class House:
         self.storage = storage
         self.records: dict[str, JobRecord] = {}
         self.num_changes = 0
-        self._publisher: Bus | None = None
+        self._requests: Bus | None = None
 
     async def watch(self) -> None:
         """Keep up with the records of jobs."""
@@ -71,9 +71,9 @@ class House:
 
     async def ask(self, request: JobSubmit | JobPriority) -> Accepted:
         """Have something done; what is not answered is asked again by itself."""
-        self._publisher = self._publisher or await self.pool.bus("publisher")
+        self._requests = self._requests or await self.pool.bus("monitor", service="requests")
         verb = type(request).__name__.removeprefix("Job").lower()
-        answer = await self._publisher.ask(subjects.command("job", verb), request)
+        answer = await self._requests.ask(subjects.command("job", verb), request)
         assert isinstance(answer, Accepted), answer
         return answer
 
