@@ -11,7 +11,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 RESULT_LINES = {
     "checkpoint.py": (r"snapshot +[\d.]+ ", r"file +\d+ ", r"s3 +\d+ ", r"- +upload to s3"),
     "decisions.py": (r"a host is lost +[\d.]+ ", r"- +the slowest kind of event"),
-    "exchange.py": (r" 2 +0\.01 +[\d.]+ ", r"state of 4 MB: [\d.]+ GB/s", r"- +0\.01 MB, 2 workers"),
+    "exchange.py": (r" 2 +0\.01 +[\d.]+ ", r"state of 4 MB: [\d.]+ GB/s", r"Targets \(not checked in a tiny run\)"),
     "page.py": (r"items that the page received +75 of 75", r"memory of the monitor, most +\d+ MiB"),
     "policies.py": (r"4, balanced, bursty, most +[\d.]+ ± 0\.00 ", r"4, compute-bound, low, least +[\d.]+ "),
     "pollux.py": (r"Tiresias, ticks of 60 s, 30 s a change", r"made-up +\d+ ", r"mean +\d+ "),

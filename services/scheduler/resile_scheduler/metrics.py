@@ -59,6 +59,7 @@ class SchedulerMetrics:
         self._idle = meter.create_counter(
             "resile_idle_slot", "s", "Slot-seconds in which slots were free that a job could use."
         )
+        self._idle.add(0.0)  # served from the start: what is not there cannot rise
         gauge(meter, "resile_jobs", self._by_state, "Jobs by state.", label="state")
         gauge(meter, "resile_slots", self._slots, "Slots of hosts that are up, by what becomes of them.", label="state")
         gauge(meter, "resile_workers", self._workers, "Members of active generations.")
