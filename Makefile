@@ -21,7 +21,7 @@ IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?= --quick
 CHAOS_ARGS ?= --minutes 10
 FUZZ_SECONDS ?= 120
-BENCHMARKS := $(wildcard bench/checkpoint.py bench/decisions.py bench/exchange.py bench/page.py bench/policies.py bench/pool.py bench/recovery.py bench/registry.py bench/rescale.py bench/shards.py bench/simulate.py bench/solver.py bench/startup.py bench/steady.py bench/tracing.py)
+BENCHMARKS := $(wildcard bench/checkpoint.py bench/decisions.py bench/exchange.py bench/page.py bench/policies.py bench/pool.py bench/recovery.py bench/registry.py bench/rescale.py bench/second_job.py bench/shards.py bench/simulate.py bench/solver.py bench/startup.py bench/steady.py bench/tracing.py)
 
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python

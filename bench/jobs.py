@@ -28,9 +28,11 @@ def arguments(stamps: Path) -> tuple[str, ...]:
     return tuple(str(word) for pair in settings.items() for word in pair)
 
 
-async def submit(client: AsyncClient, stamps: Stamps, *, name: str, min_workers: int = 1, max_workers: int) -> str:
+async def submit(
+    client: AsyncClient, stamps: Stamps, *, name: str, min_workers: int = 1, max_workers: int, script: Path = SCRIPT
+) -> str:
     """Submit a job that notes its iterations in ``stamps``; return its id."""
-    package = await asyncio.to_thread(pack, SCRIPT)
+    package = await asyncio.to_thread(pack, script)
     spec = JobSpec(
         name=name,
         package=await client.upload(package.content),
@@ -57,7 +59,8 @@ async def pool_up(home: Path, options: PoolOptions) -> AsyncIterator[AsyncClient
         async with AsyncClient(find_server(home=home)) as client:
             yield client
             for job in await client.jobs():
-                await client.stop(job.id)
+                if not job.state.is_final:
+                    await client.stop(job.id)
     finally:
         waiting.cancel()
         running.cancel()

@@ -4,11 +4,15 @@
 
 A process publishes to a real nats-server: of each four events one is an item of a job's history, which the page
 receives, and three are progress, which the monitor folds into curves; beside them each host beats once a second. Lag is
-the time from the publication of an item until the page has it; the browser's memory is that of its JavaScript heap.
+the time from the publication of an item until the page has it, which includes the time until nats-server has written
+the item to disk. The lag of progress is the age of the newest progress that the monitor has. The browser's memory is
+that of its JavaScript heap. On a machine that does other work, look at the processor time that each process needs, and
+at the load of the machine.
 """
 
 import asyncio
 import multiprocessing
+import os
 import shutil
 import statistics
 import sys
@@ -44,11 +48,14 @@ MAX_PAGE_MIB = 300.0
 MAX_MONITOR_MIB = 500.0
 WATCH = """() => {
   window.lags = [];
+  window.stored = [];
   window.frames = 0;
   const source = new EventSource("/v1/events?follow=1&tail=0");
   source.onmessage = (message) => {
-    const { data } = JSON.parse(message.data);
-    if (data.item) window.lags.push(Date.now() - Date.parse(data.item.time));
+    const { data, time } = JSON.parse(message.data);
+    if (!data.item) return;
+    window.lags.push(Date.now() - Date.parse(data.item.time));
+    window.stored.push(Date.parse(time) - Date.parse(data.item.time));
   };
   const count = () => { window.frames += 1; requestAnimationFrame(count); };
   count();
@@ -234,16 +241,39 @@ async def page_of(url: str) -> AsyncIterator[Page]:
         await browser.close()
 
 
-async def sampled(page: Page, monitor: psutil.Process, publishing: BaseProcess) -> dict[str, float]:
-    """Follow the memory of page and monitor until everything is published; return the most of each, in bytes."""
-    most = {"page": 0.0, "monitor": 0.0}
-    cpu, begun = sum(monitor.cpu_times()[:2]), time.monotonic()
+NEWEST = """async () => {
+  const { training } = await (await fetch("/v1/jobs/job-1/curves")).json();
+  return training.times.length ? (Date.now() - training.times.at(-1)) / 1000 : 0;
+}"""
+
+
+def processor_seconds(processes: dict[str, list[psutil.Process]]) -> dict[str, float]:
+    """Return the processor time that processes of each name have used."""
+    return {name: sum(sum(process.cpu_times()[:2]) for process in group) for name, group in processes.items()}
+
+
+async def sampled(
+    page: Page, processes: dict[str, list[psutil.Process]], publishing: BaseProcess
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Follow page and monitor until everything is published; return the maxima, in bytes and seconds.
+
+    Also return the share of a core that the processes of each name needed.
+    """
+    (monitor,) = processes["monitor"]
+    most = {"page": 0.0, "monitor": 0.0, "progress": 0.0, "load": 0.0}
+    cpu, begun = processor_seconds(processes), time.monotonic()
     while publishing.is_alive():
-        heap = await page.evaluate("performance.memory.usedJSHeapSize")
-        most = {"page": max(most["page"], heap), "monitor": max(most["monitor"], monitor.memory_info().rss)}
+        now = {
+            "page": await page.evaluate("performance.memory.usedJSHeapSize"),
+            "monitor": monitor.memory_info().rss,
+            "progress": await page.evaluate(NEWEST),
+            "load": os.getloadavg()[0],
+        }
+        most = {name: max(most[name], now[name]) for name in most}
         await asyncio.sleep(1.0)
-    busy = (sum(monitor.cpu_times()[:2]) - cpu) / (time.monotonic() - begun)
-    return most | {"cpu": busy, "frames": await page.evaluate("window.frames") / (time.monotonic() - begun)}
+    took = time.monotonic() - begun
+    busy = {name: (seconds - cpu[name]) / took for name, seconds in processor_seconds(processes).items()}
+    return most | {"frames": await page.evaluate("window.frames") / took}, busy
 
 
 async def until_all_came(page: Page, num: int) -> float:
@@ -254,8 +284,10 @@ async def until_all_came(page: Page, num: int) -> float:
     return time.monotonic() - begun
 
 
-async def measure(num_jobs: int, num_slots: int, rate: int, seconds: float) -> dict[str, float]:
-    """Return what was measured."""
+async def measure(
+    num_jobs: int, num_slots: int, rate: int, seconds: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the measurements, and the share of a core that each kind of process needed."""
     with tempfile.TemporaryDirectory() as name:
         server = NatsServer(Path(name) / "bus")
         await server.start()
@@ -268,12 +300,19 @@ async def measure(num_jobs: int, num_slots: int, rate: int, seconds: float) -> d
                     target=publisher, args=(*credentials, (num_jobs, num_slots), rate, seconds, took)
                 )
                 publishing.start()
-                found = await sampled(page, monitor, publishing)
+                assert server.process is not None
+                processes = {
+                    "monitor": [monitor],
+                    "nats-server": [psutil.Process(server.process.pid)],
+                    "browser": [each for each in psutil.Process().children(recursive=True) if "chrom" in each.name()],
+                }
+                found, busy = await sampled(page, processes, publishing)
                 found["rate"] = took.get()
                 found["behind"] = await until_all_came(page, num=int(rate * seconds) // 4)
-                lags = sorted(await page.evaluate("window.lags"))
-                found |= {"items": len(lags), "lag": statistics.median(lags) / 1000 if lags else -1.0}
-                return found | {"late": lags[int(0.99 * len(lags))] / 1000 if lags else -1.0}
+                lags, stored = [sorted(await page.evaluate(f"window.{name}")) or [-1000] for name in ("lags", "stored")]
+                found |= {"items": await page.evaluate("window.lags.length"), "lag": statistics.median(lags) / 1000}
+                found |= {"late": lags[int(0.99 * len(lags))] / 1000, "stored": statistics.median(stored) / 1000}
+                return found | {"stored late": stored[int(0.99 * len(stored))] / 1000}, busy
         finally:
             await server.stop()
 
@@ -293,7 +332,7 @@ def main() -> None:
         quick=(options.jobs, options.slots, options.rate),
         tiny=(4, 16, 100),
     )
-    found = asyncio.run(measure(num_jobs, num_slots, rate, seconds))
+    found, busy = asyncio.run(measure(num_jobs, num_slots, rate, seconds))
     num_items = int(rate * seconds) // 4
     print_table(
         f"{num_jobs} jobs, {num_slots} slots, {rate} events a second for {seconds:g} s",
@@ -303,11 +342,15 @@ def main() -> None:
             ("items that the page received", f"{found['items']:.0f} of {num_items}"),
             ("lag of an item in the page, median", f"{found['lag']:.2f} s"),
             ("lag of an item in the page, 99 %", f"{found['late']:.2f} s"),
+            ("of it until it is on disk, median", f"{found['stored']:.2f} s"),
+            ("of it until it is on disk, 99 %", f"{found['stored late']:.2f} s"),
+            ("lag of progress in curves, most", f"{found['progress']:.2f} s"),
             ("after the last event, until the page had all", f"{found['behind']:.2f} s"),
             ("frames a second that the browser drew", f"{found['frames']:.0f}"),
             ("JavaScript heap of the page, most", f"{found['page'] / 2**20:.0f} MiB"),
             ("memory of the monitor, most", f"{found['monitor'] / 2**20:.0f} MiB"),
-            ("processor time of the monitor", f"{100 * found['cpu']:.0f} % of a core"),
+            *((f"processor time: {name}", f"{100 * share:.0f} % of a core") for name, share in busy.items()),
+            (f"load of the machine, most, with {os.cpu_count()} cores", f"{found['load']:.1f}"),
         ],
     )
     conclude(

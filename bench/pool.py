@@ -57,9 +57,9 @@ class Job:
         self._stamps = stamps
 
     @classmethod
-    async def submit(cls, client: AsyncClient, folder: Path, *, name: str) -> "Job":
+    async def submit(cls, client: AsyncClient, folder: Path, *, name: str, script: Path = SCRIPT) -> "Job":
         stamps = Stamps(folder / f"{name}.stamps")
-        return cls(client, await submit(client, stamps, name=name, max_workers=3), stamps)
+        return cls(client, await submit(client, stamps, name=name, max_workers=3, script=script), stamps)
 
     def stamps(self) -> list[float]:
         """When each iteration was committed, on the monotonic clock."""
@@ -110,9 +110,9 @@ class Commanded:
         return Change(stamps[first] - new - self.monotonic, before)
 
 
-async def flip(client: AsyncClient, folder: Path, num_changes: int) -> list[Commanded]:
-    """Change the priority of the second of two jobs back and forth."""
-    one, two = [await Job.submit(client, folder, name=name) for name in ("one", "two")]
+async def flip(client: AsyncClient, folder: Path, num_changes: int, *, script: Path = SCRIPT) -> list[Commanded]:
+    """Change the priority of the second of two jobs of ``script`` back and forth."""
+    one, two = [await Job.submit(client, folder, name=name, script=script) for name in ("one", "two")]
     await asyncio.gather(one.trains_on(2), two.trains_on(2))
     commands = []
     for number in range(num_changes):

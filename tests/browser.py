@@ -1,15 +1,20 @@
 """A real browser that looks at the page of a real monitor."""
 
+import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 
 CHROMIUM = shutil.which("chromium")
+PICTURES = os.environ.get("PAGE_PICTURES")
+"""The folder in which the tests keep pictures of what they see, for people."""
+DESKTOP = {"width": 1280, "height": 900}
 LAUNCH_MILLISECONDS = 120_000
 expect.set_options(timeout=30_000)  # a page shows what it has to when it gets there, on a busy machine later
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
@@ -38,6 +43,19 @@ class Tab:
         """Wait until the only element that fits the selector has all of these texts."""
         for text in texts:
             await expect(self.page.locator(selector)).to_contain_text(text, use_inner_text=True)
+
+    async def picture(self, name: str) -> None:
+        """Keep a picture of the page, as it is and on a desktop, if somebody asks for it: ``PAGE_PICTURES=folder``."""
+        if not PICTURES:
+            return
+        Path(PICTURES).mkdir(parents=True, exist_ok=True)
+        size = self.page.viewport_size
+        await self.page.mouse.move(0, 0)  # over nothing that would look chosen
+        for prefix, viewport in (("desktop", DESKTOP), ("phone", size)):
+            if viewport is not None and (prefix == "desktop" or viewport["width"] < 500):
+                await self.page.set_viewport_size(viewport)  # type: ignore[arg-type]
+                await self.page.wait_for_timeout(400)
+                await self.page.screenshot(path=Path(PICTURES) / f"{prefix}-{name}.png", full_page=True)
 
 
 @asynccontextmanager

@@ -21,6 +21,8 @@ from resile_shared.envelope import describe
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.policies import PolicyName
+from resile_shared.requirements import parse_requirements, read_requirements
+from resile_shared.slots_api import SlotsView
 
 from .http_requests import HttpRequests, Server
 from .package import pack
@@ -58,6 +60,8 @@ class JobOptions(TypedDict, total=False):
 
     name: str
     env: Mapping[str, str]
+    requirements: Sequence[str] | Path
+    """Requirements beyond the pool's packages, as for pip, or the path of a requirements.txt or pyproject.toml."""
     min_workers: int
     max_workers: int
     sizes: Sequence[int]
@@ -66,6 +70,8 @@ class JobOptions(TypedDict, total=False):
     tenant: str
     group: str
     placement: str
+    gang: bool
+    restartable: bool
 
 
 class AsyncClient:
@@ -126,7 +132,11 @@ class AsyncClient:
 
     async def submit(self, spec: JobSpec) -> str:
         """Submit a job; return its id once it is stored."""
-        return self._requests.parse(api.Submission, await self._requests.post("jobs", spec.model_dump(mode="json"))).id
+        return (await self.submission(spec)).id
+
+    async def submission(self, spec: JobSpec) -> api.Submission:
+        """Submit a job; return its id once it is stored, and a warning if no host that is up can run it."""
+        return self._requests.parse(api.Submission, await self._requests.post("jobs", spec.model_dump(mode="json")))
 
     async def submit_script(self, path: Path | str, *, args: Sequence[str] = (), **options: Unpack[JobOptions]) -> str:
         """Upload a script, or a folder with one, and submit it with ``args`` as `resile submit` does; return its id.
@@ -136,7 +146,8 @@ class AsyncClient:
         path = Path(path)
         package = await asyncio.to_thread(pack, path)
         name = path.resolve().name if path.is_dir() else path.stem
-        fields = {"name": name, "script": package.script, "args": tuple(args), **options}
+        required = _requirements(options.pop("requirements", ()))
+        fields = {"name": name, "script": package.script, "args": tuple(args), "requirements": required, **options}
         _checked(fields | {"package": "checked before the upload"})
         return await self.submit(_checked(fields | {"package": await self.upload(package.content)}))
 
@@ -208,6 +219,10 @@ class AsyncClient:
         """Return the steps of a change. Raises Refused if they are not kept."""
         return await self._requests.get(api.TraceView, f"traces/{trace}")
 
+    async def add_attack(self, trace: str, attack: api.NewAttack) -> None:
+        """Add an attack to the steps of the change that it caused. Raises Refused if they are not kept."""
+        await self._requests.post(f"traces/{trace}/attacks", attack.model_dump())
+
     async def delete(self, job: str) -> None:
         """Remove a job that has ended, with all that is stored of it: history, logs, checkpoints, model, output."""
         await self._requests.request("DELETE", f"jobs/{job}")
@@ -216,9 +231,17 @@ class AsyncClient:
         """Return loss, metrics, scores and speed of a job by iteration, thinned."""
         return await self._requests.get(api.CurvesView, f"jobs/{job}/curves")
 
+    async def slots(self, *, seconds: int = 86_400) -> SlotsView:
+        """Return how many slots each job held in the last ``seconds`` before the newest event, thinned."""
+        return await self._requests.get(SlotsView, "slots", seconds=seconds)
+
     async def ledger(self, job: str) -> api.LedgerView:
         """Return how often the samples of each epoch were used."""
         return await self._requests.get(api.LedgerView, f"jobs/{job}/ledger")
+
+    async def save_code(self, job: str, file: Path) -> None:
+        """Write the code that was submitted to ``file``, as a tar.gz."""
+        await self._requests.download(f"jobs/{job}/code", file)
 
     async def save_model(self, job: str, file: Path) -> None:
         """Write the final model (safetensors) to ``file``, whole or not at all."""
@@ -275,6 +298,16 @@ class AsyncClient:
         """Request admission of a host; ``incarnation`` is its newest known one."""
         path = f"hosts/{quote(host, safe='')}/join"
         return self._requests.parse(api.Admission, await self._requests.post(path, {"incarnation": incarnation}))
+
+
+def _requirements(given: Sequence[str] | Path) -> tuple[str, ...]:
+    """Return requirements in one spelling. Raises UsageError."""
+    if isinstance(given, Path):
+        return read_requirements(given)
+    try:
+        return parse_requirements([given] if isinstance(given, str) else given)
+    except ValueError as error:
+        raise UsageError(f"requirements: {error}") from error
 
 
 def _checked(fields: Mapping[str, object]) -> JobSpec:

@@ -19,6 +19,7 @@ from resile_shared import api
 from resile_shared.errors import ResileError
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.policies import PolicyName
+from resile_shared.slots_api import SlotsView
 
 from .client import AsyncClient, JobOptions
 from .http_requests import Server
@@ -94,6 +95,10 @@ class Client:
         """Submit a job; return its id once it is stored."""
         return self._run(self._client.submit(spec))
 
+    def submission(self, spec: JobSpec) -> api.Submission:
+        """Submit a job; return its id once it is stored, and a warning if no host that is up can run it."""
+        return self._run(self._client.submission(spec))
+
     def set_priority(self, job: str, priority: int) -> None:
         """Change the priority of a job."""
         self._run(self._client.set_priority(job, priority))
@@ -159,9 +164,21 @@ class Client:
         """Return the steps of a change. Raises Refused if they are not kept."""
         return self._run(self._client.trace(trace))
 
+    def add_attack(self, trace: str, attack: api.NewAttack) -> None:
+        """Add an attack to the steps of the change that it caused. Raises Refused if they are not kept."""
+        self._run(self._client.add_attack(trace, attack))
+
+    def slots(self, *, seconds: int = 86_400) -> SlotsView:
+        """Return how many slots each job held in the last ``seconds`` before the newest event, thinned."""
+        return self._run(self._client.slots(seconds=seconds))
+
     def ledger(self, job: str) -> api.LedgerView:
         """Return how often the samples of each epoch were used."""
         return self._run(self._client.ledger(job))
+
+    def save_code(self, job: str, file: Path) -> None:
+        """Write the code that was submitted to ``file``, as a tar.gz."""
+        self._run(self._client.save_code(job, file))
 
     def save_model(self, job: str, file: Path) -> None:
         """Write the final model (safetensors) to ``file``, whole or not at all."""

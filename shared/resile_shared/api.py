@@ -10,11 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from .messages.commands import MAX_SECONDS
 from .messages.hosts import HostState
 from .messages.jobs import MAX_PRIORITY, HistoryItem, JobState
-from .messages.message import Line, Message, SlotName, Time
+from .messages.message import Id, Line, Message, SlotName, Time
 from .messages.pool import MAX_QUOTA, MAX_WEIGHT
 from .messages.reports import BatchStep, EpochCount
 from .messages.webhooks import WebhookEvent, WebhookSecret, WebhookUrl
 from .policies import PolicyName
+
+_YEAR_2100 = 4_102_444_800
 
 
 class View(BaseModel):
@@ -67,6 +69,8 @@ class JobView(JobSummary):
     group: str
     sizes: tuple[int, ...] = Field(default=(), description="the numbers of workers that are allowed; empty: any")
     placement: str = Field(default="pack", description="'pack': on few hosts; 'spread': on many")
+    gang: bool = Field(default=False, description="its workers run one script as torchrun would start it")
+    restartable: bool = Field(default=False, description="of a gang: whether it may be ended and started again")
     checkpoint: int | None = Field(description="iteration of the newest complete checkpoint")
     warnings: tuple[str, ...] = ()
     details: str = Field(default="", description="the traceback of a failed job, where there is one")
@@ -193,6 +197,15 @@ class TraceView(View):
     dropped: int = Field(description="steps that there was no room for")
 
 
+class NewAttack(Message):
+    """The body of ``POST /v1/traces/{trace}/attacks``."""
+
+    attack: Line = Field(min_length=1, description="what was done, as in `kill worker job-1/3`")
+    job: Id = Field(description="the job that the change is about")
+    begin: float = Field(ge=0, le=_YEAR_2100, allow_inf_nan=False, description="seconds since the epoch")
+    seconds: float = Field(default=0.0, ge=0, le=86400, allow_inf_nan=False, description="how long it lasted")
+
+
 class EventView(View):
     """One event of the bus, as stored."""
 
@@ -230,6 +243,7 @@ class Submission(View):
     """The response to ``POST /v1/jobs``, whose body is a `messages.jobs.JobSpec`. The job is stored."""
 
     id: str = Field(description="of the job")
+    warning: str = Field(default="", description="why no host that is up can run it; it waits")
 
 
 class NewPriority(Message):

@@ -95,6 +95,11 @@ class Bucket(Generic[M]):
         self._connection = connection
         self._spec = spec
 
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._spec.name
+
     async def get(self, key: str) -> Entry[M] | None:
         """Return the value, None where there is none. Raises UnreadableError."""
         found = await self._last(key)

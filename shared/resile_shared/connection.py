@@ -62,12 +62,26 @@ class StoreFailed(ResileError):
         self.code = int(error.get("err_code", 0))
 
 
+class NatsClient(Client):
+    """The client of nats-py with a faster parser of headers: its own needed a third of a busy monitor's time."""
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        """Parse ``Name: Value`` lines like the method that it replaces, which ignores names that are not tokens."""
+        found: dict[str, str] = {}
+        for line in raw.decode("utf-8", "replace").split("\r\n"):
+            name, colon, value = line.partition(":")
+            if colon and name.isascii() and len(token := name.split()) == 1:
+                found[token[0]] = value.strip()
+        return found
+
+
 class Connection:
     """A client of nats-server. Made by `connect`."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
-        self._client = Client()
+        self._client = NatsClient()
         self._up = asyncio.Event()
         self._is_leaving = False
         self.denied: set[str] = set()

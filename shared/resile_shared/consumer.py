@@ -19,6 +19,8 @@ from .connection import Connection
 logger = logging.getLogger(__name__)
 
 BATCH = 64
+AHEAD = BATCH // 4
+"""More messages are requested when this many are still to come, so that a busy reader never waits for a request."""
 EXPIRES_SECONDS = 60.0
 HEARTBEAT_SECONDS = 5.0
 INACTIVE_SECONDS = 60.0
@@ -69,10 +71,7 @@ class Consumer:
         self, inbox: "asyncio.Queue[Msg | None]", address: str
     ) -> AsyncGenerator[ConsumerCreated | Msg, None]:
         name = f"consumer-{secrets.token_hex(8)}"
-        created = await self.connection.request_store(
-            f"$JS.API.CONSUMER.CREATE.{self.stream}.{name}",
-            orjson.dumps({"stream_name": self.stream, "config": self._configuration(name)}),
-        )
+        created = await self._create(name)
         if self.start == "new" and not self.after:
             self.after = created["delivered"]["stream_seq"]
         self.num_waiting = created["num_pending"]
@@ -80,8 +79,8 @@ class Consumer:
         wanted = 0
         reply = ""
         while True:
-            if wanted <= 0:
-                wanted = BATCH
+            if wanted <= AHEAD:  # an older request that expires leaves at most this many undelivered
+                wanted += BATCH
                 reply = f"{address}.{secrets.token_hex(8)}"
                 await self._request_batch(name, reply)
             try:
@@ -108,6 +107,16 @@ class Consumer:
                     await asyncio.sleep(0.1)
                     return
                 wanted = 0
+
+    async def _create(self, name: str) -> dict[str, Any]:
+        """Create the consumer; return what the server says of it."""
+        if self.after:  # a stream that does not wait for the disk may have lost its end with the server's machine
+            stream = await self.connection.request_store(f"$JS.API.STREAM.INFO.{self.stream}", b"")
+            self.after = min(self.after, stream["state"]["last_seq"])
+        return await self.connection.request_store(
+            f"$JS.API.CONSUMER.CREATE.{self.stream}.{name}",
+            orjson.dumps({"stream_name": self.stream, "config": self._configuration(name)}),
+        )
 
     async def _request_batch(self, name: str, reply: str) -> None:
         request = {

@@ -54,7 +54,7 @@ class Delivery(Generic[M]):
             reason = f"{self._service} failed to handle it: {type(error).__name__}: {error}"
             await self._send_dead_letter(message, reason)
         else:
-            self._remember(message, received.id, _DONE)
+            self._remember(b"", received.id, _DONE)
 
     async def answer(
         self, message: Msg, handler: Callable[[Received[M]], Awaitable[Accepted | Refused]]
@@ -80,7 +80,7 @@ class Delivery(Generic[M]):
             await self._send_dead_letter(message, reason)
             return Refused(code="unavailable", reason=reason)
         if answer != ID_REUSED:  # the id belongs to the other request
-            self._remember(message, received.id, answer)
+            self._remember(_digest(message), received.id, answer)
         return answer
 
     def _decode(self, message: Msg) -> Received[M]:
@@ -88,8 +88,8 @@ class Delivery(Generic[M]):
         sequence = message.metadata.sequence.stream if _is_stored(message) else None
         return decode(model, subject=message.subject, headers=message.headers, body=message.data, sequence=sequence)
 
-    def _remember(self, message: Msg, message_id: str, answer: Accepted | Refused) -> None:
-        self._done[message_id] = _digest(message), answer
+    def _remember(self, digest: bytes, message_id: str, answer: Accepted | Refused) -> None:
+        self._done[message_id] = digest, answer
         if len(self._done) > NUM_REMEMBERED:
             self._done.popitem(last=False)
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from .errors import ResileError
 from .messages.message import timestamp
+from .validation import describe_fault
 
 M = TypeVar("M", bound=BaseModel)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -110,8 +111,7 @@ def describe(error: ValidationError, model: type[BaseModel] | None = None) -> st
     for fault in error.errors(include_url=False, include_input=False, include_context=False):
         where = ".".join(str(part) for part in fault["loc"])
         expected = _range_of(model, fault["loc"]) if model else ""
-        message = fault["msg"].removeprefix("Value error, ")
-        faults.append(f"{where} {expected}" if expected else f"{where}: {message}" if where else message)
+        faults.append(f"{where} {expected}" if expected else describe_fault(where, fault["msg"]))
     return "; ".join(faults).replace("\n", " ")
 
 

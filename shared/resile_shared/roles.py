@@ -11,6 +11,7 @@ from .subjects import (
     DEAD_LETTERS,
     EVENTS,
     HOSTS,
+    JOB_SLOTS,
     JOB_STREAMS,
     JOBS,
     LEASE,
@@ -18,6 +19,7 @@ from .subjects import (
     NUMBERS,
     POLICY,
     POOL,
+    POOL_SLOTS,
     PROGRESS,
     REPORTS,
     STREAMS,
@@ -112,7 +114,7 @@ MONITOR = Role(
     ),
     follows=(EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS),
     reads=(JOBS, HOSTS, POLICY, TENANTS, USAGE, LEASE),
-    writes=(CURVES, WEBHOOKS),
+    writes=(CURVES, JOB_SLOTS, POOL_SLOTS, WEBHOOKS),
 )
 PUBLISHER_COMMANDS = ("host.drain", "job.pause", "job.priority", "job.resume", "job.stop")
 PUBLISHER = Role(

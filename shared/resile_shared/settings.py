@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from .errors import UsageError
 from .messages.pool import MAX_DETECTION_SECONDS, MIN_DETECTION_SECONDS
+from .validation import describe_fault, phrase
 
 PREFIX = "RESILE_"
 DetectionSeconds = Annotated[float, Field(ge=MIN_DETECTION_SECONDS, le=MAX_DETECTION_SECONDS)]
@@ -48,9 +49,8 @@ def load(settings: type[S], *, program: str, arguments: Sequence[str] | None = N
 
 def _fault(location: tuple[int | str, ...], message: str) -> str:
     """Name a setting the way it is given (``--health-port or RESILE_HEALTH_PORT``), and what is wrong with it."""
-    message = message.removeprefix("Value error, ")
     if not location:
-        return message
+        return phrase(message)
     field, *rest = (str(part) for part in location)
     inside = f" ({'.'.join(rest)})" if rest else ""
-    return f"--{field.replace('_', '-')} or {PREFIX}{field.upper()}{inside}: {message}"
+    return describe_fault(f"--{field.replace('_', '-')} or {PREFIX}{field.upper()}{inside}", message)

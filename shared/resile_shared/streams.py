@@ -18,6 +18,7 @@ DUPLICATES = timedelta(minutes=10)
 POLL_SECONDS = 0.2
 _NAME_IN_USE = 10058
 _NOT_FOUND = 10059
+_PERSISTENCE = "persist_mode"
 
 
 async def provision(connection: Connection, role: Role) -> None:
@@ -41,7 +42,17 @@ async def _create(connection: Connection, configuration: dict[str, Any]) -> None
     except StoreFailed as error:
         if error.code != _NAME_IN_USE:
             raise
-        await connection.request_store(f"$JS.API.STREAM.UPDATE.{name}", body)
+        await _update(connection, configuration)
+
+
+async def _update(connection: Connection, configuration: dict[str, Any]) -> None:
+    """Change a stream. Whether it waits for the disk stays as it is: the server refuses to change that."""
+    name = configuration["name"]
+    stored = (await connection.request_store(f"$JS.API.STREAM.INFO.{name}", b""))["config"]
+    wanted = {key: value for key, value in configuration.items() if key != _PERSISTENCE}
+    if _PERSISTENCE in stored:
+        wanted[_PERSISTENCE] = stored[_PERSISTENCE]
+    await connection.request_store(f"$JS.API.STREAM.UPDATE.{name}", orjson.dumps(wanted))
 
 
 async def _wait_for(connection: Connection, name: str) -> None:
@@ -73,7 +84,7 @@ def _stream_config(stream: Stream) -> dict[str, Any]:
         "duplicate_window": _nanoseconds(DUPLICATES),
         "num_replicas": 1,
     }
-    return configuration if stream.syncs else configuration | {"persist_mode": "async"}
+    return configuration if stream.syncs else configuration | {_PERSISTENCE: "async"}
 
 
 def _bucket_config(bucket: BucketSpec[Any]) -> dict[str, Any]:

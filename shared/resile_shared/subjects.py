@@ -18,6 +18,7 @@ from .messages.hosts import HostRecord
 from .messages.jobs import JobNumber, JobRecord
 from .messages.lease import Lease
 from .messages.pool import PolicyRecord, PoolSettings, TenantsRecord
+from .messages.slots import JobSlots, PoolSlots
 from .messages.usage import RemovedUsage
 from .messages.webhooks import Webhook
 
@@ -190,7 +191,8 @@ EVENTS = Stream("events", (HOST_EVENTS, JOB_EVENTS, POOL_EVENTS), 4096 * _MiB)
 """It holds the histories of jobs."""
 REPORTS = Stream("reports", tuple(map(reports_of_kind, FACTS)), 4096 * _MiB, max_per_subject=2000)
 """Apart from progress, which is nearly all that is reported: it must not displace what the scheduler has not read."""
-PROGRESS = Stream("progress", (reports_of_kind("progress"),), 256 * _MiB, max_per_subject=2000)
+PROGRESS = Stream("progress", (reports_of_kind("progress"),), 256 * _MiB, max_per_subject=2000, syncs=False)
+"""Most messages are progress, and newer progress replaces it. Waiting for a slow disk would delay all other streams."""
 LOGS = Stream("logs", (LOGS_OF_ALL,), 1024 * _MiB, max_per_subject=20_000, syncs=False)
 DEAD_LETTERS = Stream("deadletters", (DEAD_LETTER,), 64 * _MiB, timedelta(days=30))
 STREAMS = (EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS)
@@ -238,6 +240,8 @@ TENANTS = BucketSpec("tenants", TenantsRecord)
 USAGE = BucketSpec("usage", RemovedUsage)
 WEBHOOKS = BucketSpec("webhooks", Webhook)
 CURVES = BucketSpec("curves", Curves)
+JOB_SLOTS = BucketSpec("jobslots", JobSlots)
+POOL_SLOTS = BucketSpec("poolslots", PoolSlots)
 BUCKETS: tuple[BucketSpec[Any], ...] = (
     JOBS,
     ALLOCATIONS,
@@ -250,6 +254,8 @@ BUCKETS: tuple[BucketSpec[Any], ...] = (
     USAGE,
     WEBHOOKS,
     CURVES,
+    JOB_SLOTS,
+    POOL_SLOTS,
 )
 JOB_STREAMS: tuple[tuple[str, Callable[[str], str]], ...] = (
     (EVENTS.name, job_events),
@@ -257,6 +263,7 @@ JOB_STREAMS: tuple[tuple[str, Callable[[str], str]], ...] = (
     (PROGRESS.name, reports_of),
     (LOGS.name, log),
     (CURVES.stream, CURVES.subject),
+    (JOB_SLOTS.stream, JOB_SLOTS.subject),
 )
 """The streams that hold something of jobs, and under which subject each holds what it has of one."""
 LEASE_KEY = "scheduler"
@@ -264,3 +271,4 @@ POOL_KEY = "settings"
 NUMBERS_KEY = "jobs"
 POLICY_KEY = "pool"
 TENANTS_KEY = "pool"
+POOL_SLOTS_KEY = "pool"

@@ -134,6 +134,17 @@ def begin(
     return _tracer.start_span(name, context=context, attributes=found, start_time=start, links=links)
 
 
+def add_to(trace_id: str, parent: str, name: str, *, begin: float, seconds: float, **own: Value) -> None:
+    """Add a span below ``parent`` to a trace that another process began; both ids are hexadecimal.
+
+    ``begin``: in seconds since the epoch.
+    """
+    context = context_of({"traceparent": f"00-{trace_id}-{parent}-01"})
+    start = round(begin * 1e9)
+    span = _tracer.start_span(name, context=context, attributes=attributes_of(own), start_time=start)
+    span.end(start + round(seconds * 1e9))
+
+
 def in_span(span: trace.Span) -> Context:
     """Return the context of what ``span`` leads to."""
     return trace.set_span_in_context(span, Context())

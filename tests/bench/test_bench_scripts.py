@@ -19,6 +19,11 @@ RESULT_LINES = {
     "recovery.py": (r"a worker of a pool, killed +1 ", r"a worker of `resile run`, killed +1 ", r"left out"),
     "registry.py": (r"until all have joined +[\d.]+ s", r"- +hosts lost by mistake: 0\.00"),
     "rescale.py": (r"shrink 4 to 3 +1 ", r"grow 3 to 4 +1 ", r"- +1 M, pause of a grow"),
+    "second_job.py": (
+        r"first job with its variables +[\d.]+ ",
+        r"second job +[\d.]+ ",
+        r"- +command to effect of a growth",
+    ),
     "shards.py": (r"V = 2, N = 1 +[\d.]+ ", r"V = 2, N = 2 +[\d.]+ "),
     "simulate.py": (r"4, bursty, elastic-batch +1 ", r"- +4 slots, load low: seconds for 100,000 jobs"),
     "solver.py": (
@@ -27,7 +32,7 @@ RESULT_LINES = {
         r"difference from the optimum",
     ),
     "startup.py": (r"resile run, 2 workers +[\d.]+ ", r"- +resile run, times the plain script"),
-    "tracing.py": (r"steady +[\d.]+ ", r"changing +[\d.]+ ", r"The recorder alone: [\d.]+ us"),
+    "tracing.py": (r"steady +[\d.]+ ", r"changing +[\d.]+ +[\d.]+ +[\d.]+ +[\d.]+\n"),
     "steady.py": (r"DDP \(gloo\) +[\d.]+ ", r"Resile, default V +[\d.]+ "),
 }
 

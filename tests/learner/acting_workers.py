@@ -173,3 +173,13 @@ def starts_stubborn_process(config: WorkerConfig, agent: socket.socket) -> None:
     """Leave a child that ignores signals and holds the worker's stdout open."""
     child = subprocess.Popen(["sh", "-c", "trap '' TERM INT HUP; while :; do sleep 1; done"], start_new_session=True)
     print(child.pid)
+
+
+def tells_imports(config: WorkerConfig, agent: socket.socket) -> None:
+    """Print what the modules of templates are here, the parent, and what is open."""
+    names = [name for name in ("harmless_one", "harmless_two", "draws") if name in sys.modules]
+    paths = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    sockets = [path for path in paths if os.path.lexists(path) and os.readlink(path).startswith("socket:")]
+    session = "own" if os.getsid(0) == os.getpid() else "another"
+    print(",".join(names), config.template, os.getppid(), session, len(sockets))
+    finishes(config, agent)

@@ -38,7 +38,7 @@ from resile_shared.testing.fixtures import Pool
 HOST = "host-1"
 
 
-async def until(condition: Callable[[], object], *, seconds: float = 40.0) -> None:
+async def until(condition: Callable[[], object], *, seconds: float = 90.0) -> None:
     """Wait for something that another process brings about."""
     deadline = time.monotonic() + seconds
     while not condition():

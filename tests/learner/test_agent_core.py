@@ -33,6 +33,7 @@ from resile_learner.messages import (
     Failed,
     Finished,
     FromWorker,
+    GangPlace,
     Joined,
     Left,
     Order,
@@ -526,3 +527,15 @@ def test_nothing_of_a_scheduler_that_was_replaced_has_an_effect(agent: Agent) ->
 def test_heartbeats_say_how_many_facts_are_not_published_yet(agent: Agent) -> None:
     [beat] = of_type(Heartbeat, agent.handle(Tick(is_bus_up=True, num_waiting=7), after=1.0))
     assert beat.num_waiting == 7
+
+
+def test_a_worker_of_a_gang_is_told_its_place_among_all_and_on_its_host(agent: Agent) -> None:
+    here = allocation(1, 3, 4).placements
+    elsewhere = allocation(1, 1, host="host-2").placements
+    whole = allocation(1, gang=True).model_copy(update={"placements": (here[0], *elsewhere, here[1])})
+    starts = of_type(StartWorker, agent.handle(whole))
+    slots = (3, 4)
+    assert [start.gang for start in starts] == [
+        GangPlace(rank=0, size=3, local_rank=0, local_size=2, local_slots=slots),
+        GangPlace(rank=2, size=3, local_rank=1, local_size=2, local_slots=slots),
+    ]

@@ -55,6 +55,8 @@ def test_a_worker_sees_the_accelerator_of_its_slot_alone() -> None:
     devices = host_devices(gpus("a", "a"), slots=None, slots_per_gpu=2)
     assert [slot.device for slot in devices.slots] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
     assert devices.environment(devices.slots[3]) == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
+    in_a_gang = devices.environment(devices.slots[1], devices.slots[0])
+    assert in_a_gang == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-0"}, "by local rank"
 
 
 def test_a_host_with_two_kinds_of_accelerator_offers_the_kind_it_has_most_of() -> None:

@@ -54,6 +54,15 @@ def noisy(samples: list[float]) -> list[float]:
     return [*samples, float(np.random.rand())]
 
 
+def test_worker_processes_leave_the_kinds_of_a_batch_as_they_are() -> None:
+    keys = [ShardKey(0, np.arange(3))]
+    fetcher = Fetcher(list(range(3)), seed=1, collate_fn=lambda samples: (len(samples), [np.ones(2)]), num_workers=1)
+    (there,) = fetcher.stream(keys)
+    here = fetcher.read(keys[0])
+    assert [type(each) for each in (there.batch, there.batch[1][0], there.indices)] == [tuple, np.ndarray, np.ndarray]
+    assert [type(each) for each in (here.batch, here.batch[1][0], here.indices)] == [tuple, np.ndarray, np.ndarray]
+
+
 def test_a_generator_that_is_rarely_drawn_from_is_seeded_all_the_same() -> None:
     late = Fetcher(RarelyRandom(), seed=1).stream([shard(1, 2), shard(3, 7, 4), shard(1, 2)])
     first, second, again = (fetched.batch.tolist() for fetched in late)

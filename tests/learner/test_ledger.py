@@ -51,3 +51,19 @@ def test_an_entry_of_one_epoch_looks_as_it_always_did() -> None:
     assert count.model_dump() == {"epoch": 3, "samples": 4, "once": 2, "more": 1, "never": 1}
     several = EpochCount(epoch=3, num_epochs=2, samples=8, once=8, more=0, never=0)
     assert EpochCount(**several.model_dump()) == several
+
+
+def test_a_sampler_is_followed_or_not() -> None:
+    drawn = np.array([3, 0, 0, 2])
+
+    def as_drawn(*batches: list[int]) -> bool | None:
+        ledger = Ledger(4, lambda epoch: drawn)
+        for batch in batches:
+            ledger.commit(0, np.array(batch))
+        return ledger.epochs()[0].as_drawn
+
+    assert as_drawn([3, 0], [0, 2])
+    assert as_drawn([3, 0]), "the epoch is under way"
+    assert not as_drawn([3, 0], [2]), "a sample was left out"
+    assert not as_drawn([3, 0], [2, 2])
+    assert not as_drawn([3, 0, 0], [2], [1])

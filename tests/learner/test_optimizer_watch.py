@@ -79,12 +79,6 @@ def test_parameters_that_are_not_the_models_are_refused() -> None:
         train(model, torch.optim.SGD([*model.parameters(), alone]))
 
 
-def test_an_optimizer_that_computes_the_loss_itself_is_refused() -> None:
-    model, _ = parts()
-    with pytest.raises(UsageError, match="LBFGS"):
-        train(model, torch.optim.LBFGS(model.parameters()))
-
-
 def test_a_schedule_that_joiners_would_not_receive_is_refused() -> None:
     model, optimizer = parts()
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)

@@ -21,6 +21,7 @@ from resile_learner.training.seeds import mix
 from resile_shared.errors import UsageError
 
 EPOCHS = 3
+BATCHES: Any = [[1, 2], [3]]
 WEIGHTED = WeightedRandomSampler([1.0 + index % 3 for index in range(45)], num_samples=60)
 
 
@@ -198,7 +199,7 @@ def wrong(loader: ElasticLoader, model: nn.Module, optimizer: Any, mistake: str)
         ("no loop", "an epoch ended without a loop over the loader"),
         ("skips", r"a batch ended without loss.backward\(\)"),
         ("twice", r"backward\(\) was called twice for a batch"),
-        ("closure", r"optimizer.step\(\) was called with a closure"),
+        ("closure", r"optimizer.step\(closure\) was called outside of a batch, twice in a batch, or after"),
         ("accumulates", r"an iteration ended without optimizer.step\(\).*accumulate=... of prepare"),
         ("steps twice", "called 2 times in one iteration"),
         ("steps late", "called 2 times in one iteration"),
@@ -235,7 +236,7 @@ def swallowing(loader: ElasticLoader, model: nn.Module, optimizer: Any, mistake:
     [
         ("sum", "the loss is a sum over its batch"),
         ("twice", r"backward\(\) was called twice for a batch"),
-        ("closure", r"optimizer.step\(\) was called with a closure"),
+        ("closure", r"optimizer.step\(closure\) was called outside of a batch, twice in a batch, or after"),
         ("stops early", r"loader.stop\(\) was called in the middle"),
     ],
 )
@@ -293,8 +294,8 @@ class Stateful(torch.utils.data.Sampler[int]):
     ("loader", "options", "complaint"),
     [
         ([1, 2], {}, "the loader is a list"),
-        (DataLoader(data(), batch_size=None), {}, "a batch sampler of its own"),
-        (DataLoader(data(), batch_sampler=[[1, 2], [3]]), {}, "a batch sampler of its own"),  # type: ignore[arg-type]
+        (DataLoader(data(), batch_size=None), {}, "the loader has batch_size=None"),
+        (DataLoader(data(), batch_sampler=BATCHES), {"accumulate": 2}, "accumulate and a loader with a batch sampler"),
         (DataLoader(data(), batch_size=4, sampler=DistributedSampler(data(), 2, 0)), {}, "a DistributedSampler"),
         (DataLoader(data(), batch_size=4, sampler=Stateful()), {}, "yields other indices each time"),
         (DataLoader(data(), batch_size=4, worker_init_fn=print), {}, "a worker_init_fn"),

@@ -2,21 +2,22 @@
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from resile_learner.changes import ChangeRecorder
 from resile_learner.checkpoint.header import CheckpointHeader
 from resile_learner.collectives.round import OpenRound
-from resile_learner.collectives.spec import RoundSpec
+from resile_learner.collectives.spec import Abandoned, OtherRound, RoundSpec
 from resile_learner.session import View
 from resile_learner.state.facts import MembersDiffer
 from resile_learner.training.buffers import Buffers
-from resile_learner.training.header import RoundHeader
+from resile_learner.training.header import ComputedShards, PartialSums, RoundHeader
 from resile_learner.training.rounds import Rounds
 
 from .link_group import PATIENCE_SECONDS, Group, start
@@ -25,6 +26,7 @@ GENERATION = 1
 MEMBERS = (0, 1, 2)
 DIFFERENT = RoundHeader(digest=2, checkpoint=CheckpointHeader())
 COMMON = RoundHeader(digest=1, checkpoint=CheckpointHeader())
+COMPUTED = RoundHeader(digest=1, checkpoint=CheckpointHeader(), computed=ComputedShards(partials=(PartialSums(),)))
 
 
 class Member:
@@ -44,11 +46,16 @@ class Member:
     def named(self, next_iteration: int) -> int:
         return GENERATION
 
-    def run(self, header: RoundHeader) -> None:
+    def run(self, header: RoundHeader, *, num_leaves: int = 0, gradients: Sequence[Tensor] = ()) -> None:
         """Take part in one round; whoever ends with an error is left behind by the others, as a scheduler orders."""
         rounds = Rounds(self, Buffers(nn.Linear(1, 1)))  # type: ignore[arg-type]
         try:
-            rounds.open(0).finish(header, next_iteration=0)
+            opened = rounds.open(num_leaves, [(gradient,) for gradient in gradients], gradients)
+            for bucket in range(len(gradients)):
+                opened.exchange.push(bucket)
+            opened.finish(header, next_iteration=0)
+        except Abandoned:
+            raise
         except BaseException:
             self.group.kill(self.worker)
             for other in set(MEMBERS) - {self.worker}:
@@ -118,3 +125,32 @@ def test_members_that_differ_do_not_wait_for_one_that_is_lost(connect_group: Cal
     calls = [start(lambda member=member: member.run(DIFFERENT if member.worker == 1 else COMMON)) for member in members]
     assert isinstance(calls[0].exception(PATIENCE_SECONDS), SystemExit)
     assert all(isinstance(call.exception(PATIENCE_SECONDS), MembersDiffer) for call in calls[1:])
+
+
+def test_a_member_that_ends_training_while_the_others_compute_gradients_is_named_and_left_behind(
+    connect_group: Callable[[int], Group],
+) -> None:
+    group = connect_group(len(MEMBERS))
+    ends, *trainers = (Member(group, worker) for worker in (1, 0, 2))
+    calls = [start(partial(member.run, COMPUTED, num_leaves=3, gradients=(torch.ones(4),))) for member in trainers]
+    alone = start(partial(ends.run, COMMON)).exception(PATIENCE_SECONDS)
+    assert isinstance(alone, OtherRound)
+    assert "the workers did not end training (loop.stop()) at the same iteration" in str(alone)
+    for call in calls:
+        lost = call.exception(PATIENCE_SECONDS)
+        assert isinstance(lost, Abandoned)
+        assert lost.suspect == 1
+
+
+def test_no_result_comes_of_a_round_in_which_members_compute_different_things(
+    connect_group: Callable[[int], Group],
+) -> None:
+    """Who notices it first ends, and the others lose it."""
+    group = connect_group(len(MEMBERS))
+    calls = [
+        start(partial(Member(group, worker).run, COMMON if worker == 1 else COMPUTED, num_leaves=int(worker != 1) * 3))
+        for worker in MEMBERS
+    ]
+    errors = [call.exception(PATIENCE_SECONDS) for call in calls]
+    assert all(isinstance(error, OtherRound | Abandoned) for error in errors), errors
+    assert any(isinstance(error, OtherRound) for error in errors), errors

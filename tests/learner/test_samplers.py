@@ -109,4 +109,4 @@ def test_the_ledger_counts_what_was_drawn() -> None:
     result, (epoch,) = copy_context().run(run)
     assert result.iterations == 2
     assert result.samples_seen == 6
-    assert (epoch.samples, epoch.once, epoch.more, epoch.never) == (5, 2, 2, 1)
+    assert (epoch.samples, epoch.once, epoch.more, epoch.never, epoch.as_drawn) == (5, 2, 2, 1, True)

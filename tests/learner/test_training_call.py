@@ -204,7 +204,7 @@ def test_clipping_sees_the_gradient_of_the_whole_batch() -> None:
         ({"checkpoint_every": 0}, {}, "checkpoint_every is 0"),
         ({}, {"datasets": lambda: data()}, "return two things"),
         ({}, {"datasets": lambda: (TensorDataset(torch.zeros(0, 4)), None)}, "empty"),
-        ({}, {"datasets": lambda: (iter([1]), None)}, "map-style"),
+        ({}, {"datasets": lambda: (iter([1]), None)}, "is an iterator, which can be read once"),
         ({}, {"datasets": lambda: ([1.0, 2.0] * 20, None)}, "pair"),
         ({}, {"loss_fn": lambda outputs, targets: outputs}, "scalar"),
         ({}, {"loss_fn": lambda outputs, targets: outputs.sum() * math.nan}, "NaN at iteration 0"),

@@ -66,7 +66,7 @@ async def test_a_submitted_job_is_seen_at_once_and_the_same_key_submits_once(mon
     assert (await monitor.get("/v1/jobs/job-1", JobView)).args == SPEC.args
     assert await monitor.get("/v1/jobs/job-1/spec", JobSpec) == SPEC
     assert await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"}) == (201, answer)
-    assert await monitor.post("/v1/jobs", BODY) == (201, {"id": "job-2"})
+    assert await monitor.post("/v1/jobs", BODY) == (201, {"id": "job-2", "warning": ""})
 
 
 async def test_a_key_counts_for_one_request_alone(monitors: Monitors, scene: Scene) -> None:
@@ -166,7 +166,10 @@ async def test_a_scheduler_that_is_away_is_told_as_such(monitors: Monitors, scen
     assert "the same Idempotency-Key" in problem.detail
     answering = Answering(scene)
     await answering.listen()
-    assert await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"}) == (201, {"id": "job-1"})
+    assert await monitor.post("/v1/jobs", BODY, headers={"Idempotency-Key": "one"}) == (
+        201,
+        {"id": "job-1", "warning": ""},
+    )
 
 
 async def test_who_suspends_the_pool_learns_which_jobs_still_hold_slots(monitors: Monitors, scene: Scene) -> None:

@@ -107,7 +107,7 @@ async def test_a_job_whose_curves_are_not_in_memory_goes_on_where_they_end(pool:
     await keeper.hear(1, 2)
     await keeper.store.store()
     await keeper.store.store()  # nothing new: forgotten
-    assert keeper.store._kept == {}
+    assert keeper.store._jobs.kept == {}
     assert await keeper.iterations() == (1, 2)
     await keeper.hear(3)
     assert await keeper.iterations() == (1, 2, 3)
@@ -138,4 +138,4 @@ async def test_a_job_that_never_gets_a_record_is_forgotten(pool: Pool) -> None:
     await keeper.hear(1)
     for _ in range(30):
         await keeper.store.store()
-    assert keeper.store._kept == {}
+    assert keeper.store._jobs.kept == {}

@@ -53,7 +53,7 @@ async def test_a_host_needs_a_name_that_can_be_one(monitors: Monitors, scene: Sc
     monitor = await open_monitor(monitors)
     for path, body, words in (
         ("no.host", None, "invalid host name 'no.host'"),
-        ("host-1", {"incarnation": -1}, "incarnation: Input should be greater"),
+        ("host-1", {"incarnation": -1}, "incarnation must be greater"),
     ):
         problem = await monitor.problem("POST", f"/v1/hosts/{path}/join", json=body)
         assert (problem.status, problem.code) == (422, "invalid")

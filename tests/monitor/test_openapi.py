@@ -8,7 +8,10 @@ from resile_monitor.api.pool import Pool
 from resile_monitor.curve_store import CurveStore
 from resile_monitor.openapi import FILE, OPERATIONS, document
 from resile_monitor.projection import Projection
+from resile_monitor.slot_store import SlotStore
 from resile_shared.bus import Bus
+from resile_shared.connection import Connection
+from resile_shared.roles import MONITOR
 from resile_shared.storage import ObjectStorage
 
 ROOT = Path(__file__).parents[2]
@@ -19,9 +22,9 @@ def test_the_document_in_the_repository_is_current() -> None:
 
 
 def test_the_document_has_every_request_and_no_other(tmp_path: Path) -> None:
-    bus, projection = cast(Bus, None), Projection()
+    bus, projection = Bus(cast(Connection, None), service="monitor", role=MONITOR), Projection()
     storage = ObjectStorage(tmp_path.as_uri())
-    pool = Pool(bus, storage, projection, CurveStore(bus, projection), max_package_bytes=1)
+    pool = Pool(bus, storage, projection, CurveStore(bus, projection), SlotStore(bus, projection), max_package_bytes=1)
     routes = application(pool, token=None).router.routes()
     served = {(route.method.lower(), route.resource.canonical) for route in routes if route.resource}
     below = {(method, path) for method, path in served if path.startswith("/v1") and method != "head"}

@@ -12,7 +12,7 @@ import pytest
 from resile_shared.api import PackageView
 from resile_shared.messages.jobs import JobState
 
-from .examples import COMPLETED, job
+from .examples import COMPLETED, SPEC, job
 from .monitors import Monitors, Scene
 
 
@@ -79,6 +79,15 @@ async def test_the_final_model_is_downloaded_as_it_is_stored(monitors: Monitors,
         assert await answer.read() == model
     assert "it is not there" in (await monitor.problem("GET", "/v1/jobs/job-2/model")).detail
     assert "without a file of its model" in (await monitor.problem("GET", "/v1/jobs/job-3/model")).detail
+
+
+async def test_the_code_of_a_job_is_downloaded_as_it_was_submitted(monitors: Monitors, scene: Scene) -> None:
+    await scene.store_job(job())
+    monitor = await monitors.start()
+    assert "not stored any more" in (await monitor.problem("GET", "/v1/jobs/job-1/code")).detail
+    monitors.storage.put(SPEC.package, [b"the package"])
+    async with monitor.http.get("/v1/jobs/job-1/code") as answer:
+        assert (answer.status, answer.content_type, await answer.read()) == (200, "application/gzip", b"the package")
 
 
 async def test_output_is_downloaded_as_one_archive(monitors: Monitors, scene: Scene) -> None:

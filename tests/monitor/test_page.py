@@ -1,7 +1,9 @@
 """The page in a real browser, on what a real monitor serves of a scene."""
 
 import asyncio
+import io
 import re
+import tarfile
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 from pathlib import Path
@@ -28,14 +30,23 @@ from .examples import COMPLETED, READY, SPEC, beat, host, job, progress, report,
 from .monitors import TOKEN, Monitor, Monitors, Scene
 from .spans import message, span
 from .test_following import say
+from .test_packages import packed
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 2\nValueError: <b>no data</b>'
+DROPPED = """() => {
+  const transfer = new DataTransfer();
+  for (const name of ["train.py", "data.csv", ".secret"]) transfer.items.add(new File(["1,2\\n"], name));
+  return transfer;
+}"""
+CODE = ("import that", f"print('trains {HOSTILE}')")
 BEGIN = datetime.now(UTC) - timedelta(minutes=4)
 PLACES = {
     "jobs/job-1": ".readout >> text=loss 0.05128 at 39",
     "jobs/job-3": ".failure pre",
+    "scheduler": "td.reason >> text=waiting for 2 slots",
+    "models": "td >> text=done",
     "submit": "h1:text-is('Submit a job')",
     "jobs/nothing": ".empty >> text=There is no job nothing",
 }
@@ -85,10 +96,16 @@ async def make_scene(scene: Scene) -> None:
         HostLost(host="host-2", incarnation=1, time=BEGIN, reason="silent for 3 s"),
     )
     trains = items((0, "accepted", 0, ""), (1, "allocation", 2, "start"), (60, "allocation", 1, "fair share"))
-    await store(scene, job("job-1"), trains, generation=3)
+    await store(scene, job("job-1", submitted=BEGIN), trains, generation=3)
     await store(
         scene,
-        job("job-2", spec=SPEC.model_copy(update={"name": "waits"}), state=JobState.QUEUED, ready=None),
+        job(
+            "job-2",
+            spec=SPEC.model_copy(update={"name": "waits"}),
+            state=JobState.QUEUED,
+            ready=None,
+            submitted=BEGIN,
+        ),
         items((70, "accepted", 0, ""), (71, "queued", 0, "waiting for 2 slots")),
     )
     await store(
@@ -152,7 +169,8 @@ async def test_the_pool_is_shown_as_the_api_has_it(monitors: Monitors, scene: Sc
         used = sum(slot.job is not None for slot in slots)
         await seen.shows(".tiles", f"{used} of {len(slots)}", "1 up 1 lost")
         await expect(seen.page.locator(".slots .c1")).to_have_count(used)
-        await expect(seen.page.locator("svg .area")).to_have_text(["digits (job-1)", "done (job-4)"])
+        held = [f"{view.name} ({view.id})" for view in jobs.jobs if view.id in ("job-1", "job-4")]
+        await expect(seen.page.locator("svg .area")).to_have_text(held)
         await expect(seen.page.locator("svg[role=img]")).to_have_attribute("aria-label", re.compile("now digits 1$"))
 
         trains = job("job-1", generation=4)
@@ -169,6 +187,11 @@ async def test_the_pool_is_shown_as_the_api_has_it(monitors: Monitors, scene: Sc
 async def test_a_job_is_shown_with_its_curves_its_history_and_its_log(monitors: Monitors, scene: Scene) -> None:
     monitor = await monitors.start()
     await make_scene(scene)
+    members = [tarfile.TarInfo(name) for name in ("a/module.py", "train.py")]
+    for member, text in zip(members, CODE, strict=True):
+        member.size = len(text)
+    contents = [(member, text.encode()) for member, text in zip(members, CODE, strict=True)]
+    monitors.storage.put(SPEC.package, [packed(*contents)])
     async with browsing() as browser, tab(browser) as seen:
         await seen.open(monitor.url, token=TOKEN)
         await seen.page.click(".jobs a:text-is('digits')")
@@ -182,6 +205,52 @@ async def test_a_job_is_shown_with_its_curves_its_history_and_its_log(monitors: 
         await seen.waits_for(".readout", "loss 0.5 at 40")
         await say(scene, "third line")
         await seen.waits_for(".log", "third line")
+        await seen.page.click("summary:text-is('The code that was submitted')")
+        await seen.waits_for(".code pre", CODE[1])
+        await expect(seen.page.locator(".code summary code")).to_have_text(["train.py", "a/module.py"])
+        assert seen.faults == []
+
+
+@needs_browser
+async def test_files_are_dropped_and_submitted_with_what_the_form_says(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        await seen.page.click("nav a:text-is('Submit')")
+        await seen.page.click("button:text-is('Submit')")
+        dropped = await seen.page.evaluate_handle(DROPPED)
+        await seen.page.dispatch_event(".drop", "drop", {"dataTransfer": dropped})
+        await seen.waits_for(".drop", "2 files")
+        await seen.waits_for(".drop", "1 hidden or generated file left out")
+        for field, text in {"args": '--lr 0.1 --note "first try"', "requirements": "einops>=0.8 tiny==1.2"}.items():
+            await seen.page.fill(f"#{field}", text)
+        async with seen.page.expect_request("**/v1/jobs") as request:
+            await seen.page.click("button:text-is('Submit')")
+        body = (await request.value).post_data_json
+        assert body["args"] == ["--lr", "0.1", "--note", "first try"]
+        assert body["requirements"] == ["einops>=0.8", "tiny==1.2"]
+        assert (body["name"], body["script"]) == ("train", "train.py")
+        packed = monitors.storage.read(body["package"])
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            assert sorted(archive.getnames()) == ["data.csv", "train.py"]
+
+
+@needs_browser
+async def test_the_scheduler_says_who_has_what_and_what_others_wait_for(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    await make_scene(scene)
+    await has_the_scene(monitor)
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        await seen.page.click("nav a:text-is('Scheduler')")
+        await seen.waits_for("h2", "Policy: fairshare")
+        rows = seen.page.locator("section:has(#shares) tbody tr")
+        await expect(rows).to_have_count(1)
+        slots = sum(len(view.slots) for view in (await monitor.get("/v1/hosts", HostList)).hosts if view.state == "up")
+        await expect(rows).to_contain_text(f"1 of {slots}")
+        await expect(rows).to_contain_text("fair share")
+        await expect(seen.page.locator("section:has(#waiting) tbody tr")).to_contain_text("waiting for 2 slots")
+        await expect(seen.page.locator("section:has(#tenants) tbody tr")).to_contain_text("default")
         assert seen.faults == []
 
 
@@ -285,19 +354,22 @@ async def test_nobody_is_kept_out(monitors: Monitors, scene: Scene, scheme: Any)
         await seen.open(monitor.url, token=TOKEN)
         await seen.waits_for(".empty", "No job was submitted yet.")
         assert await serious_faults(seen.page) == []
+        await seen.picture(f"empty-{scheme}")
         await make_scene(scene)
         await seen.waits_for(".feed", "lost")
         assert await serious_faults(seen.page) == []
+        await seen.picture(f"pool-{scheme}")
         for place, shown in PLACES.items():
             await seen.page.goto(f"{monitor.url}/#/{place}")
             await seen.page.wait_for_selector(shown)
             assert await serious_faults(seen.page) == [], place
-        width = await seen.page.evaluate("document.documentElement.scrollWidth")
-        assert width <= 390
+            await seen.picture(f"{place.replace('/', '-')}-{scheme}")
+            assert await seen.page.evaluate("document.documentElement.scrollWidth") <= 390, place
         await seen.page.goto(f"{monitor.url}/#/jobs/job-1")
         await seen.page.click("button:text-is('Priority')")
         await expect(seen.page.locator("#entry")).to_be_focused()
         assert await serious_faults(seen.page) == []
+        await seen.picture(f"dialog-{scheme}")
         await seen.page.keyboard.press("Escape")
         await expect(seen.page.locator("dialog")).to_have_count(0)
 

@@ -1,17 +1,19 @@
 """What the page shows of the past is the same after a restart of the monitor, whatever has become of the reports."""
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from playwright.async_api import expect
 
 from resile_shared import subjects
-from resile_shared.subjects import PROGRESS
+from resile_shared.slots_api import SlotsView
+from resile_shared.subjects import EVENTS, PROGRESS
 
-from ..browser import browsing, needs_browser, tab
+from ..browser import Tab, browsing, needs_browser, tab
+from .days import DAY, Day, store_day
 from .examples import progress, report
 from .monitors import TOKEN, Monitors, Scene
-from .test_page import BEGIN, has_the_scene, make_scene
+from .test_page import BEGIN, has_the_scene, make_scene, serious_faults
 
 SUBJECT = subjects.report("job-1", "progress")
 READ = ("loss 0.05128 at 39", "accuracy 0.9744 at 39", "validation accuracy 0.5 at 41", "iterations per second 2 at 41")
@@ -49,3 +51,51 @@ async def test_curves_are_the_same_after_a_restart_without_the_reports(monitors:
         for text in READ[:2]:
             await seen.waits_for(".readout", text)
         await seen.waits_for(".readout", "iterations per second 2 at 43")
+
+
+async def chart_of_the_day(seen: Tab) -> dict[str, str]:
+    """The form of each job's area in the chart of 24 hours, as far as it does not move with the clock."""
+    await seen.page.locator("label", has_text="24 h").click()
+    await expect(seen.page.locator("svg .area")).to_have_count(100)
+    read = "areas => areas.map(a => [a.textContent, a.getAttribute('d').split('Z').length])"
+    return dict(await seen.page.locator("svg .area").evaluate_all(read))
+
+
+@needs_browser
+async def test_a_day_of_many_jobs_is_drawn_and_the_same_after_a_restart_without_the_events(
+    monitors: Monitors, scene: Scene
+) -> None:
+    """100 jobs, 1,000 slots, thousands of events, of which the page gets the newest; three hosts were lost."""
+    day = Day(num_jobs=100, num_slots=1000, end=datetime.now(UTC))
+    num = await store_day(day, scene)
+    monitor = await monitors.start()
+    view = await monitor.get("/v1/slots", SlotsView)
+    assert (view.sequence, len(view.jobs), max(view.slots.values)) == (num, 100, 1000)
+    assert view.end - view.begin > 0.9 * DAY.total_seconds() * 1000
+    assert sum(mark.kind == "lost" for mark in view.marks) == 3
+    assert sum(mark.kind == "submitted" for mark in view.marks) == 100
+    for time, total in zip(view.held.times, view.held.values, strict=True):
+        of_jobs = [
+            [value for begin, value in zip(job.held.times, job.held.values, strict=True) if begin <= time]
+            for job in view.jobs
+        ]
+        assert sum(values[-1] for values in of_jobs if values) == total <= 1000
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        before = await chart_of_the_day(seen)
+        await expect(seen.page.locator("svg .mark.lost")).not_to_have_count(0)
+        box = await seen.page.locator(".chart svg").bounding_box()
+        assert box is not None
+        await seen.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.9)
+        await seen.waits_for(".readout", "slots in use")
+        await expect(seen.page.locator("svg .area.chosen")).to_have_count(1)
+        assert await serious_faults(seen.page) == []
+        monitor.process.terminate()
+        await monitor.process.wait()
+        for job in day.records:
+            await scene.scheduler.purge(EVENTS.name, subjects.job_events(job))
+        again = await monitors.start(port=int(monitor.url.rpartition(":")[2]))
+        assert await again.get("/v1/slots", SlotsView) == view
+        await seen.page.reload()
+        assert (await chart_of_the_day(seen)).keys() == before.keys()
+        assert [fault for fault in seen.faults if "ERR_CONNECTION" not in fault] == []

@@ -1,5 +1,7 @@
 """What monitors keep of traces, and what they make of a history and of these."""
 
+import asyncio
+
 from resile_monitor import traces as kept
 from resile_monitor.changes import TracedItem, changes_of
 from resile_monitor.traces import Traces
@@ -48,18 +50,56 @@ def test_the_loss_of_a_host_is_told_in_one_sentence() -> None:
     traces.add(message(*LOSS))
     start, loss, growth = changes_of("job-1", "digits", HISTORY, traces)
     assert loss.summary == (
-        "host-2 was lost at 1970-01-01T00:00:20.120Z; 2 of 5 workers of digits were there; training went on after "
-        "0.13 s; replacements joined at 1970-01-01T00:00:25.000Z."
+        "host-2 was lost at 1970-01-01T00:00:20.120Z, 0.12 s into iteration 7; 2 of 5 workers of digits were there; "
+        "training went on after 0.13 s and lost 0.25 s in all; replacements joined at 1970-01-01T00:00:25.000Z."
     )
     assert (loss.kind, loss.workers_before, loss.workers, loss.items, loss.trace) == ("recovery", 5, 3, (3,), SECOND)
     assert loss.has_spans
-    assert loss.seconds == 0.13
+    assert loss.seconds == 0.25
     assert (start.kind, start.items, start.has_spans) == ("start", (1, 2), False)
     assert start.summary == (
         "digits was submitted at 1970-01-01T00:00:10.000Z; 5 workers began to train at iteration 0."
     )
     assert growth.kind == "resize"
     assert "from 3 to 5 workers at 1970-01-01T00:00:25.000Z (fair share)" in growth.summary
+
+
+def test_the_loss_of_one_worker_is_not_that_of_its_host_and_its_replacement_does_not_count_as_time_lost() -> None:
+    three = "host-1/1 host-2/0 host-2/1"
+    killed = "worker 0 on host-1/0 was killed by SIGKILL (Killed)"
+    history = (
+        *HISTORY[:2],
+        TracedItem(item(3, "allocation", 20.25, three, killed, iteration=7), SECOND),
+        TracedItem(item(4, "allocation", 22.0, FIVE, "all it can use", iteration=40), SECOND),
+    )
+    traces = Traces()
+    later = span(4, "iteration", begin=22.1, end=22.2, trace=SECOND, iteration=40)
+    attack = span(5, "attack", begin=20.1, end=20.1, trace=SECOND, attack="kill worker job-1/0")
+    traces.add(message(*LOSS, later, attack))
+    _, loss = changes_of("job-1", "digits", history, traces)
+    assert (loss.kind, loss.items, loss.seconds) == ("recovery", (3, 4), 0.25)
+    assert loss.summary == (
+        'digits lost a worker at 1970-01-01T00:00:20.120Z by the attack "kill worker job-1/0", 0.12 s into iteration 7 '
+        "(worker 0 on host-1/0 was killed by SIGKILL (Killed)); training went on after 0.13 s and lost 0.25 s in all; "
+        "replacements joined at 1970-01-01T00:00:22.000Z."
+    )
+
+
+def test_a_job_that_lost_all_its_workers_recovers_from_a_checkpoint() -> None:
+    reason = "worker 1 on host-1/0 was killed: no worker is left, so it starts again from the checkpoint of iteration 5"
+    history = (
+        *HISTORY[:2],
+        TracedItem(item(3, "queued", 20.0, "", reason, iteration=5), SECOND),
+        TracedItem(item(4, "allocation", 20.5, FIVE, "start again", iteration=5), SECOND),
+    )
+    traces = Traces()
+    traces.add(message(span(3, "iteration", begin=20.6, end=20.7, trace=SECOND, iteration=5)))
+    _, loss = changes_of("job-1", "digits", history, traces)
+    assert (loss.kind, loss.seconds) == ("recovery", 0.6)
+    assert loss.summary == (
+        "digits lost all its 5 workers at 1970-01-01T00:00:20.000Z (worker 1 on host-1/0 was killed); it started "
+        "again from the checkpoint of iteration 5; training went on after 0.60 s."
+    )
 
 
 def test_changes_are_told_without_any_spans_or_trace() -> None:
@@ -138,4 +178,18 @@ async def test_a_monitor_keeps_what_services_send(monitors: Monitors, scene: Sce
         ("iteration", "learner", 1.0, 1.0)
     ]
     assert (await monitor.problem("GET", "/v1/traces/none")).code == "unknown"
+
+    attack = {"attack": "kill worker job-1/3", "job": "job-1", "begin": 0.5}
+    assert (await monitor.post(f"/v1/traces/{trace}/attacks", attack))[0] == 200
+    async with asyncio.timeout(30):
+        while len(view.spans) < 2:
+            view = await monitor.get(f"/v1/traces/{trace}", TraceView)
+    step = view.spans[0]
+    assert (step.name, step.begin, step.parent, step.attributes["resile.attack"]) == (
+        *("attack", 0.5, sent.spans[0].id),
+        "kill worker job-1/3",
+    )
+    assert (await monitor.problem("POST", "/v1/traces/none/attacks", json=attack)).code == "unknown"
+    early = {**attack, "begin": -1}
+    assert (await monitor.problem("POST", f"/v1/traces/{trace}/attacks", json=early)).code == "invalid"
     assert (await monitor.problem("GET", "/v1/jobs/none/changes")).code == "unknown"

@@ -230,6 +230,21 @@ def test_a_submission_is_the_same_whatever_of_it_could_be_stored() -> None:
     assert bench.tell(JobSubmitted("submit-1", spec())) == [Reply("submit-1", ID_REUSED)]
 
 
+def test_a_job_that_the_hosts_cannot_run_is_accepted_with_a_warning() -> None:
+    bench = Bench()
+    assert not warning_of(bench.submit(1, min_workers=3)), "a pool without hosts has only begun"
+    bench.host("host-1", 2)
+    assert warning_of(bench.submit(2, min_workers=3)) == "waiting for hosts: its minimum is 3 and it can have at most 2"
+    assert warning_of(bench.submit(3, group="gpu=h100")).startswith("waiting for a host with the labels gpu=h100")
+    assert not warning_of(bench.submit(4, min_workers=2)), "it waits for others"
+
+
+def warning_of(commands: list[Command]) -> str:
+    (answer,) = (command.answer for command in commands if isinstance(command, Reply))
+    assert isinstance(answer, Accepted)
+    return answer.warning
+
+
 def test_the_same_request_submits_once() -> None:
     bench = Bench(2)
     bench.submit()

@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import aclosing
 
-import orjson
 import pytest
 
 import resile_scheduler.executor
@@ -18,10 +17,10 @@ from resile_shared.messages.commands import Accepted
 from resile_shared.messages.instructions import AssignJobs, Instruction, PauseWorkers
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobState
 from resile_shared.messages.message import at
-from resile_shared.streams import _bucket_config
 from resile_shared.subjects import ALLOCATIONS, JOBS, LEASE
 from resile_shared.testing.fixtures import Pool
 
+from .full_bus import limit_records
 from .test_core import spec
 
 LONG = 60.0
@@ -158,7 +157,7 @@ async def test_an_end_that_the_bus_refuses_even_in_brief_is_stored_once_it_can_b
     executor = Executor(bus, lease, on_refused=lambda job, _: refused.append(job))
     await executor.read()
     await carry_out(executor, Batch(records=((record("job-1"), ()),)))
-    await limit_messages(bus, max_bytes=10)
+    await limit_records(bus, max_bytes=10)
     item = HistoryItem(
         number=1, time=at(1001.0), kind="stopped", generation=0, workers=0, slots=("host-1/0",), iteration=0
     )
@@ -166,7 +165,7 @@ async def test_an_end_that_the_bus_refuses_even_in_brief_is_stored_once_it_can_b
     await carry_out(executor, Batch(records=((ended, (item,)),)))
     assert refused == ["job-1"]
     tasks = [asyncio.create_task(work) for work in (executor.run(), executor.retry())]
-    await limit_messages(bus, max_bytes=-1)
+    await limit_records(bus, max_bytes=-1)
     async with aclosing(bus.bucket(JOBS).watch()) as watched:
         async for changes in watched:
             stored = changes[-1].value
@@ -176,9 +175,3 @@ async def test_an_end_that_the_bus_refuses_even_in_brief_is_stored_once_it_can_b
     assert [item.kind for item in stored.unpublished] == ["stopped"]
     for task in tasks:
         task.cancel()
-
-
-async def limit_messages(bus: Bus, *, max_bytes: int) -> None:
-    """Let the bus refuse records of jobs with more bytes; -1: let it store all again."""
-    configuration = _bucket_config(JOBS) | {"max_msg_size": max_bytes}
-    await bus.connection.request_store(f"$JS.API.STREAM.UPDATE.{JOBS.stream}", orjson.dumps(configuration))

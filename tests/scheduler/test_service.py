@@ -11,6 +11,7 @@ from opentelemetry import trace
 
 import resile_registry.service
 import resile_scheduler.core.recovery
+import resile_scheduler.executor
 import resile_scheduler.service
 from resile_registry.settings import RegistrySettings
 from resile_scheduler.core.events import JobSubmitted
@@ -62,6 +63,8 @@ from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.histories import check_history
 from resile_shared.testing.services import as_process, in_process
 from resile_shared.testing.waiting import until
+
+from .full_bus import limit_records
 
 
 def spec(**changes: object) -> JobSpec:
@@ -566,7 +569,7 @@ async def test_no_result_is_missed_that_waits_to_be_read(house: House, monkeypat
         for number in range(20):
             await agent.report("job-1", 0, Warned(message=f"warning {number}"))
         await agent.complete("job-1")
-        await until(lambda: house.watcher.state() in ("completed", "failed"))
+        await until(lambda: house.watcher.state() == "completed")
         assert house.watcher.state() == "completed"
 
 
@@ -600,6 +603,24 @@ async def test_a_long_history_leaves_the_record_small_and_is_whole(house: House)
             history = await check_history(house.pool, house.watcher.records["job-1"])  # while one is there to publish
     assert sizes[1] - sizes[0] < 500
     assert [item.kind for item in history].count("priority") == 160
+
+
+async def test_a_job_that_ends_while_the_bus_refuses_records_is_recorded_as_ended_once_it_can_be(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resile_scheduler.executor, "RETRY_SECONDS", 0.05)
+    async with scheduler(house.pool):
+        bus = await house.pool.bus("scheduler")
+        agent = await house.agent("host-1")
+        await house.submit()
+        await until(lambda: house.watcher.state() == "running")
+        await limit_records(bus, max_bytes=10)
+        await agent.complete("job-1")
+        await until(lambda: not agent.workers)
+        assert house.watcher.state() == "running"
+        await limit_records(bus, max_bytes=-1)
+        await until(lambda: house.watcher.state() == "completed")
+        await check_history(house.pool, house.watcher.records["job-1"])
 
 
 @asynccontextmanager

@@ -138,7 +138,7 @@ def test_sizes_that_were_not_recorded_follow_from_those_that_were() -> None:
         (SHARDED + "a,0,10,0.1,4,,,\nb,x,10,0.1,4,,,\n", "line 3, column time: 'x' is not a number of seconds"),
         (SHARDED + "a,0,0,0.1,4,,,\n", "line 2, column iterations: '0' is not a whole number of iterations"),
         (SHARDED + "a,0,10,0.1,4,2000000,,\n", "line 2, column priority: 2000000 is above 1000000"),
-        (SHARDED + "a,0,10,0.1,4,,,red team\n", "line 2, column tenant: String should match pattern"),
+        (SHARDED + "a,0,10,0.1,4,,,red team\n", "line 2, column tenant: must match pattern"),
         (SHARDED + "a,0,10,0.1,0.5,,,\n", "line 2, column max_workers: '0.5' is not a whole number of workers"),
         (SHARDED + "a,0,10\n", "line 2: 3 cells, and the header has 8"),
         (
@@ -169,10 +169,10 @@ def without_a_time(event: dict[str, Any]) -> dict[str, Any]:
         ("", "line 1: it is empty: `resile events --tail 10000 --json` prints a history"),
         ('{"events": [\n{"stream" 5}]}', "line 2, column 11: no JSON: "),
         ('{"stream": "events"}\n{"stream"\n', "line 2, column 10: no JSON: "),
-        (json.dumps({"events": [{"stream": 5}]}), "line 1, column events[0].stream: Input should be"),
+        (json.dumps({"events": [{"stream": 5}]}), "line 1, column events[0].stream: must be"),
         (
             "".join(json.dumps(event) + "\n" for event in (traces.story()[2], without_a_time(traces.story()[3]))),
-            "line 2, column data.item.time: Field required",
+            "line 2, column data.item.time: is missing",
         ),
         (
             json.dumps({"events": [traces.story()[2] | {"subject": "resile.nothing.known"}]}),

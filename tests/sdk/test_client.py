@@ -65,6 +65,21 @@ def test_what_is_wrong_with_a_job_is_said_before_the_upload(api_server: ApiServe
         client.submit_script(script, priority=0)
 
 
+def test_a_job_names_its_packages_or_the_file_with_them(api_server: ApiServer, tmp_path: Path) -> None:
+    script, file = tmp_path / "train.py", tmp_path / "requirements.txt"
+    script.write_text("")
+    file.write_text("Einops >= 0.8  # for the attention\n\ntiny-package==1.2\n")
+    with Client() as client:
+        client.submit_script(script, requirements=["tiny_package == 1.2", "einops>=0.8"])
+        client.submit_script(script, requirements=file)
+        for wrong, reason in [(["-r x"], "an option of pip"), ("a b", "'a b' is not a"), (tmp_path / "no", "read")]:
+            with pytest.raises(UsageError, match=reason):
+                client.submit_script(script, requirements=wrong)  # type: ignore[arg-type]
+    submitted = [spec.requirements for kind, spec in api_server.asked if kind == "submit"]
+    assert submitted == [("einops>=0.8", "tiny-package==1.2")] * 2
+    assert len(api_server.packages) == 2, "what is wrong is said before the upload"
+
+
 def test_waiting_for_a_job_that_fails_raises_with_its_traceback(api_server: ApiServer) -> None:
     api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.FAILED, reason="it broke", details="Traceback")
     with Client() as client, pytest.raises(JobNotCompleted, match="digits-1 failed: it broke") as caught:

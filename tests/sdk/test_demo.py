@@ -8,11 +8,13 @@ import pytest
 
 from resile.cli import main
 from resile.demo.chart import draw
+from resile.demo.idle import Idle, idle_slots
 from resile.demo.recording import Recording, Stretch
 from resile.demo.report import html
 from resile.demo.story import NUM_SLOTS, Part
 from resile.demo.verdict import Ending, endings, faults
-from resile_shared.api import JobView
+from resile_shared.api import HostView, JobView
+from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import HistoryItem, JobState
 from resile_shared.messages.reports import EpochCount
 
@@ -63,7 +65,7 @@ def job(**changes: object) -> JobView:
         samples_seen=10,
         loss=0.5,
         metrics={},
-        validation={"accuracy": 0.99},
+        validation={"loss": 0.34651, "accuracy": 0.99},
         iteration_seconds=None,
         seconds_left=None,
         submitted=HISTORY[0].time,
@@ -149,10 +151,34 @@ def test_the_report_is_one_file_with_the_steps_and_the_sums() -> None:
     assert "&lt;host-2&gt; is killed" in report
     assert report.count(SHA) == 4
     assert "in 1 of 1 epochs" in report
+    assert "loss 0.3465, accuracy 99.00%" in report
     assert "Same bits" in report
     outside = report.replace("http://www.w3.org/2000/svg", "")
     assert not any(mark in outside for mark in ("http:", "https:", "<script", "<link", "src=", "url(", "@import"))
     assert "Wrong: a &lt;fault&gt;" in html(ended, recording, ["a <fault>"], slots=NUM_SLOTS, title="")
+
+
+def test_idle_slots_are_those_that_nobody_held_and_not_those_of_a_dead_host() -> None:
+    def look(seconds: float, *incarnations: int, states: str = "up up") -> None:
+        hosts = [
+            HostView.model_construct(
+                id=f"host-{n}", state=HostState(state), incarnation=incarnation, slots=(1, 2, 3, 4)
+            )
+            for n, (incarnation, state) in enumerate(zip(incarnations, states.split(), strict=True))
+        ]
+        recording.add_hosts(hosts, now=BEGAN + seconds)
+
+    recording = Recording(BEGAN)
+    look(0, 1, 1)
+    one = [Stretch(5, 10, 0, 1, 8), Stretch(12, 20, 0, 1, 3), Stretch(20, 30, 0, 1, 4), Stretch(30, 40, 0, 1, 8)]
+    assert idle_slots([one, []], recording) == Idle(2 * 8 + 8 * 5 + 10 * 4, 35 * 8)
+    recording.killed.add(("host-1", 1))
+    look(20, 1, 1)
+    look(23, 1, 1, states="up lost")
+    look(28, 1, 2)
+    assert recording.slots == [(0, 8), (20, 4), (28, 8)]
+    assert idle_slots([one, []], recording) == Idle(2 * 8 + 8 * 5 + 2 * 4, 35 * 8 - 8 * 4)
+    assert idle_slots([], recording).share == 0
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,7 +74,7 @@ def test_a_picture_is_drawn(jobs: str, tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["nothing.csv"], "no trace nothing.csv: name a history (JSON), a workload (.csv), or low, high, bursty"),
         (["low", "--policy", "chaos"], "Invalid value for '--policy': 'chaos' is not one of 'fairshare', "),
-        (["low", "--slots", "0"], "Invalid value for '--slots': Input should be greater than or equal to 1"),
+        (["low", "--slots", "0"], "Invalid value for '--slots': must be greater than or equal to 1"),
         (["low", "--slots", "2", "--hosts", "3"], "2 slots on 3 hosts: every host needs at least one slot"),
         (["low", "--chart", "chart.svg"], "--chart chart.svg: the picture is a PNG, so its name must end with .png"),
         (["low", "--chart", "nowhere/chart.png"], "--chart nowhere/chart.png is not writable: choose another file"),

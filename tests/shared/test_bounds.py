@@ -16,6 +16,7 @@ from resile_shared.messages.jobs import MAX_SPEC_BYTES, HistoryItem, JobEvent, J
 from resile_shared.messages.message import MAX_DETAILS, MAX_SLOTS, MAX_TEXT, at
 from resile_shared.messages.queries import JobExplanations
 from resile_shared.messages.reports import MAX_COUNTS, Completed, EpochCount, Failed, Progress, Ready, Report, Warned
+from resile_shared.messages.slots import JobSlots, PoolSlots
 from resile_shared.nats_server import MAX_PAYLOAD_BYTES
 from resile_shared.subjects import BUCKETS
 
@@ -47,7 +48,7 @@ def test_every_part_of_every_message_has_a_maximum(model: type[BaseModel]) -> No
     largest(model, leave_out=LIMITED_TOGETHER)
 
 
-@pytest.mark.parametrize("model", [JobRecord, Allocation, HostRecord, JobEvent, JobSubmit, Report])
+@pytest.mark.parametrize("model", [JobRecord, Allocation, HostRecord, JobEvent, JobSubmit, Report, JobSlots, PoolSlots])
 def test_what_is_stored_always_fits_into_a_message(model: type[BaseModel]) -> None:
     together = {JobRecord: MAX_SPEC_BYTES + MAX_UNPUBLISHED_BYTES, JobSubmit: MAX_SPEC_BYTES}.get(model, 0)
     assert largest(model, leave_out=LIMITED_TOGETHER) + together < MAX_PAYLOAD_BYTES - 10_000, "headers take some"

@@ -45,5 +45,5 @@ async def test_a_service_with_another_setting_is_refused(pool: Pool, monkeypatch
 def test_what_cannot_work_is_refused_by_every_service(settings: type[ServiceSettings]) -> None:
     needed = ["--credentials", "x", *(["--folder", "y", "--storage", "z"] if settings is LearnerSettings else [])]
     for wrong in ("0.5", "-1", "4000", "soon"):
-        with pytest.raises(UsageError, match="--detection-seconds or RESILE_DETECTION_SECONDS: Input should be"):
+        with pytest.raises(UsageError, match="--detection-seconds or RESILE_DETECTION_SECONDS must be"):
             load(settings, program="resile_test", arguments=[*needed, "--detection-seconds", wrong])

@@ -27,10 +27,10 @@ def test_all_faults_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as told:
         load(Settings, program="resile_test", arguments=["--detection-seconds", "0", "--log-format", "xml"])
     for fault in (
-        "--credentials or RESILE_CREDENTIALS: ",
-        "--health-port or RESILE_HEALTH_PORT: ",
-        "--detection-seconds or RESILE_DETECTION_SECONDS: ",
-        "--log-format or RESILE_LOG_FORMAT: ",
+        "--credentials or RESILE_CREDENTIALS is missing",
+        "--health-port or RESILE_HEALTH_PORT must be a valid integer",
+        "--detection-seconds or RESILE_DETECTION_SECONDS must be greater than 0",
+        "--log-format or RESILE_LOG_FORMAT must be 'plain' or 'json'",
     ):
         assert fault in str(told.value)
     assert "\n" not in str(told.value)

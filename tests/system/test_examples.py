@@ -6,14 +6,17 @@ import re
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from .running import plain, run
+from .pools import UpPool, pool_up
+from .running import SCRIPTS, plain, run
 
 pytestmark = pytest.mark.long
 
@@ -28,6 +31,8 @@ class Example:
     args: tuple[str, ...]
     epochs: int
     iterations: int
+    is_drawn: bool = False
+    """Whether a sampler draws samples more than once, or not at all."""
 
     @property
     def script(self) -> Path:
@@ -44,6 +49,11 @@ GPT = Example("gpt.py", ("--kilobytes", "20", "--block", "32"), epochs=1, iterat
 
 ORDINARY = Example("ordinary_loop.py", (), epochs=5, iterations=120)
 GAN = Example("gan.py", (), epochs=3, iterations=120)
+LBFGS = Example("lbfgs.py", (), epochs=4, iterations=12)
+WEIGHTED = Example("weighted_sampler.py", (), epochs=5, iterations=75, is_drawn=True)
+LIGHTNING = Example("lightning_module.py", (), epochs=5, iterations=120)
+STREAM = Example("stream.py", (), epochs=4, iterations=76)
+ALL = [DIGITS, DIGITS_BF16, GPT, ORDINARY, GAN, LBFGS, WEIGHTED, STREAM]
 
 
 @cache
@@ -51,7 +61,7 @@ def plain_sha(example: Example, *more: str) -> str:
     return plain(example.script, *example.args, *more)
 
 
-@pytest.mark.parametrize("example", [DIGITS, DIGITS_BF16, GPT, ORDINARY, GAN], ids=lambda example: example.command)
+@pytest.mark.parametrize("example", ALL, ids=lambda example: example.command)
 def test_an_example_has_the_same_bits_as_a_plain_script_and_elastically(
     example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +70,37 @@ def test_an_example_has_the_same_bits_as_a_plain_script_and_elastically(
     assert elastic.sha == plain_sha(example)
     assert elastic.sizes == [(0, 1), (4, 3), (8, 8)]
     assert elastic.result["iteration"] == example.iterations
-    elastic.assert_every_sample_once(epochs=example.epochs)
+    assert_exact(elastic.result["ledger"], example)
+
+
+def assert_exact(ledger: dict[str, Any], example: Example) -> None:
+    """Every sample was used once, or exactly as often as the sampler drew it."""
+    assert [epoch["epoch"] for epoch in ledger["epochs"]] == list(range(example.epochs))
+    for epoch in ledger["epochs"]:
+        assert epoch.get("as_drawn", None) is (True if example.is_drawn else None)
+        assert example.is_drawn == (epoch["once"] < epoch["samples"])
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpPool]:
+    """A host of two slots."""
+    with pool_up(tmp_path_factory.mktemp("pool") / "home", "--slots", 2) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("example", [LBFGS, WEIGHTED, STREAM, LIGHTNING], ids=lambda example: example.command)
+def test_an_example_has_the_same_bits_in_a_pool_where_a_worker_is_killed(
+    example: Example, pool: UpPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    killed = tmp_path / "killed"
+    wrapped = ("--", killed, 25, example.script, *example.args)
+    job = pool.submit(SCRIPTS / "killed_once.py", "--min-workers", 2, "--max-workers", 2, *wrapped)
+    view = pool.completed(job)
+    assert killed.exists()
+    assert view["params_sha256"] == plain_sha(example)
+    assert view["bits"] == "same bits"
+    assert_exact(pool.ask("ledger", job), example)
 
 
 @pytest.mark.parametrize("example", [DIGITS, GPT], ids=lambda example: example.command)

@@ -1,5 +1,6 @@
 """Scripts for the trainers of other libraries keep the promises with one changed line."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,38 @@ def test_a_loop_for_accelerate_has_the_same_bits_on_any_number_of_workers(tmp_pa
     assert outcome.sizes == [(0, 1), (30, 3), (80, 2)]
     assert outcome.result["bits"] == "same bits"
     outcome.assert_every_sample_once(epochs=5)
+
+
+def test_the_trainer_of_lightning_has_the_same_bits_on_any_number_of_workers(tmp_path: Path) -> None:
+    script = EXAMPLES / "lightning_module.py"
+    outcome = run(script, "--plan", "0:1,30:3,80:2", home=tmp_path, seconds=SECONDS)
+    assert outcome.sha == plain(script, seconds=SECONDS)
+    assert outcome.sizes == [(0, 1), (30, 3), (80, 2)]
+    assert outcome.result["bits"] == "same bits"
+    outcome.assert_every_sample_once(epochs=5)
+
+
+@pytest.mark.parametrize("schedule", ["one-cycle", "epoch", "plateau"])
+def test_workers_that_join_know_what_modules_callbacks_and_metrics_of_lightning_need(
+    schedule: str, tmp_path: Path
+) -> None:
+    args = ("--schedule", schedule, "--folder", str(tmp_path))
+    outcome = run("lightning_fit.py", "--plan", "0:1,6:3,18:2", home=tmp_path, args=args, seconds=SECONDS)
+    assert outcome.sha == plain("lightning_fit.py", *args, seconds=SECONDS)
+    assert outcome.result["iteration"] == 33
+
+
+def test_files_of_lightning_are_whole_when_the_worker_that_writes_them_is_killed(tmp_path: Path) -> None:
+    killed, folder = tmp_path / "killed", tmp_path / "elastic"
+    args = ("--kill", str(killed), "--folder", str(folder))
+    outcome = run("lightning_fit.py", "--workers", "3", home=tmp_path, args=args, seconds=SECONDS)
+    assert outcome.sha == plain("lightning_fit.py", "--folder", str(tmp_path / "plain"), seconds=SECONDS)
+    assert killed.exists()
+    names = [[file.name for file in each.rglob("*.ckpt")] for each in (folder, tmp_path / "plain")]
+    assert sorted(names[0]) == sorted(names[1])
+    (rows,) = [file.read_text().splitlines() for file in folder.rglob("metrics.csv")]
+    steps = {row["step"] for row in csv.DictReader(rows) if row["loss_step"]}
+    assert steps == {str(step) for step in range(2, 33, 3)}
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "reduce_lr_on_plateau"])

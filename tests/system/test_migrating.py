@@ -13,6 +13,7 @@ from .running import SCRIPTS, plain, run
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
+EDT_MODULES = "sdk/resile/integrations/ibm_edt/modules"
 SECTION = re.compile(r"^## (.+?)\n\n\| original .*?\n\|---\|---\|\n(.*?)\n\nScript: `(.+?)`", re.DOTALL | re.MULTILINE)
 TABLES = {script: rows.splitlines() for _, rows, script in SECTION.findall((ROOT / "docs/migrating.md").read_text())}
 
@@ -54,7 +55,7 @@ def test_every_script_has_its_table() -> None:
 def test_a_script_runs_before_it_is_migrated(script: str, tmp_path: Path) -> None:
     uses_torchrun = "torch.distributed" in (ROOT / script).read_text()
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if uses_torchrun else []
-    env = {**os.environ, "PYTHONPATH": str(SCRIPTS / "stand_ins")}
+    env = {**os.environ, "PYTHONPATH": f"{SCRIPTS / 'stand_ins'}{os.pathsep}{ROOT / EDT_MODULES}"}
     subprocess.run([sys.executable, *launcher, ROOT / script], cwd=tmp_path, env=env, timeout=300, check=True)
 
 

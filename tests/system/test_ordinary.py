@@ -56,7 +56,13 @@ def test_a_grad_scaler_and_processes_that_read_ahead_keep_the_bits(tmp_path: Pat
     assert_same(outcome, plain(SCRIPT, "--bf16"))
 
 
+def test_a_batch_sampler_whose_batches_differ_in_length_keeps_the_bits(tmp_path: Path) -> None:
+    outcome = run(SCRIPT, "--plan", "0:1,6:3,15:2", home=tmp_path, args=("--buckets", "--num-workers", "1"))
+    assert outcome.sha == plain(SCRIPT, "--buckets")
+    assert all(epoch["as_drawn"] and epoch["once"] == 120 for epoch in outcome.result["ledger"]["epochs"])
+
+
 def test_a_weighted_sampler_draws_the_same_on_all_workers(tmp_path: Path) -> None:
     outcome = run(SCRIPT, "--plan", "0:1,6:3,15:2", home=tmp_path, args=("--weighted",))
     assert outcome.sha == plain(SCRIPT, "--weighted")
-    assert all(epoch["more"] > 0 for epoch in outcome.result["ledger"]["epochs"])
+    assert all(epoch["more"] > 0 and epoch["as_drawn"] for epoch in outcome.result["ledger"]["epochs"])

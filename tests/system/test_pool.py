@@ -102,6 +102,26 @@ def test_a_failed_job_says_why(pool: UpPool, tmp_path: Path) -> None:
     assert waited.status == 1
     assert "ValueError: no data" in waited.last_error
     assert "ValueError: no data" in pool.run("job", job).out
+    logs = pool.run("logs", job, "-f").out
+    assert "Traceback (most recent call last):" in logs
+    assert "ValueError: no data" in logs
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason"),
+    [
+        (("--min-workers", 40), "waiting for hosts: its minimum is 40 and it can have at most 8"),
+        (("--group", "gpu=h100"), "waiting for a host with the labels gpu=h100: none of those that are up has them"),
+    ],
+)
+def test_a_job_that_no_host_can_run_is_accepted_with_a_warning(
+    pool: UpPool, train: Path, wish: tuple[str | int, ...], reason: str
+) -> None:
+    submitted = pool.run("submit", train, *wish)
+    job = submitted.out.strip()
+    assert submitted.status == 0
+    assert submitted.last_error == f"{job} is {reason}"
+    assert pool.run("stop", job).status == 0
 
 
 def test_a_drained_host_hands_its_job_over_and_takes_others_when_it_is_back(

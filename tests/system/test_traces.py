@@ -1,7 +1,5 @@
 """What a request leads to is one trace, through all services of a real pool."""
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,6 @@ from resile_shared.testing.collector import Collector, Span, collecting
 
 from .conftest import TRAIN
 from .pools import UpPool, pool_up
-from .test_ending_pools import worker_pids
 
 SLOWLY = ("--pause", 0.05, "--epochs", 10_000, "--shards", 12)
 
@@ -57,7 +54,7 @@ def test_every_change_of_a_job_is_one_trace_without_orphans(tmp_path: Path, monk
     with collecting() as collector:
         for name, value in collector.environment.items():
             monkeypatch.setenv(name, value)
-        with pool_up(tmp_path / "home", "--hosts", 2, "--slots", 2) as pool:
+        with pool_up(tmp_path / "home", "--hosts", 2, "--slots", 2, "--open-to-chaos") as pool:
             job = pool.submit(script, "--name", "a", "--max-workers", 3, "--", *SLOWLY, "--every", 20)
             allocated = f"publish resile.job.{job}.allocation"
             start = change(collector, "POST /v1/jobs", "form generation", "exchange", allocated)
@@ -65,8 +62,14 @@ def test_every_change_of_a_job_is_one_trace_without_orphans(tmp_path: Path, monk
             stored = "decide upon report: checkpoint"
             checkpoint = change(collector, "checkpoint", "copy state", "store parts", "write manifest", stored)
 
-            os.kill(worker_pids(pool)[0], signal.SIGKILL)
-            recovery = change(collector, "recover", "synchronize state", "iteration", allocated)
+            attacked = pool.ask("chaos", "kill", "worker", job)
+            recovery = change(collector, "recover", "synchronize state", "iteration", allocated, "attack")
+            (attack,) = [span for span in recovery if span.name == "attack"]
+            assert attack.attributes["attack"] == f"kill {attacked['target']}"
+            assert attack.begin < min(span.begin for span in recovery if span.name == "recover")
+            shown = pool.ask("trace", job, attacked["traces"][job])
+            assert f'by the attack "kill {attacked["target"]}"' in shown["change"]["summary"]
+            assert "attack" in {span["name"] for span in shown["trace"]["spans"]}
             until(lambda: {span.name for span in recovery if not span.parent} <= {"worker suspected", "worker is gone"})
             pool.becomes(job, lambda view: view["workers"] == 3)
 

@@ -100,4 +100,5 @@ def tell(plan: Plan) -> str:
     lines = [f"seed {plan.seed}: hosts with {plan.slots} slots, {plan.num_schedulers} schedulers, {plan.policy}"]
     lines += [f"  submits {submission}" for submission in plan.jobs]
     lines += [f"{at:9.3f}  {what}" for at, what in world.story]
-    return "\n".join([*lines, "BROKEN:", *(f"  {what}" for what in broken)])
+    verdict = ["BROKEN:", *(f"  {what}" for what in broken)] if broken else ["no promise broken"]
+    return "\n".join([*lines, *verdict])

@@ -7,13 +7,12 @@ Against most of these holes several protections were built, one behind the other
 unnoticed. Here all of them are switched off at once: the product is as it was.
 """
 
-import os
 import sys
 from dataclasses import dataclass
 
 from .mutants import MUTANTS
 from .mutation import Mutant
-from .trial import SECONDS, attempt, attempt_all
+from .trial import SECONDS, attempt, attempt_all, chosen
 
 _CHECKPOINTER = "resile_learner.checkpoint.checkpointer"
 _STORE = "resile_learner.checkpoint.store"
@@ -169,9 +168,7 @@ def main() -> int:
     if sys.argv[1:2] == ["--try"]:
         hole = next(hole for hole in HOLES if hole.name == sys.argv[2])
         return attempt(hole.mutants, hole.tests, seconds=SECONDS)
-    wanted = os.environ.get("HOLE", "")
-    names = [hole.name for hole in HOLES if not wanted or hole.name in map(str.strip, wanted.split(";"))]
-    return 1 if attempt_all("tests.world.holes", names) else 0
+    return 1 if attempt_all("tests.world.holes", chosen("HOLE", [hole.name for hole in HOLES])) else 0
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ Every protection of the protocol has an entry here. One that nothing notices is 
 are noticed by tests alone: they are there for what the bus of today, and so that of a world, does not do.
 """
 
-import os
 import sys
 
 from .mutation import Mutant
-from .trial import SECONDS, attempt, attempt_all
+from .trial import SECONDS, attempt, attempt_all, chosen
 
 _AGENT = "resile_learner.agent.core"
 _REPORTING = "resile_learner.agent.reporting"
@@ -33,6 +32,8 @@ TESTS = {
     "resile_learner.agent.reporting": ("tests/learner/test_reporting.py",),
     "resile_learner.membership": ("tests/learner/test_membership.py", "tests/learner/test_membership_machine.py"),
     "resile_learner.worker": ("tests/learner/test_suspicions.py", "tests/world/test_worker.py"),
+    "resile_learner.collectives.peer": ("tests/learner/test_rounds.py",),
+    "resile_learner.training.rounds": ("tests/learner/test_rounds.py", "tests/world/test_worker.py"),
     "resile_learner.training": ("tests/learner/test_training_call.py", "tests/world/test_worker.py"),
     "resile_learner.checkpoint": (
         "tests/learner/test_checkpoint.py",
@@ -693,6 +694,22 @@ MUTANTS = (
         "print(",
     ),
     Mutant(
+        "a worker that ends training alone is not named",
+        "its run is completed early, and the others train on without it",
+        "resile_learner.training.rounds",
+        "        if others:\n",
+        "        if False:\n",
+        once_missing=True,
+    ),
+    Mutant(
+        "a worker that ends training alone is a peer that sends nonsense",
+        "its peers close their links to it, and its script is not named",
+        "resile_learner.collectives.peer",
+        'raise OtherRound(f"worker {self.link.peer}")',
+        'raise Malformed("unexpected")',
+        once_missing=True,
+    ),
+    Mutant(
         "a checkpoint exists before all of its parts",
         "a job resumes from half a checkpoint",
         _CHECKPOINTER,
@@ -749,10 +766,9 @@ def main() -> int:
     if sys.argv[1:2] == ["--try"]:
         mutant = next(mutant for mutant in MUTANTS if mutant.name == sys.argv[2])
         return attempt([mutant], tests_of(mutant), seconds=SECONDS)
-    wanted = os.environ.get("MUTANT", "")
-    mutants = [mutant for mutant in MUTANTS if not wanted or mutant.name in wanted.split("; ")]
-    starred = [mutant.name for mutant in mutants if mutant.once_missing]
-    return 1 if attempt_all("tests.world.mutants", [mutant.name for mutant in mutants], starred=starred) else 0
+    names = chosen("MUTANT", [mutant.name for mutant in MUTANTS])
+    starred = [mutant.name for mutant in MUTANTS if mutant.once_missing]
+    return 1 if attempt_all("tests.world.mutants", names, starred=starred) else 0
 
 
 if __name__ == "__main__":

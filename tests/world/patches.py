@@ -56,7 +56,7 @@ def surroundings(world: Any) -> Iterator[None]:
         *((module, "time", time) for module in TIMED),
         (resile_scheduler.lease.Lease.__init__, "__kwdefaults__", defaults | {"clock": time.monotonic}),
         (secrets, "token_hex", lambda nbytes=32: world.names.randbytes(nbytes).hex()),
-        (resile_shared.connection, "Client", world.client),
+        (resile_shared.connection, "NatsClient", world.client),
         (agent, "ForkServerClient", world.fork_servers),
         (agent, "detect_devices", world.devices),
         (resile_scheduler.service, "Scheduler", world.knowledge.scheduler),

@@ -38,6 +38,17 @@ def attempt(mutants: Sequence[Mutant], tests: Sequence[str], *, seconds: float) 
     return 0
 
 
+def chosen(variable: str, names: Sequence[str]) -> list[str]:
+    """Return those of ``names`` that the environment's ``variable`` lists, by semicolons; all if it lists none.
+
+    Exits with a message if one is unknown.
+    """
+    wanted = [name for text in os.environ.get(variable, "").split(";") if (name := text.strip())]
+    if unknown := [name for name in wanted if name not in names]:
+        sys.exit(f"{variable}: there is none with the name {'; '.join(unknown)}")
+    return [name for name in names if not wanted or name in wanted]
+
+
 def attempt_all(module: str, names: Sequence[str], *, starred: Sequence[str] = ()) -> list[str]:
     """Run ``python -m module --try name`` for each of ``names``; print a table; return those that nothing noticed."""
 

@@ -28,6 +28,8 @@ import resile_learner.worker.peers
 import resile_shared.storage
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.messages import WorkerConfig
+from resile_learner.processes.client import OnTemplate
+from resile_learner.processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
 from resile_learner.processes.worker_process import MAX_MESSAGE_BYTES, OnOutput, WorkerProcess
 from resile_learner.session import current_session
 from resile_learner.worker import bootstrap, control, control_thread, links, peers
@@ -45,6 +47,10 @@ EXIT_SECONDS = 0.002
 PART_BYTES = 400
 """Small, so that a checkpoint has several parts, and members share them."""
 ABANDONED = WorkerExit(kind="abandoned")
+TEMPLATE_SECONDS = 0.5
+"""What the preparation of a template takes in the mean."""
+MODULES = ("numpy.linalg", "sklearn", "sklearn.datasets")
+"""What workers report to have imported."""
 
 
 class SimCluster:
@@ -106,6 +112,7 @@ class SimCluster:
             (resile_shared.storage, "_open", self.objects.open),
             (bootstrap, "_keep_freed_memory", lambda: None),
             (bootstrap, "seed", lambda: None),
+            (bootstrap, "ImportWatch", lambda folder: types.SimpleNamespace(imported=lambda: MODULES)),
             (bootstrap, "atexit", types.SimpleNamespace(_run_exitfuncs=lambda: None)),
             (bootstrap, "sys", types.SimpleNamespace(argv=[], path=[])),
             (bootstrap, "runpy", types.SimpleNamespace(run_path=self._run_script)),
@@ -115,7 +122,7 @@ class SimCluster:
         """What ``runpy.run_path`` does in a worker: run the script of this process."""
         worker = _worker_of(current_process())
         script = worker.script
-        if script.import_seconds:
+        if script.import_seconds and worker.config.template is None:
             self.threads.sleep(script.import_seconds * (0.5 + self.rng.random()))
         worker.training = SimTraining(
             script,
@@ -185,6 +192,9 @@ class SimForkServer:
         self.pid = cluster.next_pid
         cluster.next_pid += 1
         self.running: dict[SimWorker, WorkerProcess] = {}
+        self.templates: dict[int, OnTemplate] = {}
+        """Those that were requested and have not ended; a template that hangs is one of them."""
+        self.ready: set[int] = set()
         self._cluster = cluster
         self._host = host
         agent = current_process()
@@ -200,8 +210,46 @@ class SimForkServer:
     async def loaded(self) -> None:
         """Everything is imported at once."""
 
+    async def prepare_template(self, number: int, content: TemplateContent, on_template: OnTemplate) -> None:
+        """Prepare a template: it is of use, is refused, or hangs; one that is ready may die at any time."""
+        if self.process.is_dead:
+            on_template(TemplateExited(template=number, reason="its fork server ended"))
+            return
+        self.templates[number] = on_template
+        fate = self._cluster.rng.random()
+        seconds = 2 * TEMPLATE_SECONDS * self._cluster.rng.random()
+        if fate < 0.1:
+            return
+        if fate < 0.2:
+            refused = TemplateExited(template=number, reason="an import left 2 threads", is_refused=True)
+            self._later(seconds, number, refused)
+            return
+        self._later(seconds, number, TemplateLoaded(template=number, num_modules=int(fate < 0.9), num_bytes=1 << 20))
+        if fate < 0.4:
+            self._later(20 * seconds, number, TemplateExited(template=number, reason="it was killed"))
+
+    async def end_template(self, number: int) -> None:
+        """End a template."""
+        self.templates.pop(number, None)
+        self.ready.discard(number)
+
+    def _later(self, seconds: float, number: int, report: TemplateLoaded | TemplateExited) -> None:
+        self._cluster.loop.call_later(seconds, self._report_template, number, report, context=self._agent.context())
+
+    def _report_template(self, number: int, report: TemplateLoaded | TemplateExited) -> None:
+        if isinstance(report, TemplateLoaded):
+            if on_template := self.templates.get(number):
+                self.ready.add(number)
+                on_template(report)
+            return
+        self.ready.discard(number)
+        if on_template := self.templates.pop(number, None):
+            on_template(report)
+
     async def fork(self, config: WorkerConfig, on_output: OnOutput) -> WorkerProcess:
         """Start a worker; its end is known a moment after it."""
+        if config.template not in self.ready:
+            config = config.model_copy(update={"template": None})
         process = Process(
             self._cluster.loop,
             f"{config.job}/{config.worker} on {self._host}",
@@ -250,6 +298,8 @@ class SimForkServer:
             handle.exited(-signal.SIGKILL if worker.status is None else worker.status, _NoKills())  # type: ignore[arg-type]
 
     def _on_death(self) -> None:
+        for number in list(self.templates):
+            self._later(0, number, TemplateExited(template=number, reason="its fork server ended"))
         for worker in list(self.running):
             worker.process.crash()
         self._cluster.loop.call_soon(self._ended.set, context=self._agent.context())

@@ -17,6 +17,7 @@ from resile_shared.storage import StorageError
 from ..client import AsyncClient
 from ..undisturbed import train_alone
 from .attacks import MENU, AttackKind, TargetKind
+from .causes import report_effects
 from .injector import AttackInjector
 from .members import read_commits
 from .observation import Observer
@@ -34,6 +35,8 @@ LATE_ITERATIONS = 20
 STORAGE_SECONDS = 5.0
 STALL_SECONDS = 180.0
 PUBLISHED_SECONDS = 15.0
+TRACED_SECONDS = 2.0
+"""How long an attack waits for the traces of its effects; a short time, since the next attack is more important."""
 
 Log = Callable[[str], None]
 
@@ -160,10 +163,11 @@ class Campaign:
                     self.observer.follow(job)
                 self._log(f"#{number} {attack}" + (f" ({injected.detail})" if injected.detail else ""))
                 recovered = await self.recovery.wait(injected)
+            traces = await report_effects(self.client, injected, self.observer.seen, patience=TRACED_SECONDS)
         except ResileError as error:
             self._skip(f"{planned.kind} {planned.what}", str(error), number=number)
             return
-        self.outcomes.append(Outcome(number, injected, recovered))
+        self.outcomes.append(Outcome(number, injected, recovered, traces))
         parts = (f"{p.what} {'NOT' if p.seconds is None else f'{p.seconds:.2f} s'}" for p in recovered)
         self._log(f"#{number} recovered: {', '.join(parts) or 'no victim'}")
 

@@ -80,4 +80,5 @@ def outcome_document(outcome: Outcome) -> dict[str, Any]:
         "processes": list(injected.processes),
         "detail": injected.detail,
         "recovered": {part.what: part.seconds for part in outcome.recovered},
+        "traces": dict(outcome.traces),
     }

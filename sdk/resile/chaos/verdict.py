@@ -32,6 +32,8 @@ class Outcome:
     number: int
     injected: InjectedAttack
     recovered: Sequence[PartRecovery]
+    traces: Mapping[str, str] = field(default_factory=dict)
+    """The trace of the change that the attack caused, by job, where it is known."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,10 @@ def _main(arguments: list[str]) -> int:
 
 
 def _explain(fault: str, command: str) -> str:
-    fault = fault.replace(": Value error, ", ": ")
+    from resile_shared.validation import phrase
+
+    option, found, message = fault.partition(": ")
+    fault = option + found + phrase(message)
     if fault.startswith("No such option") and command in ("resile run", "resile submit"):
         return f"{fault}; put options of the script after `--`; `{command} --help` lists the others"
     return f"{fault}; see `{command} --help`"

@@ -27,7 +27,7 @@ from . import (
     watch,
     webhook,
 )
-from .options import DEFAULT_HOME, Requirements, With, required, variable
+from .options import DEFAULT_HOME, Compat, Requirements, With, environment, required
 
 app = typer.Typer(
     name="resile",
@@ -99,6 +99,7 @@ def run(
     ] = None,
     packages: With = None,
     requirements: Requirements = None,
+    compat: Compat = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the run. Default: the name of the script.")
     ] = None,
@@ -126,6 +127,7 @@ def run(
     resile run train.py --plan 0:1,50:4,120:3     grow to 4 workers at iteration 50, shrink to 3 at 120
     resile run train.py --resume                  resume from the newest checkpoint
     resile run train.py --with 'einops>=0.8'      with a package that is not installed here
+    resile run main.py --compat ibm-edt           a script for IBM Elastic Distributed Training
     resile run train.py -o model.safetensors      keep the trained model
 
     Ctrl-C stops the run and leaves no process behind. The output of workers is kept in the run's folder below
@@ -142,7 +144,7 @@ def run(
             plan=parse_plan(plan) if plan is not None else None,
             batches=parse_batches(batches) if batches is not None else (),
             requirements=required(packages, requirements),
-            env=dict(variable(text) for text in env or ()),
+            env=environment(env, compat),
             home=home,
             storage=storage,
             resume=Resume(resume or None) if resume is not None else None,

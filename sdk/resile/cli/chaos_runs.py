@@ -16,6 +16,7 @@ from resile_shared.messages.jobs import JobSpec
 
 from ..chaos.attacks import Attack, Target, TargetKind
 from ..chaos.campaign import Campaign
+from ..chaos.causes import report_effects
 from ..chaos.evidence import keep_evidence
 from ..chaos.injector import AttackInjector
 from ..chaos.members import COMMITS_VARIABLE
@@ -59,15 +60,17 @@ def attack_once(home: Path, attack: Attack, *, object_store: int | None, as_json
                     ids = f" (processes {' '.join(map(str, injected.processes))})" if injected.processes else ""
                     typer.echo(f"{chosen}{ids}{': ' + injected.detail if injected.detail else ''}")
                 recovered = await recovery.wait(injected)
+            traces = await report_effects(client, injected, observer.seen)
         if as_json:
-            print_json(outcome_document(Outcome(1, injected, recovered)))
+            print_json(outcome_document(Outcome(1, injected, recovered, traces)))
         for part in recovered:
             if part.seconds is None:
                 print(
                     f"resile: {part.what} has not recovered: see `resile top` and the logs of the pool", file=sys.stderr
                 )
             elif not as_json:
-                typer.echo(f"{part.what} recovered in {part.seconds:.2f} s")
+                steps = f": see `resile trace {part.what} {traces[part.what][:8]}`" if part.what in traces else ""
+                typer.echo(f"{part.what} recovered in {part.seconds:.2f} s{steps}")
         return int(any(part.seconds is None for part in recovered))
 
     return _run(work(), as_json=as_json)

@@ -18,6 +18,7 @@ from resile_shared.api import HostView, JobSummary, JobView
 from resile_shared.errors import ResileError, UsageError
 
 from ..client import AsyncClient, find_server
+from ..demo.idle import idle_slots
 from ..demo.report import html
 from ..demo.story import FIRST, NUM_HOSTS, NUM_SLOTS, SCRIPT, SECOND, SLOTS_PER_HOST, Look, Story
 from ..demo.verdict import Ending, endings, faults, used_once
@@ -58,13 +59,16 @@ async def _show(home: Path, output: Path, console: Console, *, as_json: bool) ->
     draw(ended, story.recording, slots=NUM_SLOTS, title=title, file=output)
     report = output.with_suffix(".html")
     report.write_text(html(ended, story.recording, found, slots=NUM_SLOTS, title=title), encoding="utf-8")
+    idle = idle_slots([ending.stretches for ending in ended], story.recording)
     _conclude(console, ended, found, output)
+    console.print(f"slots that were idle while a job could use them: {idle.share:.1%} of {idle.of:,.0f} slot-seconds")
     console.print(f"report: {report}")
     if as_json:
         document = {
             "faults": found,
             "picture": str(output),
             "report": str(report),
+            "idle": {"slot_seconds": idle.slot_seconds, "of": idle.of, "share": idle.share},
             "jobs": [job.model_dump(mode="json") for job in jobs],
         }
         print(orjson.dumps(document).decode(), flush=True)

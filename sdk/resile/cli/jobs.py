@@ -13,19 +13,21 @@ from .options import (
     DEFAULT_HOME,
     Answer,
     AsJson,
+    Compat,
     Home,
     Job,
     Requirements,
     Server,
     With,
+    environment,
     pool_command,
     reach,
     required,
     show,
-    variable,
 )
 
 if TYPE_CHECKING:
+    from resile_shared.api import Submission
     from resile_shared.messages.jobs import JobSpec
 
     from ..client import AsyncClient
@@ -50,11 +52,27 @@ def submit(
         int | None, typer.Option(metavar="N", help="Maximum number of workers. Default: no limit.")
     ] = None,
     min_workers: Annotated[
-        int, typer.Option(metavar="N", help="Minimum number of workers: wait until so many slots are free.")
-    ] = 1,
+        int | None,
+        typer.Option(metavar="N", help="Minimum number of workers: wait until so many slots are free. Default: 1."),
+    ] = None,
     sizes: Annotated[
         str, typer.Option(metavar="N,N,...", help="Only these numbers of workers: 1,2,4,8. Default: any.")
     ] = "",
+    gang: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Run a script that knows nothing of Resile on N slots at once, as torchrun would: with RANK, "
+            "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Its bits are not promised.",
+        ),
+    ] = None,
+    restartable: Annotated[
+        bool,
+        typer.Option(
+            "--restartable",
+            help="The gang may be ended and started again: its script saves, and finds, what it needs.",
+        ),
+    ] = False,
     deadline: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="When it should be complete: in 2h, 90m or 3d, or at 2026-01-02T18:00."),
@@ -77,6 +95,7 @@ def submit(
     ] = None,
     packages: With = None,
     requirements: Requirements = None,
+    compat: Compat = None,
     server: Server = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
@@ -90,6 +109,8 @@ def submit(
     resile submit train.py --max-workers 4 -- --lr 0.1     at most four; --lr is the script's own option
     resile submit train.py --sizes 1,2,4,8                 one, two, four or eight workers
     resile submit train.py --with 'einops>=0.8'            with a package that the pool does not have
+    resile submit elastic-main.py --compat ibm-edt         a script for IBM Elastic Distributed Training
+    resile submit --gang 4 -- train_ddp.py --lr 0.1        four processes of a script for torchrun
     resile submit project/ --priority 8000                 a folder with train.py, main.py or one *.py
     resile wait $(resile submit train.py)                  submit, and wait until it ends
 
@@ -105,25 +126,37 @@ def submit(
         "script": package.script,
         "args": tuple(args or ()),
         "requirements": required(packages, requirements),
-        "env": dict(variable(text) for text in env or ()),
-        "min_workers": min_workers,
-        "sizes": _numbers(sizes),
+        "env": environment(env, compat),
+        **_workers(gang, restartable=restartable, least=min_workers, most=max_workers, sizes=_numbers(sizes)),
         "deadline": _time(deadline) if deadline is not None else None,
         "group": group,
         "placement": placement,
-        **{
-            key: value
-            for key, value in {"max_workers": max_workers, "priority": priority, "tenant": tenant}.items()
-            if value is not None
-        },
+        **{key: value for key, value in {"priority": priority, "tenant": tenant}.items() if value is not None},
     }
     _spec({**fields, "package": "validated before the upload"})
 
-    async def work(client: "AsyncClient") -> str:
-        return await client.submit(_spec({**fields, "package": await client.upload(package.content)}))
+    async def work(client: "AsyncClient") -> "Submission":
+        return await client.submission(_spec({**fields, "package": await client.upload(package.content)}))
 
-    job = reach(work, server=server, home=home, as_json=as_json)
-    show({"id": job}, [job], as_json=as_json)
+    submitted = reach(work, server=server, home=home, as_json=as_json)
+    if submitted.warning:
+        typer.echo(f"{submitted.id} is {submitted.warning}", err=True)
+    show({"id": submitted.id}, [submitted.id], as_json=as_json)
+
+
+def _workers(
+    gang: int | None, *, restartable: bool, least: int | None, most: int | None, sizes: tuple[int, ...]
+) -> dict[str, object]:
+    """Return how many workers the job may have. Raises UsageError."""
+    if gang is None:
+        limits = {"min_workers": least, "max_workers": most}
+        given = {name: number for name, number in limits.items() if number is not None}
+        return {**given, "sizes": sizes, "restartable": restartable}
+    if least is not None or most is not None or sizes:
+        raise UsageError(
+            f"--gang {gang}: it always has {gang} workers: leave out --min-workers, --max-workers, --sizes"
+        )
+    return {"min_workers": gang, "max_workers": gang, "gang": True, "restartable": restartable}
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -151,13 +184,14 @@ def _spec(fields: dict[str, object]) -> "JobSpec":
     from pydantic import ValidationError
 
     from resile_shared.messages.jobs import JobSpec
+    from resile_shared.validation import describe_fault
 
     try:
         return JobSpec.model_validate(fields)
     except ValidationError as error:
         faults = [(".".join(map(str, fault["loc"])), fault["msg"]) for fault in error.errors()]
-        messages = [f"--{name.replace('_', '-')}: {message}" if name else message for name, message in faults]
-        raise UsageError("; ".join(text.replace("Value error, ", "") for text in messages)) from error
+        named = [(f"--{name.replace('_', '-')}" if name else "", message) for name, message in faults]
+        raise UsageError("; ".join(describe_fault(*fault) for fault in named)) from error
 
 
 @pool_command(app, "jobs", short_help="List all jobs.")

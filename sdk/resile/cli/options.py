@@ -52,6 +52,17 @@ Requirements = Annotated[
         metavar="FILE", help="Install the packages of a requirements.txt or a pyproject.toml for the workers."
     ),
 ]
+COMPAT = "RESILE_COMPAT"
+"""The environment variable of workers that names a module of `COMPAT_MODULES`: see `worker/bootstrap.py`."""
+COMPAT_MODULES = {"ibm-edt": "resile.integrations.ibm_edt"}
+"""Modules that give a script the modules and variables of another platform, by the name of its interface."""
+Compat = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Run a script for another platform as it is: ibm-edt (IBM Elastic Distributed Training).",
+    ),
+]
 Job = Annotated[str, typer.Argument(metavar="ID", help="The job, by id, or by name if the name is unique.")]
 
 
@@ -136,6 +147,16 @@ def required(packages: Iterable[str] | None, file: Path | None) -> tuple[str, ..
     except ValueError as error:
         raise UsageError(f"--with: {error}") from error
     return parse_requirements((*named, *(read_requirements(file) if file else ())))
+
+
+def environment(env: Iterable[str] | None, compat: str | None) -> dict[str, str]:
+    """Return the variables of workers that `--env` and `--compat` name. Raises UsageError."""
+    named = dict(variable(text) for text in env or ())
+    if compat is None:
+        return named
+    if compat not in COMPAT_MODULES:
+        raise UsageError(f"--compat {compat}: there is no such interface: use {', '.join(COMPAT_MODULES)}")
+    return {**named, COMPAT: COMPAT_MODULES[compat]}
 
 
 def variable(text: str) -> tuple[str, str]:

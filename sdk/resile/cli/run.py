@@ -12,6 +12,7 @@ from ..local.result import Result
 from ..local.run import LocalRun
 from ..local.settings import RunSettings
 from .display import Display, open_display
+from .options import COMPAT, COMPAT_MODULES
 from .summary import summary
 
 
@@ -78,6 +79,7 @@ def _advice(result: Result, settings: RunSettings) -> str:
             return logs
         return f"no checkpoint was saved (checkpoint_every in the training call saves them); {logs}"
     words = ["resile", "run", str(settings.script), "--resume", result.job]
+    words += [f"--compat={name}" for name, module in COMPAT_MODULES.items() if settings.env.get(COMPAT) == module]
     if settings.home != Path("~/.resile"):
         words += ["--home", str(settings.home)]
     return f"`{shlex.join(words)}` resumes from the newest checkpoint"

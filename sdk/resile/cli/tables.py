@@ -65,6 +65,7 @@ def _details(job: JobView) -> Iterator[tuple[str, str]]:
     yield "priority", str(job.priority)
     yield "workers", f"{job.workers} (limits {job.min_workers} to {job.max_workers})"
     yield "placement", job.placement if job.placement != "pack" else ""
+    yield "gang", _gang(job)
     yield "sizes", ", ".join(map(str, job.sizes))
     yield "deadline", _deadline(job)
     yield "slots", " ".join(job.slots)
@@ -82,6 +83,11 @@ def _details(job: JobView) -> Iterator[tuple[str, str]]:
     yield "batches", batches_text(job.batches)
     yield "bits", job.bits or ""
     yield "params sha256", job.params_sha256 or ""
+
+
+def _gang(job: JobView) -> str:
+    how = "starts again after a failure, and to make room" if job.restartable else "fails with any of its workers"
+    return how if job.gang else ""
 
 
 def _deadline(job: JobView) -> str:

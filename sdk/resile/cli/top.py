@@ -51,8 +51,9 @@ def view(seen: Seen, *, url: str) -> Group:
 
 def _jobs(jobs: Sequence[JobSummary], colours: dict[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("JOB", "STATE", "PRIORITY", "SLOTS", "", "ITERATION", "LOSS", "LEFT", "WHY"):
+    for heading in ("JOB", "STATE", "PRIORITY", "SLOTS", "", "ITERATION", "LOSS", "LEFT"):
         table.add_column(heading, no_wrap=True)
+    table.add_column("WHY")  # this column shrinks when the others leave too little room
     over = [job for job in jobs if job.state.is_final][-_MAX_OVER:]
     for job in [job for job in jobs if not job.state.is_final] + over:
         table.add_row(
@@ -60,13 +61,13 @@ def _jobs(jobs: Sequence[JobSummary], colours: dict[str, str]) -> Table:
             job.state.value,
             str(job.priority),
             str(job.workers),
-            ProgressBar(total=job.iterations_total, completed=job.iteration, width=24, pulse=False)
+            ProgressBar(total=job.iterations_total, completed=job.iteration, width=10, pulse=False)
             if job.iterations_total
             else "",
             iterations(job),
             number(job.loss),
             clock(job.seconds_left) if job.seconds_left is not None else "-",
-            Text(printable(job.reason)),
+            Text(printable(job.reason), no_wrap=True, overflow="ellipsis"),
         )
     return table
 

@@ -34,7 +34,9 @@ async def trace(
             metavar="[CHANGE]", help="A number of the list, the beginning of a trace id, or `last`. Default: the list."
         ),
     ] = None,
-    show_all: Annotated[bool, typer.Option("--all", help="Also show messages, and steps for other jobs.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also show messages, and steps for other jobs; of the list all checkpoints.")
+    ] = False,
 ) -> Answer:
     r"""Show the changes of a job, or the steps of one as a waterfall.
 
@@ -45,7 +47,7 @@ async def trace(
     id_ = await client.find(job)
     changes = await client.changes(id_)
     if change is None:
-        return {"changes": changes}, _list(changes)
+        return {"changes": changes}, _list(changes, show_all=show_all)
     chosen = _choose(changes, change)
     if chosen.trace is None:
         raise UsageError(f"the steps of change {change} are not known yet: try again in a second")
@@ -66,7 +68,16 @@ def _choose(changes: Sequence[ChangeView], name: str) -> ChangeView:
     return found[0]
 
 
-def _list(changes: Sequence[ChangeView]) -> Iterator[str]:
+def _list(changes: Sequence[ChangeView], *, show_all: bool) -> Iterator[str]:
+    checkpoints = [change for change in changes if change.kind == "checkpoint"]
+    left_out = [] if show_all else checkpoints[:-1]
+    shown = [change for change in changes if not any(change is other for other in left_out)]
+    yield from _table(shown)
+    if left_out:
+        yield f"{len(left_out)} older checkpoints: --all shows them"
+
+
+def _table(changes: Sequence[ChangeView]) -> Iterator[str]:
     heading = ("CHANGE", "WHAT", "WORKERS", "TOOK", "STEPS", "SUMMARY")
     return columns(
         heading,
@@ -102,7 +113,7 @@ def _rows(spans: Sequence[TraceSpan], *, job: str | None) -> Iterator[tuple[Trac
     shown = {span.id for span in spans if job is None or not _is_aside(span, job)}
     children: dict[str | None, list[TraceSpan]] = {}
     for span in spans:
-        parent = by_id.get(span.parent or "")
+        parent = None if span.name == "attack" else by_id.get(span.parent or "")  # it came before everything else
         while parent is not None and parent.id not in shown:
             parent = by_id.get(parent.parent or "")
         if span.id in shown:
@@ -120,6 +131,8 @@ def _is_aside(span: TraceSpan, job: str) -> bool:
 
 def _about(span: TraceSpan) -> str:
     known = span.attributes
+    if attack := known.get("resile.attack"):
+        return f": {attack}"
     worker = f" worker {known['resile.worker']}" if "resile.worker" in known else ""
     iteration = f" {known['resile.iteration']}" if "resile.iteration" in known else ""
     return f"{iteration}{worker}" or f" ({span.service})"

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from resile_shared.api import JobSummary, JobView
+from resile_shared.api import HostView, JobSummary, JobView
+from resile_shared.messages.hosts import HostState
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class Recording:
     began: float
     points: dict[str, list[Point]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    slots: list[tuple[float, int]] = field(default_factory=list)
+    """How many slots the living hosts had, each with the second from which it holds."""
+    killed: set[tuple[str, int]] = field(default_factory=set)
+    """Hosts that were killed, with their incarnations."""
 
     def note(self, text: str, *, now: float) -> None:
         """Keep a step of the story."""
@@ -53,6 +58,13 @@ class Recording:
             points = self.points.setdefault(job.id, [])
             if not points or job.iteration > points[-1].iteration:
                 points.append(Point(now - self.began, job.iteration, job.loss))
+
+    def add_hosts(self, hosts: Iterable[HostView], *, now: float) -> None:
+        """Record which hosts are up, without those that were killed but that the pool has not yet declared lost."""
+        up = [host for host in hosts if host.state is HostState.UP and (host.id, host.incarnation) not in self.killed]
+        num_slots = sum(len(host.slots) for host in up)
+        if not self.slots or self.slots[-1][1] != num_slots:
+            self.slots.append((now - self.began, num_slots))
 
     def stretches(self, job: JobView) -> list[Stretch]:
         """Return the parts of a job's life between two changes of its membership, by its history."""

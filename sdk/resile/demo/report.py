@@ -107,6 +107,10 @@ def _steps(recording: Recording) -> str:
     return f"<ol>{''.join(items)}</ol>"
 
 
+def _score(name: str, value: float) -> str:
+    return f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4g}"
+
+
 def _sums(endings: Sequence[Ending]) -> str:
     heads = "".join(
         f'<th scope="col"><span class="key {name}"></span>{escape(ending.part.name)}</th>'
@@ -117,7 +121,7 @@ def _sums(endings: Sequence[Ending]) -> str:
         "iterations": lambda e: f"{e.job.iteration:,}",
         "samples": lambda e: f"{e.job.samples_seen:,}",
         "slot-seconds": lambda e: f"{sum(s.workers * (s.end - s.begin) for s in e.stretches):,.0f}",
-        "validation": lambda e: ", ".join(f"{name} {value:.2%}" for name, value in e.job.validation.items()) or "none",
+        "validation": lambda e: ", ".join(_score(name, value) for name, value in e.job.validation.items()) or "none",
         "every sample exactly once": _once,
         "params sha256": lambda e: f"<code>{escape(str(e.job.params_sha256))}</code>",
         "alone, on one worker": lambda e: f"<code>{escape(e.alone_sha256)}</code>",

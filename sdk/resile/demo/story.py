@@ -79,10 +79,11 @@ class Story:
         await self._until("they train on 3 and 5 slots", {one: 3, two: 5}, stay={one: STAY, two: STAY})
 
         victim = await self._host_of(two)
-        self._tell(f"{victim} is killed, with its agent and all its workers")
-        self._kill(victim)
+        self._tell(f"{victim.id} is killed, with its agent and all its workers")
+        self._kill(victim.id)
+        self.recording.killed.add((victim.id, victim.incarnation))
         await self._until("they train on 1 and 3 slots", {one: 1, two: 3}, stay={one: LEAST, two: LEAST})
-        self._tell(f"waiting for {victim} to come back")
+        self._tell(f"waiting for {victim.id} to come back")
         await self._until("they train on 3 and 5 slots again", {one: 3, two: 5}, stay={one: LEAST, two: LEAST})
 
         self._tell("job 1 completes, and job 2 takes its slots")
@@ -100,11 +101,11 @@ class Story:
         spec = JobSpec(name=part.name, package=key, script=package.script, args=part.args, max_workers=NUM_SLOTS)
         return await self._client.submit(spec)
 
-    async def _host_of(self, job: str) -> str:
+    async def _host_of(self, job: str) -> HostView:
         """Return a host that runs workers of this job alone."""
         for host in await self._client.hosts():
             if all(slot.job == job for slot in host.slots):
-                return host.id
+                return host
         raise StoryFailed(f"no host runs workers of {job} alone")
 
     async def _until(
@@ -130,6 +131,7 @@ class Story:
     async def _look(self) -> Sequence[JobSummary]:
         jobs, hosts = await asyncio.gather(self._client.jobs(), self._client.hosts())
         self.recording.add(jobs, now=time.time())
+        self.recording.add_hosts(hosts, now=time.time())
         self._on_look(jobs, hosts)
         for job in jobs:
             if job.state in (JobState.FAILED, JobState.STOPPED):

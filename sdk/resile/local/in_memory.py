@@ -43,11 +43,11 @@ Event = HostHello | HostFailed | HostEvent | scheduler.Event
 
 @dataclass(frozen=True)
 class HostCommand:
-    """Start, kill, or send a message to a worker of ``host``, as long as that is this ``incarnation``."""
+    """A command about processes of ``host``, valid as long as the host has this ``incarnation``."""
 
     host: str
     incarnation: int
-    command: agent.StartWorker | agent.SendToWorker | agent.KillWorker
+    command: agent.HostCommand
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,10 @@ class InMemoryPool:
                 self._notify(host, self._allocations[job])
             case agent.UnwatchAllocation(job):
                 self._watched[host].remove(job)
-            case agent.StartWorker() | agent.SendToWorker() | agent.KillWorker():
-                return [HostCommand(host, self._hellos[host].incarnation, command)]
             case agent.EndIncarnation():
                 raise AssertionError(f"the agent of {host} was superseded: {command.reason}")
+            case _:
+                return [HostCommand(host, self._hellos[host].incarnation, command)]
         return []
 
     def _from_scheduler(self, command: scheduler.Command) -> Sequence[Command]:

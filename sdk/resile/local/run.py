@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -20,6 +21,7 @@ from resile_learner.agent.devices import (
     may_have_accelerators,
 )
 from resile_learner.agent.environments import JobEnvironments
+from resile_learner.agent.host_templates import HostTemplates, Imports
 from resile_learner.environments import Environments
 from resile_learner.messages import FromWorker, WorkerConfig
 from resile_learner.processes.client import ENVIRONMENT, ForkServerClient, ForkServerSettings
@@ -87,6 +89,7 @@ class LocalRun:
         self._on_event: OnEvent
         self._fork_servers: ForkServers
         self._runner: WorkerRunner
+        self._templates: HostTemplates
 
     async def run(self, on_event: OnEvent = lambda event: None) -> Result:
         """Train to the end, calling ``on_event`` with all that happens; return how it ended.
@@ -263,6 +266,7 @@ class LocalRun:
         own = await ForkServerClient.start(log=log, settings=settings)
         self._fork_servers = ForkServers(own, settings, logs=self._folder.logs)
         self._incarnation += 1
+        self._templates = HostTemplates(self._fork_servers, partial(self._post_from_host, self._incarnation))
         self._runner = WorkerRunner(
             self._fork_servers, _Incarnation(self._incarnation, self._post, self._print, self._on_event)
         )
@@ -300,7 +304,7 @@ class LocalRun:
         while not (self._record and self._record.state.is_final):
             event = await self._events.get()
             for command in pool.handle(event, now=clock.now()):
-                self._carry_out(command)
+                await self._carry_out(command)
             self._show_journal_fault()
 
     async def _tick(self) -> None:
@@ -312,9 +316,12 @@ class LocalRun:
     def _post(self, event: Event) -> None:
         self._events.put_nowait(event)
 
+    def _post_from_host(self, incarnation: int, event: agent.Event) -> None:
+        self._post(HostEvent(HOST, incarnation, event))
+
     # commands
 
-    def _carry_out(self, command: Command) -> None:
+    async def _carry_out(self, command: Command) -> None:
         match command:
             case scheduler.StoreJob(record, items):
                 self._store(record, items)
@@ -324,7 +331,7 @@ class LocalRun:
                 self._show(self._narrator.on_report(command))
             case HostCommand(_, incarnation, what):
                 if incarnation == self._incarnation:
-                    self._command_worker(what)
+                    await self._command_host(what)
             case StartTimer(seconds, event):
                 asyncio.get_running_loop().call_later(seconds, self._post, event)
             case scheduler.Reply(request, Refused()) if request == PAUSE:
@@ -340,7 +347,7 @@ class LocalRun:
         if self._is_stopping and record.state is JobState.PAUSED:
             self._stop_now()
 
-    def _command_worker(self, command: agent.StartWorker | agent.SendToWorker | agent.KillWorker) -> None:
+    async def _command_host(self, command: agent.HostCommand) -> None:
         match command:
             case agent.StartWorker(job, worker):
                 self._runner.start(job, worker, self._prepare(command), log_folder=self._folder.logs)
@@ -348,12 +355,14 @@ class LocalRun:
                 self._runner.send(job, worker, message)
             case agent.KillWorker(job, worker):
                 self._runner.kill(job, worker)
+            case agent.ForkWorker() | agent.PrepareTemplate() | agent.EndTemplate():
+                await self._templates.carry_out(command)
 
     async def _prepare(self, start: agent.StartWorker) -> WorkerConfig:
         environment = await self._environments.get(
             self._storage, self._requirements, lambda line: self._print(start.worker, "stderr", line)
         )
-        return WorkerConfig(
+        config = WorkerConfig(
             job=start.job,
             worker=start.worker,
             script=str(self._settings.script.absolute()),
@@ -366,6 +375,8 @@ class LocalRun:
             packages=environment.packages,
             detection_seconds=self._settings.detection_seconds,
         )
+        imports = Imports(start.job, config.script, config.directory, config.environment, self._settings.env)
+        return await self._templates.choose(config, imports, script=config.script)
 
     def _print(self, worker: int, stream: Stream, line: str) -> None:
         """Show a line; what workers complain of while they are killed is for the log alone."""

@@ -26,6 +26,7 @@ from resile_shared.home import open_home, writing
 from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.messages.message import at, timestamp
 from resile_shared.messages.reports import BatchStep
+from resile_shared.validation import phrase
 
 KEEP_RUNS = 20
 LOCK_SECONDS = 10.0
@@ -234,7 +235,7 @@ def read_journal(path: Path) -> Journal:
         stored = JobRecord.model_validate_json(orjson.dumps(record))
         told = tuple(HistoryItem.model_validate_json(orjson.dumps(item)) for item in history)
     except pydantic.ValidationError as error:
-        fault = error.errors()[0]["msg"]
+        fault = phrase(error.errors()[0]["msg"])
         raise ResileError(f"{path / 'journal'} is not readable: {fault}; start a new run without --resume") from error
     return replace(journal, record=stored, history=told)
 

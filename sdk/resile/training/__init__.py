@@ -14,10 +14,12 @@ import os
 # PyTorch reads it once, at the first matrix product on a GPU, which may come before the training call.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+from resile_learner.training.elastic_loader import ElasticLoader
 from resile_learner.training.iteration import Iteration
 from resile_learner.training.loop import ElasticLoop
 from resile_learner.training.model import Callback, ElasticModel
-from resile_learner.training.prepare import ElasticLoader, prepare
+from resile_learner.training.preload import preload
+from resile_learner.training.prepare import prepare
 from resile_learner.training.reports import Result
 from resile_learner.training.seeds import seed
 from resile_learner.training.validation import Validation
@@ -30,6 +32,7 @@ __all__ = [
     "Iteration",
     "Result",
     "Validation",
+    "preload",
     "prepare",
     "seed",
 ]

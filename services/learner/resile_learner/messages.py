@@ -20,6 +20,11 @@ MAX_NUMBER = MAX_INTEGER
 """The largest worker id, generation or round: all JSON parsers read it exactly, and it fits into a frame's header."""
 MAX_WORKER_SPANS = 64
 """In one message of a worker."""
+COMPAT = "RESILE_COMPAT"
+"""The variable that names a module. Its ``activate(env)`` sets up the script as another platform would."""
+MAX_IMPORTED = 20_000
+"""Modules that a script imports."""
+ModuleName = Annotated[str, Field(min_length=1, max_length=200)]
 WorkerId = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Generation = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
@@ -114,6 +119,17 @@ class Ready(WorkerMessage, reports.Ready):
     """The script has reached its training call; the worker can become a member."""
 
 
+class Imported(WorkerMessage):
+    """What the script has imported before its training call that this worker's process had not when it was forked.
+
+    In the order of the imports, with all that the process had beyond what its fork server imports. Of modules that are
+    found on the interpreter's own path alone: nothing of the script's folder.
+    """
+
+    kind: Literal["imported"] = "imported"
+    modules: tuple[ModuleName, ...] = Field(max_length=MAX_IMPORTED)
+
+
 class Switched(MemberMessage, reports.Switched):
     """A generation took effect. Sent by its lowest rank; ``iteration`` is the first that it trains."""
 
@@ -183,7 +199,7 @@ class ChangeTraced(MemberMessage):
 
 ToWorker = Annotated[Order | Stop | Pause, Field(discriminator="kind")]
 ReportedByWorker = Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | PeerSuspected | Failed
-SentByWorker = WorkerListening | Joined | Finished | ChangeTraced | ReportedByWorker
+SentByWorker = WorkerListening | Imported | Joined | Finished | ChangeTraced | ReportedByWorker
 FromWorker = Annotated[SentByWorker, Field(discriminator="kind")]
 to_worker: TypeAdapter[Order | Stop | Pause] = TypeAdapter(ToWorker)
 from_worker: TypeAdapter[SentByWorker] = TypeAdapter(FromWorker)
@@ -193,6 +209,18 @@ _content: TypeAdapter[reports.Content] = TypeAdapter(reports.Content)
 def content_of(message: ReportedByWorker) -> reports.Content:
     """Return what a worker reported, without the id of the worker."""
     return _content.validate_python(message.model_dump(exclude={"worker", "generation"}))
+
+
+class GangPlace(Message):
+    """A worker's place in a gang: what torchrun would tell its script."""
+
+    rank: Count
+    size: Positive
+    local_rank: Count
+    local_size: Positive
+    local_slots: tuple[Count, ...] = Field(
+        min_length=1, max_length=MAX_WORKERS, description="the slots of the gang on this host, by their local ranks"
+    )
 
 
 class WorkerConfig(Message):
@@ -211,6 +239,10 @@ class WorkerConfig(Message):
     )
     environment: str = Field(default="", description="folder of the environment that it runs in; empty: the pool's own")
     packages: str = Field(default="", description="what that has installed over the pool's own packages")
+    template: int | None = Field(default=None, description="number of the template that it is forked from; null: none")
+    gang: GangPlace | None = Field(
+        default=None, description="the script knows nothing of Resile, and is started as torchrun would; null: it does"
+    )
     detection_seconds: float = Field(
         default=3.0, gt=0, description="a peer that is silent for this long is suspected to be lost"
     )

@@ -4,6 +4,7 @@ The history lasts, and with each item the id of its trace. Where the spans of th
 long a change took, and when it began: items are written when a change has taken effect.
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from .traces import Traces
 _ENDS = ("completed", "failed", "stopped")
 _PAUSES = ("pausing", "paused")
 _LOSSES = ("recover", "worker suspected")
+_LOST_HOST = re.compile(r"(?:^|; )(\S+) (?:lost|left|does not answer)\b")
+_NO_WORKER_LEFT = ": no worker is left, so it starts again "
+ATTACK = "attack"
+"""The name of a step that `resile chaos` reports."""
 MAX_CHANGES = 1000
 
 
@@ -119,7 +124,7 @@ class _Change:
             return "end"
         if kinds & set(_PAUSES):
             return "pause"
-        if self._loss is not None or any("lost" in item.reason for item in self.items):
+        if self._loss is not None or self._lost_host or self._lost_all:
             return "recovery"
         if "accepted" in kinds or ("allocation" in kinds and not self.slots_before):
             return "start"
@@ -137,13 +142,36 @@ class _Change:
         return round(self.items[0].time.timestamp() * 1e6)
 
     @property
+    def _cost_begin(self) -> int:
+        """When training stopped progressing: a loss costs the iteration in flight, however late the loss is noticed."""
+        if self.kind != "recovery":
+            return self.begin
+        return min((span.begin for span in self.spans if span.attributes.get("resile.abandoned")), default=self.begin)
+
+    @property
     def seconds(self) -> float | None:
-        """How long it took until training went on, or it had its effect."""
+        """How long it took until training continued, or until the change took effect."""
         if self.kind in ("end", "pause", "other"):
             end = round(self.items[-1].time.timestamp() * 1e6)
         else:
             end = self._first_iteration.begin if self._first_iteration else 0
-        return (end - self.begin) / 1e6 if end >= self.begin and (self.spans or end > self.begin) else None
+        begin = self._cost_begin
+        return (end - begin) / 1e6 if end >= begin and (self.spans or end > begin) else None
+
+    @property
+    def _lost_host(self) -> str:
+        """The first lost host that the change's first allocation names; empty: none."""
+        found = _LOST_HOST.search(self._loss_item.reason)
+        return found[1] if found and any(slot.startswith(f"{found[1]}/") for slot in self.slots_before) else ""
+
+    @property
+    def _lost_all(self) -> bool:
+        return bool(self.slots_before) and _NO_WORKER_LEFT in self._loss_item.reason
+
+    @property
+    def _loss_item(self) -> HistoryItem:
+        """What a loss led to first; replacements, which come later, may belong to the same trace."""
+        return next((item for item in self.items if item.kind in ("allocation", "queued")), self.items[0])
 
     @property
     def _loss(self) -> Span | None:
@@ -152,7 +180,9 @@ class _Change:
     @property
     def _first_iteration(self) -> Span | None:
         """The first iteration after the change; those before it belong to the trace as well."""
-        number = next((item.iteration for item in reversed(self.items) if item.kind == "allocation"), None)
+        allocations = [item for item in self.items if item.kind == "allocation"]
+        shown = allocations[: 1 if self.kind == "recovery" else None][-1:]
+        number = next((item.iteration for item in shown), None)
         iterations = (
             span
             for span in self.spans
@@ -195,22 +225,38 @@ class _Change:
         return f"{text}; the switch took {_seconds(max(pauses) / 1e6)}" if pauses else text
 
     def _recovery(self) -> str:
-        first, last = self.items[0], self.items[-1]
-        hosts = sorted({slot.partition("/")[0] for slot in self.slots_before})
-        host = next((host for host in hosts if any(host in item.reason for item in self.items)), "")
-        num_lost = sum(slot.startswith(f"{host}/") for slot in self.slots_before) if host else 0
-        text = f"{host or 'a worker'} was lost at {_time(self.begin)}"
-        if host:
-            text += f"; {num_lost} of {_workers(len(self.slots_before))} of {self.name} were there"
-        elif first.reason:
-            text = f"{self.name} lost a worker at {_time(self.begin)} ({first.reason})"
+        when, num_before = _time(self.begin), len(self.slots_before)
+        if host := self._lost_host:
+            num_lost = sum(slot.startswith(f"{host}/") for slot in self.slots_before)
+            text = f"{host} was lost at {when}{self._cause()}; {num_lost} of {_workers(num_before)} of "
+            text += f"{self.name} were there"
+        else:
+            what = f"all its {_workers(num_before)}" if self._lost_all else "a worker"
+            reason = self._loss_item.reason.partition(_NO_WORKER_LEFT)[0]
+            text = f"{self.name} lost {what} at {when}{self._cause()}{_because(reason)}"
+        if self._lost_all:
+            text += f"; it started again {self._loss_item.reason.rpartition(_NO_WORKER_LEFT)[2]}"
         if self.seconds is not None:
-            text += f"; training went on after {_seconds(self.seconds)}"
-        size = next((item.workers for item in self.items if item.kind == "allocation"), last.workers)
+            late = (self.begin - self._cost_begin) / 1e6
+            text += f"; training went on after {_seconds(self.seconds - late)}"
+            text += f" and lost {_seconds(self.seconds)} in all" if late else ""
+        first = self._loss_item
+        size = next((item.workers for item in self.items if item.kind == "allocation"), first.workers)
         joined = next(
             (item for item in (*self.items, *self.later) if item.kind == "allocation" and item.workers > size), None
         )
         return f"{text}; replacements joined at {timestamp(joined.time)}" if joined else text
+
+    def _cause(self) -> str:
+        """Name the attack that caused a loss, and the time into the iteration that it cost, where these are known.
+
+        A silent worker or host is noticed late.
+        """
+        into = (self.begin - self._cost_begin) / 1e6
+        found = (str(span.attributes.get("resile.attack", "")) for span in self.spans if span.name == ATTACK)
+        attacks = " and ".join(f'"{attack}"' for attack in dict.fromkeys(found))
+        text = f" by the attack {attacks}" if attacks else ""
+        return f"{text}, {_seconds(into)} into iteration {self._loss_item.iteration}" if into > 0 else text
 
     def _pause(self) -> str:
         first, last = self.items[0], self.items[-1]

@@ -14,10 +14,12 @@ from pydantic.json_schema import models_json_schema
 
 from resile_shared import api
 from resile_shared.messages.jobs import JobSpec
+from resile_shared.slots_api import SlotsView
 
 from .api.events import EventQuery
 from .api.jobs import HistoryQuery
 from .api.logs import LogQuery
+from .api.slots import SlotsQuery
 from .api.usage import UsageQuery
 
 FILE = Path("docs/openapi.json")
@@ -55,9 +57,13 @@ OPERATIONS = (
     ),
     Operation("get", "/v1/jobs/{job}/changes", "What changed, how long it took, and why", api.ChangeList),
     Operation("get", "/v1/traces/{trace}", "The steps of one change", api.TraceView),
+    Operation(
+        "post", "/v1/traces/{trace}/attacks", "Add an attack to the change it caused", api.Empty, body=api.NewAttack
+    ),
     Operation("get", "/v1/jobs/{job}/spec", "What was submitted", JobSpec),
     Operation("get", "/v1/jobs/{job}/curves", "Loss, metrics, scores and speed, thinned", api.CurvesView),
     Operation("get", "/v1/jobs/{job}/ledger", "How often each epoch's samples were used", api.LedgerView),
+    Operation("get", "/v1/jobs/{job}/code", "The folder of code that was submitted", _GZIP),
     Operation("get", "/v1/jobs/{job}/model", "The final model, as safetensors", _MODEL),
     Operation("get", "/v1/jobs/{job}/output", "What the workers wrote to RESILE_OUTPUT_DIR", _TAR),
     Operation(
@@ -78,6 +84,7 @@ OPERATIONS = (
     Operation("put", "/v1/tenants/{tenant}", "Change what a tenant gets", api.TenantList, body=api.NewTenant),
     Operation("delete", "/v1/tenants/{tenant}", "Give a tenant what one gets by default", api.TenantList),
     Operation("get", "/v1/usage", "What was used, by tenant and job", api.UsageView, query=UsageQuery),
+    Operation("get", "/v1/slots", "Who held how many slots over time, thinned", SlotsView, query=SlotsQuery),
     Operation("post", "/v1/pool/suspend", "Save all jobs before the pool stops", api.Suspension, body=api.Empty),
     Operation("get", "/v1/events", "Events of the pool", api.EventList, query=EventQuery, streams=api.EventView),
     Operation("get", "/v1/models", "The models of completed jobs", api.ModelList),

@@ -19,6 +19,7 @@ from .curve_store import CurveStore
 from .metrics import MonitorMetrics
 from .projection import Projection
 from .settings import MonitorSettings
+from .slot_store import SlotStore
 from .traces import Traces
 from .webhooks.core import Pace
 from .webhooks.delivery import Deliveries
@@ -34,11 +35,13 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
     admission = read_credentials(settings.agent_credentials) if settings.agent_credentials else None
     projection = Projection()
     curves = CurveStore(context.bus, projection)
+    slots = SlotStore(context.bus, projection)
     pool = Pool(
         context.bus,
         storage,
         projection,
         curves,
+        slots,
         settings.max_package_bytes,
         admission=admission,
         metrics=MonitorMetrics(context.meter),
@@ -57,12 +60,14 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
             group.create_task(feed.progress(present[2], jobs=present[0]))
             group.create_task(feed.newest_failures(present[3]))
             group.create_task(feed.warnings(present[4]))
+            group.create_task(slots.follow())
             pace = Pace(settings.webhook_seconds, settings.webhook_pause_seconds)
             group.create_task(Deliveries(context.bus, pace).run())
             for event in present:
                 await event.wait()
             context.is_ready = pool.has_caught_up = True
             group.create_task(curves.run())
+            group.create_task(slots.run())
 
 
 class Feed:

@@ -64,6 +64,12 @@ class Traces:
         """Return a trace, None if it is not kept."""
         return self._traces.get(trace)
 
+    def first(self, name: str) -> Span | None:
+        """Return the span that a trace began with; None if it is not kept."""
+        trace = self._traces.get(name)
+        roots = [span for _, span in trace.spans.values() if span.parent not in trace.spans] if trace else []
+        return min(roots, key=lambda span: (span.parent is not None, span.begin), default=None)
+
     def checkpoints(self, job: str) -> Iterator[tuple[str, Span]]:
         """Yield the traces that began with a checkpoint of ``job``, and that span."""
         for name, trace in self._traces.items():

@@ -67,7 +67,7 @@ def job_summary(record: JobRecord, reports: JobReports) -> JobSummary:
         meets_deadline=_meets_deadline(record, reports, seconds_left),
         submitted=record.submitted,
         bits=_bits(record, reports),
-        params_sha256=record.completed.params_sha256 if record.completed else None,
+        params_sha256=(record.completed.params_sha256 or None) if record.completed else None,
     )
 
 
@@ -82,6 +82,8 @@ def job_view(record: JobRecord, reports: JobReports, history: Sequence[HistoryIt
         group=spec.group,
         sizes=spec.sizes,
         placement=spec.placement,
+        gang=spec.gang,
+        restartable=spec.restartable,
         checkpoint=record.checkpoint.iteration if record.checkpoint else None,
         warnings=tuple(reports.warnings),
         details=details if record.state is JobState.FAILED else "",

@@ -54,6 +54,11 @@ class Allocation(Message):
         description="the global batch of every iteration of this generation; null: that of the last committed "
         "iteration, at first that of the training call",
     )
+    gang: bool = Field(
+        default=False,
+        exclude_if=lambda gang: not gang,
+        description="its workers run one script that knows nothing of Resile, as torchrun would start it",
+    )
     reason: Text = ""
 
     @property

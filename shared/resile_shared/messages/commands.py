@@ -100,6 +100,7 @@ class Accepted(Message):
 
     kind: Literal["accepted"] = "accepted"
     job_id: Id | None = Field(default=None, description="of a submitted job")
+    warning: Text = Field(default="", description="of a submitted job: why no host that is up can run it")
     jobs: tuple[Id, ...] = Field(
         default=(), max_length=MAX_WORKERS, description="of `pool.suspend`: those that still hold slots"
     )

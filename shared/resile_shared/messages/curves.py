@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from .message import MAX_SLOTS, Count, Message, Positive
+from .message import MAX_SLOTS, Count, Derived, Message, Positive
 
 MAX_POINTS = 500
 """Of one table. A power of two of iterations is one point, the same for all points of a table."""
@@ -33,10 +33,9 @@ class CurveTable(Message):
         return self
 
 
-class Curves(Message):
+class Curves(Derived):
     """The curves of one job. A function of the reports up to ``sequence``: all monitors make the same of them."""
 
-    sequence: Count = Field(description="every report of the stream of progress up to it is in")
     generation: Count = Field(description="of the newest report")
     training: CurveTable = CurveTable()
     validation: CurveTable = Field(default=CurveTable(), description="by the last iteration of the epoch")

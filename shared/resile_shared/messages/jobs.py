@@ -87,10 +87,27 @@ class JobSpec(Message):
         default="", max_length=1000, description="labels a host must have: 'gpu=h200,zone=a'; empty: any host"
     )
 
+    gang: bool = Field(
+        default=False,
+        description="its workers run one script that knows nothing of Resile, as torchrun would start it: they start "
+        "at once, and their number never changes",
+    )
+    restartable: bool = Field(
+        default=False, description="of a gang: it may be ended and started again, since its script saves what it needs"
+    )
+
     @property
     def has_default_size(self) -> bool:
         """Whether nobody gave a maximum: then it is the job's number of shards."""
-        return self.max_workers == MAX_WORKERS
+        return self.max_workers == MAX_WORKERS and not self.gang
+
+    @model_validator(mode="after")
+    def _is_a_gang(self) -> Self:
+        if self.gang and (self.min_workers != self.max_workers or self.sizes):
+            raise ValueError("gang: min_workers and max_workers must be the same number, and sizes empty")
+        if self.restartable and not self.gang:
+            raise ValueError("restartable: only of a gang job; others go on by themselves")
+        return self
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -27,6 +27,12 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Derived(Message):
+    """What a monitor makes of the messages of a stream. All monitors make the same of the same messages."""
+
+    sequence: Annotated[int, Field(ge=0, le=MAX_INTEGER, description="every message of the stream up to it is in")]
+
+
 def timestamp(time: datetime) -> str:
     """ISO 8601 in UTC with milliseconds, as in ``2026-01-02T03:04:05.678Z``."""
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

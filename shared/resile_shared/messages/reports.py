@@ -147,6 +147,11 @@ class EpochCount(Message):
     once: Count
     more: Count
     never: Count
+    as_drawn: bool | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="whether each sample was used exactly as often as a sampler drew it; left out: there is no sampler",
+    )
 
 
 class Completed(Message):

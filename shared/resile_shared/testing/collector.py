@@ -2,33 +2,22 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import grpc
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import (
-    LogsServiceServicer,
-    add_LogsServiceServicer_to_server,
-)
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
-    MetricsServiceServicer,
-    add_MetricsServiceServicer_to_server,
-)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
-)
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
-    TraceServiceServicer,
-    add_TraceServiceServicer_to_server,
 )
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
@@ -105,6 +94,15 @@ def _values(attributes: Iterable[KeyValue]) -> dict[str, str | int]:
     return {a.key.removeprefix("resile."): a.value.string_value or a.value.int_value for a in attributes}
 
 
+_SIGNALS: dict[str, tuple[Any, Any, Callable[[Collector, Any], None]]] = {
+    "trace": (ExportTraceServiceRequest, ExportTraceServiceResponse, Collector.add),
+    "metrics": (ExportMetricsServiceRequest, ExportMetricsServiceResponse, Collector.add_metrics),
+    "logs": (ExportLogsServiceRequest, ExportLogsServiceResponse, Collector.add_logs),
+}
+"""For each signal its request, its response, and what is done with it."""
+_OF_PATH = {"/v1/traces": "trace", "/v1/metrics": "metrics", "/v1/logs": "logs"}
+
+
 @contextmanager
 def collecting() -> Iterator[Collector]:
     """Run a collector while the block runs."""
@@ -113,13 +111,8 @@ def collecting() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            match self.path:
-                case "/v1/metrics":
-                    collector.add_metrics(ExportMetricsServiceRequest.FromString(body))
-                case "/v1/logs":
-                    collector.add_logs(ExportLogsServiceRequest.FromString(body))
-                case _:
-                    collector.add(ExportTraceServiceRequest.FromString(body))
+            request, _, add = _SIGNALS[_OF_PATH[self.path]]
+            add(collector, request.FromString(body))
             self.send_response(200)
             self.end_headers()
 
@@ -141,35 +134,25 @@ def collecting() -> Iterator[Collector]:
 def collecting_by_grpc() -> Iterator[Collector]:
     """Run a collector that speaks gRPC while the block runs."""
     collector = Collector()
-
-    class Metrics(MetricsServiceServicer):
-        def Export(  # noqa: N802 - the library's name
-            self, request: ExportMetricsServiceRequest, _: grpc.ServicerContext
-        ) -> ExportMetricsServiceResponse:
-            collector.add_metrics(request)
-            return ExportMetricsServiceResponse()
-
-    class Logs(LogsServiceServicer):
-        def Export(  # noqa: N802 - the library's name
-            self, request: ExportLogsServiceRequest, _: grpc.ServicerContext
-        ) -> ExportLogsServiceResponse:
-            collector.add_logs(request)
-            return ExportLogsServiceResponse()
-
-    class Traces(TraceServiceServicer):
-        def Export(  # noqa: N802 - the library's name
-            self, request: ExportTraceServiceRequest, _: grpc.ServicerContext
-        ) -> ExportTraceServiceResponse:
-            collector.add(request)
-            return ExportTraceServiceResponse()
-
     server = grpc.server(ThreadPoolExecutor(max_workers=2))
-    add_MetricsServiceServicer_to_server(Metrics(), server)
-    add_LogsServiceServicer_to_server(Logs(), server)
-    add_TraceServiceServicer_to_server(Traces(), server)
+    for signal in ("trace", "metrics", "logs"):
+        server.add_generic_rpc_handlers((_receiver(collector, signal),))
     collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
         yield collector
     finally:
         server.stop(None).wait()
+
+
+def _receiver(collector: Collector, signal: str) -> grpc.GenericRpcHandler:
+    """Return the service that takes one signal."""
+    request, response, add = _SIGNALS[signal]
+
+    def export(received: Any, _: grpc.ServicerContext) -> Any:
+        add(collector, received)
+        return response()
+
+    method = grpc.unary_unary_rpc_method_handler(export, request.FromString, response.SerializeToString)
+    service = f"opentelemetry.proto.collector.{signal}.v1.{signal.capitalize()}Service"
+    return grpc.method_handlers_generic_handler(service, {"Export": method})

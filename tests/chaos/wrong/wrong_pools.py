@@ -151,9 +151,9 @@ def _a_slot_is_given_twice(module: Any) -> None:
         _replace(module.Pool, free_slots=free_slots, is_free=is_free, add_worker=add_worker, release=release)
         return
 
-    def start(self: Any, job: str, placement: Any, now: float) -> Any:
-        self.workers[job, placement.worker] = module.Worker(placement.slot)
-        return [module.StartWorker(job, placement.worker, placement.slot)]
+    def start(self: Any, allocation: Any, placement: Any, now: float) -> Any:
+        self.workers[allocation.job, placement.worker] = module.Worker(placement.slot)
+        return [module.StartWorker(allocation.job, placement.worker, placement.slot)]
 
     _replace(module.AgentCore, _start=start)
 

@@ -3,7 +3,9 @@
 import argparse
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--bf16", action="store_true")
 parser.add_argument("--num-workers", type=int, default=0)
 parser.add_argument("--weighted", action="store_true")
+parser.add_argument("--buckets", action="store_true", help="batches of samples of like lengths, by a batch sampler")
 parser.add_argument("--kill", choices=("batch", "exchange", "epoch"), help="where the first worker kills itself")
 parser.add_argument("--killed", type=Path, help="the file that says that it did")
 args = parser.parse_args()
@@ -32,6 +35,18 @@ class Noisy(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.x[index] + 0.1 * torch.randn(16), self.y[index]
+
+
+class Buckets:
+    """Batches of 3 to 40 samples, in random order."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[list[int]]:
+        samples = torch.randperm(len(training))[:120]
+        batches = samples.split([40, 3, 24, 25, 11, 17])
+        return iter([batches[index].tolist() for index in torch.randperm(6)])
 
 
 def kill(place: str, *, iteration: int) -> None:
@@ -59,11 +74,16 @@ validation = DataLoader(Noisy(50), batch_size=10, shuffle=True)
 # The last of six global batches has three samples: one shard, which other workers compute in vain.
 training = Noisy(5 * 24 + 3)
 weighted = WeightedRandomSampler([1 + index % 3 for index in range(len(training))], len(training))
-order = {"sampler": weighted} if args.weighted else {"shuffle": True}
-loader = DataLoader(training, batch_size=4, num_workers=args.num_workers, **order)
+order: dict[str, Any] = {"sampler": weighted} if args.weighted else {"shuffle": True}
+cut: dict[str, Any] = {"accumulate": 6}
+if args.buckets:
+    order, cut = {"batch_sampler": Buckets()}, {"num_shards": 6}
+else:
+    order["batch_size"] = 4
+loader = DataLoader(training, num_workers=args.num_workers, **order)
 
 model, optimizer, loader, scheduler = resile.training.prepare(
-    model, optimizer, loader, scheduler, accumulate=6, grad_scaler=scaler if args.bf16 else None
+    model, optimizer, loader, scheduler, grad_scaler=scaler if args.bf16 else None, **cut
 )
 for epoch in loader.epochs(args.epochs):
     model.train()

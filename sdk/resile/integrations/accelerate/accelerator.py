@@ -14,7 +14,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from resile_learner.training.prepare import ElasticLoader
+from resile_learner.training.elastic_loader import ElasticLoader
 from resile_learner.training.prepare import prepare as prepare_loop
 from resile_shared.errors import UsageError
 

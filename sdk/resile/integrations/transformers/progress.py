@@ -1,12 +1,13 @@
 """What a Trainer knows beside model, optimizer and schedule: part of the run's state, so that a joiner knows it too."""
 
-import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers.trainer_callback import ExportableState, ProgressCallback, TrainerCallback
+
+from ..callback_state import CallbackState
 
 if TYPE_CHECKING:
     from .trainer import ElasticTrainer
@@ -19,27 +20,26 @@ _TIMES = ("_runtime", "_per_second", "_preparation_time")
 class TrainerProgress:
     """The state of ``trainer`` and of its callbacks, as plain values and tensors.
 
-    Of a callback that is not the library's own, it has all plain attributes that changed since training began here:
-    what a callback notes in on_train_begin, such as the time, stays each worker's own. What is received before training
-    has begun is given to callbacks in `begin`, after their on_train_begin.
+    Of a callback that is not the library's own, it has what `CallbackState` has. What is received before training has
+    begun is given to callbacks in `begin`, after their on_train_begin.
     """
 
     def __init__(self, trainer: "ElasticTrainer", *, keeps_best: bool) -> None:
         self._trainer = trainer
-        self._received: list[dict[str, Any]] = []
-        self._at_begin: list[dict[str, Any]] | None = None
+        self._callbacks = CallbackState(
+            lambda: [each for each in trainer.callback_handler.callbacks if _belongs_to_state(each)]
+        )
         self._best = [tensor.clone() for tensor in self._tensors()] if keeps_best else []
         self.has_best = False
 
     @property
     def has_begun(self) -> bool:
         """Whether this worker has begun to train."""
-        return self._at_begin is not None
+        return self._callbacks.has_begun
 
     def begin(self) -> None:
         """Training begins here: callbacks take over what was received."""
-        self._at_begin = [copy.deepcopy(_plain(callback)) for callback in self._callbacks]
-        self._load_callbacks()
+        self._callbacks.begin()
 
     def keep_best(self) -> None:
         """Keep the parameters as they are."""
@@ -62,7 +62,7 @@ class TrainerProgress:
             "state": state,
             "loss": (float(trainer._tr_loss), float(trainer._total_loss_scalar), trainer._globalstep_last_logged),
             "flos": trainer.current_flos,
-            "callbacks": self._changed(),
+            "callbacks": self._callbacks.changed(),
             "best": self._best,
             "has_best": self.has_best,
         }
@@ -78,27 +78,7 @@ class TrainerProgress:
         for kept, received in zip(self._best, state_dict["best"], strict=True):
             kept.copy_(received)
         self.has_best = state_dict["has_best"]
-        self._received = state_dict["callbacks"]
-        if self.has_begun:
-            self._load_callbacks()
-
-    @property
-    def _callbacks(self) -> list[TrainerCallback]:
-        return [each for each in self._trainer.callback_handler.callbacks if _belongs_to_state(each)]
-
-    def _changed(self) -> list[dict[str, Any]]:
-        if self._at_begin is None:
-            return []
-        return [
-            {name: value for name, value in _plain(callback).items() if name not in before or before[name] != value}
-            for callback, before in zip(self._callbacks, self._at_begin, strict=True)
-        ]
-
-    def _load_callbacks(self) -> None:
-        assert self._at_begin is not None
-        for callback, before, received in zip(self._callbacks, self._at_begin, self._received, strict=False):
-            for name, value in {**copy.deepcopy(before), **received}.items():
-                setattr(callback, name, value)
+        self._callbacks.load(state_dict["callbacks"])
 
     def _tensors(self) -> list[Tensor]:
         model = self._trainer.model
@@ -137,18 +117,6 @@ class ElasticProgressBar(ProgressCallback):
 def _belongs_to_state(callback: TrainerCallback) -> bool:
     is_own = type(callback).__module__.split(".")[0] in ("transformers", "resile")
     return isinstance(callback, ExportableState) or not is_own
-
-
-def _plain(callback: TrainerCallback) -> dict[str, Any]:
-    return {name: value for name, value in vars(callback).items() if _is_plain(value)}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_is_plain(part) for pair in value.items() for part in pair)
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _without(values: dict[str, Any], names: set[str]) -> dict[str, Any]:

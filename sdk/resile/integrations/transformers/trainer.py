@@ -20,13 +20,14 @@ from resile_learner.session import SoloSession, current_session
 from resile_learner.training.backward import Run, handled_backward
 from resile_learner.training.batches import BatchPlan, default_num_shards
 from resile_learner.training.data_loader import LoaderSettings, read_loader
-from resile_learner.training.fetch import Collate, checked_dataset
+from resile_learner.training.fetch import checked_dataset
 from resile_learner.training.iteration import Iteration
 from resile_learner.training.loop import ElasticLoop
 from resile_learner.training.reports import Result
 from resile_learner.training.samplers import planned
 from resile_shared.errors import UsageError
 
+from ..counting import counted
 from .arguments import check_arguments, determining
 from .loss_scale import divides_by_items
 from .progress import ElasticProgressBar, TrainerProgress
@@ -199,7 +200,7 @@ class ElasticTrainer(Trainer):
             num_shards=plan.num_shards,
             seed=self._seed,
             state={"lr_scheduler": self.lr_scheduler, "trainer": progress},
-            collate_fn=_counted(settings.collate_fn),
+            collate_fn=counted(settings.collate_fn),
             num_workers=settings.num_workers,
             checkpoint_every=self._checkpoint_every or self._checkpoint_interval(length.per_epoch),
             threads=self._threads,
@@ -371,15 +372,6 @@ class _Step:
                 "a callback set control.should_epoch_stop, which would leave samples of the epoch out: set "
                 "control.should_training_stop to end training"
             )
-
-
-def _counted(collate: Collate) -> Collate:
-    """Collate, and count the samples: their number is not always the first dimension of a tensor."""
-
-    def collate_and_count(samples: list[Any]) -> tuple[int, Any]:
-        return len(samples), collate(samples)
-
-    return collate_and_count
 
 
 def _follow_rank(trainer: ElasticTrainer) -> None:

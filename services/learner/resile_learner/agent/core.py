@@ -15,6 +15,7 @@
   worker that is gone stays listed while the newest allocation names it, and for `LISTED_SECONDS` in any case.
 - What workers report is passed on. Progress replaces earlier progress and is passed on a few times a second; everything
   else is passed on in order, after the progress that preceded it.
+- A worker is forked once it is prepared, from a template if there is one for it: the rules are in `templates.py`.
 - The host is announced with growing pauses until its stored record shows this incarnation. An incarnation that the
   registry declares lost or left ends.
 """
@@ -34,6 +35,8 @@ from ..messages import (
     ChangeTraced,
     Finished,
     FromWorker,
+    GangPlace,
+    Imported,
     Joined,
     Left,
     Member,
@@ -57,12 +60,16 @@ from .events import (
     MessageReceived,
     SendToWorker,
     StartWorker,
+    TemplateEnded,
+    TemplateReady,
     Tick,
     UnwatchAllocation,
     WatchAllocation,
     WorkerExited,
+    WorkerPrepared,
 )
 from .numbering import HighestNumbers
+from .templates import Templates
 
 ANNOUNCE_SECONDS = 5.0
 MAX_ANNOUNCE_SECONDS = 300.0
@@ -101,6 +108,7 @@ class AgentCore:
         self._watched: frozenset[str] = frozenset()
         self._allocations: dict[str, Allocation] = {}
         self._highest = HighestNumbers()
+        self._templates = Templates()
         self._epoch = 0
         """The latest epoch of a scheduler that was heard of."""
         self._is_bus_up = False
@@ -135,15 +143,14 @@ class AgentCore:
         match event:
             case Allocation():
                 return self._on_allocation(event, now)
-            case AllocationGone(job):
-                self._allocations.pop(job, None)
-                return self._kill_all(job)
-            case HostRecord():
-                return self._on_host_record(event)
+            case AllocationGone() | HostRecord():
+                return self._on_record(event)
             case AssignJobs() | StopWorkers() | PauseWorkers() | SendHeartbeat():
                 return self._on_instruction(event, now)
             case MessageReceived(job, message):
                 return self._on_message(job, message, now)
+            case WorkerPrepared() | TemplateReady() | TemplateEnded():
+                return self._templates.handle(event, now)
             case WorkerExited(job, worker, exit_):
                 return self._on_exit(job, worker, exit_, now)
             case Tick():
@@ -161,7 +168,7 @@ class AgentCore:
             return self._kill_all(job)
         placed = list(self._placed_here(allocation))
         new = [placement for placement in placed if (job, placement.worker) not in self.workers]
-        starts = [command for placement in new for command in self._start(job, placement, now)]
+        starts = [command for placement in new for command in self._start(allocation, placement, now)]
         self._highest.record(job, (placement.worker for placement in placed))
         order = _order(allocation)
         return [
@@ -170,8 +177,9 @@ class AgentCore:
             *(self._send(job, order) if order else []),
         ]
 
-    def _start(self, job: str, placement: Placement, now: float) -> list[Command]:
+    def _start(self, allocation: Allocation, placement: Placement, now: float) -> list[Command]:
         """Start a worker, unless it has ended, or another one is on its slot: it is then reported as gone."""
+        job = allocation.job
         if self._highest.has_placed(job, placement.worker):
             self._list_as_gone(job, placement, "it ended, and how was not reported in time", now)
             return []
@@ -184,13 +192,27 @@ class AgentCore:
             self._list_as_gone(job, placement, message, now)
             return []
         self.workers[job, placement.worker] = Worker(placement.slot)
-        return [StartWorker(job, placement.worker, placement.slot)]
+        place = self._gang_place(allocation, placement) if allocation.gang else None
+        return [StartWorker(job, placement.worker, placement.slot, place)]
+
+    def _gang_place(self, allocation: Allocation, placement: Placement) -> GangPlace:
+        here = list(self._placed_here(allocation))
+        return GangPlace(
+            rank=allocation.placements.index(placement),
+            size=len(allocation.placements),
+            local_rank=here.index(placement),
+            local_size=len(here),
+            local_slots=tuple(each.slot for each in here),
+        )
 
     def _list_as_gone(self, job: str, placement: Placement, message: str, now: float) -> None:
         exit_ = WorkerExit(kind="abandoned", message=message)
         self.workers[job, placement.worker] = Worker(placement.slot, "gone", exit=exit_, ended=now)
 
-    def _on_host_record(self, record: HostRecord) -> list[Command]:
+    def _on_record(self, record: AllocationGone | HostRecord) -> list[Command]:
+        if isinstance(record, AllocationGone):
+            self._allocations.pop(record.job, None)
+            return self._kill_all(record.job)
         if record.host != self.host or record.incarnation < self.incarnation:
             return []
         if record.incarnation > self.incarnation:
@@ -252,6 +274,8 @@ class AgentCore:
             case WorkerListening():
                 order = _order(self._allocations.get(job))
                 return [*beat, *([SendToWorker(job, message.worker, order)] if order else [])]
+            case Imported(modules=modules):
+                return self._templates.on_imported(job, modules, now)
             case Joined() | Finished() | ChangeTraced():
                 return beat
             case _:
@@ -307,12 +331,14 @@ class AgentCore:
     def _on_exit(self, job: str, number: int, exit_: WorkerExit, now: float) -> list[Command]:
         worker = self.workers[job, number]
         worker.state, worker.exit, worker.ended = "gone", exit_, now
+        self._templates.on_exit(job, number)
         return [*self._take_progress(job), *self._heartbeat(now), *self._update_watches()]
 
     def _on_tick(self, tick: Tick, now: float) -> list[Command]:
         self._is_bus_up, self._num_waiting = tick.is_bus_up, tick.num_waiting
         self._forget_workers(now)
         commands = [command for job in list(self._progress) for command in self._take_progress(job)]
+        commands += self._templates.on_tick(self._watched, now)
         if not tick.is_bus_up:
             return commands
         if not self.is_registered and now >= self._announce_due:

@@ -37,10 +37,10 @@ class HostDevices:
     warning: str = ""
     """What is not offered, and why."""
 
-    def environment(self, slot: Slot) -> dict[str, str]:
-        """Return the variables that show a worker the accelerator of its slot, and no other."""
-        kind, _, index = slot.device.partition(":")
-        return {"CUDA_VISIBLE_DEVICES": self.accelerators[int(index)]} if kind == "cuda" else {}
+    def environment(self, *slots: Slot) -> dict[str, str]:
+        """Return the variables that show a worker the accelerators of these slots, in this order, and no others."""
+        indices = [int(slot.device.partition(":")[2]) for slot in slots if slot.device.startswith("cuda:")]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.accelerators[index] for index in indices)} if indices else {}
 
 
 async def detect_devices(environment: Mapping[str, str]) -> TorchDevices:

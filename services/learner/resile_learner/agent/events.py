@@ -10,7 +10,7 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord, WorkerExit
 from resile_shared.messages.instructions import AssignJobs, PauseWorkers, SendHeartbeat, StopWorkers
 from resile_shared.messages.reports import Report
 
-from ..messages import FromWorker, Order, Pause
+from ..messages import FromWorker, GangPlace, Order, Pause
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,35 @@ class MessageReceived:
 
     job: str
     message: FromWorker
+
+
+@dataclass(frozen=True)
+class WorkerPrepared:
+    """The configuration of a worker is complete. ``key`` names the templates from which it may be forked."""
+
+    job: str
+    worker: int
+    key: str
+
+
+@dataclass(frozen=True)
+class TemplateReady:
+    """Workers can be forked from template ``number``."""
+
+    number: int
+    num_modules: int
+    """The number of modules that it has imported and the fork server has not."""
+    num_bytes: int
+    """Memory that it shares with no other process."""
+
+
+@dataclass(frozen=True)
+class TemplateEnded:
+    """Template ``number`` has ended, or could not be started. ``is_refused``: because of what it imported."""
+
+    number: int
+    reason: str
+    is_refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +84,9 @@ Event = (
     | PauseWorkers
     | SendHeartbeat
     | MessageReceived
+    | WorkerPrepared
+    | TemplateReady
+    | TemplateEnded
     | WorkerExited
     | Tick
 )
@@ -81,11 +113,42 @@ class UnwatchAllocation:
 
 @dataclass(frozen=True)
 class StartWorker:
-    """Start a worker. If that fails, `WorkerExited` reports it."""
+    """Start a worker: get its configuration, then wait for `ForkWorker`. If that fails, `WorkerExited` reports it."""
 
     job: str
     worker: int
     slot: int
+    gang: GangPlace | None = None
+    """Its place in its gang, if its job is a gang."""
+
+
+@dataclass(frozen=True)
+class ForkWorker:
+    """Fork a worker from a template; None: from the fork server, because of ``reason``."""
+
+    job: str
+    worker: int
+    template: int | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class PrepareTemplate:
+    """Start a template for the workers of ``job``; `TemplateReady` or `TemplateEnded` reports it."""
+
+    number: int
+    job: str
+    modules: tuple[str, ...]
+    """Modules that it imports after those of the script's head."""
+    is_urgent: bool
+    """Whether workers wait for it; otherwise training goes first."""
+
+
+@dataclass(frozen=True)
+class EndTemplate:
+    """End a template, but no worker that was forked from it."""
+
+    number: int
 
 
 @dataclass(frozen=True)
@@ -113,14 +176,6 @@ class EndIncarnation:
     is_superseded: bool = False
 
 
-Command = (
-    AnnounceHost
-    | WatchAllocation
-    | UnwatchAllocation
-    | StartWorker
-    | SendToWorker
-    | KillWorker
-    | Heartbeat
-    | Report
-    | EndIncarnation
-)
+HostCommand = StartWorker | ForkWorker | SendToWorker | KillWorker | PrepareTemplate | EndTemplate
+"""About processes of this host."""
+Command = AnnounceHost | WatchAllocation | UnwatchAllocation | HostCommand | Heartbeat | Report | EndIncarnation

@@ -26,14 +26,19 @@ from .events import (
     AnnounceHost,
     Command,
     EndIncarnation,
+    EndTemplate,
     Event,
+    ForkWorker,
+    HostCommand,
     KillWorker,
+    PrepareTemplate,
     SendToWorker,
     StartWorker,
     Tick,
     UnwatchAllocation,
     WatchAllocation,
 )
+from .host_templates import HostTemplates
 from .job_files import JobFiles
 from .log_buffer import MAX_WAITING_LINES
 from .metrics import AgentMetrics
@@ -70,7 +75,9 @@ class AgentIncarnation:
         self._core = AgentCore(hello.host, hello.incarnation)
         self._events: asyncio.Queue[tuple[Event, Context]] = asyncio.Queue()
         self._traces = Traces(hello.host)
-        self._workers = HostWorkers(context, self._post)
+        self._templates = HostTemplates(fork_servers, self._post)
+        self._template_commands: asyncio.Queue[PrepareTemplate | EndTemplate] = asyncio.Queue()
+        self._workers = HostWorkers(context, self._templates, self._post)
         self._runner = WorkerRunner(fork_servers, self._workers)
         self._reports = ReportQueue(bus, Spool(context.folder.path / "facts"))
         self._watches = AllocationWatches(bus.bucket(ALLOCATIONS), self._post)
@@ -95,6 +102,7 @@ class AgentIncarnation:
             self._watch_host(),
             self._watch_fork_server(),
             self._watch_runner(),
+            self._prepare_templates(),
             self._reports.publish(),
             self._send_lines(),
             self._files.upload(),
@@ -172,8 +180,18 @@ class AgentIncarnation:
                 self._reports.put(command)
             case AnnounceHost():
                 self._reports.put(self._hello)
-            case WatchAllocation() | UnwatchAllocation():
+            case WatchAllocation():
                 self._watches.change(command)
+            case UnwatchAllocation(job):
+                self._watches.change(command)
+                self._templates.forget(job)
+            case EndIncarnation():
+                self._finish(command)
+            case _:
+                await self._carry_out_on_host(command)
+
+    async def _carry_out_on_host(self, command: HostCommand) -> None:
+        match command:
             case StartWorker(job, worker):
                 logs = self._context.folder.jobs / job
                 self._runner.start(job, worker, self._workers.prepare(command), log_folder=logs)
@@ -181,8 +199,15 @@ class AgentIncarnation:
                 self._runner.send(job, worker, message)
             case KillWorker(job, worker):
                 self._runner.kill(job, worker)
-            case EndIncarnation():
-                self._finish(command)
+            case ForkWorker():
+                await self._templates.carry_out(command)
+            case PrepareTemplate() | EndTemplate():
+                self._template_commands.put_nowait(command)
+
+    async def _prepare_templates(self) -> None:
+        """Prepare and end templates beside all other commands: a fork server may take seconds to start."""
+        while True:
+            await self._templates.carry_out(await self._template_commands.get())
 
     def _finish(self, end: EndIncarnation) -> None:
         if not self._ended.done():

@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, Span, get_current_span
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.span_queue import ITERATION
-from resile_shared.telemetry import Value, begin, in_span, resumed, traced
+from resile_shared.telemetry import Value, attributes_of, begin, in_span, resumed, traced
 
 from ..messages import (
     ChangeTraced,
@@ -37,10 +37,12 @@ from .events import (
     AllocationGone,
     Command,
     Event,
+    ForkWorker,
     KillWorker,
     MessageReceived,
     SendToWorker,
     StartWorker,
+    TemplateEnded,
     UnwatchAllocation,
     WorkerExited,
 )
@@ -62,6 +64,8 @@ class Traces:
         self._host = host
         self._contexts: dict[str, Context] = {}
         self._starting: dict[Key, tuple[Context, Span]] = {}
+        self._templates: dict[Key, int] = {}
+        """The templates of workers that are being started."""
         self._forming: dict[str, _Forming] = {}
         self._killed: dict[Key, Context] = {}
         self._pauses: dict[str, Context] = {}
@@ -152,6 +156,8 @@ class Traces:
                 case StartWorker(job, worker):
                     span = begin("start worker", job=job, worker=worker, host=self._host)
                     self._starting[job, worker] = get_current(), span
+                case ForkWorker():
+                    self._forked(command)
                 case KillWorker(job, worker):
                     self._killed[job, worker] = get_current()
                 case SendToWorker(job, _, Order(generation=generation)):
@@ -162,6 +168,23 @@ class Traces:
                     self._forget(job)
                 case _:
                     pass
+
+    def _forked(self, fork: ForkWorker) -> None:
+        """Record in the span of a worker's start which template it is forked from, or why it is forked from none."""
+        started = self._starting.get((fork.job, fork.worker))
+        if started is None:
+            return
+        if fork.template is None:
+            started[1].set_attributes(attributes_of({"template": "none", "reason": fork.reason}))
+        else:
+            self._templates[fork.job, fork.worker] = fork.template
+            started[1].set_attributes(attributes_of({"template": fork.template}))
+
+    def _template_ended(self, number: int, reason: str) -> None:
+        """Record that in the spans of workers that should have been forked from it."""
+        for key, template in self._templates.items():
+            if template == number and key in self._starting:
+                self._starting[key][1].set_attributes(attributes_of({"template": "none", "reason": reason}))
 
     def _ordered(self, job: str, generation: int) -> None:
         forming = self._forming.get(job)
@@ -179,6 +202,8 @@ class Traces:
                 self._end_start((job, worker))
             case AllocationGone(job):
                 self._forget(job)
+            case TemplateEnded(number, reason):
+                self._template_ended(number, reason)
             case _:
                 pass
 
@@ -234,6 +259,7 @@ class Traces:
     def _end_start(self, key: Key) -> Context | None:
         """End the span of a worker's start; return the trace that it belongs to."""
         context, span = self._starting.pop(key, (None, None))
+        self._templates.pop(key, None)
         if span is not None:
             span.end()
         return context

@@ -23,6 +23,7 @@ from .devices import HostDevices
 from .environments import JobEnvironments
 from .events import Event, MessageReceived, StartWorker, WorkerExited
 from .folder import AgentFolder
+from .host_templates import HostTemplates, Imports
 from .log_buffer import LogBuffer
 from .outputs import Outputs
 from .packages import Packages, find_script
@@ -50,20 +51,24 @@ class WorkerContext:
 class HostWorkers:
     """Prepares and observes the workers of one incarnation; posts what they do as events of the core."""
 
-    def __init__(self, context: WorkerContext, post: Callable[[Event], None]) -> None:
+    def __init__(self, context: WorkerContext, templates: HostTemplates, post: Callable[[Event], None]) -> None:
         self._context = context
+        self._templates = templates
         self._post = post
         self.lines: defaultdict[Key, LogBuffer] = defaultdict(LogBuffer)
         """What workers printed and is not sent yet."""
         self.has_lines = asyncio.Event()
 
     async def prepare(self, start: StartWorker) -> WorkerConfig:
-        """Fetch what a worker needs; return its configuration. Raises ResileError, OSError."""
+        """Fetch what a worker needs; return its configuration once it can be forked. Raises ResileError, OSError."""
         logger.info("starting worker job=%s worker=%s slot=%s", start.job, start.worker, start.slot)
         with traced("prepare worker", job=start.job, worker=start.worker, slot=start.slot):
-            return await self._configure(start)
+            config, imports, script = await self._configure(start)
+        if config.gang:  # what its script imports may depend on its place
+            return config
+        return await self._templates.choose(config, imports, script=script)
 
-    async def _configure(self, start: StartWorker) -> WorkerConfig:
+    async def _configure(self, start: StartWorker) -> tuple[WorkerConfig, Imports, str]:
         context = self._context
         entry = await context.jobs.get(start.job)
         if entry is None:
@@ -81,9 +86,9 @@ class HostWorkers:
         variables = {
             **spec.env,
             "RESILE_OUTPUT_DIR": str(context.folder.output(start.job)),
-            **context.devices.environment(slots[start.slot]),
+            **context.devices.environment(*(slots[number] for number in _visible_slots(start))),
         }
-        return WorkerConfig(
+        config = WorkerConfig(
             job=start.job,
             worker=start.worker,
             script=str(find_script(package, spec.script)),
@@ -94,8 +99,11 @@ class HostWorkers:
             directory=str(package),
             host=context.address,
             storage=storage,
+            gang=start.gang,
             detection_seconds=context.pool.detection_seconds,
         )
+        imports = Imports(spec.package, config.script, config.directory, environment.folder, spec.env)
+        return config, imports, spec.script
 
     def on_message(self, job: str, message: FromWorker) -> None:
         """Post a worker's message."""
@@ -111,10 +119,14 @@ class HostWorkers:
         logger.warning("what worker %s of job %s prints is not kept any more: %s", worker, job, error.strerror)
 
     async def on_exit(self, job: str, worker: int, exit_: WorkerExit) -> None:
-        """Store the files of a worker whose part is complete, then post its exit."""
-        logger.info("worker exited job=%s worker=%s: %s", job, worker, exit_.describe(f"worker {worker}"))
+        """Store the files of a worker whose part is complete, or else add to its log why it ended; post its exit."""
+        reason = exit_.describe(f"worker {worker}")
+        logger.info("worker exited job=%s worker=%s: %s", job, worker, reason)
         if exit_.kind in ("finished", "left"):
             await self.upload_output(job)
+        else:
+            for line in (exit_.details or reason).splitlines():
+                self.on_line(job, worker, "stderr", line)
         self._post(WorkerExited(job, worker, exit_))
 
     async def upload_output(self, job: str) -> bool:
@@ -125,3 +137,8 @@ class HostWorkers:
         except TimeoutError:
             logger.warning("the output of job %s is not stored yet: it takes over %g seconds", job, UPLOAD_SECONDS)
             return False
+
+
+def _visible_slots(start: StartWorker) -> tuple[int, ...]:
+    """The slots whose accelerators a worker sees: its own, or in a gang all slots of the gang here, by local rank."""
+    return start.gang.local_slots if start.gang else (start.slot,)

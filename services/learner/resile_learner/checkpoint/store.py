@@ -13,6 +13,7 @@ from torch import Tensor
 
 from resile_shared.errors import ResileError
 from resile_shared.storage import MissingObjectError, ObjectStorage, StorageError
+from resile_shared.validation import describe_fault
 
 from ..state.flat import Allocate
 from ..state.memory import ByteStream, tensor_bytes
@@ -316,4 +317,4 @@ def _checkpoint_of(key: str) -> CheckpointId | None:
 
 def _first_fault(error: ValidationError) -> str:
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return describe_fault(".".join(map(str, first["loc"])), first["msg"])

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,18 @@ from .protocol import (
     PreloadFailed,
     ProcessExited,
     ProcessForked,
+    TemplateContent,
+    TemplateExited,
+    TemplateKillRequest,
+    TemplateLoaded,
+    TemplateRequest,
     process_name,
     response,
 )
 from .scratch import remove_stale
 from .worker_process import OnOutput, WorkerProcess
+
+OnTemplate = Callable[[TemplateLoaded | TemplateExited], None]
 
 CLOSE_SECONDS = 15.0
 RETRY_SECONDS = 0.01
@@ -80,6 +87,7 @@ class ForkServerClient:
         self._control = control
         self._log = log
         self._workers: dict[int, WorkerProcess] = {}
+        self._templates: dict[int, OnTemplate] = {}
         self._numbers = itertools.count()
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._fault = WorkerExit(kind="abandoned")
@@ -133,16 +141,32 @@ class ForkServerClient:
         with contextlib.ExitStack() as stack:
             for descriptor in theirs:
                 stack.callback(os.close, descriptor)
-            configuration = os.memfd_create(process_name(config.job, config.worker), os.MFD_CLOEXEC)
-            stack.callback(os.close, configuration)
-            os.write(configuration, config.model_dump_json().encode())
-            os.lseek(configuration, 0, os.SEEK_SET)
+            name = process_name(config.job, config.worker)
+            configuration = _memory_file(stack, name, config.model_dump_json().encode())
             self._workers[number] = worker
             if self._open:
-                await self._send(ForkRequest(process=number), [configuration, *theirs])
+                await self._send(ForkRequest(process=number, template=config.template), [configuration, *theirs])
             else:
                 self._abandon(number)
         return worker
+
+    async def prepare_template(self, number: int, content: TemplateContent, on_template: OnTemplate) -> None:
+        """Start template ``number``, which no other has; ``on_template`` is called when it is ready, and when it ends.
+
+        A template that `end_template` ends is not reported.
+        """
+        self._templates[number] = on_template
+        if not self._open:
+            self._end_templates()
+            return
+        with contextlib.ExitStack() as stack:
+            file = _memory_file(stack, f"resile-template:{number}", content.model_dump_json().encode())
+            await self._send(TemplateRequest(template=number), [file])
+
+    async def end_template(self, number: int) -> None:
+        """Kill a template, but no worker that was forked from it."""
+        if self._templates.pop(number, None) and self._open:
+            await self._send(TemplateKillRequest(template=number), [])
 
     async def close(self) -> None:
         """Kill every worker and all they started, and the fork server; return when they are gone. Idempotent."""
@@ -175,7 +199,9 @@ class ForkServerClient:
         finally:
             self._ended.set_result(None)
 
-    async def _send(self, message: ForkRequest, descriptors: Sequence[int]) -> None:
+    async def _send(
+        self, message: ForkRequest | TemplateRequest | TemplateKillRequest, descriptors: Sequence[int]
+    ) -> None:
         packet = message.model_dump_json().encode()
         while True:
             try:
@@ -216,6 +242,8 @@ class ForkServerClient:
                 self._fault = WorkerExit(kind="not started", message=message, details=details)
             case ProcessForked(process=number, pid=pid):
                 self._workers[number].forked(pid)
+            case TemplateLoaded() | TemplateExited() as report:
+                self._on_template(report)
             case ForkRefused(process=number, reason=reason):
                 message = f"the system refused another process: {reason}"
                 self._workers.pop(number).ended(WorkerExit(kind="not started", message=message))
@@ -246,7 +274,20 @@ class ForkServerClient:
             self._loaded.exception()  # retrieved: every worker's exit reports it as well
         self._abandon_all()
 
+    def _on_template(self, report: TemplateLoaded | TemplateExited) -> None:
+        is_over = isinstance(report, TemplateExited)
+        on_template = self._templates.pop(report.template, None) if is_over else self._templates.get(report.template)
+        if on_template is not None:  # else it was ended meanwhile
+            on_template(report)
+
+    def _end_templates(self) -> None:
+        """Report the end of all templates: they die with the fork server."""
+        while self._templates:
+            number, on_template = self._templates.popitem()
+            on_template(TemplateExited(template=number, reason="its fork server ended"))
+
     def _abandon_all(self) -> None:
+        self._end_templates()
         for number in list(self._workers):
             self._abandon(number)
 
@@ -256,3 +297,13 @@ class ForkServerClient:
             kill(worker.pid)
             kill_session(worker.pid)
         worker.ended(self._fault)
+
+
+def _memory_file(stack: contextlib.ExitStack, name: str, content: bytes) -> int:
+    """Return the descriptor of a memory file, which ``stack`` closes."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    stack.callback(os.close, descriptor)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

@@ -11,7 +11,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,11 +95,12 @@ def descendants(root: int) -> list[Process]:
     return found
 
 
-def kill_session(session: int) -> None:
-    """Kill every process of ``session`` but the janitors, which end by themselves when the others have."""
+def kill_session(session: int, *, keep: Collection[int] = ()) -> None:
+    """Kill every process of ``session`` but ``keep`` and the janitors, which end by themselves when the others have."""
 
     def find() -> list[Process]:
-        return [p for p in processes() if p.session == session and not p.is_zombie and not p.is_janitor]
+        members = (p for p in processes() if p.session == session and not p.is_zombie and not p.is_janitor)
+        return [process for process in members if process.pid not in keep]
 
     deadline = time.monotonic() + MAX_KILL_SECONDS
     while (found := find()) and time.monotonic() < deadline:  # a process can fork between being found and being killed
@@ -108,11 +109,16 @@ def kill_session(session: int) -> None:
         time.sleep(0.001)
 
 
-def kill_strays(keep: Collection[int], *, spare_janitors: bool = True) -> bool:
-    """Kill and reap all children but ``keep``, with all below them; return whether janitors are left."""
+def kill_strays(
+    keep: Collection[int],
+    *,
+    spare_janitors: bool = True,
+    is_known: Callable[[Process], bool] = lambda process: False,
+) -> bool:
+    """Kill and reap all children but ``keep`` and known ones, with all below them; return whether janitors are left."""
     deadline = time.monotonic() + MAX_KILL_SECONDS
     while True:
-        strays = [child for child in _children() if child.pid not in keep]
+        strays = [child for child in _children() if child.pid not in keep and not is_known(child)]
         below = [child for stray in strays for child in descendants(stray.pid)]
         alive = [process for process in (*strays, *below) if not process.is_zombie]
         found = [process for process in alive if not (spare_janitors and process.is_janitor)]

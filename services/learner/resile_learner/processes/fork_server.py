@@ -9,6 +9,7 @@ copies only the thread that calls it. It also holds on to everything below it:
   parent-death signal, should a copy of the socket survive somewhere). The fork server then kills all its descendants,
   being their subreaper, removes its scratch folder and exits. It does not die at once with the parent, since nothing
   would be left to find what the user's script had started.
+- Templates (template.py) are forked from it, and workers from them; those too are its children.
 - During the imports there is nothing below it yet, and it reads no requests: then SIGTERM ends it at once.
 """
 
@@ -16,22 +17,20 @@ import argparse
 import contextlib
 import gc
 import importlib
-import io
 import os
 import select
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 from resile_shared.descriptors import raise_descriptor_limit
 
-from ..messages import Message, WorkerConfig
+from ..messages import Message
 from .descendants import (
     JANITOR_SECONDS,
     adopt_orphans,
@@ -41,6 +40,7 @@ from .descendants import (
     kill_strays,
     signal_on_parent_death,
 )
+from .forked import Entry, adopt, end_library_threads, exit_with, open_outputs, reset_signals
 from .protocol import (
     FORK_DESCRIPTORS,
     MAX_PACKET_BYTES,
@@ -51,11 +51,13 @@ from .protocol import (
     PreloadFailed,
     ProcessExited,
     ProcessForked,
+    TemplateContent,
+    TemplateKillRequest,
+    TemplateRequest,
     request,
 )
 from .scratch import Scratch
-
-Entry = Callable[[WorkerConfig, socket.socket], int]
+from .template_forks import Forked, NotForked, TemplateForks
 
 MAX_ERROR, MAX_DETAILS = 1000, 8000  # characters: escaped, both fit into a packet
 DEFAULT_ENTRY = "resile_learner.worker.bootstrap:main"
@@ -77,6 +79,8 @@ class ForkServer:
         self._janitor_deadline: float | None = None
         """When the janitors of workers that have ended are killed."""
         self._ended = False
+        self._poller = select.poll()
+        self._templates = TemplateForks(self._poller)
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # handled, so that it wakes the loop
         signal.signal(signal.SIGTERM, self._end)
@@ -84,11 +88,11 @@ class ForkServer:
     def run(self) -> None:
         """Serve until the parent has ended."""
         self._send(Preloaded())
-        poller = select.poll()
-        poller.register(self._control, select.POLLIN)
-        poller.register(self._wakeup, select.POLLIN)
+        self._poller.register(self._control, select.POLLIN)
+        self._poller.register(self._wakeup, select.POLLIN)
         while not self._ended:
-            ready = {descriptor for descriptor, _ in poller.poll(self._poll_milliseconds())}
+            ready = {descriptor for descriptor, _ in self._poller.poll(self._poll_milliseconds())}
+            self._poll_templates(ready)  # first: a worker that is reaped has been heard of
             if self._wakeup in ready:
                 os.read(self._wakeup, 4096)
                 self._reap()
@@ -97,14 +101,29 @@ class ForkServer:
 
     def _poll_milliseconds(self) -> float | None:
         """Return how long to wait for the next event; end the janitors whose time is over."""
-        if self._janitor_deadline is None:
-            return None
-        left = self._janitor_deadline - time.monotonic()
-        if left > 0:
-            return 1000 * left
-        self._janitor_deadline = None
-        kill_strays(self._workers, spare_janitors=False)
-        return None
+        left = [self._templates.seconds_left]
+        if self._janitor_deadline is not None:
+            left.append(self._janitor_deadline - time.monotonic())
+            if left[-1] is not None and left[-1] <= 0:
+                self._janitor_deadline = left[-1] = None
+                kill_strays(self._workers, spare_janitors=False, is_known=self._templates.owns)
+        seconds = [each for each in left if each is not None]
+        return 1000 * min(seconds) if seconds else None
+
+    def _poll_templates(self, readable: set[int]) -> None:
+        """Report what templates did, and fork without a template what they could not."""
+        for outcome in self._templates.poll(readable):
+            match outcome:
+                case Forked(process, pid):
+                    self._workers[pid] = process
+                    self._send(ProcessForked(process=process, pid=pid))
+                case NotForked(worker):
+                    self._fork(worker.process, worker.descriptors)
+                    worker.ready.close()
+                    if worker.is_killed:
+                        self._kill(worker.process)
+                case _:
+                    self._send(outcome)
 
     def _end(self, signum: int, frame: FrameType | None) -> None:
         self._ended = True
@@ -118,12 +137,31 @@ class ForkServer:
             self._ended = True
             return
         match request.validate_json(packet):
-            case ForkRequest(process=process):
+            case ForkRequest(process=process, template=None):
                 self._fork(process, descriptors)
+            case ForkRequest(process=process, template=int(template)):
+                self._templates.fork(template, process, descriptors)
             case KillRequest(process=process):
-                for pid, other in self._workers.items():
-                    if other == process:
-                        kill(pid)
+                self._kill(process)
+            case TemplateRequest(template=template):
+                self._prepare(template, descriptors)
+            case TemplateKillRequest() as end:
+                self._templates.end(end)
+
+    def _kill(self, process: int) -> None:
+        self._templates.kill(process)
+        for pid, other in self._workers.items():
+            if other == process:
+                kill(pid)
+
+    def _prepare(self, template: int, descriptors: list[int]) -> None:
+        with open(descriptors[0], "rb") as file:
+            content = TemplateContent.model_validate_json(file.read())
+        self._templates.prepare(template, content, self._entry, close=self._close_in_child)
+
+    def _close_in_child(self) -> None:
+        for descriptor in (self._wakeup, self._wakeup_writer, self._control.detach(), *self._inherited):
+            os.close(descriptor)
 
     def _fork(self, process: int, descriptors: list[int]) -> None:
         try:
@@ -140,26 +178,19 @@ class ForkServer:
 
     def _become_worker(self, descriptors: list[int]) -> None:
         """In the child: become a worker, run it, and end the process."""
-        status = 1
-        try:
+
+        def main() -> int:
             die_with_parent(self._pid)
             adopt_orphans()
             os.setsid()
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            for descriptor in (self._wakeup, self._wakeup_writer, self._control.detach(), *self._inherited):
-                os.close(descriptor)
-            status = self._entry(*_adopt(descriptors))
-        except SystemExit as leaving:
-            status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(OSError, ValueError):
-                sys.stdout.flush()
-            os._exit(status & 0xFF)
+            reset_signals()
+            self._close_in_child()
+            self._templates.close_all()
+            config, agent = adopt(descriptors)
+            open_outputs()
+            return self._entry(config.model_copy(update={"template": None}), agent)
+
+        exit_with(main)
 
     def _reap(self) -> None:
         """Report the workers that have ended, and reap every child that has."""
@@ -170,36 +201,19 @@ class ForkServer:
                 return
             if ended is None:
                 return
-            if ended.si_pid in self._workers and kill_strays(self._workers):
+            is_worker = ended.si_pid in self._workers
+            if is_worker and kill_strays(self._workers, is_known=self._templates.owns):
                 self._janitor_deadline = self._janitor_deadline or time.monotonic() + JANITOR_SECONDS
             process = self._workers.pop(ended.si_pid, None)
-            _, status = os.waitpid(ended.si_pid, 0)
+            _, raw = os.waitpid(ended.si_pid, 0)
+            status = os.waitstatus_to_exitcode(raw)
+            self._templates.ended(ended.si_pid, f"exit status {status}" if status >= 0 else f"signal {-status}")
             if process is not None:
-                self._send(ProcessExited(process=process, status=os.waitstatus_to_exitcode(status)))
+                self._send(ProcessExited(process=process, status=status))
 
     def _send(self, message: Message) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended: the next read shows it
             self._control.send(message.model_dump_json().encode())
-
-
-def _adopt(descriptors: list[int]) -> tuple[WorkerConfig, socket.socket]:
-    """Make the descriptors of a fork request this process's own; return the arguments of the entry function."""
-    ends = dict(zip(FORK_DESCRIPTORS, descriptors, strict=True))
-    os.dup2(ends["stdout"], 1)
-    os.dup2(ends["stderr"], 2)
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        raw = io.FileIO(descriptor, "w", closefd=False)
-        text = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=True)
-        setattr(sys, name, text)
-    os.close(ends["stdout"])
-    os.close(ends["stderr"])
-    for name in ("agent", "config"):
-        os.set_inheritable(ends[name], False)
-    with open(ends["config"], "rb", closefd=False) as file:  # stays open: `protocol.process_name`
-        config = WorkerConfig.model_validate_json(file.read())
-    os.environ.update(config.env)
-    os.chdir(config.directory)
-    return config, socket.socket(fileno=ends["agent"])
 
 
 def _preload(modules: Sequence[str], entry: str) -> Entry:
@@ -207,22 +221,10 @@ def _preload(modules: Sequence[str], entry: str) -> Entry:
         importlib.import_module(name)
     module, _, function = entry.partition(":")
     loaded: Entry = getattr(importlib.import_module(module), function)
-    _end_library_threads()
+    end_library_threads()
     gc.collect()
     gc.freeze()  # so that a worker's collector does not touch, and thereby copy, every page
     return loaded
-
-
-def _end_library_threads() -> None:
-    """Fork once: OpenBLAS starts threads when numpy is imported, ends them before a fork, restarts them on demand."""
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    tasks = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
-    if len(tasks) > 1 or threading.active_count() > 1:
-        threads = ", ".join(thread.name for thread in threading.enumerate())
-        raise RuntimeError(f"an import left {len(tasks)} threads running ({threads}), so no fork is safe")
 
 
 def _remove_staged(folder: Path) -> None:

@@ -12,6 +12,7 @@ import pydantic
 
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import WorkerExit
+from resile_shared.validation import phrase
 
 from ..messages import Failed, Finished, FromWorker, Left, Order, Pause, Stop, encode, from_worker
 from .exits import LastMessage, OutOfMemoryKills, classify
@@ -87,7 +88,7 @@ class WorkerProcess:
                 message = from_worker.validate_json(line)
             except pydantic.ValidationError as error:
                 fault = error.errors()[0]
-                raise MalformedMessageError(self.worker, f"{fault['msg']}, in {line[:200]!r}") from error
+                raise MalformedMessageError(self.worker, f"{phrase(fault['msg'])}, in {line[:200]!r}") from error
             if message.worker != self.worker:
                 raise MalformedMessageError(self.worker, f"it signed as worker {message.worker}")
             if isinstance(message, Finished | Left | Failed):

@@ -37,6 +37,15 @@ _EXPLAINED = {
         "Change buffers in the model's forward(), whose changes are summed over all workers, or after the exchange by "
         "what is equal on all workers",
     ),
+    "evaluations": (
+        "evaluated the closure of the optimizer's step less or more often than {others}",
+        "Return iteration.loss from the closure, and decide in it by nothing that depends on the worker",
+    ),
+    "stream": (
+        "read other samples from the stream than {others}",
+        "Let the stream yield the same samples in the same order in every worker, by (seed, epoch) alone: it is not to "
+        "be divided among workers, and not to depend on the order of a set or of the files in a folder",
+    ),
     "packages": (
         "{has} other packages installed than {others}: {value} instead of {expected}",
         "Require exact versions, as in `--with einops==0.8.1`",

@@ -46,7 +46,8 @@ class AverageWatch:
         @wraps(original)
         def update_parameters(average: AveragedModel, model: nn.Module) -> None:
             if any(model is module for module in self._model.modules()):
-                if not _is_part_of(average, self._state):
+                is_part_of_model = any(average is module for module in self._model.modules())
+                if not (is_part_of_model or _is_part_of(average, self._state)):
                     self._refusal = _not_in_state("the average of weights (AveragedModel)")
                 elif not may_update():
                     self._refusal = UsageError(

@@ -23,8 +23,15 @@ class BatchSchedule:
     """
 
     def __init__(
-        self, batch_size: int, batch_range: BatchRange | None = None, *, replayed: Sequence[BatchStep] = ()
+        self,
+        batch_size: int,
+        batch_range: BatchRange | None = None,
+        *,
+        replayed: Sequence[BatchStep] = (),
+        has_fixed_length: bool = True,
     ) -> None:
+        self.has_fixed_length = has_fixed_length and batch_range is None
+        """Whether the number of iterations was known at the start."""
         self.batch_range = batch_range
         self.steps: tuple[BatchStep, ...] = (BatchStep(iteration=0, batch_size=batch_size),)
         self._replayed = tuple(replayed)

@@ -127,14 +127,19 @@ class BatchPlan:
         indices = self._order(epoch)[start:stop]
         ends_epoch = rest < (self.batch_size if self.drop_last else 1)
         following = Position(epoch + 1) if ends_epoch else Position(epoch, stop)
-        return Batch(epoch, indices, num_shards or self._shards_of(len(indices)), self.batch_size, following)
+        return Batch(epoch, indices, num_shards or self.num_shards_of(len(indices)), self.batch_size, following)
+
+    def ends(self, epoch: int) -> Indices:
+        """Where batches of a sampler's own end in ``epoch``; empty: they follow from the sizes."""
+        return np.empty(0, dtype=np.int64)
 
     def _num_batches(self, num_samples: int) -> int:
         full, rest = divmod(num_samples, self.batch_size)
         is_kept = not self.drop_last and (rest > 1 or (rest and not full))
         return max(1, full + (1 if is_kept else 0))
 
-    def _shards_of(self, samples: int) -> int:
+    def num_shards_of(self, samples: int) -> int:
+        """Into how many shards a batch of ``samples`` is cut."""
         if samples >= self.batch_size:
             return self.num_shards
         usual = self.batch_size / self.num_shards

@@ -88,6 +88,19 @@ class Buffers:
             self._committed[index].copy_(self._now(index))
         self._note_versions(changed)
 
+    def committed(self) -> list[Tensor]:
+        """Copies of the committed values."""
+        return [buffer.clone() for buffer in self._committed]
+
+    @torch.no_grad()
+    def reset(self, committed: list[Tensor]) -> None:
+        """Take back what was committed since `committed` returned these."""
+        for index, value in enumerate(committed):
+            self._committed[index].copy_(value)
+            self._now(index).copy_(value)
+        self._touched.clear()
+        self._note_versions(set(range(len(self._places))))
+
     def digest(self, number: int) -> int:
         """A cheap check of the committed values before iteration ``number``: see `RollingDigest`."""
         return self._digest.at(number)

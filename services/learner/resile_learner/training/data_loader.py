@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     DistributedSampler,
     IterableDataset,
@@ -14,6 +14,7 @@ from torch.utils.data import (
 
 from resile_shared.errors import UsageError
 
+from .batch_samplers import BatchSampler
 from .fetch import Collate
 from .samplers import Sampler
 
@@ -23,45 +24,47 @@ class LoaderSettings:
     """The part of a DataLoader that determines its batches, and the number of its worker processes."""
 
     dataset: Any
-    batch_size: int
+    batch_size: int | None
+    """None: that of the batch sampler."""
     shuffle: bool
     sampler: Sampler | None
     """None: the order of the dataset, shuffled or not."""
+    batch_sampler: BatchSampler | None
+    """One of the script's own."""
     drop_last: bool
     collate_fn: Collate
     num_workers: int
 
 
 def read_loader(loader: Any) -> LoaderSettings:
-    """Read the settings of a DataLoader over a map-style dataset. Raises UsageError for what cannot hold.
+    """Read the settings of a DataLoader. Raises UsageError for what cannot hold.
 
     Its generator is not used: the order of an epoch is a function of the run's seed. What concerns speed alone
     (pin_memory, prefetch_factor, timeout, persistent_workers) is left out.
     """
     if not isinstance(loader, DataLoader):
         raise UsageError(f"the loader is a {type(loader).__name__}: prepare takes a torch.utils.data.DataLoader")
-    if isinstance(loader.dataset, IterableDataset):
-        raise UsageError(
-            f"the loader's dataset ({type(loader.dataset).__name__}) is iterable, not map-style: give one with __len__ "
-            "and __getitem__, so that every sample can be used exactly once with any number of workers"
-        )
     batches = loader.batch_sampler
-    if type(batches) is not BatchSampler:
+    if batches is None:
         raise UsageError(
-            "the loader has a batch sampler of its own: give it batch_size=... and a sampler instead, so that batches "
-            "can be cut into shards"
+            "the loader has batch_size=None, so that each item of the dataset is a batch, which nobody could cut into "
+            "shards: let the dataset return samples, and give the loader a batch_size or a batch_sampler"
         )
     if loader.worker_init_fn is not None:
         raise UsageError(
             "the loader has a worker_init_fn, which does not run: samples are seeded one by one; open what a dataset "
             "reads from in its __getitem__, the first time"
         )
+    own: Any = batches
+    is_usual = type(own) is torch.utils.data.BatchSampler
+    has_sampler = is_usual and not isinstance(loader.dataset, IterableDataset)
     return LoaderSettings(
         dataset=loader.dataset,
-        batch_size=batches.batch_size,
-        shuffle=_is_shuffled(batches.sampler),
-        sampler=_own_sampler(batches.sampler),
-        drop_last=batches.drop_last,
+        batch_size=own.batch_size if is_usual else None,
+        shuffle=is_usual and _is_shuffled(own.sampler),
+        sampler=_own_sampler(own.sampler) if has_sampler else None,
+        batch_sampler=None if is_usual else own,
+        drop_last=is_usual and own.drop_last,
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
     )

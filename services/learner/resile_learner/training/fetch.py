@@ -60,7 +60,16 @@ class Fetcher:
         """The shards of ``keys``, in order; with ``num_workers`` processes some are read ahead."""
         if not self._num_workers:
             return map(self._shards.__getitem__, keys)
-        return iter(DataLoader(self._shards, batch_size=None, sampler=keys, num_workers=self._num_workers))
+        # Without a collate_fn it would turn tuples into lists, and arrays into tensors.
+        return iter(
+            DataLoader(
+                self._shards, batch_size=None, sampler=keys, num_workers=self._num_workers, collate_fn=_unchanged
+            )
+        )
+
+
+def _unchanged(fetched: Any) -> Any:
+    return fetched
 
 
 class _Shards(Dataset[Fetched]):

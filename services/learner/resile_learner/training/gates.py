@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from resile_shared.errors import UsageError
+from .closures import GATED, Closure, Step
 
 
 def gate_method(owner: Any, name: str, is_open: Callable[[], bool]) -> None:
@@ -24,23 +24,21 @@ def gate_method(owner: Any, name: str, is_open: Callable[[], bool]) -> None:
 
 
 def gate_optimizer(
-    optimizer: torch.optim.Optimizer, is_open: Callable[[], bool], *, on_refusal: Callable[[UsageError], UsageError]
+    optimizer: torch.optim.Optimizer, is_open: Callable[[], bool], run_closure: Callable[[Step, Closure], Any]
 ) -> None:
-    """The same for ``optimizer.step``, which `LRScheduler` replaces in the same way and marks. Refuses closures."""
+    """The same for ``optimizer.step``, which `LRScheduler` replaces in the same way and marks.
+
+    A step with a closure is ``run_closure(step, closure)``, with the optimizer's own step.
+    """
+    own = optimizer.step
     gate_method(optimizer, "step", is_open)
     gated = optimizer.step
 
     @wraps(gated)  # with the marks that LRScheduler looks for
-    def step(closure: Callable[[], Any] | None = None) -> Any:
-        if closure is not None:
-            raise on_refusal(
-                UsageError(
-                    "optimizer.step() was called with a closure, which computes the loss again: compute it in the body "
-                    "of the loop, call loss.backward(), and then optimizer.step()"
-                )
-            )
-        return gated()
+    def step(closure: Closure | None = None) -> Any:
+        return gated() if closure is None else run_closure(own, closure)
 
+    setattr(step, GATED, True)
     optimizer.step = step  # type: ignore[method-assign]
 
 

@@ -224,6 +224,19 @@ class Gradients:
         return self._hosts[slot, bucket]
 
 
+def gradients_of(optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Tensor]) -> list[Gradients]:
+    """The gradients that each optimizer steps with: with a single one, those of all trainable parameters."""
+    if len(optimizers) == 1:
+        return [Gradients([parameter for parameter in parameters if parameter.requires_grad])]
+    order = {id(parameter): index for index, parameter in enumerate(parameters)}
+    result = []
+    for optimizer in optimizers:
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        held = [parameter for parameter in held if parameter.requires_grad and id(parameter) in order]
+        result.append(Gradients(sorted(held, key=lambda parameter: order[id(parameter)])))
+    return result
+
+
 @dataclass
 class _Leaf:
     """The leaf whose backward pass is running, and what to do with each bucket once it is complete."""

@@ -1,10 +1,11 @@
 """One iteration of the training loop: the shards this worker computes, and the exchange that makes them one batch."""
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -47,6 +48,10 @@ class NotANumber(ResileError):
         )
 
 
+class EvaluationAbandoned(Exception):
+    """A member was lost while a closure was evaluated: the optimizer's step is undone."""
+
+
 def _remembered(method: Callable[Concatenate["Iteration", P], T]) -> Callable[Concatenate["Iteration", P], T]:
     """Keep what ``method`` raises: a script that catches it is refused again, and not for what follows from it."""
 
@@ -75,14 +80,15 @@ class Iteration:
         *,
         seed: int,
         fetch: Callable[[], Fetched],
-        fetch_spare: Callable[[], Fetched],
+        fetch_again: Callable[[int], Fetched],
+        keeps_shards: bool,
         gradients: Gradients,
         buffers: Buffers,
         rounds: Rounds,
         phases: Phases,
         scalers: Sequence[GradScaler],
         determinism: Determinism,
-        header: RoundHeader,
+        header: Callable[[int], RoundHeader],
         last: tuple[int, float],
         measures_noise: bool,
         turn: int = 0,
@@ -96,6 +102,7 @@ class Iteration:
         self.epoch = batch.epoch
         self.ends_epoch = batch.ends_epoch and self.is_last_turn
         self.num_samples = len(batch.indices)
+        self.num_shards = batch.num_shards
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
         self.norms: SquaredNorms | None = None
@@ -106,18 +113,17 @@ class Iteration:
         self._seed = seed
         self._batch_number = number // num_turns
         self._fetch = fetch
-        self._fetch_spare = fetch_spare
+        self._fetch_again = fetch_again
+        self._keeps_shards = keeps_shards
+        self._kept: dict[int, Fetched] = {}
         self._gradients = gradients
         self._buffers = buffers
-        self._plan = gradients.begin(batch.num_shards, held, measures_norms=measures_noise)
-        self._round = rounds.open(batch.num_shards, gradients.partials(self._plan), gradients.sums())
-        self._leaves: list[tuple[dict[str, Tensor | float], Deltas]] = []
-        self._indices: list[Indices] = []
+        self._rounds = rounds
         self._allows_nan = False
         self._phases = phases
         self._scalers = scalers
         self._determinism = determinism
-        self._header = header
+        self._make_header = header
         self._last = last
         self._measures_noise = measures_noise
         self._processor = 0.0
@@ -129,18 +135,75 @@ class Iteration:
         self._is_spare = False
         """Whether the shard under way is another worker's, and counts for nothing."""
         self.refusal: ResileError | None = None
+        self.num_exchanges = 0
+        """More than one where a closure is evaluated several times."""
+        self._is_in_closure = False
+        self._first: tuple[float | None, dict[str, float]] | None = None
+        """Loss and metrics of the first evaluation."""
+        self._begin_evaluation()
+
+    def _begin_evaluation(self) -> None:
+        self.outcome = None
+        self._first_shard = None
+        self._header = self._make_header(self.num_exchanges)
+        self._plan = self._gradients.begin(self._batch.num_shards, self._held, measures_norms=self._measures_noise)
+        partials, sums = self._gradients.partials(self._plan), self._gradients.sums()
+        self._round = self._rounds.open(self._batch.num_shards, partials, sums)
+        self._leaves: list[tuple[dict[str, Tensor | float], Deltas]] = []
+        self._indices: list[Indices] = []
+
+    def begin_closure(self) -> None:
+        """The optimizer's step evaluates a closure: the shards are computed, and exchanged, once for each evaluation.
+
+        Raises UsageError if they were already, and for a second step.
+        """
+        if self.num_exchanges or self._is_in_closure:
+            raise UsageError(
+                "optimizer.step(closure) was called after the gradients of the iteration were exchanged, or twice: "
+                "call it once, and compute and exchange them in the closure alone"
+            )
+        self._is_in_closure = self._keeps_shards = True
+
+    def end_closure(self) -> None:
+        """The step is complete. The loss of the iteration is that of the first evaluation, as ``step`` returns it."""
+        if not self.outcome:
+            raise UsageError("the optimizer did not call the closure that its step was given")
+        self._is_in_closure = False
+        if self._first:
+            self.loss, self.metrics = self._first
+
+    def evaluate_again(self) -> bool:
+        """Begin another evaluation, if the step of the optimizer needs one; return whether it does."""
+        if not (self._is_in_closure and self.outcome):
+            return False
+        self._first = self._first or (self.loss, self.metrics)
+        self._begin_evaluation()
+        return True
+
+    @property
+    def is_exchanged(self) -> bool:
+        """Whether the gradients of the global batch are exchanged, and no closure is to be evaluated again."""
+        return self.outcome is not None and not self._is_in_closure
+
+    @property
+    def is_first_evaluation(self) -> bool:
+        """Whether the shards are computed for the first time."""
+        return self.num_exchanges == 0
 
     def shards(self) -> Iterator[Any]:
         """The collated batches of the shards that this worker computes; call `backward` once for each."""
+        if self.lost and self._is_in_closure:
+            raise EvaluationAbandoned
+        self.evaluate_again()
         self._processor = time.process_time()
         for done, leaf in enumerate(range(*self._held)):
             is_last = done == self.num_held - 1
-            if is_last and self._is_compared and self._held.lo > 0:
+            if is_last and self._compares and self._held.lo > 0:
                 yield from self.spare_shard()  # before the last shard, whose gradients are exchanged as they come
             self._phases.enter("data")
-            fetched = self._fetch()
-            if self._is_compared and leaf == 0:
-                check_same_batch(fetched.batch, read_twice(self._fetch_spare).batch)
+            fetched = self._read(leaf)
+            if self._compares and leaf == 0:
+                check_same_batch(fetched.batch, read_twice(partial(self._fetch_again, 0)).batch)
                 self._first_batch = fetched.batch
             self._indices.append(fetched.indices)
             self._begin_shard(leaf)
@@ -151,6 +214,18 @@ class Iteration:
             with self._watch.shard(is_last=is_last):
                 yield fetched.batch
             self._check_shard(is_computed=len(self._leaves) == done + 1)
+
+    @property
+    def _compares(self) -> bool:
+        return self._is_compared and self.is_first_evaluation
+
+    def _read(self, leaf: int) -> Fetched:
+        """Read a shard: again for a later evaluation, since the body may have changed what it was given."""
+        fetched = self._kept.get(leaf) or (self._fetch() if self.is_first_evaluation else self._fetch_again(leaf))
+        if not self._keeps_shards:
+            return fetched
+        self._kept[leaf] = fetched
+        return fetched._replace(batch=copy.deepcopy(fetched.batch))
 
     @property
     def num_held(self) -> int:
@@ -168,7 +243,8 @@ class Iteration:
         Its backward pass goes through `compute`, and nothing of it counts.
         """
         self._phases.enter("data")
-        fetched = read_twice(self._fetch_spare) if self._is_compared else self._fetch_spare()
+        read = partial(self._fetch_again, 0)
+        fetched = read_twice(read) if self._compares else read()
         self._first_batch = fetched.batch
         self._begin_shard(0)
         self._is_spare = True
@@ -233,7 +309,7 @@ class Iteration:
                 f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
             )
         check_not_summed(loss, num_samples=len(self._batch.shard(leaf)))
-        if self._is_compared:
+        if self._compares:
             self._watch.on_loss()
             if leaf == 0:
                 self._first_shard = fingerprint(self._first_batch, values["loss"])
@@ -254,7 +330,8 @@ class Iteration:
     def exchange(self) -> bool:
         """Sum over all workers: parameters get the gradients, and the model the buffers, of the global batch.
 
-        Returns False when a member was lost meanwhile: nothing has changed, and the loop repeats the iteration.
+        Returns False when a member was lost meanwhile: nothing has changed, and the loop repeats the iteration. In a
+        closure it ends the optimizer's step then, which is undone.
         """
         if self.outcome or self.lost:
             raise UsageError("iteration.exchange() was called a second time: call it once, after the last shard")
@@ -273,11 +350,13 @@ class Iteration:
             self.outcome = self._round.finish(replace(self._header, computed=computed), next_iteration=self.number + 1)
         except Abandoned as lost:
             self.lost = lost
+            if self._is_in_closure:
+                raise EvaluationAbandoned from lost
             return False
         totals = self.outcome.totals
         self.metrics = dict(totals.scalars)
         self.loss = self.metrics.pop("loss")
-        if math.isnan(self.loss) and not self._allows_nan:
+        if math.isnan(self.loss) and self.is_first_evaluation and not self._allows_nan:
             raise NotANumber(self.number)
         self._determinism.reproducibility.agree(totals.operations)
         self._determinism.apply()  # the update depends on it as well
@@ -286,6 +365,7 @@ class Iteration:
         if self._measures_noise:
             of_batch = self._gradients.square_of_sums() / self._scale**2
             self.norms = SquaredNorms(self.metrics.pop(SHARD_SQUARES), of_batch)
+        self.num_exchanges += 1
         seed_all(mix(self._seed, "update", self.number))  # whichever shard this worker computed last
         self._phases.enter("callback")
         return True

@@ -4,7 +4,7 @@ It is part of every checkpoint and of the result, so it has at most `MAX_CLOSED`
 way: when there are more, epochs that follow each other share an entry with their sums.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -19,13 +19,18 @@ MAX_CLOSED = 1000
 
 
 class Ledger:
-    """Counts uses of samples, epoch by epoch."""
+    """Counts uses of samples, epoch by epoch. ``drawn`` returns the indices that a sampler draws in an epoch.
 
-    def __init__(self, num_samples: int) -> None:
-        self._num_samples = num_samples
+    Without ``num_samples`` an epoch has as many as the highest index says.
+    """
+
+    def __init__(self, num_samples: int | None = None, drawn: Callable[[int], Indices] | None = None) -> None:
+        self._num_samples = num_samples or 0
+        self._grows = num_samples is None
+        self._drawn = drawn
         self._closed: list[EpochCount] = []
         self._epoch = 0
-        self._uses: NDArray[np.uint16] = np.zeros(num_samples, dtype=np.uint16)
+        self._uses = self._unused()
         self.samples_seen = 0
 
     def commit(self, epoch: int, indices: Indices) -> None:
@@ -35,7 +40,10 @@ class Ledger:
             if len(self._closed) > MAX_CLOSED:
                 self._closed = _coalesced(self._closed)
             self._epoch = epoch
-            self._uses = np.zeros(self._num_samples, dtype=np.uint16)
+            self._uses = self._unused()
+        if self._grows and len(indices):
+            missing = max(0, int(indices.max()) + 1 - len(self._uses))
+            self._uses = np.concatenate([self._uses, np.zeros(missing, dtype=np.uint32)])
         np.add.at(self._uses, indices, 1)
         self.samples_seen += len(indices)
 
@@ -47,8 +55,21 @@ class Ledger:
         once = int(np.count_nonzero(self._uses == 1))
         never = int(np.count_nonzero(self._uses == 0))
         return EpochCount(
-            epoch=self._epoch, samples=self._num_samples, once=once, more=self._num_samples - once - never, never=never
+            epoch=self._epoch,
+            samples=len(self._uses),
+            once=once,
+            more=len(self._uses) - once - never,
+            never=never,
+            as_drawn=self._is_as_drawn(self._drawn) if self._drawn else None,
         )
+
+    def _is_as_drawn(self, drawn: Callable[[int], Indices]) -> bool:
+        """Whether the samples used so far are the first of the epoch that a sampler drew."""
+        first = drawn(self._epoch)[: int(self._uses.sum())]
+        return np.array_equal(self._uses, np.bincount(first, minlength=self._num_samples))
+
+    def _unused(self) -> NDArray[np.uint32]:
+        return np.zeros(self._num_samples, dtype=np.uint32)
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger as plain values."""
@@ -63,7 +84,7 @@ class Ledger:
         """Take over what `state_dict` returned elsewhere."""
         self._closed = [EpochCount(**count) for count in state["closed"]]
         self._epoch = state["epoch"]
-        self._uses = np.array(state["uses"], dtype=np.uint16)
+        self._uses = np.array(state["uses"], dtype=np.uint32)
         self.samples_seen = state["samples_seen"]
 
 
@@ -92,4 +113,5 @@ def _sum(one: EpochCount, other: EpochCount) -> EpochCount:
         once=one.once + other.once,
         more=one.more + other.more,
         never=one.never + other.never,
+        as_drawn=None if one.as_drawn is None else bool(one.as_drawn and other.as_drawn),
     )

@@ -18,6 +18,8 @@ from .settings import Mode
 from .validation import Validation
 
 Datasets = Callable[[], tuple[Any, Any]]
+TARGETS = ("labels", "label", "targets", "target")
+"""Names that the targets may have in a sample that is a dict."""
 BatchFunction = Callable[[Any, Any], Tensor]
 
 
@@ -36,6 +38,12 @@ class Callback:
     def on_epoch(self, loop: ElasticLoop, epoch: int) -> None:
         """An epoch's last iteration was made; its validation, if any, comes next."""
 
+    def on_validation(self, loop: ElasticLoop, epoch: int, scores: Mapping[str, float]) -> None:
+        """The validation at the end of ``epoch`` is complete.
+
+        Called before the next iteration. If the lowest rank changes just then, the call may be missing or come twice.
+        """
+
     def on_end(self, loop: ElasticLoop, result: Result) -> None:
         """Training is complete."""
 
@@ -43,10 +51,13 @@ class Callback:
 class ElasticModel:
     """A model that trains elastically.
 
-    ``datasets`` is called once in each worker and returns a map-style training dataset and one for validation, or
-    None; samples collate to a pair of inputs and targets. ``loss_fn(outputs, targets)`` and each of ``metrics``
+    ``datasets`` is called once in each worker and returns a training dataset, and a map-style one for validation, or
+    None. Samples are tuples of the model's inputs and at last the targets, or dicts of its inputs by name, with the
+    targets under "labels", "label", "targets" or "target". ``loss_fn(outputs, targets)`` and each of ``metrics``
     return the mean over the batch. ``lr_scheduler`` steps once an iteration. ``autocast`` is a dtype for
-    torch.autocast, such as torch.bfloat16; ``grad_scaler`` goes with torch.float16.
+    torch.autocast, such as torch.bfloat16; ``grad_scaler`` goes with torch.float16. After `train` the object has its
+    ``result``, the ``scores`` of the last validation, and whether this worker ``is_lowest_rank``, which should print
+    and write files.
     """
 
     def __init__(
@@ -77,6 +88,10 @@ class ElasticModel:
         self._collate_fn = collate_fn
         self._num_workers = num_workers
         self._threads = threads
+        self.result: Result | None = None
+        self.is_lowest_rank = True
+        self._epoch: int | None = None
+        """The epoch of the newest iteration on this worker."""
         self._trained = False
         self._has_checked_loss = False
 
@@ -126,15 +141,31 @@ class ElasticModel:
         )
         loop.require_equal(clip_grad_norm=clip_grad_norm, autocast=self._autocast)
         for iteration in loop:
+            if iteration.epoch != self._epoch:
+                self._report_validation(loop)
+            self._epoch = iteration.epoch
             self._compute(iteration)
             if iteration.exchange():
                 self._update(clip_grad_norm)
                 self._call_back(loop, iteration)
         assert loop.result is not None
+        self.result, self.is_lowest_rank = loop.result, loop.is_lowest_rank
+        self._report_validation(loop)
         if loop.is_lowest_rank:
             for callback in self._callbacks:
                 callback.on_end(loop, loop.result)
         return loop.result
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """The scores of the last validation; empty without one, and before the end of `train`."""
+        return self.result.validation if self.result else {}
+
+    def _report_validation(self, loop: ElasticLoop) -> None:
+        """Pass the scores of the epoch that has ended to the callbacks, if this worker has seen the epoch."""
+        if self._epoch is not None and loop.is_lowest_rank and loop.validation:
+            for callback in self._callbacks:
+                callback.on_validation(loop, self._epoch, loop.validation)
 
     def _load_datasets(self) -> tuple[Any, Any]:
         pair = self._datasets()
@@ -161,15 +192,11 @@ class ElasticModel:
             iteration.backward(loss, scaler=self._grad_scaler, **metrics)
 
     def _forward(self, model: nn.Module, batch: Any) -> tuple[Any, Any, Tensor]:
-        if not (isinstance(batch, tuple | list) and len(batch) == 2):
-            raise UsageError(
-                "a sample of the dataset is not a pair (input, target): return pairs, give a collate_fn that makes "
-                "pairs, or use ElasticLoop"
-            )
+        arguments, named, targets = _split(batch)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        inputs, targets = (_moved(part, device) for part in batch)
+        arguments, named, targets = _moved(arguments, device), _moved(named, device), _moved(targets, device)
         with torch.autocast(device.type, dtype=self._autocast, enabled=self._autocast is not None):
-            outputs = model(inputs)
+            outputs = model(*arguments, **named)
             return outputs, targets, self._loss_fn(outputs, targets)
 
     def _scores(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
@@ -199,5 +226,24 @@ class ElasticModel:
                 callback.on_epoch(loop, iteration.epoch)
 
 
+def _split(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Positional and named arguments of the model, and the targets. Raises UsageError."""
+    if isinstance(batch, tuple | list) and len(batch) >= 2:
+        return tuple(batch[:-1]), {}, batch[-1]
+    if isinstance(batch, Mapping):
+        name = next((name for name in TARGETS if name in batch), None)
+        if name is not None and len(batch) >= 2:
+            return (), {key: value for key, value in batch.items() if key != name}, batch[name]
+    raise UsageError(
+        "a sample of the dataset is neither a pair (input, target), nor a longer tuple with the target at last, nor a "
+        f"dict with the target under one of {', '.join(TARGETS)}: return one of these, give a collate_fn that makes "
+        "them, or use ElasticLoop"
+    )
+
+
 def _moved(value: Any, device: torch.device) -> Any:
-    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if type(value) in (tuple, list):
+        return type(value)(_moved(item, device) for item in value)
+    return {key: _moved(item, device) for key, item in value.items()} if type(value) is dict else value

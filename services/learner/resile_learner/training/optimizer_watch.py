@@ -25,8 +25,6 @@ class OptimizerWatch:
         self._parameters = list(model.parameters())
         self._requires_grad = [parameter.requires_grad for parameter in self._parameters]
         self._trained = self._ids()
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise UsageError("LBFGS computes the loss several times a step, and an iteration does once: use another")
         if not set(self._trained) <= {id(parameter) for parameter in self._parameters}:
             raise UsageError(
                 "the optimizer trains parameters that are not the model's, whose gradients no worker would exchange: "
@@ -37,7 +35,10 @@ class OptimizerWatch:
                 "the learning-rate schedule is not part of the run's state, so that a worker that joins or resumes "
                 'would begin it anew: pass it to the training call, as in ElasticLoop(..., state={"schedule": ...})'
             )
-        optimizer.register_step_post_hook(self._on_step)
+        self._has_begun = False
+        """Whether a step has begun since one ended: a step may call that of its base class, and counts once."""
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
 
     def check(self) -> None:
         """Raises UsageError when other parameters are trained than before the training call."""
@@ -89,8 +90,12 @@ class OptimizerWatch:
     def _ids(self) -> list[int]:
         return [id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]]
 
-    def _on_step(self, *arguments: object) -> None:
-        self.steps += 1
+    def _before_step(self, *arguments: object) -> None:
+        self._has_begun = True
+
+    def _after_step(self, *arguments: object) -> None:
+        self.steps += self._has_begun
+        self._has_begun = False
 
 
 def _has_schedule(state: Mapping[str, Any]) -> bool:

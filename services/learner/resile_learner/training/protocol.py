@@ -142,8 +142,9 @@ class TrainingProtocol:
         progress.loss, progress.metrics = loss, dict(metrics)
         self.reports.noise_scale = noise_scale
         self._computation.begin_iteration(progress.iteration)
-        ends_epoch = (batch.ends_epoch and progress.turn == 0) or progress.iteration == progress.iterations_total
-        if ends_epoch and self._validator:
+        ends_run = progress.iteration == progress.iterations_total
+        ends_epoch = (batch.ends_epoch and progress.turn == 0) or ends_run
+        if ends_epoch and self._validator and (ends_run or self._validator.is_due(batch.epoch)):
             self._validator.start()
             ends_epoch = False
         self.reports.on_commit(batch, outcome, ends_epoch=ends_epoch)

@@ -97,7 +97,7 @@ class Reports:
                 iteration_seconds=self._iteration_seconds,
                 samples_seen=self._ledger.samples_seen,
                 ends_epoch=ends_epoch,
-                iterations_total=progress.iterations_total if self._schedule.batch_range else None,
+                iterations_total=None if self._schedule.has_fixed_length else progress.iterations_total,
                 measurement=self._measurements.take(view),
                 noise_scale=self.noise_scale,
             )

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sized
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from resile_shared.errors import UsageError
 
-from .batches import BatchPlan, Indices
-from .seeds import mix, seeded
+from .batch_samplers import BatchSampler, sampled_batches
+from .batches import BatchPlan, Indices, default_num_shards
+from .drawing import drawing
+from .seeds import mix
 
 KEPT_EPOCHS = 2
 """The one under way, and the next one, which processes that read ahead ask for."""
@@ -26,18 +27,26 @@ class Sampler(Sized, Protocol):
 def planned(
     num_samples: int,
     batch_size: int,
-    num_shards: int,
+    num_shards: int | None,
     *,
     seed: int,
     shuffle: bool,
     drop_last: bool,
     sampler: Sampler | None,
+    batch_sampler: BatchSampler | None = None,
 ) -> BatchPlan:
-    """The batches of epochs over a dataset of ``num_samples`` samples, in the order of ``sampler`` if there is one."""
+    """The batches of epochs over a dataset of ``num_samples`` samples, in the order of a sampler if there is one.
+
+    A batch sampler decides by itself how many samples each batch has. Raises UsageError.
+    """
+    if batch_sampler is not None:
+        more = {"sampler": sampler, "drop_last": drop_last}
+        return sampled_batches(batch_sampler, num_samples=num_samples, num_shards=num_shards, seed=seed, more=more)
+    shards = default_num_shards(batch_size) if num_shards is None else num_shards
     if sampler is None:
-        return BatchPlan(num_samples, batch_size, num_shards, seed, shuffle, drop_last)
+        return BatchPlan(num_samples, batch_size, shards, seed, shuffle, drop_last)
     order = SamplerOrder(sampler, num_samples=num_samples, seed=seed)
-    return BatchPlan(len(sampler), batch_size, num_shards, seed, drop_last=drop_last, order=order)
+    return BatchPlan(len(sampler), batch_size, shards, seed, drop_last=drop_last, order=order)
 
 
 class SamplerOrder:
@@ -71,12 +80,7 @@ class SamplerOrder:
         return self._kept[epoch]
 
     def _draw(self, epoch: int) -> Indices:
-        value = mix(self._seed, "order", epoch)
-        with seeded(value):
-            if hasattr(self._sampler, "set_epoch"):
-                self._sampler.set_epoch(epoch)
-            if isinstance(getattr(self._sampler, "generator", None), torch.Generator):
-                self._sampler.generator.manual_seed(value)
+        with drawing(self._sampler, mix(self._seed, "order", epoch), epoch):
             indices = np.array([int(index) for index in self._sampler], dtype=np.int64)
         self._check(indices, epoch)
         return indices
@@ -97,4 +101,6 @@ class SamplerOrder:
 
 def order_digest(plan: BatchPlan) -> str | None:
     """A digest of the first epoch that a sampler draws, to be compared with that of other workers."""
-    return hashlib.sha256(plan.order(0).tobytes()).hexdigest() if plan.order else None
+    if plan.order is None:
+        return None
+    return hashlib.sha256(plan.order(0).tobytes() + plan.ends(0).tobytes()).hexdigest()

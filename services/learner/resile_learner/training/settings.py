@@ -13,6 +13,7 @@ from ..devices import device_class
 from ..state.facts import Facts
 from .digest import dataset_digest, params_sha256
 from .learning_rate import RULES, LearningRateRule
+from .stream_reader import is_stream
 from .torch_settings import script_settings
 
 Mode = Literal["same-bits", "fast"]
@@ -62,8 +63,11 @@ def facts_of(
 ) -> Facts:
     """Collect the facts of a run before its first iteration; ``more`` are further settings that must be equal."""
     facts = {name: str(value) for name, value in {**vars(settings), **more}.items()}
-    facts["samples"] = str(len(dataset))
-    facts["dataset"] = dataset_digest(dataset)
+    if is_stream(dataset):  # compared as it is read
+        facts["dataset"] = type(dataset).__name__
+    else:
+        facts["samples"] = str(len(dataset))
+        facts["dataset"] = dataset_digest(dataset)
     facts["validation_samples"] = str(num_validation_samples)
     facts["initial_model"] = params_sha256(model)
     if settings.mode == "same-bits":

@@ -19,7 +19,7 @@ from .seeds import mix, seed_all
 
 @dataclass(frozen=True)
 class Validation:
-    """What to compute at the end of each epoch.
+    """What to compute after ``every`` epochs, and at the end.
 
     ``scores`` is called with the model, in eval mode and without gradients, and a collated batch; it returns means
     over the batch by name.
@@ -28,6 +28,7 @@ class Validation:
     dataset: Any
     scores: Callable[[nn.Module, Any], Mapping[str, Tensor | float]]
     collate_fn: Collate | None = None
+    every: int = 1
 
 
 class Validator:
@@ -51,6 +52,10 @@ class Validator:
     def in_progress(self) -> bool:
         """Whether a validation was started and not completed."""
         return self._next is not None
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether a validation follows ``epoch``, which is not the last."""
+        return (epoch + 1) % self._validation.every == 0
 
     def start(self) -> None:
         """Begin with the first batch."""

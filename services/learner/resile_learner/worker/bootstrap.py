@@ -7,14 +7,17 @@ import runpy
 import socket
 import sys
 from functools import partial
+from importlib import import_module
 
 from ..collectives.poller import LinkPoller
-from ..messages import Failed, Finished, Warned, WorkerConfig
+from ..messages import COMPAT, Failed, Finished, Warned, WorkerConfig
 from ..session import enter_session
 from ..training.seeds import seed
 from .control import Withdrawn
 from .control_thread import ControlThread
 from .failure import failed, raised
+from .gang import run_in_gang
+from .imported import ImportWatch
 from .lone_script import LoneTraining
 from .session import WorkerSession
 
@@ -30,16 +33,22 @@ def main(config: WorkerConfig, agent: socket.socket) -> int:
     The outcome is reported to the agent over ``agent``; a leaver's process ends inside its training call.
     """
     _keep_freed_memory()
+    if config.gang is not None:
+        run_in_gang(config, config.gang, agent)
+    watch = ImportWatch(os.path.dirname(config.script))
     poller = LinkPoller()
     thread = ControlThread(config, agent, poller)
     thread.start()
-    session = WorkerSession(config, thread.control, poller, leave=partial(thread.leave_process, status=0))
+    session = WorkerSession(
+        config, thread.control, poller, imported=watch.imported, leave=partial(thread.leave_process, status=0)
+    )
     enter_session(session)
     LoneTraining(
         is_called=lambda: session.training_called,
         report=lambda text: thread.control.report(Warned(worker=config.worker, message=text)),
     )
-    seed()
+    if config.template is None:  # a template has seeded, and then imported what may draw random numbers
+        seed()
     outcome = _run_script(config, session)
     if isinstance(outcome, Finished):
         atexit._run_exitfuncs()  # the script's own, which the end of a forked process would skip
@@ -65,6 +74,8 @@ def _run_script(config: WorkerConfig, session: WorkerSession) -> Finished | Fail
     sys.argv = [config.script, *config.args]
     sys.path.insert(0, os.path.dirname(config.script))
     try:
+        if compat := os.environ.get(COMPAT):
+            import_module(compat).activate(config.env)
         runpy.run_path(config.script, run_name="__main__")
     except Withdrawn:
         return None

@@ -26,7 +26,7 @@ from ..membership.events import (
     SyncState,
 )
 from ..membership.view import MembershipView
-from ..messages import ChangeTraced, Left, Message, Order, Ready, Warned, WorkerConfig
+from ..messages import ChangeTraced, Imported, Left, Message, Order, Ready, Warned, WorkerConfig
 from ..session import SecondTrainingCall, StateLost, View
 from ..state.flat import FlatState
 from ..state.run import RunState
@@ -36,15 +36,22 @@ NO_STATE = -1
 
 
 class WorkerSession:
-    """Implements `Session` for a worker process, which ``leave`` ends."""
+    """Implements `Session` for a worker process, which ``leave`` ends; ``imported`` says what its script imported."""
 
     def __init__(
-        self, config: WorkerConfig, control: WorkerControl, poller: LinkPoller, *, leave: Callable[[], NoReturn]
+        self,
+        config: WorkerConfig,
+        control: WorkerControl,
+        poller: LinkPoller,
+        *,
+        leave: Callable[[], NoReturn],
+        imported: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._config = config
         self._control = control
         self._poller = poller
         self._leave_process = leave
+        self._imported = imported
         self._exchange = GradientExchange(
             poller, config.worker, MemoryAgreement(config.worker, host=find_host(), report=self._warn)
         )
@@ -94,6 +101,8 @@ class WorkerSession:
         if self.training_called:
             raise SecondTrainingCall
         self.training_called = True
+        if imported := tuple(self._imported()):
+            self._control.report(Imported(worker=self._config.worker, modules=imported))
         self._control.report(ready.model_copy(update={"worker": self._config.worker}))
         self._control.post(ScriptReady())
         with self.changes.step("wait for membership"):

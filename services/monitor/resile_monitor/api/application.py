@@ -25,6 +25,7 @@ from .pool import Pool
 from .problems import Handler, ProblemError, problems
 from .requests import MAX_BODY_BYTES
 from .sessions import Sessions
+from .slots import Slots
 from .tenants import Tenants
 from .traces import TraceViews
 from .usage import Usage
@@ -33,6 +34,10 @@ from .webhooks import Webhooks
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 3.0
+_PARTS = (
+    *(Jobs, Hosts, Policy, Tenants, Usage, Slots, Packages),
+    *(Downloads, Events, Logs, Models, Webhooks, TraceViews),
+)
 
 
 def application(pool: Pool, *, token: str | None) -> web.Application:
@@ -77,7 +82,7 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
     made.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
     made.add_routes(sessions.routes())
     made.add_routes(Page().routes())
-    for part in (Jobs, Hosts, Policy, Tenants, Usage, Packages, Downloads, Events, Logs, Models, Webhooks, TraceViews):
+    for part in _PARTS:
         made.add_routes(part(pool).routes())
     made.on_shutdown.append(close)
     return made

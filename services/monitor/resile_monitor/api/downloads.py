@@ -1,4 +1,4 @@
-"""What a job leaves in object storage: its final model, and what its workers wrote."""
+"""What a job has in object storage: the code that was submitted, its final model, and what its workers wrote."""
 
 import asyncio
 import tarfile
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from resile_shared.http_server import WRITE_SECONDS
-from resile_shared.storage import ObjectStorage
+from resile_shared.storage import MissingObjectError, ObjectStorage
 
 from .pool import Pool
 from .problems import ProblemError
@@ -25,6 +25,7 @@ class Downloads:
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
         return [
+            web.get("/v1/jobs/{job}/code", self._code, allow_head=False),
             web.get("/v1/jobs/{job}/model", self._model, allow_head=False),
             web.get("/v1/jobs/{job}/output", self._output, allow_head=False),
         ]
@@ -40,8 +41,20 @@ class Downloads:
                 "unknown", f"job {record.job} completed without a file of its model: its warnings say why"
             )
         key = f"jobs/{record.job}/{record.completed.model}"
+        return await self._send_object(request, key, f"{record.job}.safetensors", "application/octet-stream")
+
+    async def _code(self, request: web.Request) -> web.StreamResponse:
+        record = await self._pool.record(request.match_info["job"])
+        try:
+            return await self._send_object(
+                request, record.spec.package, f"{record.job}-code.tar.gz", "application/gzip"
+            )
+        except MissingObjectError:
+            raise ProblemError("unknown", f"the code of job {record.job} is not stored any more") from None
+
+    async def _send_object(self, request: web.Request, key: str, name: str, content_type: str) -> web.StreamResponse:
         size = await asyncio.to_thread(self._pool.storage.size, key)
-        response = _attachment(f"{record.job}.safetensors", "application/octet-stream")
+        response = _attachment(name, content_type)
         response.content_length = size
         return await _send(request, response, _pieces(self._pool.storage, key, size))
 

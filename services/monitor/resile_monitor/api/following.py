@@ -8,6 +8,7 @@ and nothing accumulates.
 import asyncio
 import logging
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
@@ -85,10 +86,14 @@ class _Frames:
         """No event yet, only its id: a reader that loses the connection before the first one can come back too."""
         return f"id: {self._id}\n\n".encode()
 
-    def of(self, entry: Entry[V]) -> bytes:
+    def _of(self, entry: Entry[V]) -> bytes:
         self._reached[entry.stream] = entry.place
-        self._metrics.events.add(1, {"stream": entry.stream})
         return f"id: {self._id}\ndata: {entry.view.model_dump_json()}\n\n".encode()
+
+    def of_all(self, entries: Sequence[Entry[V]]) -> bytes:
+        for stream, num in Counter(entry.stream for entry in entries).items():
+            self._metrics.events.add(num, {"stream": stream})
+        return b"".join(map(self._of, entries))
 
     @property
     def _id(self) -> str:
@@ -109,7 +114,7 @@ async def _send(
     try:
         await _write(response, frames.start())
         for start in range(0, len(present), QUEUE_LENGTH):
-            await _write(response, b"".join(frames.of(entry) for entry in present[start : start + QUEUE_LENGTH]))
+            await _write(response, frames.of_all(present[start : start + QUEUE_LENGTH]))
         while not closing.is_set():
             try:
                 async with asyncio.timeout(KEEP_ALIVE_SECONDS):
@@ -117,7 +122,7 @@ async def _send(
             except TimeoutError:
                 await _write(response, b": still here\n\n")
                 continue
-            await _write(response, b"".join(frames.of(entry) for entry in batch if entry is not None))
+            await _write(response, frames.of_all([entry for entry in batch if entry is not None]))
             if None in batch:
                 break
         await response.write_eof()

@@ -68,8 +68,9 @@ class Jobs:
     async def _submit(self, request: web.Request) -> web.Response:
         spec = await read_body(request, JobSpec)
         await asyncio.to_thread(check_is_stored, self._pool.storage, spec.package)
-        job = await self._pool.ask("job", "submit", JobSubmit(spec=spec), key=read_key(request))
-        return answer(Submission(id=job), status=201)
+        accepted = await self._pool.ask("job", "submit", JobSubmit(spec=spec), key=read_key(request))
+        assert accepted.job_id is not None
+        return answer(Submission(id=accepted.job_id, warning=accepted.warning), status=201)
 
     async def _prioritise(self, request: web.Request) -> web.Response:
         body = await read_body(request, NewPriority)

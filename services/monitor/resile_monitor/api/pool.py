@@ -39,6 +39,7 @@ from ..changes import TracedItem
 from ..curve_store import CurveStore
 from ..metrics import MonitorMetrics
 from ..projection import Projection
+from ..slot_store import SlotStore
 from ..traces import Traces
 from ..views import curves_view
 from .problems import ProblemError
@@ -62,6 +63,7 @@ class Pool:
     storage: ObjectStorage
     projection: Projection
     curves: CurveStore
+    slots: SlotStore
     max_package_bytes: int
     admission: Credentials | None = None
     """Bus credentials for agents of other machines; None: no machine may join."""
@@ -148,8 +150,8 @@ class Pool:
         *,
         target: str = "",
         key: str | None,
-    ) -> str:
-        """Have a command carried out, and see its effect; return the id of the job that it was about, if any.
+    ) -> Accepted:
+        """Send a command and wait until its effect is visible; return the answer.
 
         ``key`` makes it happen once; it counts for one verb and one target alone.
         """
@@ -157,7 +159,7 @@ class Pool:
         target = answer.job_id or target
         with suppress(ProblemError):  # it has happened, whether or not it can be seen already
             await (self._fetch_host(target) if entity == "host" else self._fetch_job(target))
-        return target
+        return answer
 
     async def suspend(self, *, key: str | None) -> tuple[str, ...]:
         """Suspend all jobs; return those that still hold slots."""

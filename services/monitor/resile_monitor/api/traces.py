@@ -1,24 +1,29 @@
-"""Handlers for the changes of jobs, and the steps of each."""
+"""Handlers for the changes of jobs, the steps of each, and the attacks that are known to have caused them."""
 
 from aiohttp import web
 
-from resile_shared.api import ChangeList
+from resile_shared.api import ChangeList, Empty, NewAttack
+from resile_shared.telemetry import add_to
 
-from ..changes import changes_of
+from ..changes import ATTACK, changes_of
 from .pool import Pool
 from .problems import ProblemError
-from .requests import answer
+from .requests import answer, read_body
 
 
 class TraceViews:
-    """The handlers of ``/v1/jobs/{job}/changes`` and ``/v1/traces/{trace}``."""
+    """The handlers of ``/v1/jobs/{job}/changes``, and those below ``/v1/traces/{trace}``."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
-        return [web.get("/v1/jobs/{job}/changes", self._changes), web.get("/v1/traces/{trace}", self._trace)]
+        return [
+            web.get("/v1/jobs/{job}/changes", self._changes),
+            web.get("/v1/traces/{trace}", self._trace),
+            web.post("/v1/traces/{trace}/attacks", self._attack),
+        ]
 
     async def _changes(self, request: web.Request) -> web.Response:
         record = await self._pool.record(request.match_info["job"])
@@ -29,9 +34,22 @@ class TraceViews:
         name = request.match_info["trace"]
         view = self._pool.traces.view(name)
         if view is None:
-            raise ProblemError(
-                "unknown",
-                f"the steps of trace {name[:32]} are not kept: this monitor remembers the newest since its own start; "
-                "a collector keeps them longer (docs/traces.md)",
-            )
+            raise _not_kept(name)
         return answer(view)
+
+    async def _attack(self, request: web.Request) -> web.Response:
+        name = request.match_info["trace"]
+        body = await read_body(request, NewAttack)
+        first = self._pool.traces.first(name)
+        if first is None:
+            raise _not_kept(name)
+        add_to(name, first.id, ATTACK, begin=body.begin, seconds=body.seconds, job=body.job, attack=body.attack)
+        return answer(Empty())
+
+
+def _not_kept(name: str) -> ProblemError:
+    return ProblemError(
+        "unknown",
+        f"the steps of trace {name[:32]} are not kept: this monitor remembers the newest since its own start; "
+        "a collector keeps them longer (docs/traces.md)",
+    )

@@ -6,7 +6,6 @@ import { colour, duration, moment, preciseTime, withLocalTimes } from "./format.
 
 const ROW = 20;
 const TOP = 26;
-const NAMES = 230;
 const MAX_ROWS = 600;
 const MESSAGES = /^(handle|answer|ask|publish) resile\./;
 
@@ -112,6 +111,7 @@ function arranged(spans, job, showsAll) {
   const isShown = (span) => showsAll || !(MESSAGES.test(span.name) || isOfOther(span, job) || span.name === "carry out" || span.isFar);
   if (!showsAll) markFar(spans);
   const parentOf = (span) => {
+    if (span.name === "attack") return null; // it came before everything else
     let parent = byId.get(span.parent);
     while (parent && !isShown(parent)) parent = byId.get(parent.parent);
     return parent?.id ?? null;
@@ -157,9 +157,9 @@ const worker = ({ attributes }) => `${attributes["resile.job"]}/${attributes["re
 
 /** What a step is about, in a few words. */
 function about({ attributes, service }) {
+  if (attributes["resile.attack"]) return attributes["resile.attack"];
   const parts = [
     attributes["resile.worker"] !== undefined && `worker ${attributes["resile.worker"]}`,
-    attributes["resile.iteration"] !== undefined && attributes["resile.iteration"],
     attributes["resile.host"],
   ].filter((part) => part !== false && part !== undefined);
   return parts.length ? parts.join(" ") : service;
@@ -169,11 +169,12 @@ function drawn(rows, width, choose, chosen) {
   const begin = Math.min(...rows.map(({ span }) => span.begin));
   const end = Math.max(...rows.map(({ span }) => span.begin + span.seconds), begin + 0.001);
   const height = TOP + rows.length * ROW + 4;
-  const x = (at) => NAMES + ((at - begin) / (end - begin)) * (width - NAMES - 70);
-  const ticks = ticksOf(end - begin, (width - NAMES) / 90).map((at) => svg("g", { class: "grid", "aria-hidden": "true" },
+  const names = Math.max(230, Math.min(420, width / 3));
+  const x = (at) => names + ((at - begin) / (end - begin)) * (width - names - 70);
+  const ticks = ticksOf(end - begin, (width - names) / 90).map((at) => svg("g", { class: "grid", "aria-hidden": "true" },
     svg("line", { x1: x(begin + at), x2: x(begin + at), y1: TOP - 6, y2: height }),
     svg("text", { x: x(begin + at), y: 12, "text-anchor": "middle" }, duration(at))));
-  const steps = rows.map(({ span, depth }, n) => step(span, { x, y: TOP + n * ROW, depth, choose, isChosen: span.id === chosen }));
+  const steps = rows.map(({ span, depth }, n) => step(span, { x, names, y: TOP + n * ROW, depth, choose, isChosen: span.id === chosen }));
   const label = `${rows.length} steps in ${duration(end - begin)}`;
   const made = svg("svg", { role: "list", "aria-label": label, viewBox: `0 0 ${width} ${height}`, width, height }, ticks, steps);
   made.addEventListener("keydown", (event) => {
@@ -189,14 +190,15 @@ function drawn(rows, width, choose, chosen) {
   return made;
 }
 
-function step(span, { x, y, depth, choose, isChosen }) {
+function step(span, { x, names, y, depth, choose, isChosen }) {
   const from = x(span.begin);
   const wide = Math.max(2, x(span.begin + span.seconds) - from);
   const indent = Math.min(depth, 10) * 8;
-  const text = `${span.name} · ${about(span)}`;
-  const room = Math.floor((NAMES - indent - 8) / 5.9);
+  const number = span.attributes["resile.iteration"];
+  const text = `${span.name}${number === undefined ? "" : ` ${number}`} · ${about(span)}${isAbandoned(span) ? " · abandoned" : ""}`;
+  const room = Math.floor((names - indent - 8) / 5.9);
   return svg("g", {
-    class: `step ${span.service}${span.error ? " failed" : ""}${isChosen ? " chosen" : ""}`, role: "listitem", tabindex: "-1", "data-id": span.id,
+    class: `step ${span.name === "attack" ? "attack" : span.service}${span.error ? " failed" : ""}${isAbandoned(span) ? " abandoned" : ""}${isChosen ? " chosen" : ""}`, role: "listitem", tabindex: "-1", "data-id": span.id,
     "aria-label": `${text}: ${duration(span.seconds)}, from ${preciseTime(span.begin * 1000)}`,
     onclick: () => choose(span), onfocus: () => choose(span),
   },
@@ -206,6 +208,8 @@ function step(span, { x, y, depth, choose, isChosen }) {
     svg("text", { class: "time", x: from + wide + 4, y: y + 14 }, duration(span.seconds)),
     svg("title", {}, text));
 }
+
+const isAbandoned = (span) => Boolean(span.attributes["resile.abandoned"]);
 
 function ticksOf(seconds, wanted) {
   const power = 10 ** Math.floor(Math.log10(seconds / Math.max(wanted, 1)));

@@ -1,37 +1,11 @@
-// Charts as SVG: who had how many slots over time, and lines.
+// Charts as SVG: lines, and what all charts have: scales, a frame, ticks.
 
 import { h, svg } from "./dom.js";
 import { clock, number, time } from "./format.js";
 
-const LEFT = 46;
+export const LEFT = 46;
 const BOTTOM = 22;
 const TOP = 14;
-const COLUMNS = 500;
-
-/**
- * Stack how many slots each of several jobs had over time.
- *
- * `jobs` are `{id, name, className, steps: [[time, number], ...]}`, `marks` `{time, label}`; times are in milliseconds.
- * `capacity` is drawn as a line, unless it is 0.
- */
-export function stackedSteps({ jobs, begin, end, capacity = 0, marks, width, height = 220 }) {
-  const most = Math.max(capacity, 1, ...jobs.flatMap(({ steps }) => steps.map(([, n]) => n)));
-  const scale = scales({ begin, end, least: 0, most, width, height });
-  const edges = moments(jobs, begin, end);
-  const areas = stack(jobs, edges).map(({ job, blocks }) =>
-    svg("path", { class: `area ${job.className}`, d: blocks.map((block) => rectangle(block, scale)).join("") },
-      svg("title", {}, `${job.name} (${job.id})`)));
-  const lines = marks.filter((mark) => mark.time >= begin && mark.time <= end).map((mark) =>
-    svg("g", { class: "mark" },
-      svg("line", { x1: scale.x(mark.time), x2: scale.x(mark.time), y1: TOP - 6, y2: height - BOTTOM }),
-      svg("circle", { cx: scale.x(mark.time), cy: TOP - 6, r: 4 }),
-      svg("title", {}, `${time(mark.time)} ${mark.label}`)));
-  const limit = capacity > 0 && svg("line", { class: "limit", x1: LEFT, x2: width - 4, y1: scale.y(capacity), y2: scale.y(capacity) },
-    svg("title", {}, `${capacity} slots`));
-  const label = `Slots of each job from ${time(begin)} to ${time(end)}; now ` +
-    (jobs.map(({ name, steps }) => [name, steps.at(-1)?.[1] ?? 0]).filter(([, n]) => n).map(([name, n]) => `${name} ${n}`).join(", ") || "none");
-  return frame({ width, height, label, scale, ...timeTicks(begin, end, width), most, least: 0, isWhole: true }, areas, limit, lines);
-}
 
 /** Draw lines of `{label, className, points: [[x, y], ...]}` over iterations; what is under the pointer is written. */
 export function lines({ series, width, height = 180, isWhole = false }) {
@@ -44,6 +18,8 @@ export function lines({ series, width, height = 180, isWhole = false }) {
   const scale = scales({ begin, end, least, most, width, height });
   const paths = series.map(({ className, points: own }) =>
     svg("path", { class: `line ${className}`, d: own.map(([x, y], i) => `${i ? "L" : "M"}${scale.x(x)} ${scale.y(y)}`).join("") }));
+  const dots = series.filter(({ points: own }) => own.length === 1).map(({ className, points: [[x, y]] }) =>
+    svg("circle", { class: `dot ${className}`, cx: scale.x(x), cy: scale.y(y), r: 3 }));
   const read = h("p", { class: "readout" });
   const write = (x) => read.replaceChildren(...series.map(({ label, className, points: own }) => {
     const [at, value] = nearest(own, x);
@@ -51,7 +27,7 @@ export function lines({ series, width, height = 180, isWhole = false }) {
   }));
   write(end);
   const label = series.map((line) => `${line.label}: ${number(line.points.at(-1)?.[1])} at ${line.points.at(-1)?.[0]}`).join(", ");
-  const drawn = frame({ width, height, label, scale, xText: number, xTicks: ticks(begin, end, width / 80, true), least, most, isWhole }, paths);
+  const drawn = frame({ width, height, label, scale, xText: number, xTicks: ticks(begin, end, width / 80, true), least, most, isWhole }, paths, dots);
   drawn.addEventListener("pointermove", (event) => {
     const box = drawn.getBoundingClientRect();
     write(begin + ((event.clientX - box.left - LEFT) / (box.width - LEFT - 4)) * (end - begin));
@@ -60,15 +36,15 @@ export function lines({ series, width, height = 180, isWhole = false }) {
   return h("div", { class: "chart" }, read, drawn);
 }
 
-function scales({ begin, end, least, most, width, height }) {
+export function scales({ begin, end, least, most, width, height, top = TOP }) {
   const round = (value) => Math.round(value * 10) / 10;
   return {
     x: (at) => round(LEFT + ((at - begin) / (end - begin || 1)) * (width - LEFT - 4)),
-    y: (value) => round(height - BOTTOM - ((value - least) / (most - least || 1)) * (height - BOTTOM - TOP)),
+    y: (value) => round(height - BOTTOM - ((value - least) / (most - least || 1)) * (height - BOTTOM - top)),
   };
 }
 
-function frame({ width, height, label, scale, xText, xTicks, least, most, isWhole }, ...content) {
+export function frame({ width, height, label, scale, xText, xTicks, least, most, isWhole }, ...content) {
   const rows = ticks(least, most, 4, isWhole).map((value) => svg("g", { class: "grid" },
     svg("line", { x1: LEFT, x2: width - 4, y1: scale.y(value), y2: scale.y(value) }),
     svg("text", { x: LEFT - 6, y: scale.y(value) + 4, "text-anchor": "end" }, number(value))));
@@ -76,36 +52,6 @@ function frame({ width, height, label, scale, xText, xTicks, least, most, isWhol
   const drawn = svg("svg", { role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height}`, width, height }, rows);
   drawn.append(...content.flat().filter(Boolean), ...columns);
   return drawn;
-}
-
-/** The moments at which the stack may change: as many as can be told apart. */
-function moments(jobs, begin, end) {
-  const column = (end - begin) / COLUMNS || 1;
-  const changes = jobs.flatMap(({ steps }) => steps.map(([at]) => at)).filter((at) => at > begin && at < end);
-  const columns = new Set(changes.map((at) => Math.floor((at - begin) / column)));
-  return [begin, ...[...columns].sort((a, b) => a - b).map((n) => begin + n * column).filter((at) => at > begin), end];
-}
-
-function stack(jobs, edges) {
-  const base = edges.slice(1).map(() => 0);
-  return jobs.map((job) => {
-    const blocks = [];
-    let next = 0;
-    let held = 0;
-    for (let n = 0; n + 1 < edges.length; n += 1) {
-      while (next < job.steps.length && job.steps[next][0] < edges[n + 1]) {
-        held = job.steps[next][1];
-        next += 1;
-      }
-      if (held) blocks.push({ begin: edges[n], end: edges[n + 1], low: base[n], high: base[n] + held });
-      base[n] += held;
-    }
-    return { job, blocks };
-  });
-}
-
-function rectangle({ begin, end, low, high }, scale) {
-  return `M${scale.x(begin)} ${scale.y(low)}H${scale.x(end)}V${scale.y(high)}H${scale.x(begin)}Z`;
 }
 
 function ticks(least, most, wanted, isWhole) {
@@ -119,7 +65,7 @@ function ticks(least, most, wanted, isWhole) {
 
 const SECONDS = [5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 21600, 43200, 86400];
 
-function timeTicks(begin, end, width) {
+export function timeTicks(begin, end, width) {
   const wanted = (width - LEFT) / 90;
   const step = 1000 * (SECONDS.find((s) => (end - begin) / 1000 / s <= wanted) ?? Math.ceil((end - begin) / 1000 / wanted));
   const xTicks = [];

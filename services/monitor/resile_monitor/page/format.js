@@ -45,7 +45,8 @@ export function describe(event) {
   const { data } = event;
   if (data.item) {
     const { kind, workers, iteration, reason } = data.item;
-    return { job: data.job, about: data.name, what: `${words(kind)}: ${count(workers, "worker")}, iteration ${iteration}`, reason };
+    const size = [workers > 0 && count(workers, "worker"), iteration > 0 && `iteration ${iteration}`].filter(Boolean).join(", ");
+    return { job: data.job, about: data.name, what: size ? `${words(kind)}: ${size}` : words(kind), reason };
   }
   if (family === "pool") return { about: "pool", what: Object.entries(data).filter(isShown).map(([key, value]) => `${words(key)} ${value}`).join(", "), reason: "" };
   return { about: id ?? family, what: words(what ?? ""), reason: data.reason ?? "" };

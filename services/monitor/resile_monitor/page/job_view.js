@@ -2,9 +2,11 @@
 
 import { isFinal, jobActions } from "./actions.js";
 import { follow, get } from "./api.js";
-import { lines, stackedSteps } from "./charts.js";
+import { lines } from "./charts.js";
+import { codeOf } from "./code.js";
 import { Panel, h } from "./dom.js";
 import { colour, count, duration, moment, number, time, workersOf } from "./format.js";
+import { stackedSteps } from "./stacked.js";
 
 const MAX_REPORTS = 500;
 const OVERLAP = 50; // events before the connection, which the monitor may not have in its curves yet
@@ -27,6 +29,7 @@ export class JobView {
   #history = new Panel(h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "History" }), historyTable);
   #facts = new Panel(h("dl", { class: "facts" }), facts);
   #ledger = new Panel(h("div", {}), ledger);
+  #code = new Panel(h("div", {}), ({ id, script }) => codeOf(id, script));
   #curves = h("div", { class: "curves" });
   #workers = h("div", {}, h("p", { class: "empty" }, "It has not trained yet."));
   #log = h("pre", { class: "log", tabindex: "0", "aria-label": "Log" });
@@ -46,7 +49,7 @@ export class JobView {
         h("section", { class: "card", "aria-labelledby": "workers" }, h("h2", { id: "workers" }, "Workers over time"), this.#workers)),
       h("section", { class: "card", "aria-labelledby": "log" }, h("h2", { id: "log" }, "Log"), this.#log),
       h("section", { class: "card", "aria-labelledby": "history" }, h("h2", { id: "history" }, "History"), this.#history.element),
-      h("section", { class: "card", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "As submitted, and what came out"), this.#facts.element, this.#ledger.element));
+      h("section", { class: "card", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "As submitted, and what came out"), this.#facts.element, this.#ledger.element, this.#code.element));
     this.element = h("div", {}, h("p", { class: "empty" }, "Loading…"));
     this.#resized.observe(this.#curves);
     this.#follow();
@@ -88,6 +91,7 @@ export class JobView {
     this.#history.show({ ...pick(job, "id", "history", "history_length"), changes: this.#changes });
     this.#facts.show(pick(job, "id", "script", "args", "min_workers", "max_workers", "priority", "tenant", "group", "submitted", "bits", "params_sha256", "checkpoint"));
     this.#ledger.show(pick(job, "ledger"));
+    this.#code.show(pick(job, "id", "script"));
   }
 
   #follow() {
@@ -222,7 +226,7 @@ function workersOverTime(job, width) {
   const steps = job.history.map((item) => [Date.parse(item.time), ["queued", "paused", "completed", "failed", "stopped"].includes(item.kind) ? 0 : item.workers]);
   const begin = steps[0][0];
   const end = isFinal(job) ? steps.at(-1)[0] : Date.now();
-  const marks = job.history.filter((item) => item.kind !== "allocation").map((item) => ({ time: Date.parse(item.time), label: `${item.kind}: ${item.reason}` }));
+  const marks = job.history.filter((item) => item.kind !== "allocation").map((item) => ({ time: Date.parse(item.time), kind: item.kind, name: job.name, text: item.reason }));
   return stackedSteps({
     jobs: [{ id: job.id, name: job.name, className: colour(job.id), steps }],
     begin, end: Math.max(end, begin + 1000), marks, width,
@@ -239,11 +243,11 @@ function historyTable({ id, history, history_length, changes }) {
   };
   const checkpoints = changes.filter(({ kind }) => kind === "checkpoint").slice(-20).reverse();
   return [
-    h("table", {},
+    h("table", { class: "jobs" },
       h("thead", {}, h("tr", {}, ["#", "Time", "What", "Workers", "Iteration", "Why"].map((head) => h("th", { scope: "col" }, head)))),
       h("tbody", {}, items.map((item) => h("tr", {},
-        h("th", { scope: "row" }, item.number), h("td", {}, h("time", { datetime: item.time, title: moment(item.time) }, time(item.time))),
-        h("td", {}, linked(item, item.kind)), h("td", { title: item.slots.join(", ") }, item.workers), h("td", {}, item.iteration), h("td", { class: "reason" }, item.reason))))),
+        h("th", { scope: "row" }, item.number), h("td", { "data-label": "Time" }, h("time", { datetime: item.time, title: moment(item.time) }, time(item.time))),
+        h("td", { "data-label": "What" }, linked(item, item.kind)), h("td", { "data-label": "Workers", title: item.slots.join(", ") }, item.workers), h("td", { "data-label": "Iteration" }, item.iteration), h("td", { class: "reason" }, item.reason))))),
     checkpoints.length > 0 && h("p", { class: "more" }, "Checkpoints: ", checkpoints.map((change, n) => [n > 0 && ", ",
       h("a", { href: `#/jobs/${encodeURIComponent(id)}/changes/${change.trace}`, "data-key": change.trace }, `iteration ${change.iteration}`), ` (${duration(change.seconds)})`])),
     history_length > items.length && h("p", { class: "more" }, `${count(history_length - items.length, "older item")} not shown.`),

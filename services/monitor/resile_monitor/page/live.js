@@ -3,6 +3,7 @@
 
 import { follow, get } from "./api.js";
 
+const TAIL = 500;
 const MAX_EVENTS = 5000;
 const REFRESH_MS = 2000;
 const SETTLE_MS = 250;
@@ -14,14 +15,18 @@ export class Live extends EventTarget {
   policy = null;
   events = [];
   status = "connecting";
+  connection = 0; // rises with each: events before it may be missing
 
   #seen = new Set();
   #unfollow = null;
   #event = Promise.withResolvers();
 
   start() {
-    this.#unfollow = follow(`/v1/events?follow=1&tail=${MAX_EVENTS}`, {
-      onOpen: () => this.#event.resolve(),
+    this.#unfollow = follow(`/v1/events?follow=1&tail=${TAIL}`, {
+      onOpen: () => {
+        this.connection += 1;
+        this.#event.resolve();
+      },
       onEvent: (event) => this.#add(event),
     });
     this.#poll(this.#unfollow);

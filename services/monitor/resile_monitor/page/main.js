@@ -8,6 +8,7 @@ import { Live } from "./live.js";
 import { LogOnView } from "./log_on_view.js";
 import { ModelsView } from "./models_view.js";
 import { PoolView } from "./pool_view.js";
+import { SchedulerView } from "./scheduler_view.js";
 import { SubmitView } from "./submit_view.js";
 
 const main = document.getElementById("main");
@@ -38,11 +39,12 @@ function onChange(detail) {
   if (live.jobs) view.update();
 }
 
-/** Show what the part of the address after # names: #/, #/jobs/job-1, #/jobs/job-1/changes/<trace>, #/submit. */
+/** Show what the part of the address after # names: #/, #/jobs/job-1, #/jobs/job-1/changes/<trace>, #/scheduler, … */
 function open() {
   const [, place, id, part, trace] = location.hash.split("/").map(decodeURIComponent);
   if (place === "jobs" && part === "changes" && trace) show(new ChangeView(live, id, trace));
   else if (place === "jobs" && id) show(new JobView(live, id));
+  else if (place === "scheduler") show(new SchedulerView(live));
   else if (place === "models") show(new ModelsView());
   else if (place === "submit") show(new SubmitView(live));
   else show(new PoolView(live));

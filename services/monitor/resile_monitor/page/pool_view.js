@@ -1,19 +1,23 @@
 // The pool at a glance: who has how many slots over time, what is on each slot, who waits and why, what happens.
 
 import { drainButton, isFinal, policyButton } from "./actions.js";
-import { stackedSteps } from "./charts.js";
 import { Panel, h } from "./dom.js";
 import { colour, count, describe, duration, number, time, when, workersOf } from "./format.js";
+import { SlotHistory } from "./slots.js";
+import { stackedSteps } from "./stacked.js";
 
 const RANGES = { "5 min": 300, "30 min": 1800, "3 h": 10800, "24 h": 86400 };
-const MARKED = { priority: "priority changed", lost: "host lost", policy: "policy changed", joined: "host joined" };
 const NUM_EVENTS = 60;
 const NUM_ENDED = 20;
+const NUM_NAMED = 12;
+const KEY = "● job submitted, host joined ◆ priority or policy changed ▼ host lost";
 
 export class PoolView {
   title = "Pool";
   #live;
+  #history;
   #range = "30 min";
+  #pointer = {};
   #chart = h("div", { class: "canvas" });
   #summary = new Panel(h("dl", { class: "tiles" }), (data) => tiles(data, this.#live));
   #legend = new Panel(h("ul", { class: "legend" }), legend);
@@ -24,6 +28,7 @@ export class PoolView {
 
   constructor(live) {
     this.#live = live;
+    this.#history = new SlotHistory(live);
     const ranges = Object.keys(RANGES).map((name) =>
       h("label", {}, h("input", { type: "radio", name: "range", checked: name === this.#range, onchange: () => {
         this.#range = name;
@@ -34,7 +39,7 @@ export class PoolView {
       this.#summary.element,
       h("section", { class: "card", "aria-labelledby": "slots" },
         h("div", { class: "row" }, h("h2", { id: "slots" }, "Slots of each job"), h("fieldset", { class: "ranges" }, h("legend", { class: "hidden" }, "Time shown"), ranges)),
-        this.#chart, this.#legend.element),
+        this.#chart, h("p", { class: "key" }, KEY), this.#legend.element),
       h("section", { class: "card", "aria-labelledby": "jobs" }, h("h2", { id: "jobs" }, "Jobs"), this.#jobs.element),
       h("div", { class: "columns" },
         h("section", { class: "card", "aria-labelledby": "hosts" }, h("h2", { id: "hosts" }, "Hosts"), this.#hosts.element),
@@ -48,7 +53,7 @@ export class PoolView {
     this.#summary.show({ jobs: jobs.map(({ state, workers }) => ({ state, workers })), hosts, policy });
     this.#jobs.show({ active: jobs.filter((job) => !isFinal(job)), ended: ended.slice(-NUM_ENDED).reverse(), numEnded: ended.length });
     this.#hosts.show(hosts.filter((host) => host.state !== "left"));
-    this.#events.show(events.slice(-NUM_EVENTS).reverse());
+    this.#events.show(events.filter(({ subject }) => !subject.endsWith(".hello")).slice(-NUM_EVENTS).reverse());
     this.#draw();
   }
 
@@ -56,44 +61,23 @@ export class PoolView {
     this.#resized.disconnect();
   }
 
-  #draw() {
-    const { jobs, hosts, events } = this.#live;
+  async #draw() {
+    this.#drawNow();
+    if (await this.#history.load(RANGES[this.#range])) this.#drawNow();
+  }
+
+  #drawNow() {
     const width = this.#chart.clientWidth;
-    if (!jobs || !width) return;
+    if (!this.#live.jobs || !width) return;
     const end = Date.now();
-    const first = events.reduce((earliest, event) => Math.min(earliest, Date.parse(when(event))), end - 60000);
-    const begin = Math.max(end - RANGES[this.#range] * 1000, first);
-    const shown = slotsOverTime(events, begin, end);
-    this.#chart.replaceChildren(stackedSteps({
-      jobs: shown, begin, end, width, marks: marks(events), capacity: hosts.filter(isUp).flatMap((host) => host.slots).length,
-    }));
-    this.#legend.show(shown.map(({ id, name, className, steps }) => ({ id, name, className, now: steps.at(-1)[1] })));
+    const begin = Math.max(end - RANGES[this.#range] * 1000, Math.min(this.#history.oldest, end - 60000));
+    const shown = this.#history.shown(begin, end);
+    this.#chart.replaceChildren(stackedSteps({ ...shown, begin, end, width, pointer: this.#pointer }));
+    this.#legend.show(shown.jobs.map(({ id, name, className, steps }) => ({ id, name, className, now: steps.at(-1)[1] })));
   }
 }
 
 const isUp = (host) => host.state === "up" || host.state === "draining";
-
-/** How many slots each job had over time, by its events; those that had none since `begin` are left out. */
-function slotsOverTime(events, begin, end) {
-  const jobs = new Map();
-  for (const { data } of events) {
-    if (!data.item) continue;
-    const job = jobs.get(data.job) ?? { id: data.job, name: data.name, className: colour(data.job), steps: [] };
-    jobs.set(data.job, job);
-    job.steps.push([Date.parse(data.item.time), isFinal(data) || ["queued", "paused"].includes(data.state) ? 0 : data.item.workers]);
-  }
-  return [...jobs.values()].filter(({ steps }) => steps.some(([at, n], i) => n && at < end && (steps[i + 1]?.[0] ?? end) > begin));
-}
-
-function marks(events) {
-  return events.flatMap((event) => {
-    const what = event.subject.split(".").at(-1);
-    const at = Date.parse(when(event));
-    if (event.data.item?.number === 1) return [{ time: at, label: `${event.data.name} submitted` }];
-    const label = MARKED[what] ?? (event.subject === "resile.pool.policy" ? MARKED.policy : null);
-    return label ? [{ time: at, label: `${describe(event).about}: ${label}` }] : [];
-  });
-}
 
 function tiles({ jobs, hosts, policy }, live) {
   const slots = hosts.filter(isUp).flatMap((host) => host.slots);
@@ -102,7 +86,7 @@ function tiles({ jobs, hosts, policy }, live) {
   const lost = hosts.filter((host) => host.state === "lost").length;
   const tile = (name, value, more, action) => h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, h("strong", {}, value), more && h("span", {}, more), action));
   return [
-    tile("Slots in use", `${used} of ${slots.length}`, slots.length - used ? `${slots.length - used} idle` : "none idle"),
+    tile("Slots in use", `${used} of ${slots.length}`, slots.length - used ? `${slots.length - used} idle` : slots.length ? "none idle" : "no host has joined"),
     tile("Hosts", `${hosts.filter(isUp).length} up`, lost ? `${lost} lost` : ""),
     tile("Training", `${num("starting", "running", "rescaling", "recovering")}`, `${num("accepted", "queued")} waiting, ${num("paused")} paused`),
     tile("Ended", `${num("completed")} completed`, num("failed") ? `${num("failed")} failed` : ""),
@@ -110,9 +94,15 @@ function tiles({ jobs, hosts, policy }, live) {
   ];
 }
 
+/** The jobs that hold the most, in the order of the chart; with few jobs those too that hold none now. */
 function legend(jobs) {
-  return jobs.map(({ id, name, className, now }) =>
-    h("li", {}, h("i", { class: `swatch ${className}` }), h("a", { href: `#/jobs/${id}` }, name), ` ${now}`));
+  const named = new Set((jobs.length > NUM_NAMED ? jobs.toSorted((a, b) => b.now - a.now).slice(0, NUM_NAMED) : jobs).map(({ id }) => id));
+  const others = jobs.filter(({ id, now }) => now && !named.has(id));
+  return [
+    jobs.filter(({ id }) => named.has(id)).map(({ id, name, className, now }) =>
+      h("li", {}, h("i", { class: `swatch ${className}` }), h("a", { href: `#/jobs/${id}`, "data-key": `legend-${id}` }, name), ` ${now}`)),
+    others.length > 0 && h("li", { class: "more" }, `${count(others.length, "other job")} ${others.reduce((sum, { now }) => sum + now, 0)}`),
+  ];
 }
 
 function hostCards(hosts, live) {

@@ -34,6 +34,7 @@ export class SubmitView {
       h("p", {}, h("label", { for: "script" }, "Script to run"), this.#script),
       field("name", "Name", { maxlength: 200, placeholder: "that of the script" }),
       field("args", "Arguments, each on its own or in double quotes", { placeholder: '--lr 0.1 --note "first try"' }),
+      field("requirements", "Packages beyond those of the pool", { placeholder: "einops>=0.8 tiny-package==1.2" }),
       h("div", { class: "pair" },
         field("min_workers", "Minimum of workers", { type: "number", min: 1, value: 1 }),
         field("max_workers", "Maximum of workers", { type: "number", min: 1, placeholder: "its number of shards" })),
@@ -76,6 +77,7 @@ export class SubmitView {
       const { id } = await send("POST", "/v1/jobs", {
         name: given("name") || form.get("script").split("/").at(-1).replace(/\.py$/, ""),
         package: key, script: form.get("script"), args: words(given("args")), group: given("group"),
+        requirements: words(given("requirements")),
         ...whole("min_workers"), ...whole("max_workers"), ...whole("priority"),
       });
       live.refresh();
@@ -107,6 +109,7 @@ async function dropped(transfer) {
     else for (const child of await children(entry)) await visit(child, `${path}/${child.name}`);
   };
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
+  if (!entries.length) return [...transfer.files].map((file) => ({ path: file.name, file }));
   for (const entry of entries) await visit(entry, entry.name);
   return files;
 }

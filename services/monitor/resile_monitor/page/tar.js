@@ -1,4 +1,4 @@
-// Packs files as the API takes them: a tar archive (ustar), compressed with gzip.
+// Packs files as the API takes them, and unpacks them again: a tar archive (ustar, pax), compressed with gzip.
 
 const BLOCK = 512;
 
@@ -11,6 +11,38 @@ export async function pack(files) {
   parts.push(new Uint8Array(2 * BLOCK));
   const packed = new Blob(parts).stream().pipeThrough(new CompressionStream("gzip"));
   return new Response(packed).blob();
+}
+
+/** Unpack a tar.gz; returns `[{path, bytes}]` of its files. Throws an Error if it is larger than `maxBytes`. */
+export async function unpack(packed, maxBytes) {
+  const all = new Uint8Array(await bounded(packed.stream().pipeThrough(new DecompressionStream("gzip")), maxBytes));
+  const files = [];
+  let longPath = null;
+  for (let at = 0; at + BLOCK <= all.length && all[at] !== 0;) {
+    const text = (from, length) => new TextDecoder().decode(all.subarray(at + from, at + from + length)).replace(/\0.*$/s, "");
+    const size = parseInt(text(124, 12), 8) || 0;
+    const bytes = all.subarray(at + BLOCK, at + BLOCK + size);
+    const kind = text(156, 1);
+    const prefix = text(257, 5) === "ustar" ? text(345, 155) : "";
+    if (kind === "x") longPath = /\d+ path=(.*)\n/.exec(new TextDecoder().decode(bytes))?.[1] ?? null;
+    else {
+      if (kind === "0" || kind === "") files.push({ path: longPath ?? (prefix ? `${prefix}/${text(0, 100)}` : text(0, 100)), bytes });
+      longPath = null;
+    }
+    at += BLOCK + Math.ceil(size / BLOCK) * BLOCK;
+  }
+  return files;
+}
+
+async function bounded(stream, maxBytes) {
+  const parts = [];
+  let size = 0;
+  for await (const part of stream) {
+    size += part.length;
+    if (size > maxBytes) throw new Error("it is too large to be shown here");
+    parts.push(part);
+  }
+  return new Blob(parts).arrayBuffer();
 }
 
 function header(path, size) {

@@ -11,6 +11,7 @@
   generation that reaches the target carries the target's iterations; any other keeps that of the active generation.
 - A job with allowed sizes grows and starts by as many workers as make one of these.
 - The batch changes with the number of workers, or alone: then a generation of the same members has another one.
+- A gang starts with all its workers, and its membership never changes: a start that lacks one is cancelled.
 - A job starts again only when every worker of the start before is gone.
 - While a recovering generation is not active, only a newer recovering generation is written over it. It names
   members alone; nobody joins by it.
@@ -52,6 +53,8 @@ def next_change(
 
     On those of them that are ``free`` workers may be started.
     """
+    if job.is_gang and job.generations.is_cold_starting:  # its scripts may already be running
+        return None
     change = _next_membership(job, wanted, free=free, pool=pool)
     if change is None:
         return _next_schedule(job, target)
@@ -133,7 +136,8 @@ def _next_cold_start(job: Job, kept: tuple[Placement, ...], joining: tuple[SlotI
         return None
     size = job.largest_size(len(kept) + len(joining))
     kept, joining = kept[:size], joining[: max(size - len(kept), 0)]
-    if len(kept) + len(joining) < job.least_workers:
+    is_torn = job.is_gang and bool(job.generations.placements) and len(kept) < len(job.generations.placements)
+    if is_torn or len(kept) + len(joining) < job.least_workers:
         return Change(()) if job.generations.placements else None
     return Change(kept, joining) if joining or len(kept) < len(job.generations.placements) else None
 
@@ -239,7 +243,7 @@ class Allocator:
         """Record the class of device on which the job trains first. It stays there, unless bits do not matter to it."""
         host = self._pool.hosts.get(job.generations.active[0].host) if job.generations.active else None
         is_fast = job.record.ready is not None and job.record.ready.is_fast
-        if host and not job.record.device_class and not is_fast:
+        if host and not job.record.device_class and not is_fast and not job.is_gang:
             job.update(device_class=host.record.device_class)
 
     def give_order(self, job: Job) -> None:
@@ -291,6 +295,7 @@ class Allocator:
                 not_before=change.not_before,
                 until=change.until,
                 batch_size=change.batch_size,
+                gang=job.is_gang,
                 reason=reason,
             )
         )

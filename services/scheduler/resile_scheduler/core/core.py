@@ -116,6 +116,8 @@ class Scheduler:
     def _handle(self, event: Event, now: float) -> list[Command]:
         replies = self._apply(event, now)
         self._decisions.decide(now=now)
+        if isinstance(event, JobSubmitted):
+            replies = [self._with_warning(reply) for reply in replies]
         jobs = self._pool.take_touched(_jobs_of(event))
         hosts = self._pool.take_touched_hosts([event.host] if isinstance(event, HostRecord | Heartbeat) else [])
         self._accounting.count(jobs, now=now)
@@ -133,6 +135,12 @@ class Scheduler:
             *self._prober.take_probes(),
             *self._retention.removals(is_counted=self._accounting.is_counted),
         ]
+
+    def _with_warning(self, reply: Command) -> Command:
+        match reply:
+            case Reply(command, Accepted(job_id=str(job)) as answer) if warning := self._decisions.shortfall(job):
+                return Reply(command, answer.model_copy(update={"warning": warning}))
+        return reply
 
     def _apply(self, event: Event, now: float) -> list[Command]:
         if isinstance(event, Request):

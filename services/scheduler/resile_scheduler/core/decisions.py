@@ -87,6 +87,13 @@ class Decisions:
         reasons = {name: self._explain(view) for name, view in self._views.items()}
         return {name: reason for name, reason in reasons.items() if reason}
 
+    def shortfall(self, job: str) -> str:
+        """Return what ``job`` is waiting for if all hosts that are up together cannot run it, else an empty string."""
+        view = self._views.get(job)
+        if view is None or not self._groups.classes() or view.demand.least <= view.demand.most:
+            return ""
+        return self._explain(view)
+
     def _explain(self, view: JobView) -> str:
         if not view.is_sharing:
             return "waiting a while: its last starts made no progress" if view.job.is_training else ""
@@ -234,6 +241,9 @@ class Decisions:
         """Take the next step towards ``wanted``."""
         if target.error:
             self._recovery.fail(job, target.error, now=now)
+            return
+        if job.is_gang and job.generations.has_started:
+            self._recovery.approach_gang(job, target, is_suspended=self._is_suspended, now=now)
             return
         if job.num_assigned != len(wanted):
             self._pool.touch(job)

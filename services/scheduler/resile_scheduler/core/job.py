@@ -78,6 +78,18 @@ class Job:
         )
 
     @property
+    def is_gang(self) -> bool:
+        """Whether it has all its workers at once or none (`gangs.py`)."""
+        return self.record.spec.gang
+
+    @property
+    def must_keep_slots(self) -> bool:
+        """Whether it would be lost with any of its workers."""
+        generations = self.generations
+        may_run = generations.has_started or generations.is_cold_starting
+        return self.is_gang and not self.record.spec.restartable and may_run
+
+    @property
     def intent(self) -> Intent:
         """What the scheduler wants of the job while it holds workers."""
         return self.record.intent

@@ -72,8 +72,8 @@ class JobCommands:
             return self._delete(job)
         if job.is_over:
             return Refused(code="conflict", reason=f"job {job.id} is {job.record.state.value} and cannot change")
-        if isinstance(request, JobPause) and job.record.completed:
-            return Refused(code="conflict", reason=f"job {job.id} has completed its training")
+        if isinstance(request, JobPause) and (obstacle := _obstacle_to_pause(job)):
+            return Refused(code="conflict", reason=obstacle)
         self._mark_applied(job, event.command)
         match request:
             case JobPriority(priority=priority):
@@ -124,7 +124,7 @@ class JobCommands:
             return
         if job.intent is not Intent.PAUSE:
             job.intend(Intent.PAUSE, "requested", now=now)
-        if not job.generations.has_started:
+        if job.is_gang or not job.generations.has_started:  # a gang has no checkpoint to wait for
             self.give_up_slots(job, now=now)
         self._pool.changed(job, f"{job.id} paused")
 
@@ -145,6 +145,15 @@ class JobCommands:
         elif job.intent is Intent.PAUSE:
             # its workers may have stopped already, so the pause has to be completed
             job.intend(Intent.SUSPEND, "resumed while it was pausing: it starts again", now=now)
+
+
+def _obstacle_to_pause(job: Job) -> str:
+    """Return why ``job`` cannot be paused, or an empty string."""
+    if job.record.completed:
+        return f"job {job.id} has completed its training"
+    if job.must_keep_slots:
+        return f"job {job.id} is a gang without --restartable and cannot start again: it can only be stopped"
+    return ""
 
 
 def _is_submission(event: JobSubmitted, job: Job) -> bool:

@@ -120,7 +120,7 @@ class JobView:
         """
         job = self.job
         is_steady = job.generations.has_started and not job.generations.is_settling and self.usable == self.held
-        is_free = is_steady and not job.target.is_exact and not job.sizes
+        is_free = is_steady and not (job.target.is_exact or job.sizes or job.is_gang)
         return is_free and job.record.spec.placement == "pack" and now - self._moved_at >= MOVE_SECONDS
 
     def moves_to(self, wanted: tuple[SlotId, ...], *, now: float) -> bool:
@@ -156,6 +156,7 @@ def _demand(job: Job, *, now: float) -> Demand:
         most=-1,
         num_shards=ready.num_shards if ready else None,
         holds_slots=bool(held),
+        is_preemptible=not job.must_keep_slots,
         assigned_workers=job.num_assigned if held else 0,
         iteration=job.iteration,
         batch_size=(job.batch_size or ready.batch_size) if ready else 0,

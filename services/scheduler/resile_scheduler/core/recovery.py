@@ -13,7 +13,9 @@
 
 from resile_shared.messages.jobs import JobState
 
+from ..policies.demand import Target
 from .allocator import Allocator
+from .gangs import Gangs
 from .job import Job
 from .lifecycle import Step
 from .pool import Pool
@@ -31,6 +33,7 @@ class Recovery:
         self._pool = pool
         self._allocator = allocator
         self._detection_seconds = detection_seconds
+        self._gangs = Gangs(pool, allocator, detection_seconds=detection_seconds, fail=self.fail)
 
     def answer(self, job: Job, *, now: float) -> None:
         """Recover, restart or fail ``job`` if it has losses that are not answered yet."""
@@ -39,6 +42,9 @@ class Recovery:
         if not _calls_for_recovery(job):
             return
         lost = _lost(job)
+        if job.is_gang:
+            job.generations.mark_gone(now=now)  # `Gangs` decides, once the other failures are known
+            return
         reasons = dict.fromkeys([*(worker.reason for worker in lost), job.suspicions.vanished])
         reason = "; ".join(filter(None, reasons)) or "its members have left"
         survivors = _survivors(job)
@@ -56,6 +62,9 @@ class Recovery:
         gone_since = job.generations.gone_since
         if gone_since is None or job.record.completed is not None:
             return
+        if job.is_gang and (lost := _lost(job)):
+            self._gangs.answer(job, lost, since=gone_since, now=now)
+            return
         has_result = any(worker.has_finished for worker in job.workers.values())
         lost = _lost(job)
         if now - gone_since < (self._detection_seconds if lost and not has_result else RESULT_SECONDS):
@@ -69,6 +78,10 @@ class Recovery:
             self._restart(job, f"{silenced} was lost, perhaps with the result", now=now)
         else:
             self.fail(job, "every worker ended, but none reported a result", now=now)
+
+    def approach_gang(self, job: Job, target: Target, *, is_suspended: bool, now: float) -> None:
+        """Take the next step of a gang that has started."""
+        self._gangs.approach(job, target, is_suspended=is_suspended, now=now)
 
     def _silenced(self, job: Job) -> str:
         """Return a host of the members whose agent was lost, and with it perhaps what it had to report."""
@@ -119,6 +132,9 @@ class Recovery:
 
     def _restart(self, job: Job, reason: str, *, now: float) -> None:
         """No worker has the job's state: it starts again from what is stored."""
+        if job.is_gang:
+            self._gangs.end(job, reason, now=now)
+            return
         checkpoint = job.record.checkpoint
         job.start_backoff.end(job.iteration, now=now)
         self._allocator.abandon(job, reason)

@@ -40,6 +40,8 @@ class Worker:
     """Its exit status, or minus the signal that killed it."""
     reason: str = ""
     """Its failure, in words."""
+    failed_at: float = 0.0
+    """When that was known."""
     is_lost: bool = False
     """It failed as a member."""
     is_fenced: bool = False
@@ -86,9 +88,9 @@ class Worker:
         self.phase = Phase.GONE
         self.has_finished = how.kind == "finished"
 
-    def fail(self, how: WorkerExit) -> None:
+    def fail(self, how: WorkerExit, *, now: float) -> None:
         """Record why it cannot go on."""
-        self.failure, self.status = how.kind, how.status
+        self.failure, self.status, self.failed_at = how.kind, how.status, now
         self.reason = how.describe(f"worker {self.number} on {self.slot.name}")
 
     def lose(self) -> None:

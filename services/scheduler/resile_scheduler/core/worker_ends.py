@@ -51,8 +51,9 @@ class WorkerEnds:
         is_named = is_active or worker.number in job.generations.named
         if worker.has_failed or worker.is_fenced or job.is_over or not is_named:
             return
-        worker.fail(how)
-        if is_active or was_member or worker.phase is Phase.MEMBER or _may_have_taken_over(job, worker):
+        worker.fail(how, now=now)
+        runs_script = job.is_gang and job.generations.is_cold_starting
+        if runs_script or is_active or was_member or worker.phase is Phase.MEMBER or _may_have_taken_over(job, worker):
             self._lose_member(job, worker, now)
         elif job.generations.names(worker.number) and job.generations.has_started:
             self._withdraw_joiner(job, worker, now)

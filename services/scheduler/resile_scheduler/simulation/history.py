@@ -29,6 +29,7 @@ from resile_shared.messages.commands import JobPause, JobPriority, JobResume, Jo
 from resile_shared.messages.hosts import HostDraining, HostEvent, HostJoined, HostLeft, HostLost, HostState
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobSpec
 from resile_shared.messages.pool import TenantEvent
+from resile_shared.validation import phrase
 
 from .csv_table import MalformedFile
 from .training import Recorded
@@ -90,7 +91,7 @@ def _read_events(path: Path) -> Iterator[BaseModel]:
             inside = ".".join(map(str, fault["loc"]))
             is_view = error.title == EventView.__name__
             column = ".".join(filter(None, (place, "" if is_view else "data", inside)))
-            raise MalformedFile(path, fault["msg"], line=line, column=column) from error
+            raise MalformedFile(path, phrase(fault["msg"]), line=line, column=column) from error
         except Malformed as error:
             column = ".".join(filter(None, (place, "subject")))
             raise MalformedFile(path, str(error), line=line, column=column) from error

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from resile_shared.messages.jobs import DEFAULT_PRIORITY, MAX_PRIORITY, MAX_WORKERS, JobSpec
 from resile_shared.messages.reports import BatchRange
+from resile_shared.validation import phrase
 
 from .arrivals import COLUMNS as PROFILED
 from .arrivals import read_arrivals
@@ -125,7 +126,7 @@ def _submission(
     except ValidationError as error:
         fault = error.errors()[0]
         column = str(fault["loc"][0]) if fault["loc"] else "sizes"
-        raise MalformedFile(path, str(fault["msg"]), line=row[0], column=column) from error
+        raise MalformedFile(path, phrase(fault["msg"]), line=row[0], column=column) from error
     return Submission(
         time,
         f"job-{number}",

@@ -1,0 +1,1 @@
+"""IBM's package ``pyedt``."""

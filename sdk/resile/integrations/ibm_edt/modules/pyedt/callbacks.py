@@ -1,0 +1,5 @@
+"""IBM's ``pyedt.callbacks``."""
+
+from resile.integrations.ibm_edt.callbacks import Callback, LoggerCallback
+
+__all__ = ["Callback", "LoggerCallback"]

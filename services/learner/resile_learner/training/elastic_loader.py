@@ -1,0 +1,394 @@
+"""The loader of an ordinary loop: it yields the shards of this worker, and drives the iterations of `ElasticLoop`.
+
+Made by `prepare`; what each line of a loop's body does is in docs/elastic-training.md.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from resile_shared.errors import UsageError
+
+from ..session import current_session
+from .backward import Run, handled_backward
+from .batches import BatchPlan
+from .closures import Closure, Step, StepBackup, SuspendedStep, check_value
+from .data_loader import read_loader
+from .fetch import checked_dataset
+from .iteration import EvaluationAbandoned, Iteration
+from .loop import ElasticLoop
+from .reports import Result
+from .samplers import planned
+from .seeds import mix, seed_all
+from .sources import check_stream
+from .stream_reader import is_stream
+
+
+class ElasticLoader:
+    """A loader whose batches are the shards that this worker computes. Made by `prepare`.
+
+    An iteration is committed when the loop asks for what follows: another batch, or another epoch. So what a script
+    does at the end of an epoch still belongs to the epoch's last iteration, and is part of what a joiner receives.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        loader: DataLoader[Any],
+        *,
+        accumulate: int | None,
+        num_shards: int | None,
+        grad_scaler: torch.amp.GradScaler | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        settings = read_loader(loader)
+        self.dataset = settings.dataset
+        self._model = model
+        self._optimizers = optimizers
+        self._grad_scaler = grad_scaler
+        if grad_scaler is not None and len(optimizers) > 1:
+            raise UsageError("prepare() was given a GradScaler and several optimizers: use torch.bfloat16 without it")
+        batch_size, shards = _cut(settings.batch_size, accumulate, num_shards)
+        self._seed, self._mode = options["seed"], options["mode"]
+        self._plan: BatchPlan | None = None
+        if is_stream(settings.dataset):
+            check_stream(drop_last=settings.drop_last, num_workers=settings.num_workers)
+        else:
+            self._plan = planned(
+                len(checked_dataset(settings.dataset, name="training")),
+                batch_size,
+                shards,
+                seed=self._seed,
+                shuffle=settings.shuffle,
+                drop_last=settings.drop_last,
+                sampler=settings.sampler,
+                batch_sampler=settings.batch_sampler,
+            )
+        self._options = {
+            **options,
+            "batch_size": batch_size,
+            "num_shards": shards,
+            "shuffle": settings.shuffle,
+            "sampler": settings.sampler,
+            "batch_sampler": settings.batch_sampler,
+            "drop_last": settings.drop_last,
+            "collate_fn": settings.collate_fn,
+            "num_workers": settings.num_workers,
+        }
+        self._started: ElasticLoop | None = None
+        self._iterations: Iterator[Iteration]
+        self._iteration: Iteration | None = None
+        self._is_fresh = False
+        """Whether no batch of the open iteration was yielded yet."""
+        self._batch_loss: float | None = None
+        """The newest loss that had its backward pass in a closure."""
+        self._num_losses = 0
+        """How many losses of the newest batch have had their backward pass."""
+        self._is_between_epochs = False
+        self._step: tuple[SuspendedStep, StepBackup] | None = None
+        """That of an optimizer whose closure is evaluated by the batches of the iteration."""
+        self._refusal: UsageError | None = None
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """Train for ``num_epochs`` passes over the dataset; yields their numbers, from the one under way.
+
+        The run is complete when this has ended. Raises UsageError for settings that cannot work, and for an epoch that
+        was left early.
+        """
+        if self._started:
+            raise UsageError("loader.epochs() was called twice: a script has one training call; name all epochs in one")
+        self._started = ElasticLoop(self._model, self._optimizers, self.dataset, epochs=num_epochs, **self._options)
+        self._iterations = iter(self._started)
+        self._advance()
+        while self._iteration is not None:
+            opened = self._iteration
+            yield opened.epoch
+            self._raise_refusal()
+            if self._is_fresh:  # opened in a recovery at the end of the epoch, or never used
+                self._check_used(opened)
+            else:
+                self._check_not_left()
+                self._advance()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._iteration is None:
+            raise UsageError(
+                "the prepared loader was used outside of loader.epochs(): write `for epoch in loader.epochs(10):` "
+                "around the loop over the loader, so that a worker that joins later begins in the epoch under way"
+            )
+        epoch = self._iteration.epoch
+        self._is_between_epochs = False
+        while self._iteration is not None and self._iteration.epoch == epoch:
+            yield from self._batches(self._iteration)
+            if self.sync_gradients and self._is_last():
+                break
+            self._advance()
+        self._is_between_epochs = True
+        seed_all(mix(self._seed, "epoch", epoch))  # what follows in the script draws alike on all workers
+
+    def __len__(self) -> int:
+        """The number of batches that this worker is given in an epoch, with as many workers as there are now.
+
+        Raises TypeError for a stream.
+        """
+        if self._plan is None:
+            raise TypeError("the loader of a stream has no length")
+        rank, size = 0, 1
+        if self._started:
+            view = current_session().view
+            rank, size = view.rank, view.size
+        plan = self._started.plan if self._started else self._plan
+        batches = [
+            plan.batch(plan.position(number), num_shards=size if self._mode == "fast" else None)
+            for number in (0, plan.per_epoch - 1)
+        ]
+        usual, last = (max(1, len(range(*batch.held_by(rank, size)))) for batch in batches)
+        return ((plan.per_epoch - 1) * usual + last) * len(self._optimizers)
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the gradients are those of a whole global batch: after the backward pass of its last shard here.
+
+        Code that belongs to an iteration, not to a shard, asks for it. With several optimizers it is true once a
+        batch, after the exchange of the last of them.
+        """
+        return self._is_exchanged and self._iteration is not None and self._iteration.is_last_turn
+
+    @property
+    def _is_exchanged(self) -> bool:
+        return self._iteration is not None and self._iteration.is_exchanged
+
+    def step_with_closure(self, step: Step, closure: Closure) -> Any:
+        """Evaluate ``closure`` for the batch under way; with the last one here the optimizer's own ``step`` goes on.
+
+        Returns what ``step`` returns once it is complete, before that the loss of the batch. Raises UsageError.
+        """
+        if self._iteration is None:
+            return None
+        try:
+            return self._evaluate(self._iteration, step, closure)
+        except UsageError as error:
+            raise self.remember(error) from None
+
+    def _evaluate(self, iteration: Iteration, step: Step, closure: Closure) -> Any:
+        self._check_closure()
+        if self._step is None:
+            backup = self._loop.closures.begin(self._optimizers[0])
+            self._step = SuspendedStep(step), backup
+            if not self._step[0].needs_value():
+                iteration.end_closure()  # refuses a step without an evaluation
+        suspended, backup = self._step
+        self._batch_loss = None
+        try:
+            value = closure()
+        except EvaluationAbandoned:
+            value = None
+        if iteration.lost:
+            self._cancel_step()
+            backup.restore()
+            return None
+        check_value(value, self._batch_loss)
+        if iteration.outcome is None:
+            return value
+        suspended.give(torch.tensor(iteration.loss, dtype=torch.float64))
+        if suspended.needs_value():
+            return value
+        self._step = None
+        iteration.end_closure()
+        return suspended.result
+
+    def _check_closure(self) -> None:
+        if self._is_between_epochs or self._num_losses:
+            raise UsageError(
+                "optimizer.step(closure) was called outside of a batch, twice in a batch, or after backward(): call it "
+                "once for each batch of the loader, and backward() in the closure alone"
+            )
+        if len(self._optimizers) > 1 or self._grad_scaler is not None:
+            raise UsageError(
+                "optimizer.step(closure) was called in a loop with several optimizers or a GradScaler: use one "
+                "optimizer, and torch.bfloat16 without a GradScaler"
+            )
+
+    def _cancel_step(self) -> None:
+        if self._step is not None:
+            self._step[0].cancel()
+            self._step = None
+
+    def may_step(self, turn: int) -> bool:
+        """Whether a step of optimizer number ``turn`` acts now. Raises UsageError if it comes before its loss."""
+        if self._iteration is None:
+            return False
+        if len(self._optimizers) > 1 and not self._is_between_epochs and self._num_losses != turn + 1:
+            raise self.remember(
+                UsageError(
+                    f"optimizer number {turn} was stepped after {self._num_losses} backward passes in a batch: give "
+                    "prepare() the optimizers in the order in which the body steps them, and call backward() once for "
+                    "each, before its step"
+                )
+            )
+        return self._is_exchanged and self._iteration.turn == turn
+
+    def may_step_schedule(self, turn: int) -> bool:
+        """Whether a step of the schedule of optimizer number ``turn`` acts now."""
+        is_turn = self._iteration is not None and self._iteration.turn == turn
+        return self._is_exchanged and (self._is_between_epochs or is_turn)
+
+    @property
+    def iteration(self) -> int:
+        """Iterations committed so far: the number of the one under way."""
+        return self._loop.iteration
+
+    @property
+    def iterations_total(self) -> int:
+        """The number of iterations after which the run ends."""
+        return self._loop.iterations_total
+
+    @property
+    def loss(self) -> float | None:
+        """The loss of the newest global batch whose gradients were exchanged; None before the first."""
+        if self._iteration is not None and self._iteration.loss is not None:
+            return self._iteration.loss
+        return self._loop.loss
+
+    @property
+    def is_lowest_rank(self) -> bool:
+        """Whether this worker is, at the moment, the one that should print and write files."""
+        return self._loop.is_lowest_rank
+
+    @property
+    def result(self) -> Result | None:
+        """How the run ended; None before its end."""
+        return self._loop.result
+
+    def stop(self) -> None:
+        """End the run after this iteration: see `ElasticLoop.stop`.
+
+        Raises UsageError in a batch that does not complete the iteration.
+        """
+        loop = self._loop
+        if not (
+            self._is_fresh
+            or self._is_between_epochs
+            or self.sync_gradients
+            or self._iteration is None
+            or self._iteration.lost
+        ):
+            raise self.remember(
+                UsageError(
+                    f"loader.stop() was called in the middle of iteration {loop.iteration}, where each worker has seen "
+                    "other batches: write `if loader.sync_gradients and loader.loss < 0.01:` before it, so that all "
+                    "workers stop at the same iteration, by the loss of the whole global batch"
+                )
+            )
+        loop.stop()
+
+    def remember(self, refusal: UsageError) -> UsageError:
+        """Raise ``refusal`` once more when the batch ends, in case the script catches it; returns it."""
+        self._refusal = self._refusal or refusal
+        return refusal
+
+    def _raise_refusal(self) -> None:
+        if self._refusal:
+            raise self._refusal
+        if self._iteration:
+            self._iteration.raise_refusal()
+
+    @property
+    def _loop(self) -> ElasticLoop:
+        if self._started is None:
+            raise UsageError("training has not begun: this is known from loader.epochs() on")
+        return self._started
+
+    def _advance(self) -> None:
+        """Commit the open iteration, and open the next one: None at the end of the run."""
+        self._iteration = next(self._iterations, None)
+        self._is_fresh = True
+
+    def _is_last(self) -> bool:
+        """Whether the open iteration is the last one of its epoch, or of the run."""
+        assert self._iteration is not None
+        return self._iteration.ends_epoch or self._iteration.number + 1 == self.iterations_total
+
+    def _batches(self, iteration: Iteration) -> Iterator[Any]:
+        try:
+            yield from self._evaluated(iteration)
+            while iteration.evaluate_again():
+                yield from self._evaluated(iteration)
+        finally:
+            self._cancel_step()
+
+    def _evaluated(self, iteration: Iteration) -> Iterator[Any]:
+        for batch in iteration.shards() if iteration.num_held else iteration.spare_shard():
+            self._is_fresh, self._num_losses = False, 0
+            with handled_backward(partial(self._backward, iteration)):
+                yield batch
+            self._raise_refusal()
+            if not self._num_losses:
+                raise UsageError(
+                    "a batch ended without loss.backward(): every batch of a prepared loader counts; call it once for "
+                    "each, with a loss of `0 * loss` for a batch that should not count"
+                )
+            if self._num_losses < len(self._optimizers):
+                raise UsageError(
+                    f"a batch ended after {self._num_losses} of {len(self._optimizers)} backward passes: call "
+                    "backward() once for each optimizer, in the order of their steps; optimizers that share a loss "
+                    "can be one optimizer with several parameter groups"
+                )
+
+    def _backward(self, iteration: Iteration, loss: Tensor, run: Run) -> None:
+        turn, self._num_losses = self._num_losses, self._num_losses + 1
+        if turn >= len(self._optimizers):
+            times = "twice" if turn == 1 else f"{turn + 1} times"
+            raise self.remember(
+                UsageError(
+                    f"backward() was called {times} for a batch: call it once for each optimizer, with the sum of its "
+                    "losses, and use torch.autograd.grad for gradients of anything else"
+                )
+            )
+        if turn != iteration.turn:
+            return  # the loss of another turn with this batch
+        value = loss.detach() if self._grad_scaler is None else loss.detach() / self._grad_scaler.get_scale()
+        self._batch_loss = float(value) if self._step else None
+        iteration.compute(loss, run, {"loss": value}, allows_nan=self._grad_scaler is not None)
+        if iteration.is_computed:
+            iteration.exchange()
+
+    def _check_used(self, opened: Iteration) -> None:
+        if self._iteration is opened:
+            raise UsageError(
+                "an epoch ended without a loop over the loader: loop over it once in each epoch, as in "
+                "`for batch in loader:`"
+            )
+
+    def _check_not_left(self) -> None:
+        assert self._iteration is not None
+        if self._iteration.lost is None and not (self.sync_gradients and self._is_last()):
+            raise UsageError(
+                f"the loop over the loader was left at iteration {self._iteration.number}, before the end of epoch "
+                f"{self._iteration.epoch}: to end training early, call loader.stop() instead of `break`, at the same "
+                "iteration on all workers"
+            )
+
+
+def _cut(batch_size: int | None, accumulate: int | None, num_shards: int | None) -> tuple[int, int | None]:
+    """The global batch and its number of shards; None: as many as usual."""
+    if accumulate is None:
+        return batch_size or 1, num_shards
+    if batch_size is None:
+        raise UsageError(
+            "prepare() was given accumulate and a loader with a batch sampler of its own: let the batch sampler yield "
+            "whole global batches, which are cut into num_shards"
+        )
+    if num_shards is not None:
+        raise UsageError(
+            "prepare() was given both accumulate and num_shards: accumulate makes a global batch of several batches, "
+            "num_shards cuts each batch; choose one"
+        )
+    if accumulate < 1:
+        raise UsageError(f"accumulate is {accumulate}: use 1 or more")
+    return batch_size * accumulate, accumulate

@@ -1,0 +1,166 @@
+"""A worker of a gang: it runs a script that knows nothing of Resile, as torchrun would.
+
+Its control thread, links and membership are not needed: it reports its address, waits for the order that has those of
+all, sets the variables that ``torch.distributed`` reads, and runs the script.
+"""
+
+import atexit
+import os
+import runpy
+import socket
+import sys
+import threading
+from typing import NoReturn
+
+import torch
+
+from ..messages import (
+    Completed,
+    Failed,
+    Finished,
+    GangPlace,
+    Joined,
+    Message,
+    Order,
+    Stop,
+    Switched,
+    WorkerConfig,
+    WorkerListening,
+    encode,
+    to_worker,
+)
+from .failure import failed, raised
+
+BITS = "not promised: a gang's script trains by itself"
+CLOSE_SECONDS = 2.0
+
+
+def run_in_gang(config: WorkerConfig, place: GangPlace, agent: socket.socket) -> NoReturn:
+    """Run the script of ``config`` as the worker at ``place``, and end the process.
+
+    The outcome is reported to the agent at the other end of ``agent``.
+    """
+    connection = _Agent(agent)
+    with _reserve_port(config.host) as reserved:
+        port = reserved.getsockname()[1]
+        connection.send(WorkerListening(worker=config.worker, host=config.host, port=port))
+        order = connection.wait_for_order(config.worker)
+        threading.Thread(target=connection.obey, name="resile-agent", daemon=True).start()
+        _set_variables(order, place)
+        connection.send(_started(config, place, order))
+        outcome, _kept = _run_script(config)
+        if isinstance(outcome, Finished):
+            threading._shutdown()  # type: ignore[attr-defined] # waits for the script's threads, as an interpreter does
+            atexit._run_exitfuncs()  # the script's own, which the end of a forked process would skip
+            if place.rank == 0:
+                connection.send(_completed(config, order))
+        connection.send(outcome)
+    connection.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(isinstance(outcome, Failed)))
+
+
+class _Agent:
+    """The connection to the agent."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(True)
+        self._socket = connection
+        self._lines = connection.makefile("rb")
+        self._has_ended = threading.Event()
+        self._is_closing = False
+
+    def send(self, message: Message) -> None:
+        self._socket.sendall(encode(message))
+
+    def wait_for_order(self, worker: int) -> Order:
+        while line := self._lines.readline():
+            message = to_worker.validate_json(line)
+            if isinstance(message, Order) and worker in message.workers:
+                return message
+            if isinstance(message, Stop):
+                os._exit(0)
+        os._exit(1)  # the agent is gone, and with it the only source of orders
+
+    def obey(self) -> None:
+        """End the process when the agent says so, or is gone."""
+        while line := self._lines.readline():
+            if isinstance(to_worker.validate_json(line), Stop):
+                os._exit(0)
+        self._has_ended.set()
+        if not self._is_closing:
+            os._exit(1)
+
+    def close(self) -> None:
+        """Let the agent read everything, and close."""
+        self._is_closing = True
+        self._socket.shutdown(socket.SHUT_WR)
+        self._has_ended.wait(CLOSE_SECONDS)
+
+
+def _reserve_port(host: str) -> socket.socket:
+    """Bind a free port of ``host``, on which the store of ``torch.distributed`` can listen while this is open.
+
+    It does not listen itself: who connects too early is refused, and tries again.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reserved = socket.socket(family, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((host, 0))
+    return reserved
+
+
+def _set_variables(order: Order, place: GangPlace) -> None:
+    first = order.members[0]
+    os.environ.update(
+        RANK=str(place.rank),
+        WORLD_SIZE=str(place.size),
+        LOCAL_RANK=str(place.local_rank),
+        LOCAL_WORLD_SIZE=str(place.local_size),
+        MASTER_ADDR=first.host,
+        MASTER_PORT=str(first.port),
+    )
+    if first.host == "127.0.0.1":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
+
+
+def _started(config: WorkerConfig, place: GangPlace, order: Order) -> Message:
+    if place.rank == 0:
+        return Switched(worker=config.worker, generation=order.generation, workers=order.workers, iteration=0)
+    return Joined(worker=config.worker, generation=order.generation, iteration=0)
+
+
+def _run_script(config: WorkerConfig) -> tuple[Finished | Failed, object]:
+    """Return the outcome, and the script's globals, which must live as long as the process.
+
+    A process group of gloo that is freed before the end may wait for its own thread, which waits for the interpreter.
+    """
+    sys.argv = [config.script, *config.args]
+    sys.path.insert(0, os.path.dirname(config.script))
+    try:
+        return Finished(worker=config.worker), runpy.run_path(config.script, run_name="__main__")
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            return failed(config, f"the script ended itself: sys.exit({leaving.code!r})"), leaving
+        return Finished(worker=config.worker), leaving
+    except BaseException as error:
+        return raised(config, error), error
+
+
+def _completed(config: WorkerConfig, order: Order) -> Completed:
+    return Completed(
+        worker=config.worker,
+        generation=order.generation,
+        iteration=0,
+        epoch=0,
+        samples_seen=0,
+        loss=None,
+        metrics={},
+        validation={},
+        params_sha256="",
+        model=None,
+        ledger=(),
+        bits=BITS,
+    )

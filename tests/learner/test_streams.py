@@ -1,0 +1,292 @@
+"""Streams: every worker reads the same samples in the same order, wherever it begins, and keeps its own shards."""
+
+import random
+from collections.abc import Iterator
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from resile.training import ElasticLoop, prepare, seed
+from resile_learner.session import View
+from resile_learner.training.batches import BatchPlan, Position
+from resile_learner.training.stream_shards import StreamShards
+from resile_shared.errors import UsageError
+
+SIZE = 43
+
+
+class Plain(IterableDataset[float]):
+    """Shuffled by a buffer, with the generator of python; each sample has noise from that of torch."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.size = size
+        self.num_read = 0
+
+    def __iter__(self) -> Iterator[float]:
+        buffer = []
+        for number in range(self.size):
+            buffer.append(number)
+            if len(buffer) == 8:
+                yield self.noisy(buffer.pop(random.randrange(8)))
+        random.shuffle(buffer)
+        for number in buffer:
+            yield self.noisy(number)
+
+    def noisy(self, number: int) -> float:
+        self.num_read += 1
+        return number + torch.rand(()).item()
+
+
+class Stateful(Plain):
+    """Knows by itself where it is. ``resumed`` is what the next iterator begins with, as in torchdata's examples."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        super().__init__(size)
+        self.next, self.resumed, self.epoch = 0, 0, -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[float]:
+        first, self.resumed = self.resumed, 0
+        for number in range(first, self.size):
+            self.next = number + 1
+            yield self.noisy((number * (7 + self.epoch)) % self.size)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.resumed = self.next = state["next"]
+
+
+class StatefulIterator(Plain):
+    """Its iterator knows where it is."""
+
+    def __iter__(self) -> Iterator[float]:
+        return Numbers(self)
+
+
+class Numbers:
+    def __init__(self, stream: Plain) -> None:
+        self.stream, self.next = stream, 0
+
+    def __iter__(self) -> Iterator[float]:
+        return self
+
+    def __next__(self) -> float:
+        if self.next == self.stream.size:
+            raise StopIteration
+        self.next += 1
+        return self.stream.noisy(self.next)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next = state["next"]
+
+
+KINDS = [Plain, Stateful, StatefulIterator]
+
+
+class Reading:
+    """One worker's reading of a stream."""
+
+    def __init__(self, stream: Any, batch_size: int = 10, num_shards: int = 4) -> None:
+        self.stream = stream
+        self.position = Position()
+        self.shards = StreamShards(
+            stream,
+            batch_size=batch_size,
+            num_shards=num_shards,
+            seed=1,
+            collate_fn=list,
+            position=lambda: self.position,
+            is_fast=False,
+        )
+
+    def batch(self, rank: int = 0, size: int = 1, generation: int = 1) -> Any:
+        """What this worker computes of the batch at its position."""
+        view = View(generation, tuple(range(size)), rank)
+        batch = self.shards.batch(self.position, view)
+        held = range(*batch.held_by(rank, size))
+        return batch, {leaf: self.shards.next_shard(self.position, 0, view) for leaf in held}
+
+    def commit(self, batch: Any) -> None:
+        self.position = batch.next
+
+
+def whole(stream: Any, epochs: int = 3, batch_size: int = 10) -> list[tuple[Position, list[float]]]:
+    """All batches, as a single worker has them."""
+    reading, result = Reading(stream, batch_size, num_shards=min(4, batch_size)), []
+    while reading.position.epoch < epochs:
+        batch, shards = reading.batch()
+        result.append((reading.position, [value for shard in shards.values() for value in shard.batch]))
+        reading.commit(batch)
+    return result
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 12, 40, 41])
+@pytest.mark.parametrize("batch_size", [1, 2, 10])
+def test_a_stream_is_cut_as_a_dataset_is(size: int, batch_size: int) -> None:
+    plan = BatchPlan(size, batch_size, min(4, batch_size), seed=0, shuffle=False)
+    expected = [plan.batch(plan.position(number)) for number in range(2 * plan.per_epoch)]
+    found = whole(Plain(size), 2, batch_size)
+    assert [(position, len(values)) for position, values in found] == [
+        (plan.position(number), len(batch.indices)) for number, batch in enumerate(expected)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_worker_has_its_shards_wherever_it_begins_to_read(kind: Any) -> None:
+    expected = whole(kind())
+    epochs = [
+        sorted(int(value) for position, values in expected if position.epoch == e for value in values) for e in (0, 1)
+    ]
+    assert epochs[0] == epochs[1]
+    assert len(set(epochs[0])) == SIZE
+    assert expected[0][1] != expected[5][1], "each epoch has its own random numbers"
+    for begun in range(len(expected)):
+        donor = Reading(kind())
+        for _ in range(begun):
+            donor.commit(donor.batch()[0])
+        joiner = Reading(kind())
+        joiner.shards.load_state_dict(donor.shards.state_dict())
+        joiner.position = donor.position
+        donor.shards.restart()
+        for position, values in expected[begun : begun + 3]:
+            (batch, ours), (_, theirs) = donor.batch(0, 2, 2), joiner.batch(1, 2, 2)
+            assert batch.epoch == position.epoch
+            assert [value for shard in (*ours.values(), *theirs.values()) for value in shard.batch] == values
+            donor.commit(batch)
+            joiner.commit(batch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_is_read_again_after_a_loss(kind: Any) -> None:
+    expected = whole(kind())
+    reading = Reading(kind())
+    for position, values in expected:
+        assert reading.position == position
+        reading.batch(1, 3)
+        reading.shards.restart()  # the members of a newer generation repeat it
+        batch, shards = reading.batch(0, 1, 2)
+        assert [value for shard in shards.values() for value in shard.batch] == values
+        reading.commit(batch)
+
+
+def test_a_stateful_stream_is_not_read_from_the_start() -> None:
+    donor = Reading(Stateful())
+    for _ in range(3):
+        donor.commit(donor.batch()[0])
+    joiner = Reading(Stateful())
+    joiner.shards.load_state_dict(donor.shards.state_dict())
+    joiner.position = donor.position
+    joiner.batch()
+    assert joiner.stream.num_read == 12
+
+
+def alone(call: Any) -> Any:
+    return copy_context().run(call)
+
+
+def train(dataset: Any, **more: Any) -> Any:
+    seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loop = ElasticLoop(model, optimizer, dataset, epochs=2, batch_size=10, num_shards=3, **more)
+    totals = []
+    for iteration in loop:
+        for (x,) in iteration.shards():
+            iteration.backward(model(x).square().mean())
+        if iteration.exchange():
+            optimizer.step()
+        totals.append((loop.iteration, loop.iterations_total, iteration.ends_epoch))
+    return loop.result, loop._protocol._ledger.epochs(), totals
+
+
+class Rows(IterableDataset[Any]):
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        for row in self.rows:
+            yield (row,)
+
+
+def test_a_stream_has_the_bits_of_the_dataset_in_its_order() -> None:
+    rows = torch.randn(SIZE, 2, generator=torch.Generator().manual_seed(0))
+    result, epochs, totals = alone(lambda: train(Rows(rows)))
+    of_dataset = alone(lambda: train(TensorDataset(rows), shuffle=False))
+    assert result == of_dataset[0]
+    assert [(epoch.samples, epoch.once) for epoch in epochs] == [(SIZE, SIZE)] * 2
+    assert [each[2] for each in totals] == [each[2] for each in of_dataset[2]]
+    assert [each[1] for each in totals] == [4, 6, 8, 10, 10, 10, 10, 10, 10, 10], "known once an epoch has ended"
+
+
+class Emptied(Rows):
+    """Its second epoch has nothing left."""
+
+    def __iter__(self) -> Iterator[Any]:
+        rows, self.rows = self.rows, self.rows[:0]
+        yield from ((row,) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "more", "complaint"),
+    [
+        (Plain(), {"sampler": [1]}, "sampler was given with a dataset that is a stream"),
+        (Plain(), {"batch_sampler": [[1]]}, "batch_sampler was given with a dataset that is a stream"),
+        (Plain(), {"batch_range": (3, 20)}, "batch_range was given with a dataset that is a stream"),
+        (Plain(), {"drop_last": True}, "drop_last was given with a dataset that is a stream"),
+        (Plain(), {"num_workers": 2}, "num_workers was given with a dataset that is a stream.*do in collate_fn"),
+        (iter(range(20)), {}, "is an iterator, which can be read once"),
+        (Plain(0), {}, "has no samples in epoch 0"),
+        (Emptied(torch.ones(12, 2)), {}, "has no samples in epoch 1"),
+    ],
+)
+def test_what_a_stream_cannot_have_is_refused(dataset: Any, more: Any, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        alone(lambda: train(dataset, **more))
+
+
+def test_a_stream_that_ends_earlier_than_elsewhere_is_named() -> None:
+    reading = Reading(Plain(12))
+    reading.position = Position(0, 30)
+    with pytest.raises(UsageError, match="ended after 12 samples of epoch 0, where it had more than 30"):
+        reading.batch()
+
+
+def test_workers_that_read_other_samples_have_other_facts() -> None:
+    one, other, shorter = (
+        Reading(Rows(torch.ones(30, 2))),
+        Reading(Rows(torch.zeros(30, 2))),
+        Reading(Rows(torch.ones(11, 2))),
+    )
+    for reading in (one, other, shorter):
+        reading.batch()
+    assert len({reading.shards.facts_of_batch()["stream"] for reading in (one, other, shorter)}) == 3
+
+
+def test_an_ordinary_loop_reads_a_stream() -> None:
+    def run() -> tuple[int, list[int]]:
+        seed(0)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        _, _, loader = prepare(model, optimizer, DataLoader(Rows(torch.ones(50, 2)), batch_size=5), accumulate=2)
+        ends = []
+        for _ in loader.epochs(2):
+            for (x,) in loader:
+                model(x).square().mean().backward()
+                optimizer.step()
+            ends.append(loader.iteration)
+        with pytest.raises(TypeError, match="no length"):
+            len(loader)
+        return loader.result.samples_seen, ends
+
+    assert alone(run) == (100, [4, 9])
