@@ -175,7 +175,7 @@ class Crowd:
                 break
             assert time.monotonic() < deadline, seen
             await asyncio.sleep(LOOK_SECONDS)
-        assert {job.id: job.workers for job in jobs if not job.state.is_final} == self._shares(jobs)
+        assert {job.id: job.workers for job in jobs if not job.state.is_final} == self._shares(jobs), jobs
 
     def _shares(self, jobs: Sequence[JobSummary]) -> dict[str, int]:
         active = (JobState.QUEUED, JobState.RUNNING)
