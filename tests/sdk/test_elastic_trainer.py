@@ -20,6 +20,8 @@ from resile_learner.session import SoloSession
 from resile_learner.state.flat import flatten, unflatten
 from resile_shared.errors import UsageError
 
+from .late_joiner import train_and_join_late
+
 WITHOUT_EFFECT_ON_BITS = """
     output_dir torch_empty_cache_steps average_tokens_across_devices tf32 activation_checkpointing_kwargs
     gradient_checkpointing gradient_checkpointing_kwargs liger_kernel_config use_cache logging_strategy
@@ -286,6 +288,28 @@ def test_callbacks_of_a_joiner_know_what_those_of_the_others_noted(tmp_path: Pat
     assert (counts.steps, counts.began, stopping.early_stopping_patience_counter) == ([5], "joiner", 2)
     assert joiner.state.best_metric == 0.25
     assert joiner.state.log_history == [{"loss": 1.0}]
+
+
+class Phases(Counts):
+    def on_train_begin(self, *arguments: Any, **more: Any) -> None:
+        self.began = "here"
+        self.steps = [0]
+
+    def on_train_end(self, *arguments: Any, **more: Any) -> None:
+        assert self.began == "here"
+
+
+def test_callbacks_of_a_worker_that_joins_when_training_is_over_know_all_the_same(tmp_path: Path) -> None:
+    phases = Phases(), Phases()
+    donor, joiner = (
+        ElasticTrainer(gpt(), arguments(tmp_path / str(number)), train_dataset=padded(), callbacks=[each])
+        for number, each in enumerate(phases)
+    )
+    train_and_join_late(donor.train, joiner.train)
+    assert phases[0].steps == phases[1].steps == [6]
+    assert joiner.state.global_step == 6
+    assert joiner.state.log_history[-1]["train_loss"] == donor.state.log_history[-1]["train_loss"]
+    assert all(map(torch.equal, donor.model.parameters(), joiner.model.parameters()))
 
 
 def test_the_model_is_saved_and_the_best_one_loaded_as_a_trainer_does(tmp_path: Path) -> None:

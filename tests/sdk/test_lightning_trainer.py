@@ -27,6 +27,8 @@ from resile.integrations.lightning.strategy import WorkerStrategy
 from resile_learner.state.flat import flatten, unflatten
 from resile_shared.errors import UsageError
 
+from .late_joiner import train_and_join_late
+
 ELASTIC = {"num_shards", "seed", "checkpoint_every", "threads"}
 KEPT = """
     logger callbacks fast_dev_run max_epochs min_epochs max_steps min_steps limit_val_batches limit_test_batches
@@ -495,3 +497,26 @@ def test_rows_of_another_worker_stay(tmp_path: Path) -> None:
     trainer.logger.save()
     rows = Path(trainer.logger.log_dir, "metrics.csv").read_text().splitlines()
     assert rows == ["accuracy,loss,step", ",1.0,1", "1.0,0.5,2"]
+
+
+class Phases(Notes):
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        self.where = "here"
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        self.steps[0] += 1
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        assert self.where == "here"
+
+
+def test_callbacks_of_a_worker_that_joins_when_training_is_over_know_all_the_same(tmp_path: Path) -> None:
+    modules, notes = (Net(), Net()), (Phases(), Phases())
+    donor, joiner = (
+        trainer_of(ElasticTrainer, tmp_path / str(number), callbacks=[each]) for number, each in enumerate(notes)
+    )
+    train_and_join_late(lambda: donor.fit(modules[0], loader()), lambda: joiner.fit(modules[1], loader()))
+    assert notes[0].steps == notes[1].steps == [8]
+    assert modules[0].rates == modules[1].rates
+    assert joiner.global_step == 8
+    assert all(map(torch.equal, modules[0].parameters(), modules[1].parameters()))

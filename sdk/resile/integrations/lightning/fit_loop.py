@@ -112,8 +112,8 @@ class ElasticFitLoop(_FitLoop):
                 step.compute(iteration, num_samples, batch)
             if step.exchange(iteration):
                 step.update(loop, iteration)
+        step.begin_training()
         self.trainer.result = loop.result
-        self.trainer.follow_rank(has_begun=step.progress.has_begun)
         self.on_run_end()
 
 
@@ -130,13 +130,20 @@ class _Step:
         self._log: ShardLog | None = None
         """Of the newest shard of the iteration."""
 
-    def begin(self, iteration: Iteration) -> None:
-        """Call the hooks of what begins. An iteration that is repeated, since a member was lost, has begun already."""
-        self._log = None
+    def begin_training(self) -> None:
+        """Call the hooks of the run's start, once: at the first iteration, or at the end if there was none.
+
+        A worker that joins when the last iteration is over has none.
+        """
         self._trainer.follow_rank(has_begun=self.progress.has_begun)
         if not self.progress.has_begun:
             self._loop.on_run_start()
             self.progress.begin()
+
+    def begin(self, iteration: Iteration) -> None:
+        """Call the hooks of what begins. An iteration that is repeated, since a member was lost, has begun already."""
+        self._log = None
+        self.begin_training()
         if iteration.number == self.progress.begun:
             return
         self.progress.begun = iteration.number

@@ -138,6 +138,7 @@ class ElasticTrainer(Trainer):
                 step.compute(iteration, num_samples, inputs)
             if iteration.exchange():
                 step.update(loop, iteration)
+        step.begin_training()
         self.result = loop.result
         return self._finalize_training(None, length.iterations * plan.batch_size, step.started)
 
@@ -252,15 +253,23 @@ class _Step:
         self._begun = -1
         self._epoch = -1
 
-    def begin(self, iteration: Iteration) -> None:
-        """Tell the callbacks what begins. An iteration that is repeated, since a member was lost, has begun already."""
-        trainer = self._trainer
-        _follow_rank(trainer)
+    def begin_training(self) -> None:
+        """Tell the callbacks that training begins, once: at the first iteration, or at the end if there was none.
+
+        A worker that joins when the last iteration is over has none.
+        """
+        _follow_rank(self._trainer)
         if not self.progress.has_begun:
             self._call("on_train_begin")
             self.progress.begin()
-            if trainer.args.eval_on_start and iteration.number == 0:
-                trainer._evaluate(None, self._ignored_keys, skip_scheduler=True)
+
+    def begin(self, iteration: Iteration) -> None:
+        """Tell the callbacks what begins. An iteration that is repeated, since a member was lost, has begun already."""
+        trainer = self._trainer
+        is_first = not self.progress.has_begun
+        self.begin_training()
+        if is_first and trainer.args.eval_on_start and iteration.number == 0:
+            trainer._evaluate(None, self._ignored_keys, skip_scheduler=True)
         if iteration.number == self._begun:
             return
         self._begun = iteration.number
