@@ -22,15 +22,18 @@ from resile_learner.training.preload import preload
 from resile_learner.training.prepare import prepare
 from resile_learner.training.reports import Result
 from resile_learner.training.seeds import seed
+from resile_learner.training.selection import Best, Selection
 from resile_learner.training.validation import Validation
 
 __all__ = [
+    "Best",
     "Callback",
     "ElasticLoader",
     "ElasticLoop",
     "ElasticModel",
     "Iteration",
     "Result",
+    "Selection",
     "Validation",
     "preload",
     "prepare",

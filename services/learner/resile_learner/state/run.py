@@ -45,7 +45,7 @@ class TrainingProgress:
     @property
     def last_epoch(self) -> int:
         """The epoch of the newest committed iteration."""
-        return self.epoch if self.sample else max(0, self.epoch - 1)
+        return self.epoch if self.sample or self.turn else max(0, self.epoch - 1)
 
 
 class RunState:
@@ -77,7 +77,7 @@ class RunState:
         tree = {
             "progress": vars(self.progress),
             "facts": self.facts,
-            "model": self._model_tensors(),
+            "model": model_tensors(self._model),
             **{name: part.state_dict() for name, part in self._parts.items()},
             "extras": {name: extra.state_dict() for name, extra in self._extras.items()},
         }
@@ -88,13 +88,13 @@ class RunState:
 
         While they are being filled this worker may have no complete state.
         """
-        tensors = allocate(skeleton, {f"model/{name}": tensor for name, tensor in self._model_tensors().items()})
+        tensors = allocate(skeleton, {f"model/{name}": tensor for name, tensor in model_tensors(self._model).items()})
         self._received = skeleton, tensors
         return tensors
 
     def model_memory(self) -> list[Tensor]:
         """Return what `allocate_buffers` may use itself: parameters and buffers in the memory of the host."""
-        return [tensor for tensor in self._model_tensors().values() if tensor.device.type == "cpu"]
+        return [tensor for tensor in model_tensors(self._model).values() if tensor.device.type == "cpu"]
 
     def load_received(self) -> None:
         """Load the state received into the buffers allocated last. Raises StateDiffers."""
@@ -105,7 +105,7 @@ class RunState:
         """Load a state. Raises StateDiffers when it belongs to another script, model or dataset."""
         tree = unflatten(skeleton, tensors)
         check_same_run(self.facts, tree["facts"])
-        mine = self._model_tensors()
+        mine = model_tensors(self._model)
         if mine.keys() != tree["model"].keys():
             names = ", ".join(sorted(mine.keys() ^ tree["model"].keys())[:3])
             raise StateDiffers(
@@ -122,6 +122,8 @@ class RunState:
         self._after_load()
         self.progress = TrainingProgress(**tree["progress"])
 
-    def _model_tensors(self) -> dict[str, Tensor]:
-        named = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
-        return named | {name: buffer.detach() for name, buffer in self._model.named_buffers()}
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of ``model`` by name: the live ones, detached."""
+    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return named | {name: buffer.detach() for name, buffer in model.named_buffers()}

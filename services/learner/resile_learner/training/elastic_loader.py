@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from resile_shared.errors import UsageError
 
 from ..session import current_session
+from .accumulation import cut_batch
 from .backward import Run, handled_backward
 from .batches import BatchPlan
 from .closures import Closure, Step, StepBackup, SuspendedStep, check_value
@@ -53,7 +54,7 @@ class ElasticLoader:
         self._grad_scaler = grad_scaler
         if grad_scaler is not None and len(optimizers) > 1:
             raise UsageError("prepare() was given a GradScaler and several optimizers: use torch.bfloat16 without it")
-        batch_size, shards = _cut(settings.batch_size, accumulate, num_shards)
+        batch_size, shards = cut_batch(settings.batch_size, accumulate, num_shards)
         self._seed, self._mode = options["seed"], options["mode"]
         self._plan: BatchPlan | None = None
         if is_stream(settings.dataset):
@@ -239,6 +240,11 @@ class ElasticLoader:
         return self._is_exchanged and (self._is_between_epochs or is_turn)
 
     @property
+    def epoch(self) -> int:
+        """The epoch, from 0, that ``epochs()`` has yielded; after the end that of the last iteration."""
+        return self._loop.epoch
+
+    @property
     def iteration(self) -> int:
         """Iterations committed so far: the number of the one under way."""
         return self._loop.iteration
@@ -373,22 +379,3 @@ class ElasticLoader:
                 f"{self._iteration.epoch}: to end training early, call loader.stop() instead of `break`, at the same "
                 "iteration on all workers"
             )
-
-
-def _cut(batch_size: int | None, accumulate: int | None, num_shards: int | None) -> tuple[int, int | None]:
-    """The global batch and its number of shards; None: as many as usual."""
-    if accumulate is None:
-        return batch_size or 1, num_shards
-    if batch_size is None:
-        raise UsageError(
-            "prepare() was given accumulate and a loader with a batch sampler of its own: let the batch sampler yield "
-            "whole global batches, which are cut into num_shards"
-        )
-    if num_shards is not None:
-        raise UsageError(
-            "prepare() was given both accumulate and num_shards: accumulate makes a global batch of several batches, "
-            "num_shards cuts each batch; choose one"
-        )
-    if accumulate < 1:
-        raise UsageError(f"accumulate is {accumulate}: use 1 or more")
-    return batch_size * accumulate, accumulate

@@ -25,7 +25,6 @@ from ..checkpoint.checkpointer import Checkpointer
 from ..collectives.tree import ranges
 from ..messages import Ready
 from ..session import Session, View, current_session
-from ..state.optimizer import OptimizerState
 from ..state.run import RunState, Stateful
 from .batch_samplers import BatchSampler
 from .batch_schedule import BatchSchedule
@@ -40,6 +39,7 @@ from .header import RoundHeader
 from .iteration import Iteration
 from .learning_rate import LearningRateRule, LearningRateScale
 from .noise import NOISE_EVERY, NoiseScale
+from .optimizer_watch import optimizer_parts
 from .prewarm import prewarm_optimizer
 from .protocol import TrainingProtocol
 from .repeatability import COMPARED_ITERATIONS, is_compared_in_epoch
@@ -51,7 +51,7 @@ from .script_watch import ScriptWatch
 from .seeds import mix, seed_all
 from .settings import Mode, TrainingSettings, facts_of
 from .sources import open_source
-from .validation import Validation, Validator
+from .validation import Validation, open_validator
 
 
 class ElasticLoop:
@@ -144,27 +144,23 @@ class ElasticLoop:
         self._last_members: tuple[int, ...] = ()
         """Those of the newest iteration that was committed on this worker."""
         self._checkpoints = Checkpointer(self._session, every=checkpoint_every)
-        self._validator = (
-            Validator(validation, model, batch_size=batch_size, num_shards=shards, seed=seed) if validation else None
-        )
+        self._validator = open_validator(validation, model, plan, seed=seed, after_load=self._buffers.adopt)
+        if validation and validation.selection:
+            self._more_settings["selection"] = validation.selection
         if batch_range:
             for each in self._optimizers:
                 LearningRateScale(each, learning_rate_rule, lambda: self.plan.batch_size / batch_size)
         self._scalers = prepared_scalers(state or {}, self._parameters)
         ledger = self._shards.ledger()
         parts: dict[str, Stateful] = {
-            "optimizer": OptimizerState(self._optimizers[0]),
+            **optimizer_parts(self._optimizers, self._watch.optimizers),
             "ledger": ledger,
             "reproducibility": self.bits,
-            "steps": self._watch.optimizers[0],
             "batches": self._schedule,
             "noise": self._noise,
             **self._shards.parts,
+            **({"validation": self._validator} if self._validator else {}),
         }
-        for number, each in enumerate(self._optimizers[1:], start=1):
-            parts |= {f"optimizer {number}": OptimizerState(each), f"steps {number}": self._watch.optimizers[number]}
-        if self._validator:
-            parts["validation"] = self._validator
         self._state = RunState(model, parts, state or {}, after_load=self._buffers.adopt)
         self._count_iterations()
         self._protocol = TrainingProtocol(
@@ -200,8 +196,10 @@ class ElasticLoop:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration, from 0."""
-        return self._state.progress.epoch
+        """The epoch, from 0, of the open iteration; between iterations and after the end, that of the newest one."""
+        progress = self._state.progress
+        is_open = self._open is not None and self._open.number == progress.iteration
+        return progress.epoch if is_open else progress.last_epoch
 
     @property
     def loss(self) -> float | None:

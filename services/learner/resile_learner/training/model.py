@@ -1,10 +1,11 @@
 """The training call: a model, what it learns from, and how, trained on however many workers there are."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from resile_shared.errors import UsageError
 
@@ -14,6 +15,7 @@ from .learning_rate import LearningRateRule
 from .loop import ElasticLoop
 from .loss_scale import check_is_mean
 from .reports import Result
+from .selection import Selection
 from .settings import Mode
 from .validation import Validation
 
@@ -41,7 +43,8 @@ class Callback:
     def on_validation(self, loop: ElasticLoop, epoch: int, scores: Mapping[str, float]) -> None:
         """The validation at the end of ``epoch`` is complete.
 
-        Called before the next iteration. If the lowest rank changes just then, the call may be missing or come twice.
+        The model is the one that has these scores. If the lowest rank changes just then, the call may be missing or
+        come twice.
         """
 
     def on_end(self, loop: ElasticLoop, result: Result) -> None:
@@ -54,10 +57,11 @@ class ElasticModel:
     ``datasets`` is called once in each worker and returns a training dataset, and a map-style one for validation, or
     None. Samples are tuples of the model's inputs and at last the targets, or dicts of its inputs by name, with the
     targets under "labels", "label", "targets" or "target". ``loss_fn(outputs, targets)`` and each of ``metrics``
-    return the mean over the batch. ``lr_scheduler`` steps once an iteration. ``autocast`` is a dtype for
+    return the mean over the batch. ``lr_scheduler`` steps once an iteration or, with ``lr_scheduler_interval="epoch"``,
+    once an epoch; a ReduceLROnPlateau steps after each validation, with its score. ``autocast`` is a dtype for
     torch.autocast, such as torch.bfloat16; ``grad_scaler`` goes with torch.float16. After `train` the object has its
-    ``result``, the ``scores`` of the last validation, and whether this worker ``is_lowest_rank``, which should print
-    and write files.
+    ``result``, the ``scores`` of the final model, and whether this worker ``is_lowest_rank``, which should print and
+    write files.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class ElasticModel:
         metrics: Mapping[str, BatchFunction] | None = None,
         callbacks: Sequence[Callback] = (),
         *,
+        lr_scheduler_interval: Literal["iteration", "epoch"] = "iteration",
         autocast: torch.dtype | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         collate_fn: Collate | None = None,
@@ -81,6 +86,7 @@ class ElasticModel:
         self._loss_fn = loss_fn
         self._optimizer = optimizer
         self._lr_scheduler = lr_scheduler
+        self._lr_scheduler_interval = lr_scheduler_interval
         self._metrics = dict(metrics or {})
         self._callbacks = list(callbacks)
         self._autocast = autocast
@@ -90,8 +96,9 @@ class ElasticModel:
         self._threads = threads
         self.result: Result | None = None
         self.is_lowest_rank = True
-        self._epoch: int | None = None
-        """The epoch of the newest iteration on this worker."""
+        self._loop: ElasticLoop
+        if lr_scheduler_interval not in ("iteration", "epoch"):
+            raise UsageError(f'lr_scheduler_interval is {lr_scheduler_interval!r}: use "iteration" or "epoch"')
         self._trained = False
         self._has_checked_loss = False
 
@@ -107,6 +114,7 @@ class ElasticModel:
         mode: Mode = "same-bits",
         batch_range: tuple[int, int] | None = None,
         learning_rate_rule: LearningRateRule = "linear",
+        selection: Selection | None = None,
     ) -> Result:
         """Train for ``epochs`` passes with a global batch of ``batch_size`` samples, on however many workers there are.
 
@@ -114,13 +122,15 @@ class ElasticModel:
         ``batch_range``, the least and the most samples, lets the pool change the batch between iterations; the bits
         then depend on the batches, which the result names. ``learning_rate_rule`` says how learning rates follow the
         batch, relative to ``batch_size``: "linear", "sqrt", or "none".
-        ``clip_grad_norm`` is the largest norm of all gradients together. Raises UsageError for settings that cannot
-        work, NotANumber when the loss becomes NaN.
+        ``clip_grad_norm`` is the largest norm of all gradients together. ``selection`` keeps the best model, and ends
+        training early, by a score of the validation: "loss", or the name of a metric. Raises UsageError for settings
+        that cannot work, NotANumber when the loss becomes NaN.
         """
         if self._trained:
             raise UsageError("train() was called twice: a script has one training call; raise `epochs` to train longer")
         self._trained = True
-        training, validation = self._load_datasets()
+        training, data = self._load_datasets()
+        validation = self._validation(data, selection)
         loop = ElasticLoop(
             self._model,
             self._optimizer,
@@ -132,25 +142,26 @@ class ElasticModel:
             num_shards=num_shards,
             seed=seed,
             state=self._stateful(),
-            validation=Validation(validation, self._scores, self._collate_fn) if validation is not None else None,
+            validation=validation,
             collate_fn=self._collate_fn,
             num_workers=self._num_workers,
             checkpoint_every=checkpoint_every,
             mode=mode,
             threads=self._threads,
         )
-        loop.require_equal(clip_grad_norm=clip_grad_norm, autocast=self._autocast)
+        self._loop = loop
+        loop.require_equal(
+            clip_grad_norm=clip_grad_norm,
+            autocast=self._autocast,
+            lr_scheduler_interval=self._lr_scheduler_interval,
+        )
         for iteration in loop:
-            if iteration.epoch != self._epoch:
-                self._report_validation(loop)
-            self._epoch = iteration.epoch
             self._compute(iteration)
             if iteration.exchange():
-                self._update(clip_grad_norm)
+                self._update(clip_grad_norm, ends_epoch=iteration.ends_epoch)
                 self._call_back(loop, iteration)
         assert loop.result is not None
         self.result, self.is_lowest_rank = loop.result, loop.is_lowest_rank
-        self._report_validation(loop)
         if loop.is_lowest_rank:
             for callback in self._callbacks:
                 callback.on_end(loop, loop.result)
@@ -158,14 +169,13 @@ class ElasticModel:
 
     @property
     def scores(self) -> Mapping[str, float]:
-        """The scores of the last validation; empty without one, and before the end of `train`."""
+        """The scores of the final model; empty without a validation, and before the end of `train`."""
         return self.result.validation if self.result else {}
 
-    def _report_validation(self, loop: ElasticLoop) -> None:
-        """Pass the scores of the epoch that has ended to the callbacks, if this worker has seen the epoch."""
-        if self._epoch is not None and loop.is_lowest_rank and loop.validation:
+    def _report_validation(self, scores: Mapping[str, float]) -> None:
+        if self._loop.is_lowest_rank:
             for callback in self._callbacks:
-                callback.on_validation(loop, self._epoch, loop.validation)
+                callback.on_validation(self._loop, self._loop.epoch, scores)
 
     def _load_datasets(self) -> tuple[Any, Any]:
         pair = self._datasets()
@@ -175,6 +185,28 @@ class ElasticModel:
                 "validation dataset or None"
             )
         return pair
+
+    def _validation(self, dataset: Any, selection: Selection | None) -> Validation | None:
+        scheduler = self._lr_scheduler
+        plateaus = [scheduler] if isinstance(scheduler, ReduceLROnPlateau) else []
+        if dataset is None and (selection or plateaus):
+            needs = "a selection" if selection else "ReduceLROnPlateau"
+            raise UsageError(
+                f"{needs} judges by scores, and datasets() returned no validation dataset: return one as the second"
+            )
+        names = ["loss", *self._metrics]
+        if selection and selection.score not in names:
+            raise UsageError(f'the validation has no score "{selection.score}": choose one of {", ".join(names)}')
+        if dataset is None:
+            return None
+        return Validation(
+            dataset,
+            self._scores,
+            self._collate_fn,
+            selection=selection,
+            plateaus=plateaus,
+            on_scores=self._report_validation,
+        )
 
     def _stateful(self) -> dict[str, Any]:
         state = {"lr_scheduler": self._lr_scheduler, "grad_scaler": self._grad_scaler}
@@ -203,7 +235,7 @@ class ElasticModel:
         outputs, targets, loss = self._forward(model, batch)
         return {"loss": loss, **{name: metric(outputs, targets) for name, metric in self._metrics.items()}}
 
-    def _update(self, clip_grad_norm: float | None) -> None:
+    def _update(self, clip_grad_norm: float | None, *, ends_epoch: bool) -> None:
         scaler, optimizer = self._grad_scaler, self._optimizer
         if scaler is not None:
             scaler.unscale_(optimizer)
@@ -214,8 +246,10 @@ class ElasticModel:
         else:
             scaler.step(optimizer)
             scaler.update()
-        if self._lr_scheduler is not None:
-            self._lr_scheduler.step()
+        schedule = self._lr_scheduler
+        is_due = ends_epoch or self._lr_scheduler_interval == "iteration"
+        if schedule is not None and is_due and not isinstance(schedule, ReduceLROnPlateau):
+            schedule.step()
 
     def _call_back(self, loop: ElasticLoop, iteration: Iteration) -> None:
         if not loop.is_lowest_rank:

@@ -1,6 +1,6 @@
 """What a script does with its optimizer, as far as the other workers could not know or do alike."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import is_not
 from typing import Any
 
@@ -9,6 +9,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from resile_shared.errors import UsageError
+
+from ..state.optimizer import OptimizerState
+from ..state.run import Stateful
 
 
 class OptimizerWatch:
@@ -96,6 +99,17 @@ class OptimizerWatch:
     def _after_step(self, *arguments: object) -> None:
         self.steps += self._has_begun
         self._has_begun = False
+
+
+def optimizer_parts(
+    optimizers: Sequence[torch.optim.Optimizer], watches: Sequence[OptimizerWatch]
+) -> dict[str, Stateful]:
+    """Return the parts of a run's state that belong to its optimizers, by name; from the second on with a number."""
+    parts: dict[str, Stateful] = {}
+    for number, (optimizer, watch) in enumerate(zip(optimizers, watches, strict=True)):
+        suffix = f" {number}" if number else ""
+        parts |= {f"optimizer{suffix}": OptimizerState(optimizer), f"steps{suffix}": watch}
+    return parts
 
 
 def _has_schedule(state: Mapping[str, Any]) -> bool:

@@ -191,7 +191,7 @@ class TrainingProtocol:
             next_iteration=self._state.progress.iteration,
         )
         if not validator.in_progress:
-            self._state.progress.validation = validator.scores
+            validator.complete(self._state.progress)
             self.reports.progress(ends_epoch=True)
         self._after_round(outcome)
 
@@ -254,6 +254,7 @@ class TrainingProtocol:
             self._computation.params_sha256(),
             model_key=self._checkpoints.model_key,
             bits=self._computation.reproducibility,
+            selector=self._validator.selector if self._validator else None,
         )
         self._idle_round()  # the member that stored the model may be lost before it reports it: then another repeats it
         self.result = result

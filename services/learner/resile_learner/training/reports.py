@@ -14,6 +14,7 @@ from .batches import Batch
 from .ledger import Ledger
 from .measurements import Measurements
 from .rounds import RoundResult
+from .selection import Best, Selector
 from .stragglers import Stragglers
 
 PROGRESS_SECONDS = 0.1
@@ -21,7 +22,7 @@ PROGRESS_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Result:
-    """How a training call ended."""
+    """How a training call ended. ``validation`` are the scores of the final model."""
 
     params_sha256: str
     iterations: int
@@ -32,6 +33,8 @@ class Result:
     bits: str
     batches: tuple[BatchStep, ...]
     """From which iteration on the global batch had which size."""
+    best: Best | None = None
+    """The best of the validations, where a selection judges them."""
 
 
 class Reports:
@@ -129,7 +132,9 @@ class Reports:
             change: TracedChange = "none" if is_sample else "generation"
             self._session.report(ChangeTraced(worker=view.me, generation=view.generation, change=change, spans=spans))
 
-    def complete(self, params_sha256: str, *, model_key: str | None, bits: str) -> Result:
+    def complete(
+        self, params_sha256: str, *, model_key: str | None, bits: str, selector: Selector | None = None
+    ) -> Result:
         """Return the result of the completed run; the lowest rank also reports it."""
         view, progress = self._session.view, self._state.progress
         result = Result(
@@ -138,9 +143,10 @@ class Reports:
             samples_seen=self._ledger.samples_seen,
             loss=progress.loss,
             metrics=progress.metrics,
-            validation=progress.validation,
+            validation=selector.final_scores(progress.validation) if selector else progress.validation,
             bits=bits,
             batches=self._schedule.steps,
+            best=selector.best if selector else None,
         )
         if view.rank == 0:
             completed = Completed(
@@ -151,7 +157,7 @@ class Reports:
                 samples_seen=result.samples_seen,
                 loss=result.loss,
                 metrics=progress.metrics,
-                validation=progress.validation,
+                validation=dict(result.validation),
                 params_sha256=result.params_sha256,
                 model=model_key,
                 ledger=self._ledger.epochs(),

@@ -21,8 +21,8 @@ def check_schedules(schedules: Iterable[Any], *, epochs: int, iteration: int, it
             raise UsageError(
                 f"{type(schedule).__name__} ends after {end} steps ({name}) and has made {schedule.last_epoch} by "
                 f"iteration {iteration} of {iterations_total}: it is stepped once an iteration. Give it {name} in "
-                f"iterations ({iterations_total // epochs} make an epoch), or step it once an epoch, after the loop "
-                "over a prepared loader"
+                f"iterations ({iterations_total // epochs} make an epoch), or step it once an epoch: with "
+                'lr_scheduler_interval="epoch" of ElasticModel, or after the loop over a prepared loader'
             )
 
 

@@ -1,20 +1,23 @@
 """Validation: fixed batches cut into fixed shards, one round for each, so that the membership can change in between."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..collectives.tree import pieces
 from ..phases import Phases
 from ..session import View
+from ..state.run import TrainingProgress
 from .batches import BatchPlan
 from .fetch import Collate, Fetcher, ShardKey, checked_dataset
 from .header import ComputedShards, PartialSums, RoundHeader, fold_leaves
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all
+from .selection import Selection, Selector
 
 
 @dataclass(frozen=True)
@@ -22,20 +25,45 @@ class Validation:
     """What to compute after ``every`` epochs, and at the end.
 
     ``scores`` is called with the model, in eval mode and without gradients, and a collated batch; it returns means
-    over the batch by name.
+    over the batch by name. ``on_scores`` is called on each worker with the scores, before ``selection`` decides by them
+    and each of ``plateaus`` is stepped.
     """
 
     dataset: Any
     scores: Callable[[nn.Module, Any], Mapping[str, Tensor | float]]
     collate_fn: Collate | None = None
     every: int = 1
+    selection: Selection | None = None
+    plateaus: Sequence[ReduceLROnPlateau] = ()
+    on_scores: Callable[[Mapping[str, float]], None] | None = None
+
+
+def open_validator(
+    validation: Validation | None, model: nn.Module, plan: BatchPlan, *, seed: int, after_load: Callable[[], None]
+) -> "Validator | None":
+    """Return what runs ``validation``, with batches and shards as in ``plan``; None without one."""
+    if validation is None:
+        return None
+    return Validator(
+        validation, model, batch_size=plan.batch_size, num_shards=plan.num_shards, seed=seed, after_load=after_load
+    )
 
 
 class Validator:
-    """Runs validations batch by batch. ``scores`` holds the means of the last one that was completed."""
+    """Runs validations batch by batch. ``scores`` holds the means of the last one that was completed.
+
+    ``after_load`` is called when the best model was loaded into ``model``.
+    """
 
     def __init__(
-        self, validation: Validation, model: nn.Module, *, batch_size: int, num_shards: int, seed: int
+        self,
+        validation: Validation,
+        model: nn.Module,
+        *,
+        batch_size: int,
+        num_shards: int,
+        seed: int,
+        after_load: Callable[[], None],
     ) -> None:
         dataset = checked_dataset(validation.dataset, name="validation")
         self.num_samples = len(dataset)
@@ -47,6 +75,8 @@ class Validator:
         self._next: int | None = None
         self._sums: dict[str, float] = {}
         self.scores: dict[str, float] = {}
+        self.selection = validation.selection
+        self.selector = Selector(validation.selection, validation.plateaus, model, after_load=after_load)
 
     @property
     def in_progress(self) -> bool:
@@ -86,6 +116,13 @@ class Validator:
             self.scores = {name: total / self.num_samples for name, total in self._sums.items()}
         return outcome
 
+    def complete(self, progress: TrainingProgress) -> None:
+        """After the round of the last batch: its scores count, and may end the run. Raises UsageError."""
+        progress.validation = self.scores
+        if self._validation.on_scores:
+            self._validation.on_scores(self.scores)
+        self.selector.on_scores(self.scores, progress)
+
     @torch.no_grad()
     def _score(self, indices: Any, weight: float) -> PartialSums:
         (fetched,) = self._fetcher.stream([ShardKey(0, indices)])
@@ -101,8 +138,10 @@ class Validator:
 
     def state_dict(self) -> dict[str, Any]:
         """How far the validation in progress has come."""
-        return {"next": self._next, "sums": self._sums, "scores": self.scores}
+        selector = self.selector.state_dict()
+        return {"next": self._next, "sums": self._sums, "scores": self.scores, "selector": selector}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned elsewhere."""
         self._next, self._sums, self.scores = state["next"], dict(state["sums"]), dict(state["scores"])
+        self.selector.load_state_dict(state["selector"])
