@@ -91,6 +91,30 @@ class Numbers:
         self.next = state["next"]
 
 
+class Continued(Plain):
+    """Its next iterator goes on where the last one was left: it begins anew at the end of an epoch alone."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        super().__init__(size)
+        self.next = 0
+
+    def __iter__(self) -> Iterator[float]:
+        while self.next < self.size:
+            self.next += 1
+            yield self.noisy(self.next)
+        self.next = 0
+
+
+class StatefulContinued(Continued):
+    """The same, with its counter as state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next = state["next"]
+
+
 KINDS = [Plain, Stateful, StatefulIterator]
 
 
@@ -167,17 +191,53 @@ def test_every_worker_has_its_shards_wherever_it_begins_to_read(kind: Any) -> No
             joiner.commit(batch)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_is_read_again_after_a_loss(kind: Any) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, Continued, StatefulContinued])
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_batch_has_the_same_samples_after_a_loss(kind: Any, is_behind: bool) -> None:
     expected = whole(kind())
-    reading = Reading(kind())
+    reading, donor = Reading(kind()), Reading(kind())
     for position, values in expected:
         assert reading.position == position
         reading.batch(1, 3)
         reading.shards.restart()  # the members of a newer generation repeat it
+        if is_behind:
+            reading.shards.load_state_dict(donor.shards.state_dict())
         batch, shards = reading.batch(0, 1, 2)
         assert [value for shard in shards.values() for value in shard.batch] == values
         reading.commit(batch)
+        donor.commit(donor.batch()[0])
+    assert reading.stream.num_read == 3 * SIZE, "each sample was read once"
+
+
+def test_a_worker_that_lacks_an_iteration_goes_on_reading() -> None:
+    donor, behind = Reading(Continued()), Reading(Continued())
+    for position, values in whole(Continued()):
+        behind.position = donor.position  # the state of the others is loaded, who have committed the iteration before
+        behind.shards.load_state_dict(donor.shards.state_dict())
+        donor.commit(donor.batch()[0])
+        assert behind.position == position
+        assert [value for shard in behind.batch()[1].values() for value in shard.batch] == values
+
+
+def test_what_a_body_does_to_its_shard_does_not_change_the_samples() -> None:
+    reading = Reading(Rows(torch.zeros(30, 2)))
+    for generation in (1, 2):
+        for shard in reading.batch(0, 1, generation)[1].values():
+            for (row,) in shard.batch:
+                assert not row.any()
+                row += 1
+
+
+def test_a_stream_that_does_not_begin_anew_is_named_after_a_resumption() -> None:
+    donor = Reading(Continued())
+    for _ in range(2):
+        donor.commit(donor.batch()[0])
+    resumed = Reading(Continued())
+    resumed.shards.load_state_dict(donor.shards.state_dict())
+    resumed.position = donor.position
+    next(iter(resumed.stream))  # the script looks at a sample
+    with pytest.raises(UsageError, match=r"\(Continued\) begins epoch 0 with another sample than before: let __iter__"):
+        resumed.batch()
 
 
 def test_a_stateful_stream_is_not_read_from_the_start() -> None:

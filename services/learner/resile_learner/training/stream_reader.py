@@ -8,6 +8,7 @@ from torch.utils.data import IterableDataset
 
 from resile_shared.errors import UsageError
 
+from .digest import content_digest
 from .seeds import mix, seed_all
 
 StreamState = dict[str, Any]
@@ -27,7 +28,7 @@ class StreamReader:
     Sample i of epoch e is read with all generators seeded by (seed, e, i); ``set_epoch(e)`` is called where there is
     one. A stream that has ``state_dict`` and ``load_state_dict``, itself or its iterator, continues from a state, as
     torchdata's StatefulDataLoader has it; any other is read again up to the sample. Raises UsageError for iterators,
-    which can be read once.
+    which can be read once, and for an epoch that begins with another sample when it is read again.
     """
 
     def __init__(self, stream: Any, *, seed: int) -> None:
@@ -37,6 +38,8 @@ class StreamReader:
         self._epoch = -1
         self.sample = 0
         """How many samples of the epoch were read."""
+        self.first: tuple[int, str] | None = None
+        """The epoch of which the first sample was read last, and a digest of that sample."""
 
     def open(self, epoch: int, sample: int, state: StreamState | None) -> None:
         """Continue with ``sample`` of ``epoch``, from a ``state`` that was taken there, if any."""
@@ -67,8 +70,19 @@ class StreamReader:
         """Return the next sample. Raises StopIteration at the end of the epoch."""
         seed_all(mix(self._seed, "sample", self._epoch, self.sample))
         item = next(self._iterator)
+        if self.sample == 0:
+            self._check_first(item)
         self.sample += 1
         return item
+
+    def _check_first(self, item: Any) -> None:
+        before, self.first = self.first, (self._epoch, content_digest(item)[:16])
+        if before and before[0] == self._epoch and before != self.first:
+            raise UsageError(
+                f"the stream ({type(self._stream).__name__}) begins epoch {self._epoch} with another sample than "
+                "before: let __iter__ begin anew each time, whatever was read before, or give the stream state_dict "
+                "and load_state_dict"
+            )
 
     def state(self) -> StreamState | None:
         """The state in which the next sample is read; None where the stream has none."""

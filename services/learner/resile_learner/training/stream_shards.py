@@ -33,9 +33,10 @@ class StreamPlan(BatchPlan):
 class StreamShards:
     """Reads the batches of ``stream`` in order. See `DatasetShards`, whose place it takes.
 
-    Every worker reads all samples, keeps those of its shards and of the first one, and collates them alone. The last
-    batch of an epoch ends it; as with a dataset, a lone leftover sample joins the batch before it, and a short batch
-    has fewer shards. ``position`` returns that of the next iteration.
+    Every worker reads each sample once, and collates those of its own shards. It keeps the samples of the batch under
+    way, which it may compute again, with other shards, after a worker was lost. The last batch of an epoch ends it; as
+    with a dataset, a lone leftover sample joins the batch before it, and a short batch has fewer shards. ``position``
+    returns that of the next iteration.
     """
 
     has_known_length = False
@@ -65,10 +66,13 @@ class StreamShards:
         """Samples after that batch."""
         self._next: Position | None = None
         """Where the batch begins that the reader can read next."""
-        self._read: tuple[Position, View] | None = None
+        self._samples: list[Any] = []
+        """Those of the batch that was read last."""
+        self._begin: Position | None = None
+        """Where that batch begins."""
+        self._end: Position
+        """Where the batch after it begins."""
         self._batch: Batch
-        self._kept: dict[int, list[Any]] = {}
-        """For each shard that is kept, its samples."""
         self._content = ""
         self._upcoming: Iterator[int] = iter(())
 
@@ -89,15 +93,15 @@ class StreamShards:
         return {"stream": self}
 
     def restart(self) -> None:
-        """From now on this worker computes other shards: the batch under way is read again."""
-        self._read = None
+        """Nothing to do: all samples of the batch under way are kept."""
 
     def batch(self, position: Position, view: View) -> Batch:
         """Read the batch that begins at ``position``, unless it was read already."""
-        if self._read != (position, view):
+        if self._begin != position:
             with seeded(mix(self.plan.seed, "stream")):
-                self._read_batch(position, view)
-            self._read = position, view
+                self._read_batch(position)
+            self._begin = position
+        self._batch = self._cut(position, view)
         self._upcoming = iter(range(*self._batch.held_by(view.rank, view.size)))
         return self._batch
 
@@ -106,13 +110,14 @@ class StreamShards:
         return self.read_again(self._batch, next(self._upcoming))
 
     def read_again(self, batch: Batch, leaf: int) -> Fetched:
-        """Collate one shard of ``batch`` that is kept."""
+        """Collate one shard of ``batch``, of any worker."""
         indices = batch.shard(leaf)
-        samples = copy.deepcopy(self._kept[leaf])
+        samples = copy.deepcopy([self._samples[index - batch.indices[0]] for index in indices])
         seed_all(mix(self.plan.seed, "collate", batch.epoch, int(indices[0])))
         return Fetched(indices, self._collate(samples))
 
-    def _read_batch(self, position: Position, view: View) -> None:
+    def _read_batch(self, position: Position) -> None:
+        self._samples = []  # not kept while others are read
         if self._next != position:
             self._seek(position)
         size, samples = self.plan.batch_size, self._ahead
@@ -126,27 +131,24 @@ class StreamShards:
                 "epoch"
             )
         if len(samples) < size + margin:
-            following = Position(position.epoch + 1)
+            self._end = Position(position.epoch + 1)
             self._ahead = []
             known = position.sample + len(samples)
         else:
-            following = Position(position.epoch, position.sample + size)
+            self._end = Position(position.epoch, position.sample + size)
             samples, self._ahead = samples[:size], samples[size:]
-            known = max(self.plan.num_samples, following.sample + margin)
+            known = max(self.plan.num_samples, self._end.sample + margin)
         self.plan = replace(self.plan, num_samples=known)
-        self._states = {position: self._states.get(position), following: None if following.sample == 0 else state}
-        self._next = following if following.sample else None
-        self._keep(position, following, samples, view)
-
-    def _keep(self, position: Position, following: Position, samples: list[Any], view: View) -> None:
-        indices = np.arange(position.sample, position.sample + len(samples), dtype=np.int64)
-        shards = min(view.size, len(samples)) if self._is_fast else self.plan.num_shards_of(len(samples))
-        self._batch = Batch(position.epoch, indices, shards, self.plan.batch_size, following)
+        self._states = {position: self._states.get(position), self._end: None if self._end.sample == 0 else state}
+        self._next = self._end if self._end.sample else None
+        self._samples = samples
         self._content = content_digest(samples[0])[:16]
-        held = set(range(*self._batch.held_by(view.rank, view.size))) | {0}
-        self._kept = {
-            leaf: [samples[index - position.sample] for index in self._batch.shard(leaf).tolist()] for leaf in held
-        }
+
+    def _cut(self, position: Position, view: View) -> Batch:
+        length = len(self._samples)
+        indices = np.arange(position.sample, position.sample + length, dtype=np.int64)
+        shards = min(view.size, length) if self._is_fast else self.plan.num_shards_of(length)
+        return Batch(position.epoch, indices, shards, self.plan.batch_size, self._end)
 
     def _seek(self, position: Position) -> None:
         self._ahead = []
@@ -160,12 +162,17 @@ class StreamShards:
                 return
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next iteration begins, and the stream's state there."""
+        """Where the next iteration begins, the stream's state there, and what the epoch began with."""
         position = self._position()
-        return {"position": list(position), "state": self._states.get(position), "samples": self.plan.num_samples}
+        return {
+            "position": list(position),
+            "state": self._states.get(position),
+            "samples": self.plan.num_samples,
+            "first": self._reader.first,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned elsewhere."""
+        """Take over what `state_dict` returned elsewhere. What this worker has read itself, it does not read again."""
         self._states = {Position(*state["position"]): state["state"]}
-        self._next = self._read = None
+        self._reader.first = state["first"]
         self.plan = replace(self.plan, num_samples=state["samples"])
