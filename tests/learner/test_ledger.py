@@ -1,7 +1,12 @@
+"""The ledger: how often each sample was used, in few bytes."""
+
+from collections import Counter
+
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
+from resile_learner.state.flat import flatten
 from resile_learner.training.ledger import MAX_CLOSED, Ledger
 from resile_shared.messages.reports import EpochCount
 
@@ -67,3 +72,39 @@ def test_a_sampler_is_followed_or_not() -> None:
     assert not as_drawn([3, 0], [2]), "a sample was left out"
     assert not as_drawn([3, 0], [2, 2])
     assert not as_drawn([3, 0, 0], [2], [1])
+
+
+def test_the_ledger_of_a_stream_needs_no_memory_for_samples_that_were_used_once() -> None:
+    ledger = Ledger()
+    for begin in range(0, 300_000, 1000):
+        ledger.commit(0, np.random.default_rng(begin).permutation(1000) + begin)
+    flat = flatten(ledger.state_dict())
+    assert len(flat.skeleton) + sum(tensor.nbytes for tensor in flat.tensors) < 1000
+    assert ledger.epochs() == (EpochCount(epoch=0, samples=300_000, once=300_000, more=0, never=0),)
+
+
+@given(
+    batches=st.lists(st.lists(st.integers(0, 40), max_size=12), max_size=12),
+    ends=st.sets(st.integers(0, 11)),
+    moved=st.integers(0, 11),
+)
+@settings(deadline=None)
+def test_the_ledger_of_a_stream_counts_whatever_was_used(batches: list[list[int]], ends: set[int], moved: int) -> None:
+    ledger, epoch, uses, expected = Ledger(), 0, Counter[int](), []
+    for number, batch in enumerate(batches):
+        if number == moved:
+            copy = Ledger()
+            copy.load_state_dict(ledger.state_dict())
+            ledger = copy
+        ledger.commit(epoch, np.array(batch, dtype=np.int64))
+        uses.update(batch)
+        samples = max(uses, default=-1) + 1
+        once, never = sum(count == 1 for count in uses.values()), samples - len(uses)
+        count = EpochCount(epoch=epoch, samples=samples, once=once, more=samples - once - never, never=never)
+        expected[epoch:] = [count]
+        if number in ends:
+            epoch, uses = epoch + 1, Counter()
+    if not ledger.samples_seen:
+        assert ledger.epochs() == ()
+        return
+    assert ledger.epochs() == tuple(expected)

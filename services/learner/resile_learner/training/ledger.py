@@ -5,11 +5,11 @@ way: when there are more, epochs that follow each other share an entry with thei
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from resile_shared.messages.reports import EpochCount
 
@@ -18,15 +18,110 @@ from .batches import Indices
 MAX_CLOSED = 1000
 
 
+class UseCounts(NamedTuple):
+    """How many samples an epoch has, how many of them were used once, and never, and whether as a sampler drew them."""
+
+    samples: int
+    once: int
+    never: int
+    as_drawn: bool | None = None
+
+
+class Uses(Protocol):
+    """How often each sample of one epoch was used."""
+
+    def add(self, indices: Indices) -> None:
+        """Count one use for each of ``indices``."""
+
+    def counts(self) -> UseCounts:
+        """Sum up all samples."""
+
+    def as_state(self) -> Any:
+        """Return the uses as plain values; `load` takes them over."""
+
+    def load(self, state: Any) -> None:
+        """Take over what `as_state` returned."""
+
+
+class DatasetUses:
+    """Those of ``num_samples`` samples, which are used in any order: a number for each. See `Ledger` for ``drawn``."""
+
+    def __init__(self, num_samples: int, drawn: Callable[[], Indices] | None) -> None:
+        self._uses = np.zeros(num_samples, dtype=np.uint32)
+        self._drawn = drawn
+
+    def add(self, indices: Indices) -> None:
+        """Count one use for each of ``indices``."""
+        np.add.at(self._uses, indices, 1)
+
+    def counts(self) -> UseCounts:
+        """Sum up all samples."""
+        once, never = np.count_nonzero(self._uses == 1), np.count_nonzero(self._uses == 0)
+        return UseCounts(
+            len(self._uses), int(once), int(never), self._is_as_drawn(self._drawn) if self._drawn else None
+        )
+
+    def _is_as_drawn(self, drawn: Callable[[], Indices]) -> bool:
+        """Whether the samples used so far are the first of the epoch that a sampler drew."""
+        first = drawn()[: int(self._uses.sum())]
+        return np.array_equal(self._uses, np.bincount(first, minlength=len(self._uses)))
+
+    def as_state(self) -> Any:
+        """An array of shape (num_samples,) and dtype uint32."""
+        return self._uses
+
+    def load(self, state: Any) -> None:
+        """Take over what `as_state` returned."""
+        self._uses = np.array(state, dtype=np.uint32)
+
+
+class StreamUses:
+    """Those of the samples of a stream, as many as the highest index says.
+
+    They come in order, each once, so only samples of which this is not true have a number of their own: the memory, and
+    the time of a batch, do not grow with the epoch.
+    """
+
+    def __init__(self) -> None:
+        self._num_samples = 0
+        self._others: dict[int, int] = {}
+        """The uses of each sample that was not used once."""
+
+    def add(self, indices: Indices) -> None:
+        """Count one use for each of ``indices``."""
+        begin = self._num_samples
+        uses = np.bincount(indices[indices >= begin] - begin)
+        self._num_samples += len(uses)
+        for offset in np.flatnonzero(uses != 1).tolist():
+            self._others[begin + offset] = int(uses[offset])
+        for index in indices[indices < begin].tolist():
+            uses_before = self._others.pop(index, 1)
+            if uses_before:
+                self._others[index] = uses_before + 1
+
+    def counts(self) -> UseCounts:
+        """Sum up all samples."""
+        never = sum(uses == 0 for uses in self._others.values())
+        return UseCounts(self._num_samples, self._num_samples - len(self._others), never)
+
+    def as_state(self) -> Any:
+        """The number of samples, and the uses of each that was not used once."""
+        return self._num_samples, self._others
+
+    def load(self, state: Any) -> None:
+        """Take over what `as_state` returned."""
+        self._num_samples, others = state
+        self._others = dict(others)
+
+
 class Ledger:
     """Counts uses of samples, epoch by epoch. ``drawn`` returns the indices that a sampler draws in an epoch.
 
-    Without ``num_samples`` an epoch has as many as the highest index says.
+    Without ``num_samples`` the samples are those of a stream: see `StreamUses`.
     """
 
     def __init__(self, num_samples: int | None = None, drawn: Callable[[int], Indices] | None = None) -> None:
-        self._num_samples = num_samples or 0
-        self._grows = num_samples is None
+        self._num_samples = num_samples
         self._drawn = drawn
         self._closed: list[EpochCount] = []
         self._epoch = 0
@@ -41,10 +136,7 @@ class Ledger:
                 self._closed = _coalesced(self._closed)
             self._epoch = epoch
             self._uses = self._unused()
-        if self._grows and len(indices):
-            missing = max(0, int(indices.max()) + 1 - len(self._uses))
-            self._uses = np.concatenate([self._uses, np.zeros(missing, dtype=np.uint32)])
-        np.add.at(self._uses, indices, 1)
+        self._uses.add(indices)
         self.samples_seen += len(indices)
 
     def epochs(self) -> tuple[EpochCount, ...]:
@@ -52,31 +144,27 @@ class Ledger:
         return (*self._closed, self._count()) if self.samples_seen else ()
 
     def _count(self) -> EpochCount:
-        once = int(np.count_nonzero(self._uses == 1))
-        never = int(np.count_nonzero(self._uses == 0))
+        samples, once, never, as_drawn = self._uses.counts()
         return EpochCount(
             epoch=self._epoch,
-            samples=len(self._uses),
+            samples=samples,
             once=once,
-            more=len(self._uses) - once - never,
+            more=samples - once - never,
             never=never,
-            as_drawn=self._is_as_drawn(self._drawn) if self._drawn else None,
+            as_drawn=as_drawn,
         )
 
-    def _is_as_drawn(self, drawn: Callable[[int], Indices]) -> bool:
-        """Whether the samples used so far are the first of the epoch that a sampler drew."""
-        first = drawn(self._epoch)[: int(self._uses.sum())]
-        return np.array_equal(self._uses, np.bincount(first, minlength=self._num_samples))
-
-    def _unused(self) -> NDArray[np.uint32]:
-        return np.zeros(self._num_samples, dtype=np.uint32)
+    def _unused(self) -> Uses:
+        if self._num_samples is None:
+            return StreamUses()
+        return DatasetUses(self._num_samples, partial(self._drawn, self._epoch) if self._drawn else None)
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger as plain values."""
         return {
             "closed": [count.model_dump() for count in self._closed],
             "epoch": self._epoch,
-            "uses": self._uses,
+            "uses": self._uses.as_state(),
             "samples_seen": self.samples_seen,
         }
 
@@ -84,7 +172,8 @@ class Ledger:
         """Take over what `state_dict` returned elsewhere."""
         self._closed = [EpochCount(**count) for count in state["closed"]]
         self._epoch = state["epoch"]
-        self._uses = np.array(state["uses"], dtype=np.uint32)
+        self._uses = self._unused()
+        self._uses.load(state["uses"])
         self.samples_seen = state["samples_seen"]
 
 
