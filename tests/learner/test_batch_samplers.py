@@ -1,8 +1,9 @@
 """Batches that a batch sampler draws: the same on every worker, of any length, followed exactly."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import copy_context
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -78,11 +79,34 @@ def test_short_batches_have_fewer_shards() -> None:
     assert planned([[0] * 40]).num_shards == 4
 
 
+def test_an_epoch_may_be_longer_than_any_limit_if_its_length_is_told() -> None:
+    length = (1 << 20) // 8 + 1
+    assert planned(Own(lambda _: repeat(range(8), length), length)).per_epoch == length
+
+
 def test_other_cuts_of_the_same_order_are_noticed() -> None:
     assert order_digest(planned([[0, 1], [2]])) != order_digest(planned([[0], [1, 2]]))
 
 
 KEPT = torch.Generator()
+
+
+class Endless:
+    """Yields ``batch`` again and again, as samplers for training by iterations do."""
+
+    def __init__(self, batch: Callable[[], Iterable[int]]) -> None:
+        self.batch = batch
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield self.batch()
+
+
+class Counted(Endless):
+    """The same, with a length."""
+
+    def __len__(self) -> int:
+        return 3
 
 
 @pytest.mark.parametrize(
@@ -91,9 +115,15 @@ KEPT = torch.Generator()
         (Own(lambda _: torch.randperm(20, generator=KEPT).split(4)), "yields other batches each time"),
         (Own(lambda _: [[0]] * 4), "yields 4 batches in epoch 0 instead of 5"),
         (Own(lambda own: [[0]] * (5 - own.epoch)), "yields 4 batches in epoch 1 instead of 5"),
+        (Own(lambda own: [[0]] * (5 + own.epoch)), "yields more than 5 batches in epoch 1 instead of 5"),
         (Own(lambda _: [[0], []] * 2, 4), "yields an empty batch in epoch 0"),
-        (Own(lambda _: [[0], [30]], 2), "yields indices from 0 to 30 in epoch 0, and the dataset has 30"),
+        (Own(lambda _: [[0], [1, 30]], 2), "yields indices from 1 to 30 in epoch 0, and the dataset has 30"),
         ([], "yields 0 batches"),
+        (Endless(lambda: [0, 1]), "1048576 indices and more in epoch 0, .*islice, or give it __len__"),
+        (Endless(list), "yields an empty batch in epoch 0"),
+        (Endless(lambda: repeat(0)), "1048576 indices and more in epoch 0"),
+        (Counted(lambda: [0, 1]), "yields more than 3 batches in epoch 0 instead of 3"),
+        (Counted(lambda: repeat(0)), "1048576 indices and more in a batch of epoch 0"),
     ],
 )
 def test_a_batch_sampler_that_workers_cannot_follow_is_refused(sampler: Any, complaint: str) -> None:

@@ -42,6 +42,17 @@ def test_every_sample_is_in_exactly_one_shard_of_an_epoch_whatever_the_number_of
     assert sorted(seen) == list(range(plan.num_samples))
 
 
+@given(plans(), st.integers(1, 30))
+def test_in_fast_mode_each_worker_has_a_shard_as_far_as_there_are_samples(plan: BatchPlan, size: int) -> None:
+    position = Position()
+    while position.epoch == 0:
+        batch = plan.batch(position, num_shards=size)
+        held = [[batch.shard(leaf) for leaf in range(*batch.held_by(rank, size))] for rank in range(size)]
+        assert sum(map(bool, held)) == min(size, len(batch.indices))
+        assert all(len(shard) for shards in held for shard in shards)
+        position = batch.next
+
+
 @given(plans())
 def test_shards_are_as_large_as_the_rules_say(plan: BatchPlan) -> None:
     for batch in batches(plan):

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextvars import copy_context
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,7 @@ KEPT = torch.Generator()
     [
         (Own(20, lambda _: torch.randperm(20, generator=KEPT).tolist()), "yields other indices each time"),
         (Own(20, lambda _: range(19)), "yields 19 indices in epoch 0, and its length is 20"),
+        (Own(20, lambda _: repeat(0)), "yields more than 20 indices in epoch 0, and its length is 20"),
         (Own(2, lambda _: [0, 20]), "yields indices from 0 to 20 in epoch 0, and the dataset has 20 samples"),
         (Own(1, lambda _: [-1]), "yields indices from -1"),
         (iter([1, 2]), "has no length"),

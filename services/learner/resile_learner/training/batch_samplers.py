@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,6 +14,8 @@ from .drawing import drawing
 from .seeds import mix
 
 KEPT_EPOCHS = 2
+_MIN_LIMIT = 1 << 20
+_LIMIT_PASSES = 16
 
 
 class BatchSampler(Protocol):
@@ -35,7 +38,9 @@ class BatchOrder:
     """What ``sampler`` yields in each epoch, with all generators seeded by (``seed``, epoch): see `SamplerOrder`.
 
     Raises UsageError for a sampler that draws otherwise each time, for empty batches, for indices that are not those of
-    ``num_samples`` samples, and for epochs of different numbers of batches.
+    ``num_samples`` samples, for epochs of different numbers of batches, and for what may have no end: more batches than
+    ``len(sampler)``; as many indices as 16 passes over the dataset, and at least 1,048,576, in one batch, or in an
+    epoch if the sampler has no length.
     """
 
     def __init__(self, sampler: BatchSampler, *, num_samples: int, seed: int) -> None:
@@ -44,6 +49,7 @@ class BatchOrder:
         self._num_samples = num_samples
         self._seed = seed
         self._kept: dict[int, DrawnBatches] = {}
+        self._limit = max(_MIN_LIMIT, _LIMIT_PASSES * num_samples)
         self._num_batches: int | None = len(sampler) if isinstance(sampler, Sized) else None
         first, again = self._draw(0), self(0)
         if not all(np.array_equal(*pair) for pair in zip(first, again, strict=True)):
@@ -62,28 +68,45 @@ class BatchOrder:
         return self._kept[epoch]
 
     def _draw(self, epoch: int) -> DrawnBatches:
+        batches: list[Indices] = []
+        num_indices = 0
         with drawing(self._sampler, mix(self._seed, "order", epoch), epoch):
-            batches = [[int(index) for index in batch] for batch in self._sampler]
-        indices = np.array([index for batch in batches for index in batch], dtype=np.int64)
-        ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
-        self._check(batches, indices, epoch)
-        return DrawnBatches(indices, ends)
+            for batch in self._sampler:
+                if len(batches) == self._num_batches:
+                    raise self._wrong_number(f"more than {self._num_batches}", epoch)
+                indices = np.array([int(index) for index in islice(batch, self._limit)], dtype=np.int64)
+                self._check_batch(indices, epoch)
+                batches.append(indices)
+                num_indices = len(indices) + (num_indices if self._num_batches is None else 0)
+                self._check_end(num_indices, epoch)
+        if not batches or len(batches) != (self._num_batches or len(batches)):
+            raise self._wrong_number(str(len(batches)), epoch)
+        self._num_batches = len(batches)
+        return DrawnBatches(np.concatenate(batches), np.cumsum([len(batch) for batch in batches], dtype=np.int64))
 
-    def _check(self, batches: list[list[int]], indices: Indices, epoch: int) -> None:
-        expected = self._num_batches if self._num_batches is not None else len(batches)
-        self._num_batches = expected
-        if len(batches) != expected or not batches:
-            raise UsageError(
-                f"the batch sampler ({self._name}) yields {len(batches)} batches in epoch {epoch} instead of "
-                f"{expected}: the number of iterations depends on it, so let all epochs have as many, and __len__ tell"
-            )
-        if not all(batches):
+    def _check_batch(self, indices: Indices, epoch: int) -> None:
+        if not len(indices):
             raise UsageError(f"the batch sampler ({self._name}) yields an empty batch in epoch {epoch}: leave it out")
         if not 0 <= indices.min() <= indices.max() < self._num_samples:
             raise UsageError(
                 f"the batch sampler ({self._name}) yields indices from {indices.min()} to {indices.max()} in epoch "
                 f"{epoch}, and the dataset has {self._num_samples} samples"
             )
+
+    def _check_end(self, num_indices: int, epoch: int) -> None:
+        if num_indices >= self._limit:
+            where = f"epoch {epoch}" if self._num_batches is None else f"a batch of epoch {epoch}"
+            raise UsageError(
+                f"the batch sampler ({self._name}) yields {num_indices} indices and more in {where}, and may have no "
+                "end: end each batch and each epoch, as with itertools.islice, or give it __len__ if epochs are so long"
+            )
+
+    def _wrong_number(self, found: str, epoch: int) -> UsageError:
+        return UsageError(
+            f"the batch sampler ({self._name}) yields {found} batches in epoch {epoch} instead of "
+            f"{self._num_batches or 'one or more'}: the number of iterations depends on it, so let all epochs have as "
+            "many, and __len__ tell"
+        )
 
 
 @dataclass(frozen=True)
@@ -119,8 +142,7 @@ class SampledBatches(BatchPlan):
         number = self._number(position)
         indices = self._order(epoch)[start : int(ends[number])]
         following = Position(epoch + 1) if number == len(ends) - 1 else Position(epoch, int(ends[number]))
-        cut = min(num_shards, len(indices)) if num_shards else self.num_shards_of(len(indices))
-        return Batch(epoch, indices, cut, self.batch_size, following)
+        return Batch(epoch, indices, self.num_shards_of(len(indices), num_shards), self.batch_size, following)
 
     def ends(self, epoch: int) -> Indices:
         """For each batch of ``epoch``, how many samples there are up to its end."""

@@ -118,7 +118,7 @@ class BatchPlan:
         return Position(start.epoch + 1 + epochs, step * self.batch_size)
 
     def batch(self, position: Position, *, num_shards: int | None = None) -> Batch:
-        """Return the batch that begins at ``position``, cut into ``num_shards`` if given: one a worker in fast mode."""
+        """Return the batch that begins at ``position``, cut into ``num_shards`` if given: see `num_shards_of`."""
         epoch, start = position
         stop = min(start + self.batch_size, self.num_samples)
         rest = self.num_samples - stop
@@ -127,7 +127,7 @@ class BatchPlan:
         indices = self._order(epoch)[start:stop]
         ends_epoch = rest < (self.batch_size if self.drop_last else 1)
         following = Position(epoch + 1) if ends_epoch else Position(epoch, stop)
-        return Batch(epoch, indices, num_shards or self.num_shards_of(len(indices)), self.batch_size, following)
+        return Batch(epoch, indices, self.num_shards_of(len(indices), num_shards), self.batch_size, following)
 
     def ends(self, epoch: int) -> Indices:
         """Where batches of a sampler's own end in ``epoch``; empty: they follow from the sizes."""
@@ -138,8 +138,10 @@ class BatchPlan:
         is_kept = not self.drop_last and (rest > 1 or (rest and not full))
         return max(1, full + (1 if is_kept else 0))
 
-    def num_shards_of(self, samples: int) -> int:
-        """Into how many shards a batch of ``samples`` is cut."""
+    def num_shards_of(self, samples: int, num_shards: int | None = None) -> int:
+        """Into how many shards a batch of ``samples`` is cut: ``num_shards`` if given, as far as it has samples."""
+        if num_shards:
+            return min(num_shards, samples)
         if samples >= self.batch_size:
             return self.num_shards
         usual = self.batch_size / self.num_shards

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sized
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -81,15 +82,17 @@ class SamplerOrder:
 
     def _draw(self, epoch: int) -> Indices:
         with drawing(self._sampler, mix(self._seed, "order", epoch), epoch):
-            indices = np.array([int(index) for index in self._sampler], dtype=np.int64)
+            drawn = islice(self._sampler, len(self._sampler) + 1)  # it may have no end
+            indices = np.array([int(index) for index in drawn], dtype=np.int64)
         self._check(indices, epoch)
         return indices
 
     def _check(self, indices: Indices, epoch: int) -> None:
         name, length = type(self._sampler).__name__, len(self._sampler)
         if len(indices) != length:
+            found = f"more than {length}" if len(indices) > length else str(len(indices))
             raise UsageError(
-                f"the sampler ({name}) yields {len(indices)} indices in epoch {epoch}, and its length is {length}: the "
+                f"the sampler ({name}) yields {found} indices in epoch {epoch}, and its length is {length}: the "
                 "number of iterations depends on it, so make them equal"
             )
         if length and not 0 <= indices.min() <= indices.max() < self._num_samples:

@@ -147,7 +147,7 @@ class StreamShards:
     def _cut(self, position: Position, view: View) -> Batch:
         length = len(self._samples)
         indices = np.arange(position.sample, position.sample + length, dtype=np.int64)
-        shards = min(view.size, length) if self._is_fast else self.plan.num_shards_of(length)
+        shards = self.plan.num_shards_of(length, view.size if self._is_fast else None)
         return Batch(position.epoch, indices, shards, self.plan.batch_size, self._end)
 
     def _seek(self, position: Position) -> None:
