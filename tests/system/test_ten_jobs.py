@@ -162,20 +162,20 @@ class Crowd:
         return [job for job in await self._client.jobs() if job.state is JobState.RUNNING]
 
     async def settles(self) -> None:
-        """Wait until nothing changes any more; then each job has the workers that the policy gives it."""
+        """Wait until nothing changes any more and each job has the workers that the policy gives it."""
         deadline = time.monotonic() + 90
         seen: object = None
         since = time.monotonic()
         while True:
             jobs, hosts = await asyncio.gather(self._client.jobs(), self._client.hosts())
             before, seen = seen, [(job.id, job.state, job.generation, job.priority, job.slots) for job in jobs]
-            if seen != before or not is_quiet(jobs, hosts):
+            workers = {job.id: job.workers for job in jobs if not job.state.is_final}
+            if seen != before or not is_quiet(jobs, hosts) or workers != self._shares(jobs):
                 since = time.monotonic()
             elif time.monotonic() - since >= QUIET_SECONDS:
                 break
-            assert time.monotonic() < deadline, seen
+            assert time.monotonic() < deadline, (self._shares(jobs), jobs)
             await asyncio.sleep(LOOK_SECONDS)
-        assert {job.id: job.workers for job in jobs if not job.state.is_final} == self._shares(jobs), jobs
 
     def _shares(self, jobs: Sequence[JobSummary]) -> dict[str, int]:
         active = (JobState.QUEUED, JobState.RUNNING)

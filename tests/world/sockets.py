@@ -19,6 +19,8 @@ from .threads import SimThreading, crash_point
 
 CAPACITY_BYTES = 1 << 16
 """What one direction holds that has not been read at its end."""
+KEEPALIVE_SECONDS = 1.0
+"""After so long an idle connection is probed, as with a `detection_seconds` of 3."""
 KINDS = ("control", "data")
 _NO_CONTEXT = Context()
 """What happens on the way belongs to no process."""
@@ -81,6 +83,8 @@ class SimNetwork:
             self.lost_hosts.discard(host)
             for pipe in sorted(self._pipes, key=lambda pipe: pipe.number):
                 pipe.forget(host)
+            for sock in [sock for sock in self.sockets if sock.peer and sock.peer.host == host != sock.host]:
+                self.loop.call_later(KEEPALIVE_SECONDS, sock.probe, context=_NO_CONTEXT)
 
     def reset_between(self, one: str, other: str, kinds: Sequence[str] = KINDS) -> None:
         """Reset the connections between two hosts."""
@@ -265,6 +269,11 @@ class SimSocket:
         assert self.peer is not None
         for end in (self, self.peer):
             end.receive(ConnectionResetError("connection reset by peer"))
+
+    def probe(self) -> None:
+        """Ask the other end whether it still knows this connection, as TCP's keepalive does where it is idle."""
+        if self.peer is not None and self.peer.process.is_dead:
+            self.receive(ConnectionResetError("connection reset by peer"))
 
     def close(self) -> None:
         if self.is_closed or self.process.is_dead:
