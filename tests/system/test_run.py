@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,38 @@ def test_arguments_variables_and_folder_reach_the_script(resile: Any) -> None:
     )
     ended = resile.run("run", script, "-w", "1", "--env", "COLOR=red", "--", "--lr", "0.1")
     assert f"['{script}', '--lr', '0.1'] red {resile.folder} __main__ 0" in ended.out
+
+
+ENDING = """
+import atexit, pickle, threading
+from concurrent.futures import ThreadPoolExecutor
+
+class Saved:
+    pass
+
+def save(name):
+    time.sleep(0.3)
+    with open(f"{os.environ['RESILE_TEST_FOLDER']}/{os.getpid()}-{name}", "wb") as file:
+        pickle.dump(Saved(), file)
+    print(name, "saved", flush=True)
+
+atexit.register(lambda: print("script ends", flush=True))
+threading.Thread(target=save, args=("thread",)).start()
+ThreadPoolExecutor().submit(save, "pool")
+"""
+
+
+def test_a_script_ends_with_its_threads_as_with_python(resile: Any) -> None:
+    script = resile.script(f"import os{TRAIN}{ENDING}")
+    saved = resile.folder / "saved"
+    saved.mkdir()
+    ended = resile.run(
+        "run", script, "-w", "2", "--env", f"RESILE_TEST_FOLDER={saved}", "--", "--epochs", "1", "--shards", "2"
+    )
+    assert ended.status == 0, ended.err
+    assert sorted(file.name.split("-")[1] for file in saved.iterdir()) == ["pool", "pool", "thread", "thread"]
+    assert all(b"Saved" in file.read_bytes() for file in saved.iterdir())
+    assert re.search("(thread saved\npool|pool saved\nthread) saved\nscript ends", ended.out)
 
 
 def test_a_default_number_of_workers_fits_the_shards(resile: Any) -> None:

@@ -113,13 +113,12 @@ class SimCluster:
             (bootstrap, "_keep_freed_memory", lambda: None),
             (bootstrap, "seed", lambda: None),
             (bootstrap, "ImportWatch", lambda folder: types.SimpleNamespace(imported=lambda: MODULES)),
-            (bootstrap, "atexit", types.SimpleNamespace(_run_exitfuncs=lambda: None)),
-            (bootstrap, "sys", types.SimpleNamespace(argv=[], path=[])),
-            (bootstrap, "runpy", types.SimpleNamespace(run_path=self._run_script)),
+            (bootstrap, "finish_script", lambda: None),
+            (bootstrap, "run_script", self._run_script),
         ]
 
-    def _run_script(self, path: str, *, run_name: str) -> None:
-        """What ``runpy.run_path`` does in a worker: run the script of this process."""
+    def _run_script(self, config: WorkerConfig) -> None:
+        """Run the script of this process."""
         worker = _worker_of(current_process())
         script = worker.script
         if script.import_seconds and worker.config.template is None:

@@ -1,11 +1,8 @@
 """The main function of a worker process, from the fork to its exit."""
 
-import atexit
 import ctypes
 import os
-import runpy
 import socket
-import sys
 from functools import partial
 from importlib import import_module
 
@@ -19,6 +16,7 @@ from .failure import failed, raised
 from .gang import run_in_gang
 from .imported import ImportWatch
 from .lone_script import LoneTraining
+from .script import finish_script, run_script
 from .session import WorkerSession
 
 _M_TRIM_THRESHOLD = -1  # numbers of malloc.h
@@ -51,7 +49,7 @@ def main(config: WorkerConfig, agent: socket.socket) -> int:
         seed()
     outcome = _run_script(config, session)
     if isinstance(outcome, Finished):
-        atexit._run_exitfuncs()  # the script's own, which the end of a forked process would skip
+        finish_script()
     if outcome is not None:
         thread.control.report(outcome)
     thread.leave_process(status=int(isinstance(outcome, Failed)))
@@ -70,13 +68,11 @@ def _keep_freed_memory() -> None:
 
 
 def _run_script(config: WorkerConfig, session: WorkerSession) -> Finished | Failed | None:
-    """Run the script as ``__main__``; return how it ended, None when this worker turned out not to be needed."""
-    sys.argv = [config.script, *config.args]
-    sys.path.insert(0, os.path.dirname(config.script))
+    """Run the script; return how it ended, None when this worker turned out not to be needed."""
     try:
         if compat := os.environ.get(COMPAT):
             import_module(compat).activate(config.env)
-        runpy.run_path(config.script, run_name="__main__")
+        run_script(config)
     except Withdrawn:
         return None
     except SystemExit as leaving:

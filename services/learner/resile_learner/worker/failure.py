@@ -1,7 +1,6 @@
 """The report of a worker's own failure: one line for the user, and where in the script it happened."""
 
 import os
-import runpy
 import sys
 import threading
 import traceback
@@ -57,7 +56,7 @@ def _place_in_script(stack: Iterable[traceback.FrameSummary], script: str) -> st
 
 def _user_traceback(error: BaseException) -> str:
     """The traceback without the frames that start the script."""
-    ours = (os.path.join(os.path.dirname(__file__), "bootstrap.py"), runpy.__file__, "<frozen runpy>")
+    ours = [os.path.join(os.path.dirname(__file__), name) for name in ("bootstrap.py", "gang.py", "script.py")]
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next

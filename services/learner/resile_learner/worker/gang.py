@@ -4,9 +4,7 @@ Its control thread, links and membership are not needed: it reports its address,
 all, sets the variables that ``torch.distributed`` reads, and runs the script.
 """
 
-import atexit
 import os
-import runpy
 import socket
 import sys
 import threading
@@ -30,6 +28,7 @@ from ..messages import (
     to_worker,
 )
 from .failure import failed, raised
+from .script import finish_script, run_script
 
 BITS = "not promised: a gang's script trains by itself"
 CLOSE_SECONDS = 2.0
@@ -48,10 +47,9 @@ def run_in_gang(config: WorkerConfig, place: GangPlace, agent: socket.socket) ->
         threading.Thread(target=connection.obey, name="resile-agent", daemon=True).start()
         _set_variables(order, place)
         connection.send(_started(config, place, order))
-        outcome, _kept = _run_script(config)
+        outcome = _run_script(config)
         if isinstance(outcome, Finished):
-            threading._shutdown()  # type: ignore[attr-defined] # waits for the script's threads, as an interpreter does
-            atexit._run_exitfuncs()  # the script's own, which the end of a forked process would skip
+            finish_script()
             if place.rank == 0:
                 connection.send(_completed(config, order))
         connection.send(outcome)
@@ -132,21 +130,15 @@ def _started(config: WorkerConfig, place: GangPlace, order: Order) -> Message:
     return Joined(worker=config.worker, generation=order.generation, iteration=0)
 
 
-def _run_script(config: WorkerConfig) -> tuple[Finished | Failed, object]:
-    """Return the outcome, and the script's globals, which must live as long as the process.
-
-    A process group of gloo that is freed before the end may wait for its own thread, which waits for the interpreter.
-    """
-    sys.argv = [config.script, *config.args]
-    sys.path.insert(0, os.path.dirname(config.script))
+def _run_script(config: WorkerConfig) -> Finished | Failed:
     try:
-        return Finished(worker=config.worker), runpy.run_path(config.script, run_name="__main__")
+        run_script(config)
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
-            return failed(config, f"the script ended itself: sys.exit({leaving.code!r})"), leaving
-        return Finished(worker=config.worker), leaving
+            return failed(config, f"the script ended itself: sys.exit({leaving.code!r})")
     except BaseException as error:
-        return raised(config, error), error
+        return raised(config, error)
+    return Finished(worker=config.worker)
 
 
 def _completed(config: WorkerConfig, order: Order) -> Completed:
