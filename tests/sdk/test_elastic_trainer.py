@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from resile.integrations.requirements import require
@@ -209,6 +209,33 @@ def test_a_loss_of_the_script_is_weighted_as_it_is_computed(
         torch.testing.assert_close(parameter, expected, rtol=1e-3, atol=1e-3)
 
 
+BATCHES = [[3, 4], [0, 1, 2, 5, 6, 7, 8, 9], [19], [10, 11, 12, 13, 14], [15, 16, 17, 18]]
+
+
+def batched(kind: type[Trainer]) -> type[Trainer]:
+    """A Trainer whose script makes the loader, with batches of its own."""
+
+    class Batched(kind):  # type: ignore[misc, valid-type]
+        def get_train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(self.train_dataset, batch_sampler=BATCHES, collate_fn=self.data_collator)
+
+    return Batched
+
+
+@pytest.mark.parametrize("num_shards", [None, 4])
+def test_a_loader_of_the_script_may_have_a_batch_sampler(num_shards: int | None, tmp_path: Path) -> None:
+    plain = batched(Trainer)(gpt(), arguments(tmp_path / "a"), train_dataset=padded())
+    elastic = batched(ElasticTrainer)(gpt(), arguments(tmp_path / "b"), train_dataset=padded(), num_shards=num_shards)
+    for expected, parameter in zip(trained(plain), trained(elastic), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-4, atol=1e-4)
+    assert elastic.state.global_step == plain.state.global_step == 2 * len(BATCHES)
+
+
+class Streaming(ElasticTrainer):
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Stream(), batch_size=4, collate_fn=self.data_collator)
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(padded())
@@ -234,6 +261,11 @@ class StepsTwice(ElasticTrainer):
         (lambda make: make().hyperparameter_search(), "no hyperparameter_search"),
         (lambda make: make(callbacks=[EndsEpoch]).train(), "should_epoch_stop"),
         (lambda make: make(train_dataset=Stream(), max_steps=3).train(), "iterable, not map-style"),
+        (lambda make: make(kind=Streaming).train(), "iterable, not map-style"),
+        (
+            lambda make: make(kind=batched(ElasticTrainer), gradient_accumulation_steps=2).train(),
+            "gradient_accumulation_steps is 2, and the training loader has a batch sampler",
+        ),
         (lambda make: make(kind=StepsTwice).train(), "called backward\\(\\) 2 times"),
         (
             lambda make: make(train_dataset=[{"input_ids": [1, 2], "labels": [-100, -100]}] * 9).train(),
@@ -249,9 +281,13 @@ class StepsTwice(ElasticTrainer):
 )
 def test_what_cannot_work_is_refused(call: Callable[[Any], Any], named: str, tmp_path: Path) -> None:
     def make(
-        kind: type[ElasticTrainer] = ElasticTrainer, train_dataset: Any = None, max_steps: int = -1, **more: Any
+        kind: type[ElasticTrainer] = ElasticTrainer,
+        train_dataset: Any = None,
+        max_steps: int = -1,
+        gradient_accumulation_steps: int = 1,
+        **more: Any,
     ) -> ElasticTrainer:
-        args = arguments(tmp_path, max_steps=max_steps)
+        args = arguments(tmp_path, max_steps=max_steps, gradient_accumulation_steps=gradient_accumulation_steps)
         return kind(gpt(), args, train_dataset=train_dataset or padded(), **more)
 
     with pytest.raises(UsageError, match=named):

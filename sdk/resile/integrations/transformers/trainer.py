@@ -18,7 +18,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from resile_learner.session import SoloSession, current_session
 from resile_learner.training.backward import Run, handled_backward
-from resile_learner.training.batches import BatchPlan, default_num_shards
+from resile_learner.training.batches import BatchPlan
 from resile_learner.training.data_loader import LoaderSettings, read_loader
 from resile_learner.training.fetch import checked_dataset
 from resile_learner.training.iteration import Iteration
@@ -157,16 +157,22 @@ class ElasticTrainer(Trainer):
 
     def _plan(self, settings: LoaderSettings) -> BatchPlan:
         accumulated = self.args.gradient_accumulation_steps
-        batch_size = settings.batch_size * accumulated
-        usual = accumulated if accumulated > 1 else default_num_shards(batch_size)
+        if settings.batch_size is None and accumulated > 1:
+            raise UsageError(
+                f"gradient_accumulation_steps is {accumulated}, and the training loader has a batch sampler of its "
+                "own: let the batch sampler yield whole global batches, which are cut into num_shards, and leave "
+                "gradient_accumulation_steps out"
+            )
+        usual = accumulated if accumulated > 1 else None
         return planned(
-            len(settings.dataset),
-            batch_size,
+            len(checked_dataset(settings.dataset, name="training")),
+            (settings.batch_size or 1) * accumulated,
             usual if self._num_shards is None else self._num_shards,
             seed=self._seed,
             shuffle=settings.shuffle,
             drop_last=settings.drop_last,
             sampler=settings.sampler,
+            batch_sampler=settings.batch_sampler,
         )
 
     @property
@@ -208,6 +214,7 @@ class ElasticTrainer(Trainer):
             shuffle=settings.shuffle,
             drop_last=settings.drop_last,
             sampler=settings.sampler,
+            batch_sampler=settings.batch_sampler,
         )
 
     def _checkpoint_interval(self, per_epoch: int) -> int | None:
