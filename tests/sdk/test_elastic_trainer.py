@@ -10,13 +10,23 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from resile.integrations.requirements import require
 from resile.integrations.transformers import ElasticTrainer
 from resile.integrations.transformers.arguments import _DETERMINING, _REFUSED, check_arguments
+from resile.integrations.transformers.progress import TrainerProgress
 from resile.integrations.transformers.trainer import _follow_rank
-from resile_learner.session import SoloSession
+from resile_learner.messages import Message, Warned
+from resile_learner.session import SoloSession, enter_session
 from resile_learner.state.flat import flatten, unflatten
 from resile_shared.errors import UsageError
 
@@ -324,6 +334,71 @@ def test_callbacks_of_a_joiner_know_what_those_of_the_others_noted(tmp_path: Pat
     assert (counts.steps, counts.began, stopping.early_stopping_patience_counter) == ([5], "joiner", 2)
     assert joiner.state.best_metric == 0.25
     assert joiner.state.log_history == [{"loss": 1.0}]
+
+
+class Recording(SoloSession):
+    """A session that keeps what is reported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: list[str] = []
+
+    def report(self, message: Message) -> None:
+        if isinstance(message, Warned):
+            self.warnings.append(message.message)
+
+
+def test_callbacks_that_differ_between_workers_are_named_and_not_refused(tmp_path: Path) -> None:
+    """Here each worker is one object: what a second one knows makes another mean of the digests."""
+
+    def progress_of(name: str) -> tuple[TrainerProgress, Counts]:
+        counts = Counts()
+        trainer = ElasticTrainer(
+            gpt(), arguments(tmp_path), train_dataset=padded(), callbacks=[counts, ProgressCallback]
+        )
+        trainer._begin_counting()
+        counts.began = name  # before training: each worker's own
+        trainer._progress.begin()
+        return trainer._progress, counts
+
+    def compare() -> list[str]:
+        session = Recording()
+        digests = [progress.scalars(10)["resile/callbacks"] for progress, _ in (mine, other)]
+        means = {"loss": 1.0, "resile/callbacks": 0.3 * digests[0] + 0.7 * digests[1]}
+
+        def call() -> None:
+            enter_session(session)
+            mine[0].compare(means)
+
+        Context().run(call)
+        assert means == {"loss": 1.0}
+        return session.warnings
+
+    mine, other = progress_of("mine"), progress_of("other")
+    assert mine[0].scalars(11) == {}
+    assert compare() == []
+    mine[1].steps[0] = other[1].steps[0] = 10
+    assert compare() == []
+    mine[1].last = "/tmp/7"  # type: ignore[attr-defined]
+    assert [text.partition(":")[0] for text in compare()] == [
+        "attributes of callbacks differ between workers, among Counts.steps, Counts.last"
+    ]
+
+
+def test_a_trainer_compares_its_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    compare = TrainerProgress.compare
+
+    def recorded(progress: TrainerProgress, means: dict[str, float]) -> None:
+        compared.append("resile/callbacks" in means)
+        compare(progress, means)
+
+    monkeypatch.setattr(TrainerProgress, "compare", recorded)
+    trainer = ElasticTrainer(gpt(), arguments(tmp_path, max_steps=2), train_dataset=padded(), callbacks=[Counts()])
+    alone(trainer.train)
+    assert compared == [False, True]
+    assert trainer.result is not None
+    assert not trainer.result.metrics
 
 
 class Phases(Counts):

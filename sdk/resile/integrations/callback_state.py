@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any
+from zlib import crc32
 
 Attributes = dict[str, Any]
 
@@ -49,6 +50,10 @@ class CallbackState:
             for callback, before in zip(self._callbacks(), self._at_begin, strict=True)
         ]
 
+    def digest(self, more: object = None) -> int:
+        """A number that workers have in common whose callbacks, and ``more``, are in the same state."""
+        return crc32(repr((more, [sorted(known.items()) for known in self.changed()])).encode())
+
     def load(self, received: list[Attributes]) -> None:
         """Load what `changed` returned on another worker."""
         self._received = received
@@ -60,6 +65,11 @@ class CallbackState:
         for callback, before, received in zip(self._callbacks(), self._at_begin, self._received, strict=False):
             for name, value in {**copy.deepcopy(before), **received}.items():
                 setattr(callback, name, value)
+
+
+def is_everywhere(digest: int, mean: float) -> bool:
+    """Whether all workers have ``digest``, whose mean over the global batch is ``mean``."""
+    return abs(mean - digest) < 0.5
 
 
 def plain_attributes(callback: Any) -> Attributes:

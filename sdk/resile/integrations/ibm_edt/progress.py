@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from zlib import crc32
 
 from resile_shared.errors import UsageError
 
-from ..callback_state import CallbackState
+from ..callback_state import CallbackState, is_everywhere
 
 
 class FabricProgress:
@@ -44,12 +43,11 @@ class FabricProgress:
 
     def digest(self) -> int:
         """What must be equal on all workers, as one number."""
-        state = {**self.state_dict(), "callbacks": [sorted(known.items()) for known in self.callbacks.changed()]}
-        return crc32(repr(state).encode())
+        return self.callbacks.digest({name: value for name, value in self.state_dict().items() if name != "callbacks"})
 
     def check(self, mean_digest: float) -> None:
         """Compare the mean of all workers' digests with this worker's. Raises UsageError if they differ."""
-        if abs(mean_digest - self.digest()) > 0.5:
+        if not is_everywhere(self.digest(), mean_digest):
             raise UsageError(
                 "callbacks know different things on different workers, so that a worker that joins could not go on: "
                 "an attribute of theirs depends on the time or on the worker. Keep it in a variable of the script "

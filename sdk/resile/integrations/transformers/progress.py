@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from transformers.trainer_callback import ExportableState, ProgressCallback, TrainerCallback
 
-from ..callback_state import CallbackState
+from resile_learner.messages import Warned
+from resile_learner.session import current_session
+
+from ..callback_state import CallbackState, is_everywhere
 
 if TYPE_CHECKING:
     from .trainer import ElasticTrainer
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 _OF_THE_WORKER = {"is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "best_model_checkpoint"}
 _TIMES = ("_runtime", "_per_second", "_preparation_time")
 """How the names of logged values end that measure this worker's time."""
+_DIGEST = "resile/callbacks"
+_COMPARED_ITERATIONS = (1, 10, 100, 1000)
+_MAX_NAMES = 5
 
 
 class TrainerProgress:
@@ -26,9 +32,7 @@ class TrainerProgress:
 
     def __init__(self, trainer: "ElasticTrainer", *, keeps_best: bool) -> None:
         self._trainer = trainer
-        self._callbacks = CallbackState(
-            lambda: [each for each in trainer.callback_handler.callbacks if _belongs_to_state(each)]
-        )
+        self._callbacks = CallbackState(self._find_callbacks)
         self._best = [tensor.clone() for tensor in self._tensors()] if keeps_best else []
         self.has_best = False
 
@@ -40,6 +44,30 @@ class TrainerProgress:
     def begin(self) -> None:
         """Training begins here: callbacks take over what was received."""
         self._callbacks.begin()
+
+    def scalars(self, iteration: int) -> dict[str, float]:
+        """Return scalars of each shard of ``iteration``, which `compare` reads: in a few iterations, a digest."""
+        return {_DIGEST: float(self._callbacks.digest())} if iteration in _COMPARED_ITERATIONS else {}
+
+    def compare(self, means: dict[str, float]) -> None:
+        """Warn, on the lowest rank, of callbacks that differ between workers; take the digest out of ``means``.
+
+        That is no fault where no decision follows from it, as with a time, or with what the lowest rank alone notes.
+        """
+        mean, session = means.pop(_DIGEST, None), current_session()
+        if mean is None or session.view.rank or is_everywhere(self._callbacks.digest(), mean):
+            return
+        names = [
+            f"{type(callback).__name__}.{name}"
+            for callback, known in zip(self._find_callbacks(), self._callbacks.changed(), strict=True)
+            for name in known
+        ]
+        message = (
+            f"attributes of callbacks differ between workers, among {', '.join(names[:_MAX_NAMES])}: a worker that "
+            "joins takes over those of another one. Keep what belongs to one worker, such as a time, a path or a "
+            "process id, in a variable of the script, or set it in on_train_begin"
+        )
+        session.report(Warned(worker=session.view.me, message=message))
 
     def keep_best(self) -> None:
         """Keep the parameters as they are."""
@@ -79,6 +107,9 @@ class TrainerProgress:
             kept.copy_(received)
         self.has_best = state_dict["has_best"]
         self._callbacks.load(state_dict["callbacks"])
+
+    def _find_callbacks(self) -> list[TrainerCallback]:
+        return [each for each in self._trainer.callback_handler.callbacks if _belongs_to_state(each)]
 
     def _tensors(self) -> list[Tensor]:
         model = self._trainer.model

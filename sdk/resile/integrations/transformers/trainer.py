@@ -290,6 +290,7 @@ class _Step:
         trainer = self._trainer
         values: dict[str, float] = {FLOS: float(trainer.floating_point_ops(inputs)) / num_samples}
         values[TOKENS] = self._num_tokens(inputs) / num_samples
+        values |= self.progress.scalars(iteration.number)
         items: Tensor | None = None
         if self.counts_items:
             values[ITEMS] = float(trainer._get_num_items_in_batch([inputs], trainer.args.device)) / num_samples
@@ -340,6 +341,7 @@ class _Step:
         """Make gradients and loss those of the batch, and take out of the metrics what is the Trainer's alone."""
         trainer, totals = self._trainer, iteration.metrics
         assert iteration.loss is not None
+        self.progress.compare(totals)
         trainer.current_flos += round(totals.pop(FLOS) * iteration.num_samples)
         trainer.state.num_input_tokens_seen += round(totals.pop(TOKENS) * iteration.num_samples)
         if self.counts_items:
