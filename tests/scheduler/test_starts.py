@@ -5,7 +5,7 @@ from resile_scheduler.core.events import JobChangeRequested, Tick
 from resile_scheduler.core.worker_ends import MAX_STARTS, MAX_UNLINKED_STARTS
 from resile_shared.messages.commands import JobPause, JobResume
 from resile_shared.messages.jobs import JobState
-from resile_shared.messages.reports import CheckpointSaved
+from resile_shared.messages.reports import CheckpointSaved, Evidence, PeerSuspected
 
 from .test_core import Bench, gone, ready, worker
 
@@ -68,6 +68,48 @@ def test_a_job_whose_members_never_reach_each_other_fails_with_the_reason() -> N
             passes(bench, 400.0)
     assert bench.records["job-1"].state is JobState.FAILED
     assert "had no links to each other" in reason(bench)
+
+
+def accuses_for(bench: Bench, seconds: int, evidence: Evidence) -> None:
+    """The first worker of the newest start accuses the second again and again."""
+    first, second = (placement.worker for placement in bench.newest().placements)
+    for _ in range(seconds + 1):
+        accusation = PeerSuspected(suspect=second, evidence=evidence, reason="the connection broke")
+        bench.report(accusation, worker=first, generation=bench.newest().generation)
+        passes(bench, 1.0)
+
+
+def start_again(bench: Bench) -> None:
+    """A job that has trained starts again: its workers may take long to load a checkpoint."""
+    bench.submit(min_workers=2)
+    becomes_ready(bench)
+    bench.switch()
+    ends(bench, kind="killed")
+    for _ in range(10):
+        passes(bench, 1.0)
+    assert bench.records["job-1"].state is JobState.STARTING
+    assert bench.newest().resume
+    becomes_ready(bench)
+
+
+def test_a_start_in_which_links_break_is_not_waited_for_as_long_as_a_checkpoint_may_take() -> None:
+    bench = Bench(1, 1)
+    start_again(bench)
+    accuses_for(bench, int(LINK_SECONDS) - 1, "broken link")
+    assert bench.records["job-1"].state is JobState.STARTING
+    accuses_for(bench, 1, "broken link")
+    assert bench.records["job-1"].state is JobState.QUEUED
+    assert reason(bench) == (
+        f"its start was given up: worker {bench.allocations[-2].placements[0].worker} on host-1/0 is cut off: the "
+        "workers lost their links to each other 30 seconds ago"
+    )
+
+
+def test_a_worker_that_was_silent_for_a_moment_may_still_load_its_checkpoint() -> None:
+    bench = Bench(1, 1)
+    start_again(bench)
+    accuses_for(bench, 2 * int(LINK_SECONDS), "silence")
+    assert bench.records["job-1"].state is JobState.STARTING
 
 
 def test_starts_that_were_unlinked_are_forgotten_once_the_job_trains() -> None:

@@ -110,7 +110,10 @@ class Deadlines:
             self._ends.on_start_late(job, late[0], f"not ready after {JOIN_SECONDS:g} seconds", now=now)
             return
         seconds = self._link_seconds + self._load_seconds(job)
-        if now - self._link_wait(job, members, now).since >= seconds:
+        if job.suspicions.have_lasted(self._link_seconds):
+            why = f"cut off: the workers lost their links to each other {self._link_seconds:g} seconds ago"
+            self._ends.on_start_unlinked(job, members[0], why, now=now)
+        elif now - self._link_wait(job, members, now).since >= seconds:
             why = f"ready, but the workers had no links to each other after {seconds:g} seconds"
             self._ends.on_start_unlinked(job, members[0], why, now=now)
 

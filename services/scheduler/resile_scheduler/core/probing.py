@@ -4,6 +4,8 @@
 - If it does not answer, all workers of the job on that host are lost to the job; their slots stay held until the host
   is lost or its agent reports that they are gone.
 - If it answers, the accusations decide (`suspicions.py`). The job avoids the hosts of the workers that were cut off.
+- Before training has begun nobody is left behind. A member whose first round was abandoned takes part in no round of
+  that generation any more, so a start in which it accuses another for a while is given up (`deadlines.py`).
 - Once training is complete nobody is left behind. Members whose last round was abandoned wait for a recovery and say
   so again and again: they are ended, since the result is stored.
 """
@@ -44,16 +46,20 @@ class HostProber:
     def accuse(self, job: Job, report: Report, accusation: PeerSuspected, *, now: float) -> None:
         """Handle the accusation of ``accusation.suspect`` by ``report.worker``."""
         accuser, suspect = job.workers.get(report.worker), job.workers.get(accusation.suspect)
-        if accuser is None or not accuser.is_sound or accuser.number == accusation.suspect:
+        if accuser is None or accuser.number == accusation.suspect:
             return
+        pair = (accuser.number, accusation.suspect)
         if not job.generations.has_started:
+            if accusation.evidence != "silence":
+                job.suspicions.add(pair, accusation.evidence, now=now, seconds=self._detection_seconds)
+            return
+        if not accuser.is_sound:
             return
         if job.record.completed:
             self._end_waiting(job, accuser, accusation, now=now)
             return
         if suspect and (suspect.has_failed or suspect.is_fenced):
             return
-        pair = (accuser.number, accusation.suspect)
         if job.suspicions.add(pair, accusation.evidence, now=now, seconds=self._detection_seconds):
             self._leave_suspects_behind(job, now=now)
         elif suspect is not None and suspect.phase < Phase.GONE:
@@ -80,7 +86,7 @@ class HostProber:
             return
         is_silent = host.beat <= probe.beat
         for job in list(self._pool.jobs.values()):
-            if job.record.completed:
+            if job.record.completed or not job.generations.has_started:
                 continue
             here = [worker for worker in job.workers.values() if worker.slot.host == probe.host]
             if job.suspicions.suspects.isdisjoint(worker.number for worker in here):

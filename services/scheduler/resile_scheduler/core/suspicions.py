@@ -70,6 +70,10 @@ class SuspicionTracker:
         accusation.evidence = evidence
         return accusation.latest - accusation.since >= seconds
 
+    def have_lasted(self, seconds: float) -> bool:
+        """Whether a worker has accused another again and again for ``seconds``."""
+        return any(accusation.latest - accusation.since >= seconds for accusation in self._accusations.values())
+
     def judge(self, members: Set[int], *, now: float, seconds: float) -> Verdict:
         """Decide which workers are left behind, by what living ``members`` said in the last ``seconds``."""
         fresh = {
