@@ -486,8 +486,16 @@ MUTANTS = (
         "a probe leaves members of a complete job behind",
         "a member that is left behind after the completion is neither ended nor heard, and its job never ends",
         f"{_CORE}.probing",
-        "            if job.record.completed:\n                continue\n            here =",
-        "            here =",
+        "if job.record.completed or not job.generations.has_started:\n                continue\n            here =",
+        "if not job.generations.has_started:\n                continue\n            here =",
+        once_missing=True,
+    ),
+    Mutant(
+        "a start whose links broke is waited for like one that loads a checkpoint",
+        "a job that starts again waits ten minutes for members that have left its first round",
+        f"{_CORE}.deadlines",
+        "if job.suspicions.have_lasted(self._link_seconds):",
+        "if False:",
         once_missing=True,
     ),
     Mutant(
