@@ -1,7 +1,11 @@
-"""A worker that joins a run when its last iteration is over: it takes over the state, and has nothing to train."""
+"""A worker that joins a run when its last iteration is over: it takes over the state, and has nothing to train.
+
+When training is over here, it has the second rank.
+"""
 
 from collections.abc import Callable
 from contextvars import Context
+from dataclasses import replace
 from typing import Any
 
 from resile_learner.messages import Ready
@@ -30,6 +34,9 @@ class _Joiner(SoloSession):
         state.facts = self._donor.facts
         state.load(self._donor.skeleton, self._donor.tensors)
         return False
+
+    def complete(self) -> None:
+        self.view = replace(self.view, workers=(1, 0))
 
 
 def train_and_join_late(train: Callable[[], Any], join: Callable[[], Any]) -> None:

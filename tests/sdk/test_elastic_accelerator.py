@@ -19,6 +19,8 @@ from resile.training import prepare, seed
 from resile_learner.session import SoloSession
 from resile_shared.errors import UsageError
 
+from .late_joiner import train_and_join_late
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
@@ -180,3 +182,18 @@ def test_only_the_lowest_rank_prints_and_saves(
     assert (tmp_path / "object").exists() == (rank == 0)
     monkeypatch.undo()
     assert accelerator.is_main_process
+
+
+def test_a_worker_that_joins_when_training_is_over_writes_no_files() -> None:
+    def train(accelerator: Accelerator, writers: list[bool]) -> None:
+        model, optimizer, loader, _ = accelerator.prepare(*parts())
+        for _ in loader.epochs(1):
+            for x, y in loader:
+                accelerator.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+        writers.append(accelerator.is_main_process)
+
+    writers: list[bool] = []
+    train_and_join_late(lambda: train(Accelerator(), writers), lambda: train(Accelerator(), writers))
+    assert writers == [True, False]

@@ -63,6 +63,7 @@ class PreparedLoader:
         for epoch in self._loader.epochs(num_epochs):
             self._has_begun = True
             yield epoch
+        self._has_begun = True  # a worker that joins when the last epoch is over has trained none
 
     @property
     def rank(self) -> int:
