@@ -174,7 +174,7 @@ async def test_workers_are_forked_without_a_template_that_is_killed_or_stopped_m
     await asyncio.sleep(0.1)
     os.kill(template, number)
     assert [exit_.kind for exit_ in await asyncio.gather(*running)] == ["finished"] * 3
-    assert [line.split()[:2] for line in host.lines] == [["None", str(host.server.pid)]] * 3
+    assert host.lines == [f" None {host.server.pid} own 1"] * 3, "each has its own socket alone"
     await until(lambda: not psutil.pid_exists(template))
     await until(lambda: isinstance(host.reports[1][-1], TemplateExited))
 

@@ -118,8 +118,8 @@ class ForkServer:
                     self._workers[pid] = process
                     self._send(ProcessForked(process=process, pid=pid))
                 case NotForked(worker):
+                    worker.ready.close()  # before the fork: the worker does not need it
                     self._fork(worker.process, worker.descriptors)
-                    worker.ready.close()
                     if worker.is_killed:
                         self._kill(worker.process)
                 case _:

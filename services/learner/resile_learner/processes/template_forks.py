@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -128,8 +128,11 @@ class TemplateForks:
             for worker in template.workers:
                 worker.is_killed = worker.is_killed or worker.process == process
 
-    def poll(self, readable: set[int]) -> list[Outcome]:
-        """Handle what templates and new workers sent, and what they failed to send; return what has happened."""
+    def poll(self, readable: set[int]) -> Iterator[Outcome]:
+        """Handle what templates and new workers sent, and what they failed to send; yield what has happened.
+
+        What is not yielded yet still belongs to this: `close_all` closes it in a child that is forked meanwhile.
+        """
         for number, template in list(self._templates.items()):
             if template.control.fileno() in readable:
                 self._read_template(number, template)
@@ -140,8 +143,8 @@ class TemplateForks:
                     self._read_worker(number, template, worker)
             if template.workers and time.monotonic() - template.heard > FORK_SECONDS:
                 self._end(number, f"the template did not answer for {FORK_SECONDS:g} seconds")
-        outcomes, self._outcomes = self._outcomes, []
-        return outcomes
+        while self._outcomes:
+            yield self._outcomes.pop(0)
 
     @property
     def seconds_left(self) -> float | None:
@@ -163,11 +166,14 @@ class TemplateForks:
         return any(template.pid in (process.pid, process.session) for template in self._templates.values())
 
     def close_all(self) -> None:
-        """In a child: close what belongs to templates here."""
+        """In a child: close what belongs to templates here, and to workers that they could not fork."""
         for template in self._templates.values():
             template.control.close()
             for worker in template.workers:
                 worker.close()
+        for outcome in self._outcomes:
+            if isinstance(outcome, NotForked):
+                outcome.worker.close()
 
     def _read_template(self, number: int, template: _Template) -> bool:
         """Read what a template reports about itself; return whether there was something."""
