@@ -17,7 +17,7 @@ from resile_shared.messages.message import at
 from resile_shared.messages.pool import PolicyEvent
 from resile_shared.policies import PolicyName
 from resile_shared.slots_api import SlotsView
-from resile_shared.subjects import EVENTS, JOB_SLOTS, POOL_SLOTS, POOL_SLOTS_KEY
+from resile_shared.subjects import EVENTS, JOB_SLOTS, JOBS, POOL_SLOTS, POOL_SLOTS_KEY
 from resile_shared.testing.fixtures import Pool
 
 from .examples import job
@@ -208,6 +208,31 @@ async def test_slots_are_removed_with_their_job_and_those_of_all_jobs_stay(buses
     assert keeper.store._jobs.kept == {}
     assert await stored_sequences(bus) == (0, 2)
     await closed(keeper)
+
+
+async def test_a_job_that_is_removed_while_the_monitor_is_away_holds_no_slots(
+    buses: tuple[Bus, Bus], scene: Scene
+) -> None:
+    scheduler, bus = buses
+    for name in ("job-1", "job-2"):
+        await scene.store_job(job(name))
+    keeper = Keeper(bus)
+    keeper.projection.store_job("job-2", job("job-2"), revision=2)
+    await publish(scheduler, change(1, 1, 2), change(1, 2, 3, name="job-2"))
+    assert (await keeper.view(until=2)).held.values[-1] == 5
+    await keeper.store.store()
+    await closed(keeper)
+    await publish(scheduler, change(2, 5, 0, kind="completed"))
+    await scheduler.purge(EVENTS.name, subjects.job_events("job-1"))
+    entry = await scheduler.bucket(JOBS).get("job-1")
+    assert entry is not None
+    await scheduler.bucket(JOBS).delete("job-1", revision=entry.revision)
+    later = Keeper(bus)
+    later.projection.store_job("job-1", None, revision=3)
+    assert (await later.view(until=2)).held.values[-1] == 3, "job-2 is there, known to the projection or not"
+    await publish(scheduler, change(2, 9, 0, name="job-2"))
+    assert (await later.view(until=4)).held.values[-1] == 0
+    await closed(later)
 
 
 async def test_a_job_that_held_nothing_lately_goes_on_where_it_is_stored(buses: tuple[Bus, Bus]) -> None:

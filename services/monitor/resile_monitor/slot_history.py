@@ -102,6 +102,10 @@ class PoolHistory:
                 self._mark(Mark(time=time, kind="policy", about="pool", text=event.policy))
         return True
 
+    def release(self, job: str) -> None:
+        """Note that a job holds no slots, although no event says so: it was removed with its events."""
+        self.held.add(self.newest, self.held.last + _put(self.holding, job, 0))
+
     def _add_host(self, event: HostEvent, time: int) -> None:
         if not isinstance(event, HostDraining):
             num_slots = len(event.slots) if isinstance(event, HostJoined) else 0

@@ -6,7 +6,7 @@ a monitor that starts reads the events after it. Jobs that recently held slots a
 
 import asyncio
 import logging
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from pydantic import BaseModel
 
@@ -21,7 +21,7 @@ from resile_shared.messages.jobs import JobEvent
 from resile_shared.messages.pool import PolicyEvent
 from resile_shared.messages.slots import JobSlots
 from resile_shared.slots_api import SlotsView
-from resile_shared.subjects import EVENTS, JOB_SLOTS, POOL_SLOTS, POOL_SLOTS_KEY
+from resile_shared.subjects import EVENTS, JOB_SLOTS, JOBS, POOL_SLOTS, POOL_SLOTS_KEY
 
 from .job_store import JobStore, store_regularly, write_newer
 from .projection import Projection
@@ -55,6 +55,7 @@ class SlotStore:
     async def follow(self) -> None:
         """Load the stored history, then handle the events after it, forever."""
         await self._load()
+        await self._release_removed()
         events = self._bus.read_stream(EVENTS, model_of)
         present = (await events.tail(NUM_NEWEST)).messages
         last = max((received.sequence or 0 for received in present), default=0)
@@ -95,6 +96,7 @@ class SlotStore:
 
     async def store(self) -> None:
         """Store what has changed: jobs first, since the pool's sequence holds for all of them."""
+        await self._release_removed()
         pool = self._pool.message()
         are_stored = await self._jobs.store(pool.sequence, is_needed=self._is_needed)
         if not (self._is_dirty and are_stored):
@@ -111,6 +113,14 @@ class SlotStore:
 
     def _is_needed(self, history: JobHistory) -> bool:
         return history.held.last > 0 or history.newest >= self._pool.newest - 1000 * MAX_SECONDS
+
+    async def _release_removed(self) -> None:
+        """Take their slots from jobs that were removed, with the events of their ends, before those were read."""
+        for job in [job for job in self._pool.holding if self._projection.record(job) is None]:
+            with suppress(UnreadableError):
+                if await self._bus.bucket(JOBS).get(job) is None:  # else the projection is behind
+                    self._pool.release(job)
+                    self._is_dirty = True
 
     async def _load(self) -> None:
         try:
