@@ -89,6 +89,8 @@ class ForkServerClient:
         self._workers: dict[int, WorkerProcess] = {}
         self._templates: dict[int, OnTemplate] = {}
         self._numbers = itertools.count()
+        self._num_connecting = 0
+        """Number of workers that are requested, and not among ``_workers`` yet."""
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._fault = WorkerExit(kind="abandoned")
         """How workers end when the fork server has ended."""
@@ -126,9 +128,9 @@ class ForkServerClient:
         return self._process.pid
 
     @property
-    def num_workers(self) -> int:
-        """Number of workers that have not ended."""
-        return len(self._workers)
+    def is_idle(self) -> bool:
+        """Whether it has neither workers nor templates, and is asked for none."""
+        return not (self._workers or self._templates or self._num_connecting)
 
     async def loaded(self) -> None:
         """Wait until everything is imported. Raises ResileError if that fails."""
@@ -137,7 +139,11 @@ class ForkServerClient:
     async def fork(self, config: WorkerConfig, on_output: OnOutput) -> WorkerProcess:
         """Request a worker. Messages can be sent to it at once; if it cannot be started, its exit says so."""
         number = next(self._numbers)
-        theirs, worker = await WorkerProcess.connect(config.worker, on_output, partial(self._kill, number))
+        self._num_connecting += 1
+        try:
+            theirs, worker = await WorkerProcess.connect(config.worker, on_output, partial(self._kill, number))
+        finally:
+            self._num_connecting -= 1
         with contextlib.ExitStack() as stack:
             for descriptor in theirs:
                 stack.callback(os.close, descriptor)

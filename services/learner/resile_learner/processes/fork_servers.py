@@ -1,14 +1,16 @@
 """The fork servers of one host: that of the pool's own environment, and one for each other environment in use."""
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..environments import in_use
 from .client import ForkServerClient, ForkServerSettings
 
 KEEP_IDLE = 3
-"""Fork servers of environments without workers that are kept, so that the next job there starts warm."""
+"""Fork servers of environments without workers and templates that are kept, so that the next job there starts warm."""
 
 
 class ForkServers:
@@ -23,7 +25,7 @@ class ForkServers:
         self._logs = logs
         self._others: dict[str, ForkServerClient] = {}  # the least recently used comes first
         self._starting = asyncio.Lock()
-        self._watches: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def get(self, environment: str) -> ForkServerClient:
         """Return the fork server of the environment in that folder, started if needed. Raises OSError."""
@@ -32,14 +34,14 @@ class ForkServers:
         async with self._starting:
             server = self._others.pop(environment, None) or await self._start(Path(environment))
             self._others[environment] = server
-        await self._close_idle()
-        return server
+        self._close_idle()
+        return server  # without waiting: until it is used, it is as idle as those that are closed
 
     async def close(self) -> None:
         """Kill the workers in all other environments, and end their fork servers."""
         others, self._others = list(self._others.values()), {}
         await asyncio.gather(*(server.close() for server in others))
-        await asyncio.gather(*self._watches)
+        await asyncio.gather(*self._tasks)
 
     async def _start(self, environment: Path) -> ForkServerClient:
         with in_use(environment) as lock:
@@ -48,9 +50,7 @@ class ForkServers:
             )
             log = self._logs / f"fork-server-{environment.name}.log"
             server = await ForkServerClient.start(log=log, settings=settings)
-        watch = asyncio.create_task(self._watch(str(environment), server))
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
+        self._begin(self._watch(str(environment), server))
         return server
 
     async def _watch(self, environment: str, server: ForkServerClient) -> None:
@@ -59,7 +59,12 @@ class ForkServers:
         if self._others.get(environment) is server:
             del self._others[environment]
 
-    async def _close_idle(self) -> None:
-        idle = [environment for environment, server in self._others.items() if not server.num_workers]
+    def _close_idle(self) -> None:
+        idle = [environment for environment, server in self._others.items() if server.is_idle]
         for environment in idle[:-KEEP_IDLE]:
-            await self._others.pop(environment).close()
+            self._begin(self._others.pop(environment).close())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

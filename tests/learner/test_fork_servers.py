@@ -1,0 +1,124 @@
+"""Fork servers of environments: idle ones are closed, beyond a few, and never one that somebody uses."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from resile_learner.messages import WorkerConfig
+from resile_learner.processes.client import ForkServerClient, ForkServerSettings
+from resile_learner.processes.fork_servers import KEEP_IDLE, ForkServers
+from resile_learner.processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
+
+from .template_modules import write_modules
+
+Report = TemplateLoaded | TemplateExited
+
+
+class Host:
+    """The fork servers of a host with as many environments as a test names."""
+
+    def __init__(self, servers: ForkServers, folder: Path) -> None:
+        self.servers = servers
+        self.folder = folder
+
+    async def get(self, number: int) -> ForkServerClient:
+        environment = self.folder / f"environment-{number}"
+        python = environment / "bin/python"
+        if not python.exists():
+            python.parent.mkdir(parents=True)
+            python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+            python.chmod(0o755)
+        return await self.servers.get(str(environment))
+
+    async def prepare(self, server: ForkServerClient) -> list[Report]:
+        """Ask for a template; return the list of what it will report."""
+        (self.folder / "script.py").write_text("import harmless_one\n")
+        content = TemplateContent(script=str(self.folder / "script.py"), directory=str(self.folder))
+        reports: list[Report] = []
+        await server.prepare_template(1, content, reports.append)
+        return reports
+
+    async def run(self, server: ForkServerClient) -> str:
+        """Run a worker to its end; return how it ended."""
+        config = WorkerConfig(
+            job="j",
+            worker=0,
+            script="/none.py",
+            args=("finishes",),
+            directory=str(self.folder),
+            storage="file:///none",
+        )
+        worker = await server.fork(config, lambda stream, line: None)
+        async for _ in worker.messages():
+            pass
+        return (await worker.wait()).kind
+
+
+@pytest_asyncio.fixture
+async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Host]:
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    write_modules(modules)
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{modules}")
+    settings = ForkServerSettings(entry="acting_workers:main", preload=())
+    own = await ForkServerClient.start(log=tmp_path / "log", settings=settings)
+    servers = ForkServers(own, settings, logs=tmp_path)
+    try:
+        yield Host(servers, tmp_path)
+    finally:
+        await servers.close()
+        await own.close()
+
+
+async def test_the_least_recently_used_that_nobody_uses_is_closed(host: Host) -> None:
+    used = [await host.get(number) for number in range(KEEP_IDLE)]
+    assert await host.get(0) is used[0]
+    await host.get(KEEP_IDLE)
+    async with asyncio.timeout(30):
+        await used[1].ended()
+    assert await host.get(0) is used[0]
+    assert await host.get(1) is not used[1]
+
+
+async def test_a_fork_server_with_a_template_is_in_use(host: Host) -> None:
+    used = [await host.get(number) for number in range(2)]
+    reports = await host.prepare(used[0])
+    for number in range(2, KEEP_IDLE + 2):
+        await host.get(number)
+    async with asyncio.timeout(30):
+        await used[1].ended()
+    assert await host.get(0) is used[0]
+    assert not any(isinstance(report, TemplateExited) for report in reports)
+
+
+async def test_a_fork_server_of_which_a_worker_is_being_requested_is_in_use(host: Host) -> None:
+    requested = await host.get(0)
+    running = asyncio.create_task(host.run(requested))
+    await asyncio.sleep(0)  # the worker's socket is being connected
+    for number in range(1, KEEP_IDLE + 1):
+        await host.get(number)
+    assert await running == "finished"
+
+
+async def test_nobody_waits_for_an_idle_fork_server_to_be_closed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waited would have a fork server in hand that others find idle, and close."""
+    may_close = asyncio.Event()
+    close = ForkServerClient.close
+
+    async def close_slowly(server: ForkServerClient) -> None:
+        await may_close.wait()
+        await close(server)
+
+    monkeypatch.setattr(ForkServerClient, "close", close_slowly)
+    try:
+        async with asyncio.timeout(30):
+            servers = [await host.get(number) for number in range(KEEP_IDLE + 1)]
+            again = await host.get(0)
+    finally:
+        may_close.set()
+    assert again is not servers[0], "that one is being closed"
+    assert await host.run(again) == "finished"
