@@ -14,6 +14,7 @@ import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
 from nats.errors import (
     ConnectionClosedError,
     ConnectionDrainingError,
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 RESEND_SECONDS = 1.0
 PAUSE_SECONDS = 0.1
 RECONNECT_SECONDS = 0.25
-CLOSE_SECONDS = 1.0
+CANCEL_SECONDS = 0.1
 _PATIENCE: dict[str, Any] = {
     "max_reconnect_attempts": -1,
     "reconnect_time_wait": RECONNECT_SECONDS,
@@ -63,7 +64,17 @@ class StoreFailed(ResileError):
 
 
 class NatsClient(Client):
-    """The client of nats-py with a faster parser of headers: its own needed a third of a busy monitor's time."""
+    """The client of nats-py with two changes.
+
+    Its parser of headers is faster: its own needed a third of a busy monitor's time. And it closes also while it is
+    disconnected with messages to send: uvloop raises RuntimeError when they are written to a transport that is closed.
+    """
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        transport = self._transport
+        if isinstance(transport, TcpTransport) and (writer := transport._io_writer) and writer.is_closing():
+            self._pending, self._pending_data_size = [], 0
+        await super()._close(status, do_cbs)
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
@@ -106,8 +117,9 @@ class Connection:
                 )
             await connecting
         except BaseException:
-            connecting.cancel()
-            await asyncio.wait({connecting}, timeout=CLOSE_SECONDS)
+            while not connecting.done():  # Python 3.11 drops a cancellation that comes with an answer, in `wait_for`
+                connecting.cancel()
+                await asyncio.wait({connecting}, timeout=CANCEL_SECONDS)
             with suppress(Exception):  # whatever is wrong with it, it leaves no task behind
                 await connection._client.close()
             raise

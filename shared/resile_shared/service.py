@@ -7,7 +7,8 @@
 
     main("scheduler", SchedulerSettings, run)
 
-SIGTERM and SIGINT cancel ``run``. A service that fails prints one line, and exits with a status other than 0.
+SIGTERM and SIGINT cancel ``run``; further signals change nothing. A service that fails prints one line, and exits with
+a status other than 0.
 """
 
 import asyncio
@@ -86,8 +87,13 @@ async def serve(name: str, settings: S, run: Run[S]) -> None:
     exporting = asyncio.ensure_future(metrics.export())
     work = asyncio.ensure_future(_work(name, settings, run, health, spans))
     loop = asyncio.get_running_loop()
+
+    def stop(number: signal.Signals) -> None:
+        if not work.cancelling():  # a second signal would interrupt what drains
+            work.cancel(f"received {number.name}")
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, work.cancel, f"received {number.name}")
+        loop.add_signal_handler(number, stop, number)
     try:
         async with _serving_health(health, settings):
             await asyncio.wait({work})

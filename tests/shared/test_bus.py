@@ -11,6 +11,8 @@ from opentelemetry import trace
 from resile_shared import subjects
 from resile_shared.bus import Bus
 from resile_shared.catalogue import model_of
+from resile_shared.connection import Connection, NatsClient
+from resile_shared.credentials import Credentials
 from resile_shared.envelope import Received, encode, headers_for
 from resile_shared.messages.commands import Accepted, JobStop, JobSubmit, Refused
 from resile_shared.messages.deadletters import DeadLetter
@@ -284,6 +286,28 @@ async def test_a_request_that_is_cancelled_as_its_answer_comes_is_cancelled(pool
     answer.add_done_callback(lambda _: asking.cancel())
     await asyncio.wait({asking})
     assert asking.cancelled()
+
+
+async def test_connecting_is_given_up_also_if_a_cancellation_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_dropped = 0
+
+    async def connect(*args: object, **options: object) -> None:
+        nonlocal num_dropped
+        while num_dropped < 3:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                num_dropped += 1
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(NatsClient, "connect", connect)
+    opening = asyncio.create_task(Connection.open(Credentials(url="nats://none", user="u", password="p"), name="n"))
+    await asyncio.sleep(0.01)
+    opening.cancel()
+    await asyncio.wait({opening})
+    assert opening.cancelled()
+    assert num_dropped == 3
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_it_is_known_at_once_that_nobody_listens(pool: Pool) -> None:

@@ -36,11 +36,18 @@ async def run(context: ServiceContext[ServiceSettings]) -> None:
     try:
         await asyncio.Event().wait()
     finally:
+        print("draining", flush=True)
         await asyncio.sleep(0.1)
         print("drained", flush=True)
 
 main("scheduler", ServiceSettings, run)
 """
+SENDING = """
+        while True:
+            await context.bus.connection.send("resile.instruction.host-1", b"{}", headers={})
+            await asyncio.sleep(0)
+"""
+"""What it does instead of waiting: something is being sent when NATS is disconnected."""
 
 
 class Process:
@@ -56,9 +63,9 @@ class Process:
 
 
 @asynccontextmanager
-async def service(credentials: Path, *flags: str) -> AsyncIterator[Process]:
+async def service(credentials: Path, *flags: str, code: str = SERVICE) -> AsyncIterator[Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", SERVICE, "--credentials", str(credentials), "--log-format", "json", *flags),
+        *(sys.executable, "-c", code, "--credentials", str(credentials), "--log-format", "json", *flags),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -102,9 +109,33 @@ async def test_a_service_starts_tells_its_health_and_drains(pool: Pool, tmp_path
         await becomes(200)
         started.process.send_signal(signal.SIGTERM)
         out, err = await started.process.communicate()
-        assert (out, started.process.returncode) == (b"drained\n", 0)
+        assert (out, started.process.returncode) == (b"draining\ndrained\n", 0)
         last = orjson.loads(err.splitlines()[-1])
         assert (last["message"], last["service"], last["level"]) == ("stopped", "scheduler", "info")
+
+
+async def test_a_service_that_is_stopped_while_nats_is_away_drains_as_well(pool: Pool) -> None:
+    code = SERVICE.replace("        await asyncio.Event().wait()\n", SENDING)
+    async with service(pool.server.credentials("scheduler"), code=code) as started:
+        await started.logged("started")
+        await pool.kill()
+        await started.logged("NATS disconnected")
+        started.process.send_signal(signal.SIGTERM)
+        out, err = await started.process.communicate()
+        assert (out, started.process.returncode) == (b"draining\ndrained\n", 0), err
+        assert [orjson.loads(line)["message"] for line in err.splitlines()] == ["stopped"]
+
+
+async def test_a_second_signal_does_not_interrupt_what_the_first_began(pool: Pool) -> None:
+    async with service(pool.server.credentials("scheduler")) as started:
+        await started.logged("started")
+        started.process.send_signal(signal.SIGTERM)
+        assert started.process.stdout is not None
+        assert await started.process.stdout.readline() == b"draining\n"
+        started.process.send_signal(signal.SIGINT)
+        out, err = await started.process.communicate()
+        assert (out, started.process.returncode) == (b"drained\n", 0), err
+        assert [orjson.loads(line)["message"] for line in err.splitlines()] == ["stopped"]
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
