@@ -119,6 +119,11 @@ class OpenRound:
             self._peers = []  # they refer back to this round, which holds the tensors
         return tuple(one[len(status) :] for one in ordered)
 
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The members whose headers have not come. From any thread, while `finish` waits."""
+        return tuple(sorted(self._spec.members[peer.rank] for peer in self._peers if peer.header is None))
+
     def _last_header(self, begun: float) -> tuple[int, float]:
         """The rank whose header came last, and how long after all others and the beginning of the wait."""
         if not self._peers:

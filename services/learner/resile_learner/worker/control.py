@@ -119,7 +119,8 @@ class WorkerControl:
         await self._ended.wait()
         listener.close()
         await self._close_agent(reading)
-        await writer.wait_closed()
+        with suppress(OSError):  # it may be broken
+            await writer.wait_closed()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -217,7 +218,7 @@ class WorkerControl:
         self._agent.write(encode(message))
 
     async def _read_agent(self, reader: asyncio.StreamReader) -> None:
-        while line := await reader.readline():
+        while line := await _read_line(reader):
             match to_worker.validate_json(line):
                 case Stop():
                     self._exit_process(0)
@@ -311,3 +312,11 @@ class WorkerControl:
                 self._poller.abort_round(lost, "a generation without it was ordered", generation=generation)
             case Withdraw():
                 self.fail(Withdrawn())
+
+
+async def _read_line(reader: asyncio.StreamReader) -> bytes:
+    """The next line of the agent; empty at the end, which a reset is too: the agent was killed over unread data."""
+    try:
+        return await reader.readline()
+    except ConnectionError:
+        return b""

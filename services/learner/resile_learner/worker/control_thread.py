@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
@@ -19,15 +20,25 @@ JOIN_SECONDS = 5
 
 
 class ControlThread:
-    """For the main thread alone, but for ``control``. ``agent`` is the connection to the agent."""
+    """For the main thread alone, but for ``control``. ``agent`` is the connection to the agent.
 
-    def __init__(self, config: WorkerConfig, agent: socket.socket, poller: LinkPoller) -> None:
+    ``exit_process`` is called with 0 when the agent stops this worker, and with 1 when the agent is gone.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        agent: socket.socket,
+        poller: LinkPoller,
+        *,
+        exit_process: Callable[[int], None] = os._exit,
+    ) -> None:
         self._host = config.host
         self._agent = agent
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="resile-control", daemon=True)
         self.control = WorkerControl(
-            config, poller, self._loop, exit_process=os._exit, describe_stall=partial(stalled, config)
+            config, poller, self._loop, exit_process=exit_process, describe_stall=partial(stalled, config)
         )
 
     def start(self) -> None:

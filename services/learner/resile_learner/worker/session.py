@@ -52,9 +52,8 @@ class WorkerSession:
         self._poller = poller
         self._leave_process = leave
         self._imported = imported
-        self._exchange = GradientExchange(
-            poller, config.worker, MemoryAgreement(config.worker, host=find_host(), report=self._warn)
-        )
+        self._agreement = MemoryAgreement(config.worker, host=find_host(), report=self._warn)
+        self._exchange = GradientExchange(poller, config.worker, self._agreement)
         self._state_transfer = StateTransfer(poller, config.worker)
         self._leave_acknowledgement = LeaveAcknowledgement(poller)
         self._order: Order | None = None
@@ -200,6 +199,11 @@ class WorkerSession:
         self._leave_acknowledgement.close_gracefully(peers)
         self._leave_process()
 
+    def leave_together(self) -> NoReturn:
+        """Leave, as all members do after the same round."""
+        self._control.complete()
+        self._leave(sorted(self._poller.links), 0)
+
     def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
         """Wait for a generation without the lost worker, and synchronize the state with its members."""
         self._control.report_suspect(lost.suspect, "hearsay" if lost.is_hearsay else "broken link", lost.reason)
@@ -267,6 +271,10 @@ class WorkerSession:
             for receiver in receivers:
                 self._state_transfer.send(receiver, generation, flat.skeleton, flat.tensors, obsolete=obsolete)
         return False
+
+    def close(self) -> None:
+        """Release the memory that is shared with other workers."""
+        self._agreement.close()
 
     def report(self, message: Message) -> None:
         """Send ``message`` to the agent."""

@@ -1,0 +1,177 @@
+"""What a process uses: `join` a group, and take part in its iterations."""
+
+from collections.abc import Iterable, MutableMapping
+from typing import Any, Literal
+
+from resile_learner.collectives.spec import Abandoned
+from resile_learner.collectives.tree import pieces, ranges
+from resile_shared.errors import UsageError
+
+from .contributions import Contributions, Value
+from .enrollment import Enrollment
+from .group_errors import MemberLost, Removed, RendezvousLost
+from .member import Member
+from .member_state import run_state, state_digest
+from .messages import MAX_MEMBERS, Hello
+
+BOUNDARY = "begin_iteration() or leave()"
+Operation = Literal["mean", "sum"]
+
+
+def join(
+    address: str,
+    state: MutableMapping[str, Any] | None = None,
+    *,
+    size: int = 1,
+    num_shards: int | None = None,
+    token: str = "",
+    timeout: float = 300.0,
+) -> "Group":
+    """Become a member of the group whose rendezvous is at ``address`` ("host:port"); blocks until it is one.
+
+    The group starts with ``size`` members or more, which bring equal ``state``; a member that comes later receives it.
+    Values of ``state`` are tensors, objects with ``state_dict`` and ``load_state_dict``, and plain values; tensors and
+    objects are loaded in place. ``num_shards`` is the number of values that an all-reduce adds up, whatever the number
+    of members, and the most members that it can have; None: one value for each member. ``timeout``, in seconds, is of
+    this call and of each later one.
+
+    The group belongs to the thread that joined. Raises JoinRefused, JoinTimeout, MembersDiffer when initial members
+    have different states, and UsageError.
+    """
+    most = MAX_MEMBERS if num_shards is None else num_shards
+    if not 1 <= size <= most <= MAX_MEMBERS:
+        raise UsageError(f"size={size}, num_shards={num_shards}: pass 1 <= size <= num_shards <= {MAX_MEMBERS}")
+    if not timeout > 0:
+        raise UsageError(f"timeout is {timeout:g}: it must be above 0 seconds")
+    state = {} if state is None else state
+    enrollment = Enrollment(address, Hello(size=size, num_shards=num_shards, token=token), timeout=timeout)
+    while True:
+        whole = run_state(state, {"num_shards": str(num_shards)})
+        member = Member(enrollment.enroll(), whole, address=address, timeout=timeout)
+        try:
+            member.join(state_digest(state), num_shards=most, enrollment=enrollment)
+        except (Removed, RendezvousLost):  # the start was cancelled, since another one was lost before it was complete
+            member.close()
+        except BaseException:
+            member.close()
+            raise
+        else:
+            return Group(member, num_shards)
+
+
+class Group:
+    """A group as one of its members sees it. ``with`` leaves at the end of the block, or at once if it raises."""
+
+    def __init__(self, member: Member, num_shards: int | None) -> None:
+        self._member = member
+        self._num_shards = num_shards
+        self._is_open = False
+        """Whether an iteration is in progress."""
+
+    @property
+    def member(self) -> int:
+        """The id of this member, which no other has in the life of the group."""
+        return self._member.number
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ids of all members, in rank order."""
+        return self._member.view.workers
+
+    @property
+    def rank(self) -> int:
+        """This member's place among the members."""
+        return self._member.view.rank
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return self._member.view.size
+
+    @property
+    def iteration(self) -> int:
+        """How many iterations are complete."""
+        return self._member.state.progress.iteration
+
+    @property
+    def num_shards(self) -> int:
+        """How many values an all-reduce adds up."""
+        return self._num_shards or self.size
+
+    @property
+    def shards(self) -> range:
+        """The shards of this member. They change with the membership, so read them in each iteration."""
+        return range(*ranges(self.num_shards, self.size)[self.rank])
+
+    def begin_iteration(self) -> None:
+        """Begin the next iteration: members join and leave here, and nowhere else.
+
+        The state is that after all iterations so far, and the same on all members: change it after the last operation
+        of an iteration. Members that were lost meanwhile are dropped without an error. Raises CallsDiffer,
+        MemberTimeout, Removed, RendezvousLost, and StateLost if no member with a whole state is left.
+        """
+        with self._member.call(BOUNDARY):
+            self._complete_iteration()
+            self._member.pass_boundary(BOUNDARY, is_leaving=False)
+            self._is_open = True
+
+    def all_reduce(self, values: Iterable[Value], op: Operation = "mean") -> Any:
+        """Return the mean or sum over the values of all shards, with the same bits on any number of members.
+
+        ``values`` has one for each of `shards`, in order: a tensor, or a list of tensors, alike for all shards, of any
+        shapes and of dtypes that can be added. Values are added up as they come, so that an iterator that computes them
+        needs memory for a few only. The result has the form of one value, in new memory on the devices of the values.
+
+        Raises MemberLost, without a result: call `begin_iteration`, and compute the iteration again. Raises UsageError,
+        CallsDiffer on all members, MemberTimeout, Removed, RendezvousLost.
+        """
+        if op not in ("mean", "sum"):
+            raise UsageError(f'op is {op!r}: pass "mean" or "sum"')
+        if not self._is_open:
+            raise UsageError("all_reduce was called outside of an iteration: call begin_iteration() first")
+        num_shards = self.num_shards
+        held = tuple(pieces(num_shards, part) for part in ranges(num_shards, self.size))
+        given = Contributions(values, held[self.rank], num_shards)
+        if op == "mean":
+            given.check_mean()
+        call = f'all_reduce({given.signature}, op="{op}")'
+        with self._member.call(call):
+            try:
+                self._member.agree(call)
+                self._member.reduce(given, held, num_shards)
+            except Abandoned as lost:
+                self._is_open = False
+                self._member.recover(lost)
+                raise MemberLost(lost.suspect, lost.reason) from lost
+        return given.result(num_shards if op == "mean" else None)
+
+    def leave(self) -> None:
+        """Complete the iteration and leave; the others continue, unless all leave here.
+
+        Once this member has left, it has no effect. Raises what `begin_iteration` does.
+        """
+        if self._member.is_closed:
+            return
+        try:
+            with self._member.call(BOUNDARY):
+                self._complete_iteration()
+                self._member.leave(BOUNDARY)
+        finally:
+            self._member.close()
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """Leave at once, from any thread: the call in progress raises Aborted, and the others lose this member."""
+        self._member.abort(reason)
+
+    def _complete_iteration(self) -> None:
+        self._member.state.progress.iteration += self._is_open
+        self._is_open = False
+
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            self.leave()
+        else:
+            self._member.close()
