@@ -121,7 +121,15 @@ KINDS = [Plain, Stateful, StatefulIterator]
 class Reading:
     """One worker's reading of a stream."""
 
-    def __init__(self, stream: Any, batch_size: int = 10, num_shards: int = 4) -> None:
+    def __init__(
+        self,
+        stream: Any,
+        batch_size: int = 10,
+        num_shards: int | None = 4,
+        *,
+        is_fast: bool = False,
+        collate_fn: Any = list,
+    ) -> None:
         self.stream = stream
         self.position = Position()
         self.shards = StreamShards(
@@ -129,9 +137,9 @@ class Reading:
             batch_size=batch_size,
             num_shards=num_shards,
             seed=1,
-            collate_fn=list,
+            collate_fn=collate_fn,
             position=lambda: self.position,
-            is_fast=False,
+            is_fast=is_fast,
         )
 
     def batch(self, rank: int = 0, size: int = 1, generation: int = 1) -> Any:
@@ -249,6 +257,113 @@ def test_a_stateful_stream_is_not_read_from_the_start() -> None:
     joiner.position = donor.position
     joiner.batch()
     assert joiner.stream.num_read == 12
+
+
+def test_a_worker_that_takes_over_another_state_reads_from_there() -> None:
+    expected = whole(Plain())
+    donor, other = Reading(Plain()), Reading(Plain())
+    other.batch()
+    for _ in range(3):
+        donor.commit(donor.batch()[0])
+    other.shards.load_state_dict(donor.shards.state_dict())
+    other.position = donor.position
+    assert other.shards.plan.num_samples == donor.shards.plan.num_samples == 32
+    _, shards = other.batch()
+    assert [value for shard in shards.values() for value in shard.batch] == expected[3][1]
+
+
+def test_the_state_of_an_iteration_under_way_is_that_of_its_batch() -> None:
+    donor, joiner = Reading(Stateful()), Reading(Stateful())
+    for _ in range(4):
+        donor.commit(donor.batch()[0])
+    donor.batch()
+    joiner.shards.load_state_dict(donor.shards.state_dict())
+    joiner.position = donor.position
+    assert joiner.batch()[1][0].batch == donor.batch()[1][0].batch
+    assert joiner.stream.num_read == SIZE - 40
+
+
+class OfKnownLength(Plain):
+    def __len__(self) -> int:
+        return self.size
+
+
+def test_the_length_of_an_epoch_is_estimated_until_it_has_ended() -> None:
+    assert Reading(OfKnownLength()).shards.plan.num_samples == SIZE
+    reading = Reading(Plain(7), 5, num_shards=None)
+    assert reading.shards.plan.num_samples == 5
+    with pytest.raises(UsageError, match="the length of a stream is not known"):
+        reading.shards.plan.batch(Position())
+    reading.batch()
+    assert reading.shards.plan.num_samples == 7
+    assert Reading(Plain(), 64, num_shards=None).shards.plan.num_shards == 8
+
+
+def test_in_fast_mode_each_worker_has_a_shard_as_far_as_there_are_samples() -> None:
+    reading, sizes = Reading(Plain(13), is_fast=True), []
+    for _ in range(2):
+        batch, shards = reading.batch(1, 5)
+        sizes.append((batch.num_shards, [len(shard.batch) for shard in shards.values()]))
+        reading.commit(batch)
+    assert sizes == [(5, [2]), (3, [1])]
+
+
+def test_reading_leaves_the_scripts_random_numbers_alone() -> None:
+    torch.manual_seed(3)
+    random.seed(3)
+    expected = torch.rand(1), random.random()
+    torch.manual_seed(3)
+    random.seed(3)
+    reading = Reading(Plain())
+    reading.shards.batch(Position(), View(1, (0,), 0))
+    assert (torch.rand(1), random.random()) == expected
+
+
+def test_what_collate_fn_draws_depends_on_the_epoch_and_the_shard_alone() -> None:
+    def drawn(workers: int) -> list[float]:
+        readings = [
+            Reading(Rows(torch.ones(20, 1)), collate_fn=lambda _: torch.rand(()).item()) for _ in range(workers)
+        ]
+        found = []
+        while readings[0].position.epoch < 2:
+            for rank, reading in enumerate(readings):
+                batch, shards = reading.batch(rank, workers)
+                found += [shard.batch for shard in shards.values()]
+                reading.commit(batch)
+        return found
+
+    alone_, shared = drawn(1), drawn(2)
+    assert alone_ == shared
+    assert len(set(alone_)) == 16, "other numbers for each shard of each epoch"
+
+
+class Item:
+    """Counts its instances that are in use."""
+
+    living = 0
+
+    def __init__(self) -> None:
+        Item.living += 1
+
+    def __del__(self) -> None:
+        Item.living -= 1
+
+
+class Items(IterableDataset[Item]):
+    most = 0
+
+    def __iter__(self) -> Iterator[Item]:
+        for _ in range(40):
+            item = Item()
+            self.most = max(self.most, Item.living)
+            yield item
+
+
+def test_no_more_samples_are_kept_than_those_of_a_batch_and_two_more() -> None:
+    reading = Reading(Items(), collate_fn=len)
+    for _ in range(4):
+        reading.commit(reading.shards.batch(reading.position, View(1, (0,), 0)))
+    assert reading.stream.most == 12
 
 
 def alone(call: Any) -> Any:

@@ -132,7 +132,6 @@ class StreamShards:
             )
         if len(samples) < size + margin:
             self._end = Position(position.epoch + 1)
-            self._ahead = []
             known = position.sample + len(samples)
         else:
             self._end = Position(position.epoch, position.sample + size)
