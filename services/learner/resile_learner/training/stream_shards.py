@@ -78,7 +78,7 @@ class StreamShards:
 
     def facts_of_batch(self) -> Facts:
         """What must be equal on all workers of the batch that was read: its extent, and the content of a sample."""
-        return {"stream": f"{self._batch.next.epoch}/{self._batch.next.sample} {self._content}"}
+        return {"stream": f"{len(self._samples)} {self._end.sample} {self._content}"}
 
     def resize(self, batch_size: int) -> None:
         """Nothing to do: a stream has batches of one size."""
