@@ -224,6 +224,9 @@ def test_a_gang_whose_scripts_may_run_already_is_not_called_back() -> None:
     listen(bench)
     bench.submit(2, min_workers=3, priority=9000)
     assert len(bench.newest().placements) == 3
+    assert bench.scheduler.explain()["job-2"].startswith("waiting for 3 slots"), "and not for those of the gang"
+    (reply,) = [c for c in bench.tell(JobChangeRequested("pause", JobPause(job_id="job-1"))) if isinstance(c, Reply)]
+    assert isinstance(reply.answer, Refused)
     bench.switch()
     assert state(bench) is JobState.RUNNING
 
