@@ -70,13 +70,15 @@ class Host:
 
 
 @pytest_asyncio.fixture
-async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Host]:
+async def host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[Host]:
     modules = tmp_path / "modules"
     modules.mkdir()
     write_modules(modules)
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{modules}")
     (tmp_path / "job").mkdir()
-    settings = ForkServerSettings(entry="acting_workers:main", preload=())
+    settings = ForkServerSettings(entry=getattr(request, "param", "acting_workers:main"), preload=())
     server = await ForkServerClient.start(log=tmp_path / "log", settings=settings)
     try:
         await server.loaded()
@@ -187,6 +189,21 @@ async def test_a_worker_that_is_killed_before_it_is_there_does_not_stay(host: Ho
     await asyncio.sleep(0.1)
     os.kill(template, signal.SIGCONT)
     assert (await worker.wait()).kind == "killed"
+
+
+@pytest.mark.parametrize("host", ["slow_newborns:main"], indirect=True)
+async def test_a_new_worker_is_spared_when_what_another_one_left_is_killed(host: Host) -> None:
+    await host.prepare("harmless_one")
+    template = host.template_pid
+    ending = await host.server.fork(host.config("waits", None), lambda stream, line: None)
+    await anext(ending.messages())
+    running = asyncio.create_task(host.run())
+    children = psutil.Process(host.server.pid).children
+    await until(lambda: [child for child in children() if os.getsid(child.pid) == template != child.pid])
+    ending.kill()
+    assert (await ending.wait()).kind == "killed"
+    assert (await running).kind == "finished"
+    assert host.lines[0].startswith("harmless_one 1 "), "forked from its template"
 
 
 async def test_a_template_that_never_gets_ready_can_be_ended(host: Host) -> None:
