@@ -70,9 +70,7 @@ class Host:
 
 
 @pytest_asyncio.fixture
-async def host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> AsyncIterator[Host]:
+async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> AsyncIterator[Host]:
     modules = tmp_path / "modules"
     modules.mkdir()
     write_modules(modules)

@@ -159,14 +159,14 @@ class ForkServerClient:
     async def prepare_template(self, number: int, content: TemplateContent, on_template: OnTemplate) -> None:
         """Start template ``number``, which no other has; ``on_template`` is called when it is ready, and when it ends.
 
-        A template that `end_template` ends is not reported.
+        A template that `end_template` ends is not reported. Raises OSError if no file can be opened.
         """
-        self._templates[number] = on_template
         if not self._open:
-            self._end_templates()
+            on_template(_lost_template(number))
             return
         with contextlib.ExitStack() as stack:
             file = _memory_file(stack, f"resile-template:{number}", content.model_dump_json().encode())
+            self._templates[number] = on_template
             await self._send(TemplateRequest(template=number), [file])
 
     async def end_template(self, number: int) -> None:
@@ -290,7 +290,7 @@ class ForkServerClient:
         """Report the end of all templates: they die with the fork server."""
         while self._templates:
             number, on_template = self._templates.popitem()
-            on_template(TemplateExited(template=number, reason="its fork server ended"))
+            on_template(_lost_template(number))
 
     def _abandon_all(self) -> None:
         self._end_templates()
@@ -303,6 +303,10 @@ class ForkServerClient:
             kill(worker.pid)
             kill_session(worker.pid)
         worker.ended(self._fault)
+
+
+def _lost_template(number: int) -> TemplateExited:
+    return TemplateExited(template=number, reason="its fork server ended")
 
 
 def _memory_file(stack: contextlib.ExitStack, name: str, content: bytes) -> int:
