@@ -20,6 +20,7 @@ from resile_shared import api
 from resile_shared.envelope import describe
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.jobs import JobSpec
+from resile_shared.model_files import format_of
 from resile_shared.policies import PolicyName
 from resile_shared.requirements import parse_requirements, read_requirements
 from resile_shared.slots_api import SlotsView
@@ -244,8 +245,8 @@ class AsyncClient:
         await self._requests.download(f"jobs/{job}/code", file)
 
     async def save_model(self, job: str, file: Path) -> None:
-        """Write the final model (safetensors) to ``file``, whole or not at all."""
-        await self._requests.download(f"jobs/{job}/model", file)
+        """Write the final model to ``file``, whole or not at all: for torch.load if named .pt, else safetensors."""
+        await self._requests.download(f"jobs/{job}/model", file, format=format_of(file))
 
     async def save_output(self, job: str, file: Path) -> None:
         """Write the files of the workers' output folder to ``file``, a tar."""

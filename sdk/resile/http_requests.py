@@ -92,11 +92,11 @@ class HttpRequests:
                     raise
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def download(self, path: str, file: Path) -> None:
+    async def download(self, path: str, file: Path, **query: str) -> None:
         """Write the answer to ``file``, whole or not at all."""
         draft = file.with_name(f".{file.name}.partial")
         try:
-            async with self._http.get(self._url(path)) as answer:
+            async with self._http.get(self._url(path), params=query) as answer:
                 await _check(answer, self.server)
                 with draft.open("wb") as target:
                     async for part in answer.content.iter_chunked(1 << 20):

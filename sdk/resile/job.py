@@ -71,7 +71,7 @@ class Job:
         self._client.stop(self.id, reason=reason)
 
     def save_model(self, file: Path | str) -> Path:
-        """Write the final model (safetensors) to ``file``; return its path."""
+        """Write the final model to ``file``, for torch.load if it ends in .pt, else safetensors; return its path."""
         path = Path(file)
         self._client.save_model(self.id, path)
         return path

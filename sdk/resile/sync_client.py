@@ -181,7 +181,7 @@ class Client:
         self._run(self._client.save_code(job, file))
 
     def save_model(self, job: str, file: Path) -> None:
-        """Write the final model (safetensors) to ``file``, whole or not at all."""
+        """Write the final model to ``file``, whole or not at all: for torch.load if named .pt, else safetensors."""
         self._run(self._client.save_model(job, file))
 
     def save_output(self, job: str, file: Path) -> None:

@@ -69,6 +69,7 @@ async def test_a_package_that_reaches_out_of_its_folder_is_refused(monitors: Mon
 async def test_the_final_model_is_downloaded_as_it_is_stored(monitors: Monitors, scene: Scene) -> None:
     model = bytes(range(256)) * 40_000  # more than one piece
     monitors.storage.put("jobs/job-1/models/lineage-1.safetensors", [model])
+    monitors.storage.put("jobs/job-1/models/lineage-1.pt", [b"pickled"])
     await scene.store_job(job(state=JobState.COMPLETED, completed=COMPLETED))
     await scene.store_job(job("job-2", state=JobState.COMPLETED, completed=COMPLETED))
     await scene.store_job(job("job-3", completed=COMPLETED.model_copy(update={"model": None})))
@@ -77,6 +78,10 @@ async def test_the_final_model_is_downloaded_as_it_is_stored(monitors: Monitors,
         assert (answer.status, answer.content_length) == (200, len(model))
         assert 'filename="job-1.safetensors"' in answer.headers["Content-Disposition"]
         assert await answer.read() == model
+    async with monitor.http.get("/v1/jobs/job-1/model?format=pt") as answer:
+        assert 'filename="job-1.pt"' in answer.headers["Content-Disposition"]
+        assert await answer.read() == b"pickled"
+    assert (await monitor.problem("GET", "/v1/jobs/job-1/model?format=zip")).status == 422
     assert "it is not there" in (await monitor.problem("GET", "/v1/jobs/job-2/model")).detail
     assert "without a file of its model" in (await monitor.problem("GET", "/v1/jobs/job-3/model")).detail
 

@@ -235,7 +235,7 @@ class ApiServer:
     async def _model(self, request: web.Request) -> web.Response:
         if self.jobs[request.match_info["job"]].state != JobState.COMPLETED:
             return problem(409, "conflict", "the job has no model yet: wait for its end")
-        return web.Response(body=b"model")
+        return web.Response(body=b"model" + request.query["format"].encode())
 
     async def _models(self, _: web.Request) -> web.Response:
         """Those of completed jobs."""

@@ -215,7 +215,9 @@ def test_a_model_is_written_to_its_file_or_not_at_all(
     assert not list(tmp_path.glob("*model*"))
     api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.COMPLETED)
     assert main(["model", "digits-1", "-o", str(file)]) == 0
-    assert file.read_bytes() == b"model"
+    assert file.read_bytes() == b"modelsafetensors"
+    assert main(["model", "digits-1", "-o", str(file.with_suffix(".pt"))]) == 0
+    assert file.with_suffix(".pt").read_bytes() == b"modelpt"
     assert "does not exist: create it" in failure(
         ["model", "digits-1", "-o", str(tmp_path / "no" / "m")], capsys, status=2
     )

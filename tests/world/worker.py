@@ -341,8 +341,10 @@ def _exit_process(status: int) -> None:
     _worker_of(current_process()).exit(status)
 
 
-def _save_model(state_dict: Mapping[str, Any], path: Path) -> None:
+def _save_model(state_dict: Mapping[str, Any], folder: Path) -> tuple[Path, ...]:
+    path = folder / "model.safetensors"
     path.write_bytes(state_dict["chain"].numpy().tobytes())
+    return (path,)
 
 
 class InlineExecutor:

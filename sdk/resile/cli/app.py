@@ -87,7 +87,13 @@ def run(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Copy the trained model here (safetensors).")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Copy the trained model here: FILE.pt for torch.load, else safetensors.",
+        ),
     ] = None,
     env: Annotated[
         list[str] | None,

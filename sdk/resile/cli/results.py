@@ -31,15 +31,21 @@ async def ledger(client: "AsyncClient", job: Job) -> Answer:
 def model(
     job: Job,
     *,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write it (safetensors).")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where to write it: FILE.pt for torch.load, else safetensors."
+        ),
+    ],
     server: Server = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
-    r"""Fetch the trained model of a completed job, as safetensors.
+    r"""Fetch the trained model of a completed job.
 
     \b
     resile model digits-7f3a2c -o model.safetensors
+    resile model digits-7f3a2c -o model.pt           for torch.load
     """
     if output.is_dir():
         raise UsageError(

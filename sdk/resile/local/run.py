@@ -38,6 +38,7 @@ from resile_shared.messages.commands import JobPause, JobResume, JobStop, Refuse
 from resile_shared.messages.hosts import HostHello, WorkerExit
 from resile_shared.messages.jobs import MAX_WORKERS, HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.reports import Report
+from resile_shared.model_files import format_of, key_of
 
 from .events import Noted, Printed, RunEvent, RunOpened
 from .in_memory import Command, Event, HostCommand, HostEvent, HostFailed, InMemoryPool, StartTimer
@@ -442,7 +443,9 @@ class LocalRun:
         if output is not None:
             from resile_shared.storage import ObjectStorage  # only now: it loads the clients of all clouds
 
-            await asyncio.to_thread(ObjectStorage(self._storage).download, key, output.absolute())
+            await asyncio.to_thread(
+                ObjectStorage(self._storage).download, key_of(key, format_of(output)), output.absolute()
+            )
             return str(output)
         folder = _local_folder(self._storage)
         return str(folder / key) if folder else f"{self._storage.rstrip('/')}/{key}"

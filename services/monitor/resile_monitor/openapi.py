@@ -16,6 +16,7 @@ from resile_shared import api
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.slots_api import SlotsView
 
+from .api.downloads import ModelQuery
 from .api.events import EventQuery
 from .api.jobs import HistoryQuery
 from .api.logs import LogQuery
@@ -64,7 +65,7 @@ OPERATIONS = (
     Operation("get", "/v1/jobs/{job}/curves", "Loss, metrics, scores and speed, thinned", api.CurvesView),
     Operation("get", "/v1/jobs/{job}/ledger", "How often each epoch's samples were used", api.LedgerView),
     Operation("get", "/v1/jobs/{job}/code", "The folder of code that was submitted", _GZIP),
-    Operation("get", "/v1/jobs/{job}/model", "The final model, as safetensors", _MODEL),
+    Operation("get", "/v1/jobs/{job}/model", "The final model", _MODEL, query=ModelQuery),
     Operation("get", "/v1/jobs/{job}/output", "What the workers wrote to RESILE_OUTPUT_DIR", _TAR),
     Operation(
         "get", "/v1/jobs/{job}/logs", "What the workers printed", api.LogList, query=LogQuery, streams=api.LogEntry

@@ -10,5 +10,5 @@ cold_start    how the members of a cold start agree on the checkpoint that they 
 lineage       which checkpoints are a job's, and why members that were cut off cannot add to them
 upload_queue  what the background threads of one worker do next
 uploads       those threads
-model         the final model as a safetensors file
+model         the final model as files, for safetensors and for torch.load
 """

@@ -153,7 +153,10 @@ class UploadQueue:
         self.failure = None
 
     def store_model(self, state_dict: Mapping[str, Any], key: str) -> None:
-        """Store the final model as a safetensors file under ``key``; its tensors must not change from now on."""
+        """Store the final model as a safetensors file under ``key``, and beside it for `torch.load`.
+
+        Its tensors must not change from now on.
+        """
         self._model = StoreModel(key, state_dict)
 
     def close(self, *, wait: bool) -> None:

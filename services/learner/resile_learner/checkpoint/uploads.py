@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from resile_shared.errors import ResileError
@@ -166,6 +166,5 @@ def _write_manifest(task: WriteManifest, store: CheckpointStore, job: str) -> Ma
 
 def _store_model(task: StoreModel, store: CheckpointStore) -> None:
     with tempfile.TemporaryDirectory(prefix="resile-") as folder:
-        path = Path(folder) / "model.safetensors"
-        save_model(task.state_dict, path)
-        store.put_file(task.key, path)
+        for path in save_model(task.state_dict, Path(folder)):
+            store.put_file(str(PurePosixPath(task.key).with_suffix(path.suffix)), path)

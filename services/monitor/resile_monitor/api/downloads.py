@@ -8,12 +8,21 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from resile_shared.http_server import WRITE_SECONDS
+from resile_shared.messages.message import Message
+from resile_shared.model_files import ModelFormat, key_of
 from resile_shared.storage import MissingObjectError, ObjectStorage
 
 from .pool import Pool
 from .problems import ProblemError
+from .requests import read_query
 
 PIECE_BYTES = 4 << 20
+
+
+class ModelQuery(Message):
+    """The parameters of ``GET /v1/jobs/{job}/model``."""
+
+    format: ModelFormat = "safetensors"
 
 
 class Downloads:
@@ -31,6 +40,7 @@ class Downloads:
         ]
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
+        query = read_query(request, ModelQuery)
         record = await self._pool.record(request.match_info["job"])
         if record.completed is None:
             raise ProblemError(
@@ -40,8 +50,8 @@ class Downloads:
             raise ProblemError(
                 "unknown", f"job {record.job} completed without a file of its model: its warnings say why"
             )
-        key = f"jobs/{record.job}/{record.completed.model}"
-        return await self._send_object(request, key, f"{record.job}.safetensors", "application/octet-stream")
+        key = f"jobs/{record.job}/{key_of(record.completed.model, query.format)}"
+        return await self._send_object(request, key, f"{record.job}.{query.format}", "application/octet-stream")
 
     async def _code(self, request: web.Request) -> web.StreamResponse:
         record = await self._pool.record(request.match_info["job"])
