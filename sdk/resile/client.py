@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from resile_shared import api
 from resile_shared.envelope import describe
 from resile_shared.errors import ResileError, UsageError
+from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.model_files import format_of
 from resile_shared.policies import PolicyName
@@ -63,6 +64,10 @@ class JobOptions(TypedDict, total=False):
     env: Mapping[str, str]
     requirements: Sequence[str] | Path
     """Requirements beyond the pool's packages, as for pip, or the path of a requirements.txt or pyproject.toml."""
+    data: Sequence[str]
+    """Names of datasets."""
+    mounts: Sequence[str]
+    """Paths that must exist on its hosts."""
     min_workers: int
     max_workers: int
     sizes: Sequence[int]
@@ -148,7 +153,9 @@ class AsyncClient:
         package = await asyncio.to_thread(pack, path)
         name = path.resolve().name if path.is_dir() else path.stem
         required = _requirements(options.pop("requirements", ()))
+        data = [await self.dataset(each) for each in options.pop("data", ())]
         fields = {"name": name, "script": package.script, "args": tuple(args), "requirements": required, **options}
+        fields["data"] = tuple(data)
         _checked(fields | {"package": "checked before the upload"})
         return await self.submit(_checked(fields | {"package": await self.upload(package.content)}))
 
@@ -239,6 +246,23 @@ class AsyncClient:
     async def ledger(self, job: str) -> api.LedgerView:
         """Return how often the samples of each epoch were used."""
         return await self._requests.get(api.LedgerView, f"jobs/{job}/ledger")
+
+    async def datasets(self) -> tuple[Dataset, ...]:
+        """Return the data that is registered for jobs, in the order of the names."""
+        return (await self._requests.get(api.DatasetList, "datasets")).datasets
+
+    async def dataset(self, name: str) -> Dataset:
+        """Return a dataset, for `JobSpec.data`. Raises Refused if its source has changed since it was added."""
+        return await self._requests.get(Dataset, f"datasets/{quote(name, safe='')}")
+
+    async def add_dataset(self, name: str, uri: str) -> Dataset:
+        """Register what is at ``uri`` now under a name, in place of what was registered under it."""
+        answer = await self._requests.request("PUT", f"datasets/{quote(name, safe='')}", json={"uri": uri})
+        return self._requests.parse(Dataset, answer)
+
+    async def remove_dataset(self, name: str) -> None:
+        """Remove a dataset; its files stay."""
+        await self._requests.request("DELETE", f"datasets/{quote(name, safe='')}")
 
     async def save_code(self, job: str, file: Path) -> None:
         """Write the code that was submitted to ``file``, as a tar.gz."""

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from resile_shared import api
 from resile_shared.errors import ResileError
+from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.policies import PolicyName
 from resile_shared.slots_api import SlotsView
@@ -175,6 +176,22 @@ class Client:
     def ledger(self, job: str) -> api.LedgerView:
         """Return how often the samples of each epoch were used."""
         return self._run(self._client.ledger(job))
+
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return the data that is registered for jobs, in the order of the names."""
+        return self._run(self._client.datasets())
+
+    def dataset(self, name: str) -> Dataset:
+        """Return a dataset, for `JobSpec.data`. Raises Refused if its source has changed since it was added."""
+        return self._run(self._client.dataset(name))
+
+    def add_dataset(self, name: str, uri: str) -> Dataset:
+        """Register what is at ``uri`` now under a name, in place of what was registered under it."""
+        return self._run(self._client.add_dataset(name, uri))
+
+    def remove_dataset(self, name: str) -> None:
+        """Remove a dataset; its files stay."""
+        self._run(self._client.remove_dataset(name))
 
     def save_code(self, job: str, file: Path) -> None:
         """Write the code that was submitted to ``file``, as a tar.gz."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from .messages.commands import MAX_SECONDS
+from .messages.datasets import MAX_URI, Dataset
 from .messages.hosts import HostState
 from .messages.jobs import MAX_PRIORITY, HistoryItem, JobState
 from .messages.message import Id, Line, Message, SlotName, Time
@@ -417,6 +418,18 @@ class WebhookList(View):
     """All webhooks, in the order of their creation."""
 
     webhooks: tuple[WebhookView, ...]
+
+
+class NewDataset(Message):
+    """The body of ``PUT /v1/datasets/{dataset}``."""
+
+    uri: str = Field(min_length=1, max_length=MAX_URI, description="file://, s3://, gs://, az:// or pool:FOLDER")
+
+
+class DatasetList(View):
+    """All datasets, in the order of their names."""
+
+    datasets: tuple[Dataset, ...]
 
 
 class Empty(Message):

@@ -14,12 +14,15 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from obstore import exceptions as foreign
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from .errors import ResileError, UsageError
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
 
 PROBE = "probe"
 """Key of an object that `up` writes: whoever cannot read it does not share the pool's storage."""
@@ -57,12 +60,23 @@ class MissingObjectError(StorageError):
         self.key = key
 
 
-class ObjectStorage:
-    """The objects under one URL. Every call blocks; any thread may call. Raises StorageError."""
+class ObjectVersion(NamedTuple):
+    """An object as it is now."""
 
-    def __init__(self, url: str) -> None:
+    num_bytes: int
+    mark: str
+    """Its ETag, or its time of change."""
+
+
+class ObjectStorage:
+    """The objects under one URL. Every call blocks; any thread may call. Raises StorageError.
+
+    A folder is made if it is not there and ``creates`` is true.
+    """
+
+    def __init__(self, url: str, *, creates: bool = True) -> None:
         self.url = url
-        self._store = _attempt(f"use the storage {url!r}", "", lambda: _open(url))
+        self._store = _attempt(f"use the storage {url!r}", "", lambda: _open(url, creates=creates))
 
     def put(self, key: str, buffers: Sequence[bytes | memoryview]) -> None:
         """Write an object, whole or not at all, over what is there."""
@@ -104,6 +118,19 @@ class ObjectStorage:
         return self._do(
             "list", prefix, lambda: {meta["path"]: meta["size"] for metas in self._store.list(prefix) for meta in metas}
         )
+
+    def version(self, key: str, *, by_time: bool) -> ObjectVersion:
+        """Return the size of an object, and its ETag or, with ``by_time``, its time of change."""
+        return self._do("read", key, lambda: _version(self._store.head(key), by_time=by_time))
+
+    def versions(self, prefix: str, *, by_time: bool) -> dict[str, ObjectVersion]:
+        """List what is in a folder and below, with its `version`."""
+
+        def attempt() -> dict[str, ObjectVersion]:
+            listed = (meta for metas in self._store.list(prefix or None) for meta in metas)
+            return {meta["path"]: _version(meta, by_time=by_time) for meta in listed}
+
+        return self._do("list", prefix, attempt)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; those that are gone already do no harm."""
@@ -166,8 +193,13 @@ class ObjectStorage:
         return _attempt(f"{verb} {key} in {self.url}", key, call)
 
 
-def _open(url: str) -> ObjectStore:
-    return from_url(url, mkdir=True) if url.startswith("file:") else from_url(url, **_CLOUD)
+def _open(url: str, *, creates: bool) -> ObjectStore:
+    return from_url(url, mkdir=creates) if url.startswith("file:") else from_url(url, **_CLOUD)
+
+
+def _version(meta: "ObjectMeta", *, by_time: bool) -> ObjectVersion:
+    mark = None if by_time else meta["e_tag"]
+    return ObjectVersion(meta["size"], mark or meta["last_modified"].isoformat())
 
 
 def _attempt(action: str, key: str, call: Callable[[], T]) -> T:
@@ -223,7 +255,9 @@ _CAUSES = (
     ),
     _Cause(r"os error 30\b", "the file system is read-only", "make it writable, or use other storage"),
     _Cause(r"os error 20\b", "a part of the path is a file, not a folder", "choose another folder"),
-    _Cause(r"^No such file or directory", "there is no such folder", "create it, or correct the URL"),
+    _Cause(
+        r"^No such file or directory|Unable to canonicalize", "there is no such folder", "create it, or correct the URL"
+    ),
     _Cause(r"NoSuchBucket|bucket does not exist", "there is no such bucket", "create it, or correct the URL"),
     _Cause(r"NoSuchContainer|ContainerNotFound", "there is no such container", "create it, or correct the URL"),
     _Cause(

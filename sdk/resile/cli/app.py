@@ -11,6 +11,7 @@ from resile_shared.errors import ResileError
 
 from . import (
     chaos,
+    dataset,
     host,
     hosts,
     jobs,
@@ -27,7 +28,7 @@ from . import (
     watch,
     webhook,
 )
-from .options import DEFAULT_HOME, Compat, Requirements, With, environment, required
+from .options import DEFAULT_HOME, Compat, Data, Mounts, Requirements, With, environment, required
 
 app = typer.Typer(
     name="resile",
@@ -105,6 +106,8 @@ def run(
     ] = None,
     packages: With = None,
     requirements: Requirements = None,
+    data: Data = None,
+    mounts: Mounts = None,
     compat: Compat = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the run. Default: the name of the script.")
@@ -133,12 +136,15 @@ def run(
     resile run train.py --plan 0:1,50:4,120:3     grow to 4 workers at iteration 50, shrink to 3 at 120
     resile run train.py --resume                  resume from the newest checkpoint
     resile run train.py --with 'einops>=0.8'      with a package that is not installed here
+    resile run train.py --data mnist              with data that is registered: `resile dataset`
     resile run main.py --compat ibm-edt           a script for IBM Elastic Distributed Training
     resile run train.py -o model.safetensors      keep the trained model
 
     Ctrl-C stops the run and leaves no process behind. The output of workers is kept in the run's folder below
     DIR/runs, which holds the last 20 runs. Temporary files of workers (TMPDIR) are deleted when the run ends.
     """
+    from resile_shared.local_datasets import find_dataset
+
     from ..local.plan import parse_batches, parse_plan
     from ..local.settings import Resume, RunSettings
 
@@ -150,6 +156,8 @@ def run(
             plan=parse_plan(plan) if plan is not None else None,
             batches=parse_batches(batches) if batches is not None else (),
             requirements=required(packages, requirements),
+            data=tuple(find_dataset(home, name) for name in dict.fromkeys(data or ())),
+            mounts=tuple(mounts or ()),
             env=environment(env, compat),
             home=home,
             storage=storage,
@@ -195,6 +203,7 @@ def demo(
 for group in (up, jobs, watch, trace, page, results, models, policy, publish, usage, simulate, hosts, host):
     app.add_typer(group.app)
 app.add_typer(tenant.app, name="tenant")
+app.add_typer(dataset.app, name="dataset")
 app.add_typer(webhook.app, name="webhook")
 app.add_typer(chaos.app, name="chaos")
 

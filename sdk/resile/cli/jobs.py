@@ -14,8 +14,10 @@ from .options import (
     Answer,
     AsJson,
     Compat,
+    Data,
     Home,
     Job,
+    Mounts,
     Requirements,
     Server,
     With,
@@ -95,6 +97,8 @@ def submit(
     ] = None,
     packages: With = None,
     requirements: Requirements = None,
+    data: Data = None,
+    mounts: Mounts = None,
     compat: Compat = None,
     server: Server = None,
     home: Home = DEFAULT_HOME,
@@ -109,6 +113,7 @@ def submit(
     resile submit train.py --max-workers 4 -- --lr 0.1     at most four; --lr is the script's own option
     resile submit train.py --sizes 1,2,4,8                 one, two, four or eight workers
     resile submit train.py --with 'einops>=0.8'            with a package that the pool does not have
+    resile submit train.py --data mnist                    with data that is registered: `resile dataset`
     resile submit elastic-main.py --compat ibm-edt         a script for IBM Elastic Distributed Training
     resile submit --gang 4 -- train_ddp.py --lr 0.1        four processes of a script for torchrun
     resile submit project/ --priority 8000                 a folder with train.py, main.py or one *.py
@@ -127,6 +132,7 @@ def submit(
         "args": tuple(args or ()),
         "requirements": required(packages, requirements),
         "env": environment(env, compat),
+        "mounts": tuple(str(Path(mount).absolute()) for mount in mounts or ()),
         **_workers(gang, restartable=restartable, least=min_workers, most=max_workers, sizes=_numbers(sizes)),
         "deadline": _time(deadline) if deadline is not None else None,
         "group": group,
@@ -134,8 +140,10 @@ def submit(
         **{key: value for key, value in {"priority": priority, "tenant": tenant}.items() if value is not None},
     }
     _spec({**fields, "package": "validated before the upload"})
+    names = tuple(dict.fromkeys(data or ()))
 
     async def work(client: "AsyncClient") -> "Submission":
+        fields["data"] = tuple([await client.dataset(name) for name in names])
         return await client.submission(_spec({**fields, "package": await client.upload(package.content)}))
 
     submitted = reach(work, server=server, home=home, as_json=as_json)

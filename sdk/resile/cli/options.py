@@ -52,6 +52,19 @@ Requirements = Annotated[
         metavar="FILE", help="Install the packages of a requirements.txt or a pyproject.toml for the workers."
     ),
 ]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="NAME",
+        help="Fetch a dataset to the hosts (`resile dataset add`); scripts find it with "
+        'resile.training.dataset("NAME"). May be repeated.',
+    ),
+]
+Mounts = Annotated[
+    list[str] | None,
+    typer.Option("--mount", metavar="PATH", help="Only hosts on which this path exists. May be repeated."),
+]
 COMPAT = "RESILE_COMPAT"
 """The environment variable of workers that names a module of `COMPAT_MODULES`: see `worker/bootstrap.py`."""
 COMPAT_MODULES = {"ibm-edt": "resile.integrations.ibm_edt"}

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from resile_learner.agent import events as agent
+from resile_learner.agent.datasets import JobDatasets
 from resile_learner.agent.devices import (
     HostDevices,
     TorchDevices,
@@ -22,6 +23,7 @@ from resile_learner.agent.devices import (
 )
 from resile_learner.agent.environments import JobEnvironments
 from resile_learner.agent.host_templates import HostTemplates, Imports
+from resile_learner.datasets import Datasets
 from resile_learner.environments import Environments
 from resile_learner.messages import FromWorker, WorkerConfig
 from resile_learner.processes.client import ENVIRONMENT, ForkServerClient, ForkServerSettings
@@ -35,6 +37,7 @@ from resile_shared.clock import SteadyClock
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import JobPause, JobResume, JobStop, Refused
+from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.hosts import HostHello, WorkerExit
 from resile_shared.messages.jobs import MAX_WORKERS, HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.reports import Report
@@ -84,6 +87,8 @@ class LocalRun:
         self._devices: HostDevices
         self._folder: RunFolder
         self._environments: JobEnvironments
+        self._datasets: JobDatasets
+        self._data: tuple[Dataset, ...]
         self._requirements: tuple[str, ...]
         self._narrator: Narrator
         self._history: list[HistoryItem] = []
@@ -105,6 +110,7 @@ class LocalRun:
             self._folder = self._open(home)
             builds = Environments(home.environments, variables=os.environ)
             self._environments = JobEnvironments(builds)
+            self._datasets = JobDatasets(Datasets(home.datasets, storage=""))
             stack.callback(self._folder.close)
             if self._settings.storage:
                 await asyncio.to_thread(_try_storage, self._storage)
@@ -115,6 +121,7 @@ class LocalRun:
                 await self._train()
             finally:
                 await builds.close()
+                await self._datasets.close()
                 await asyncio.shield(pruning)
             return await self._result(time.monotonic() - started)
 
@@ -158,6 +165,7 @@ class LocalRun:
         self._args = settings.args or folder.journal.args
         stored = folder.journal.record
         self._requirements = settings.requirements or (stored.spec.requirements if stored else ())
+        self._data = settings.data or (stored.spec.data if stored else ())
         self._batches = settings.batches or folder.journal.batches
         self._name = settings.name or folder.journal.name or script.stem
         self._storage = folder.journal.storage or folder.path.as_uri()
@@ -178,6 +186,7 @@ class LocalRun:
             script=str(self._settings.script.absolute()),
             args=self._args,
             requirements=self._requirements,
+            data=self._data,
             min_workers=1 if self._policy.fits_shards else min(sizes),
             max_workers=MAX_WORKERS if self._policy.fits_shards else max(sizes),
         )
@@ -360,15 +369,15 @@ class LocalRun:
                 await self._templates.carry_out(command)
 
     async def _prepare(self, start: agent.StartWorker) -> WorkerConfig:
-        environment = await self._environments.get(
-            self._storage, self._requirements, lambda line: self._print(start.worker, "stderr", line)
-        )
+        on_line = partial(self._print, start.worker, "stderr")
+        data = await self._datasets.get(start.job, start.worker, self._data, storage=self._storage, on_line=on_line)
+        environment = await self._environments.get(self._storage, self._requirements, on_line)
         config = WorkerConfig(
             job=start.job,
             worker=start.worker,
             script=str(self._settings.script.absolute()),
             args=self._args,
-            env={**self._settings.env, **self._devices.environment(self._devices.slots[start.slot])},
+            env={**data, **self._settings.env, **self._devices.environment(self._devices.slots[start.slot])},
             directory=str(Path.cwd()),
             storage=self._storage,
             batches=self._batches,

@@ -137,6 +137,7 @@ class Home:
         """Open the home at ``path``, making it if needed. Raises UsageError if it cannot be used."""
         self.path = open_home(path)
         self.environments = self.path / "environments"
+        self.datasets = self.path / "datasets"
         with writing(self.path):
             (self.path / "runs").mkdir(mode=0o700, exist_ok=True)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from resile_scheduler.policies.plan import PlanPolicy, PlanStep
 from resile_shared.errors import UsageError
+from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.reports import BatchStep
 
 from .plan import MAX_WORKERS
@@ -35,6 +36,10 @@ class RunSettings:
     """The batches of another run, which this one replays; empty: none."""
     requirements: tuple[str, ...] = ()
     """What the script needs besides the packages of this environment; empty: those of the run that is resumed."""
+    data: tuple[Dataset, ...] = ()
+    """Data that is fetched before workers start; empty: that of the run that is resumed."""
+    mounts: tuple[str, ...] = ()
+    """Paths that must exist."""
     env: Mapping[str, str] = field(default_factory=dict)
     home: Path = Path("~/.resile")
     storage: str | None = None
@@ -52,6 +57,8 @@ class RunSettings:
                 f"`resile run` needs Linux, and this is {sys.platform}: `python {self.script}` trains in one process"
             )
         _check_script(self.script)
+        if missing := next((mount for mount in self.mounts if not Path(mount).exists()), None):
+            raise UsageError(f"--mount {missing}: there is no such file or folder: mount it, or correct the path")
         if self.output is not None:
             _check_output(self.output)
         if self.workers is not None and not 1 <= self.workers <= MAX_WORKERS:

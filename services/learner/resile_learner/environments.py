@@ -14,35 +14,33 @@ import shutil
 import signal
 import site
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import Distribution, distributions, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from resile_shared.errors import ResileError
 from resile_shared.parent_death import dying_with_parent
 from resile_shared.requirements import POOL_PACKAGES
+
+from .preparation import OnLine, PreparationFailed, locked, open_lock, remove_unused
 
 KEEP_ENVIRONMENTS = 10
 MAX_BYTES = 20 << 30
 BUILD_SECONDS = 1800.0
-LOCK_SECONDS = 0.2
 BUILD_NICENESS = 10
 _COMPLETE = "complete"
 _NO_SPACE = "No space left on device"
-OnLine = Callable[[str], None]
 
 
-class EnvironmentFailed(ResileError):
+class EnvironmentFailed(PreparationFailed):
     """An environment cannot be built."""
 
     def __init__(self, reason: str, *, is_hosts_fault: bool = False) -> None:
-        self.is_hosts_fault = is_hosts_fault
-        """Whether another host may succeed."""
-        super().__init__(f"the job's environment cannot be built: {reason}")
+        super().__init__(f"the job's environment cannot be built: {reason}", is_hosts_fault=is_hosts_fault)
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class Environments:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if not await _is_complete(folder):
-                async with _locked(folder, fcntl.LOCK_EX) as descriptor:
+                async with locked(folder, fcntl.LOCK_EX) as descriptor:
                     if not (folder / _COMPLETE).is_file():  # another process may have been faster
                         await self._build(folder, wanted, descriptor, on_line)
                 await asyncio.to_thread(self._prune)
@@ -172,20 +170,17 @@ class Environments:
         """Remove the least recently used environments beyond the number kept, unless one is in use."""
         complete = sorted(self._folder.glob(f"*/{_COMPLETE}"), key=lambda path: path.stat().st_mtime, reverse=True)
         for folder in [path.parent for path in complete[KEEP_ENVIRONMENTS:]]:
-            lock = _open_lock(folder)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                (folder / _COMPLETE).unlink()
-                shutil.rmtree(folder, ignore_errors=True)
-            except BlockingIOError:
-                continue
-            finally:
-                os.close(lock)
+            remove_unused(folder, partial(_remove, folder))
+
+
+def _remove(folder: Path) -> None:
+    (folder / _COMPLETE).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _is_complete(folder: Path) -> bool:
     """Whether the environment is there, and not being built or removed; it is then the most recently used."""
-    async with _locked(folder, fcntl.LOCK_SH):
+    async with locked(folder, fcntl.LOCK_SH):
         complete = folder / _COMPLETE
         if not complete.is_file():
             return False
@@ -193,35 +188,15 @@ async def _is_complete(folder: Path) -> bool:
         return True
 
 
-@asynccontextmanager
-async def _locked(folder: Path, kind: int) -> AsyncIterator[int]:
-    """Hold the lock of an environment; waits for processes that hold it otherwise."""
-    lock = _open_lock(folder)
-    try:
-        while True:
-            try:
-                fcntl.flock(lock, kind | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                await asyncio.sleep(LOCK_SECONDS)
-        yield lock
-    finally:
-        os.close(lock)
-
-
 @contextmanager
 def in_use(folder: Path) -> Iterator[int]:
     """Hold a descriptor; in the block, and while a process has inherited it, the environment is not removed."""
-    lock = _open_lock(folder)
+    lock = open_lock(folder)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield lock
     finally:
         os.close(lock)
-
-
-def _open_lock(folder: Path) -> int:
-    return os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 async def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[str]:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from resile_shared import api
+from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.slots_api import SlotsView
 
@@ -89,6 +90,10 @@ OPERATIONS = (
     Operation("post", "/v1/pool/suspend", "Save all jobs before the pool stops", api.Suspension, body=api.Empty),
     Operation("get", "/v1/events", "Events of the pool", api.EventList, query=EventQuery, streams=api.EventView),
     Operation("get", "/v1/models", "The models of completed jobs", api.ModelList),
+    Operation("get", "/v1/datasets", "The data that is registered for jobs", api.DatasetList),
+    Operation("get", "/v1/datasets/{dataset}", "A dataset, if its source has not changed", Dataset),
+    Operation("put", "/v1/datasets/{dataset}", "Register a dataset as it is now", Dataset, body=api.NewDataset),
+    Operation("delete", "/v1/datasets/{dataset}", "Remove a dataset; its files stay", api.Empty),
     Operation("get", "/v1/webhooks", "Who is called when a job ends", api.WebhookList),
     Operation("post", "/v1/webhooks", "Call another one", api.WebhookCreated, status=201, body=api.NewWebhook),
     Operation("delete", "/v1/webhooks/{webhook}", "Call it no more", api.Empty),

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import to_json
 
 from ..requirements import MAX_REQUIREMENT, MAX_REQUIREMENTS, parse_requirement
+from .datasets import MAX_DATASETS, Dataset
 from .hosts import DeviceClass
 from .message import MAX_INTEGER, MAX_SLOTS, Count, Id, Key, Line, Message, Positive, SlotName, Text, Time
 from .reports import CheckpointSaved, Completed, Ready
@@ -21,8 +22,9 @@ MAX_SIZES = 64
 """Allowed numbers of workers of one job."""
 MAX_NAME = 200
 MAX_SPEC_BYTES = 256 << 10
-"""Of the arguments, environment variables and requirements of a job, as JSON."""
+"""Of the arguments, environment variables, requirements, data and mounts of a job, as JSON."""
 Requirement = Annotated[str, Field(max_length=MAX_REQUIREMENT), AfterValidator(parse_requirement)]
+Mount = Annotated[Line, Field(max_length=4096, pattern=r"^/", description="an absolute path")]
 MAX_UNPUBLISHED = 64
 MAX_WARNINGS = 20
 """In the history of one job."""
@@ -70,6 +72,12 @@ class JobSpec(Message):
     requirements: tuple[Requirement, ...] = Field(
         default=(), max_length=MAX_REQUIREMENTS, description="packages that it needs besides the pool's, as for pip"
     )
+    data: tuple[Dataset, ...] = Field(
+        default=(), max_length=MAX_DATASETS, description="data that its hosts fetch before its workers start"
+    )
+    mounts: tuple[Mount, ...] = Field(
+        default=(), max_length=MAX_DATASETS, description="paths that must exist on its hosts"
+    )
     min_workers: Workers = 1
     max_workers: Workers = MAX_WORKERS
     sizes: tuple[Workers, ...] = Field(
@@ -110,12 +118,19 @@ class JobSpec(Message):
         return self
 
     @model_validator(mode="after")
+    def _has_data_of_different_names(self) -> Self:
+        names = [dataset.name for dataset in self.data]
+        if len(set(names)) < len(names):
+            raise ValueError("data: two datasets have the same name: name each once")
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> Self:
-        num_bytes = len(to_json((self.args, self.env, self.requirements)))
+        num_bytes = len(to_json((self.args, self.env, self.requirements, self.data, self.mounts)))
         if num_bytes > MAX_SPEC_BYTES:
             raise ValueError(
-                f"args, env and requirements have {num_bytes} bytes, and at most {MAX_SPEC_BYTES} are possible: put "
-                "data into a file of the package"
+                f"args, env, requirements, data and mounts have {num_bytes} bytes, and at most {MAX_SPEC_BYTES} are "
+                "possible: put data into a file of the package"
             )
         return self
 

@@ -6,7 +6,8 @@ The first host that builds the environment of a job stores what was installed wi
 import asyncio
 from collections.abc import Sequence
 
-from ..environments import Environment, EnvironmentFailed, Environments, OnLine
+from ..environments import Environment, EnvironmentFailed, Environments
+from ..preparation import OnLine
 
 KEY = "packages.txt"
 

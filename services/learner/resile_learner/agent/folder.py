@@ -25,6 +25,7 @@ class AgentFolder:
         self.lock = lock
         self.packages = path / "packages"
         self.environments = path / "environments"
+        self.datasets = path / "datasets"
         self.jobs = path / "jobs"
         self._code = path / "code"
         shutil.rmtree(self._code, ignore_errors=True)

@@ -14,10 +14,12 @@ from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.subjects import HOSTS, JOBS
 
+from ..datasets import Datasets
 from ..environments import Environments
 from ..processes.client import ENVIRONMENT, ForkServerClient, ForkServerSettings
 from ..processes.descendants import adopt_orphans, children_in_session, kill_strays
 from ..processes.fork_servers import ForkServers
+from .datasets import JobDatasets
 from .devices import HostDevices, detect_devices, host_devices, inheritable
 from .environments import JobEnvironments
 from .events import EndIncarnation
@@ -74,17 +76,23 @@ class Agent:
         self._folder = folder
         self._packages = Packages(self._settings.storage, folder.packages)
         self._environments = JobEnvironments(Environments(folder.environments, variables=inheritable(os.environ)))
+        self._datasets = JobDatasets(
+            Datasets(folder.datasets, storage=self._settings.storage, max_bytes=self._settings.data_cache_bytes)
+        )
         self._outputs = Outputs(self._settings.storage)
         self._devices: HostDevices | None = None
         self._metrics = AgentMetrics(context.meter)
 
     async def run(self) -> None:
         """Run one incarnation after the other. Raises ResileError when another agent runs as the same host."""
-        while True:
-            end = await self._run_incarnation(await self._next_incarnation())
-            if end.is_superseded:
-                raise ResileError(end.reason)
-            logger.warning("restarting agent: %s", end.reason)
+        try:
+            while True:
+                end = await self._run_incarnation(await self._next_incarnation())
+                if end.is_superseded:
+                    raise ResileError(end.reason)
+                logger.warning("restarting agent: %s", end.reason)
+        finally:
+            await self._datasets.close()
 
     async def _next_incarnation(self) -> int:
         """Return a number that no agent of this host had before, even if its folder is new."""
@@ -143,6 +151,7 @@ class Agent:
             devices=devices,
             packages=self._packages,
             environments=self._environments,
+            datasets=self._datasets,
             outputs=self._outputs,
             jobs=self._context.bus.bucket(JOBS),
             pool=self._pool,

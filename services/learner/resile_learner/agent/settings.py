@@ -11,6 +11,8 @@ from resile_shared.messages.message import Id
 from resile_shared.settings import DetectionSeconds, ServiceSettings
 from resile_shared.text import is_line
 
+from ..datasets import MAX_BYTES
+
 
 def own_name() -> str:
     """Return this machine's name as a host's id."""
@@ -45,4 +47,5 @@ class LearnerSettings(ServiceSettings):
     detection_seconds: DetectionSeconds | None = Field(
         default=None, description="must equal that of the pool, which is the default"
     )
+    data_cache_bytes: int = Field(default=MAX_BYTES, ge=0, description="most that fetched datasets take on the disk")
     address: str = Field(default="127.0.0.1", description="where workers of other hosts reach those of this one")

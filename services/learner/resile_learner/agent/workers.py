@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from resile_shared.buckets import Bucket
 from resile_shared.errors import ResileError
@@ -19,6 +20,7 @@ from resile_shared.telemetry import traced
 from ..messages import FromWorker, WorkerConfig
 from ..processes.runner import Key
 from ..processes.worker_process import Stream
+from .datasets import JobDatasets
 from .devices import HostDevices
 from .environments import JobEnvironments
 from .events import Event, MessageReceived, StartWorker, WorkerExited
@@ -43,6 +45,7 @@ class WorkerContext:
     devices: HostDevices
     packages: Packages
     environments: JobEnvironments
+    datasets: JobDatasets
     outputs: Outputs
     jobs: Bucket[JobRecord]
     pool: PoolSettings
@@ -80,10 +83,13 @@ class HostWorkers:
         package = context.folder.code(start.job)
         await context.packages.unpack(spec.package, package)
         storage = f"{context.storage.rstrip('/')}/jobs/{start.job}"
-        environment = await context.environments.get(
-            storage, spec.requirements, lambda line: self.on_line(start.job, start.worker, "stderr", line)
+        on_line = partial(self.on_line, start.job, start.worker, "stderr")
+        data = await context.datasets.get(
+            start.job, start.worker, spec.data, storage=storage, mounts=spec.mounts, on_line=on_line
         )
+        environment = await context.environments.get(storage, spec.requirements, on_line)
         variables = {
+            **data,
             **spec.env,
             "RESILE_OUTPUT_DIR": str(context.folder.output(start.job)),
             **context.devices.environment(*(slots[number] for number in _visible_slots(start))),
@@ -120,6 +126,7 @@ class HostWorkers:
 
     async def on_exit(self, job: str, worker: int, exit_: WorkerExit) -> None:
         """Store the files of a worker whose part is complete, or else add to its log why it ended; post its exit."""
+        self._context.datasets.release(job, worker)
         reason = exit_.describe(f"worker {worker}")
         logger.info("worker exited job=%s worker=%s: %s", job, worker, reason)
         if exit_.kind in ("finished", "left"):

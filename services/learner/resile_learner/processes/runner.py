@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import WorkerExit
 
-from ..environments import EnvironmentFailed
 from ..messages import FromWorker, Order, Pause, Stop, WorkerConfig
+from ..preparation import PreparationFailed
 from .fork_servers import ForkServers
 from .output import WorkerLog, worker_log
 from .worker_process import MalformedMessageError, Stream, WorkerProcess
@@ -114,7 +114,7 @@ class WorkerRunner:
                 if run.is_killed:  # since it was prepared
                     run.process.kill()
                 return await self._follow(run.job, run.process)
-        except EnvironmentFailed as error:
+        except PreparationFailed as error:
             return WorkerExit(kind="not started" if error.is_hosts_fault else "failed", message=_line(error))
         except (ResileError, OSError) as error:
             return WorkerExit(kind="not started", message=_line(error))

@@ -12,6 +12,7 @@ from resile_shared.http_server import listening
 from resile_shared.telemetry import continued
 
 from .access import guarded
+from .datasets import DatasetViews
 from .downloads import Downloads
 from .events import Events
 from .hosts import Hosts
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 STOP_SECONDS = 3.0
 _PARTS = (
     *(Jobs, Hosts, Policy, Tenants, Usage, Slots, Packages),
-    *(Downloads, Events, Logs, Models, Webhooks, TraceViews),
+    *(Downloads, Events, Logs, Models, DatasetViews, Webhooks, TraceViews),
 )
 
 

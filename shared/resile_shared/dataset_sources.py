@@ -1,0 +1,123 @@
+"""The files of a dataset where they come from: a folder or a file, on a disk, in a cloud, or in the pool's storage."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from .errors import ResileError, UsageError
+from .messages.datasets import Dataset
+from .storage import MissingObjectError, ObjectStorage, ObjectVersion
+
+POOL_SCHEME = "pool:"
+SCHEMES = ("file://", "s3://", "gs://", "az://", POOL_SCHEME)
+
+
+class SourceChanged(ResileError):
+    """The files of a dataset are not those that were registered."""
+
+    def __init__(self, dataset: Dataset, listing: "Listing") -> None:
+        self.dataset = dataset
+        now = f"{len(listing.files)} files of {listing.num_bytes:,} bytes"
+        was = f"{dataset.num_files} files of {dataset.num_bytes:,} bytes"
+        what = f"{now} instead of {was}" if now != was else f"{now}, some with other content"
+        super().__init__(
+            f"dataset {dataset.name} has changed since it was added: {dataset.uri} has {what}; use the new files with "
+            f"`resile dataset add {dataset.name} {dataset.uri}`"
+        )
+
+
+class SourceUnusable(UsageError):
+    """A source has no files."""
+
+    def __init__(self, uri: str, reason: str) -> None:
+        super().__init__(f"{uri} cannot be a dataset: {reason}")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a source has now: ``files`` by their keys below ``url``. ``file`` is the key where it is a single file."""
+
+    url: str
+    files: dict[str, ObjectVersion]
+    file: str | None = None
+
+    @cached_property
+    def storage(self) -> ObjectStorage:
+        """Where the files are read."""
+        return ObjectStorage(self.url, creates=False)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.num_bytes for file in self.files.values())
+
+    @cached_property
+    def version(self) -> str:
+        """The sha256, in hex, of names, sizes and ETags or times of change."""
+        sha = hashlib.sha256(b"file\n" if self.file is not None else b"folder\n")
+        for key, file in sorted(self.files.items()):
+            sha.update(f"{key}\0{file.num_bytes}\0{file.mark}\n".encode())
+        return sha.hexdigest()
+
+    def registered(self, name: str, uri: str) -> Dataset:
+        """Return it as a dataset. Raises pydantic's ValidationError for a name or URI that cannot be."""
+        return Dataset(name=name, uri=uri, num_files=len(self.files), num_bytes=self.num_bytes, version=self.version)
+
+
+def source_uri(text: str) -> str:
+    """Return what a user gave as a URI: a path becomes an absolute file://. Raises UsageError."""
+    if text.startswith(SCHEMES):
+        return text.rstrip("/")
+    if re.match(r"[a-z][a-z0-9+.-]*:", text):
+        raise UsageError(f"{text}: use a path or {', '.join(SCHEMES)}")
+    return Path(text).expanduser().absolute().as_uri()
+
+
+def local_path(uri: str) -> Path | None:
+    """Return the path behind a file:// URI; None for any other."""
+    return Path(unquote(urlparse(uri).path)) if uri.startswith("file://") else None
+
+
+def list_source(uri: str, *, pool: str = "") -> Listing:
+    """List the files of a source, with ``pool`` the URL of the pool's storage. Raises SourceUnusable, StorageError."""
+    if uri.startswith(POOL_SCHEME):
+        folder = uri.removeprefix(POOL_SCHEME).strip("/")
+        if not pool:
+            raise SourceUnusable(uri, "there is no pool here whose storage has it")
+        if not folder or ".." in folder.split("/"):
+            raise SourceUnusable(uri, "name a folder of the pool's storage, as in pool:jobs/job-3/output")
+        uri = f"{pool.rstrip('/')}/{folder}"
+    path = local_path(uri)
+    if path is not None and not path.exists():
+        raise SourceUnusable(uri, f"there is no {path} on this host")
+    file = _as_file(uri, path)
+    if file is not None:
+        return file
+    files = ObjectStorage(uri, creates=False).versions("", by_time=path is not None)
+    if bad := next((key for key in files if ".." in key.split("/")), None):
+        raise SourceUnusable(uri, f"the name {bad} leads out of it")
+    if not files:
+        raise SourceUnusable(uri, "there are no files")
+    return Listing(uri, files)
+
+
+def check_unchanged(dataset: Dataset, listing: Listing) -> None:
+    """Raises SourceChanged if ``listing`` is not that of the dataset when it was registered."""
+    if listing.version != dataset.version:
+        raise SourceChanged(dataset, listing)
+
+
+def _as_file(uri: str, path: Path | None) -> Listing | None:
+    """The source as a single file; None if it is none."""
+    parent, _, name = uri.rpartition("/")
+    if (path is not None and not path.is_file()) or not name or parent.endswith("/"):
+        return None
+    key = path.name if path else name
+    try:
+        version = ObjectStorage(parent, creates=False).version(key, by_time=path is not None)
+    except MissingObjectError:
+        return None
+    return Listing(parent, {key: version}, key)

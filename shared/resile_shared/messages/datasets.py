@@ -1,0 +1,32 @@
+"""A dataset that is registered: where its files are, and which."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .message import Count, Message, Positive
+
+DatasetName = Annotated[
+    str,
+    Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="lower-case letters, digits and -; at most 63"),
+]
+MAX_DATASETS = 32
+"""Of one job."""
+MAX_URI = 2000
+
+
+class Dataset(Message):
+    """A dataset as it was when it was registered."""
+
+    name: DatasetName
+    uri: str = Field(
+        max_length=MAX_URI, description="file://, s3://, gs://, az://, or pool: and a folder of its storage"
+    )
+    num_files: Positive
+    num_bytes: Count
+    version: str = Field(pattern=r"^[0-9a-f]{64}$", description="of its files: names, sizes, ETags or times of change")
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable that has the path of the dataset ``name``."""
+    return f"RESILE_DATASET_{name.upper().replace('-', '_')}"
