@@ -89,19 +89,21 @@ def list_source(uri: str, *, pool: str = "") -> Listing:
             raise SourceUnusable(uri, "there is no pool here whose storage has it")
         if not folder or ".." in folder.split("/"):
             raise SourceUnusable(uri, "name a folder of the pool's storage, as in pool:jobs/job-3/output")
-        uri = f"{pool.rstrip('/')}/{folder}"
-    path = local_path(uri)
+        url = f"{pool.rstrip('/')}/{folder}"
+    else:
+        url = uri
+    path = local_path(url)
     if path is not None and not path.exists():
-        raise SourceUnusable(uri, f"there is no {path} on this host")
-    file = _as_file(uri, path)
+        raise SourceUnusable(uri, f"there is no {path} on this host" if url == uri else "there are no files")
+    file = _as_file(url, path)
     if file is not None:
         return file
-    files = ObjectStorage(uri, creates=False).versions("", by_time=path is not None)
+    files = ObjectStorage(url, creates=False).versions("", by_time=path is not None)
     if bad := next((key for key in files if ".." in key.split("/")), None):
         raise SourceUnusable(uri, f"the name {bad} leads out of it")
     if not files:
         raise SourceUnusable(uri, "there are no files")
-    return Listing(uri, files)
+    return Listing(url, files)
 
 
 def check_unchanged(dataset: Dataset, listing: Listing) -> None:

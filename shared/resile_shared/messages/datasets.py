@@ -8,11 +8,13 @@ from .message import Count, Message, Positive
 
 DatasetName = Annotated[
     str,
-    Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="lower-case letters, digits and -; at most 63"),
+    Field(
+        pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", max_length=63, description="lower-case letters, digits and -; at most 63"
+    ),
 ]
-MAX_DATASETS = 32
+MAX_DATASETS = 16
 """Of one job."""
-MAX_URI = 2000
+MAX_URI = 1000
 
 
 class Dataset(Message):
@@ -24,7 +26,9 @@ class Dataset(Message):
     )
     num_files: Positive
     num_bytes: Count
-    version: str = Field(pattern=r"^[0-9a-f]{64}$", description="of its files: names, sizes, ETags or times of change")
+    version: str = Field(
+        pattern=r"^[0-9a-f]{64}$", max_length=64, description="of its files: names, sizes, ETags or times of change"
+    )
 
 
 def variable_of(name: str) -> str:

@@ -24,7 +24,7 @@ MAX_NAME = 200
 MAX_SPEC_BYTES = 256 << 10
 """Of the arguments, environment variables, requirements, data and mounts of a job, as JSON."""
 Requirement = Annotated[str, Field(max_length=MAX_REQUIREMENT), AfterValidator(parse_requirement)]
-Mount = Annotated[Line, Field(max_length=4096, pattern=r"^/", description="an absolute path")]
+Mount = Annotated[Line, Field(max_length=1000, pattern=r"^/", description="an absolute path")]
 MAX_UNPUBLISHED = 64
 MAX_WARNINGS = 20
 """In the history of one job."""
