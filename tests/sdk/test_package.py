@@ -59,7 +59,9 @@ def test_a_folder_is_packed_whole_without_what_is_hidden_or_generated(folder: Pa
 def test_a_script_takes_along_what_lies_beside_it_and_its_packages(folder: Path) -> None:
     (folder / "large.bin").write_bytes(bytes(2 * 10**6))
     package = pack(folder / "train.py")
+    assert package.left_out == ("large.bin (2 MB)",)
     assert names(package) == [
+        "data/points.csv",
         "model.py",
         "parts/__init__.py",
         "parts/block.py",
@@ -67,6 +69,40 @@ def test_a_script_takes_along_what_lies_beside_it_and_its_packages(folder: Path)
         "settings.json",
         "train.py",
     ]
+
+
+def test_a_large_folder_below_a_script_is_left_out_and_named(folder: Path) -> None:
+    for number in range(1001):
+        (folder / "data" / f"{number}").touch()
+    (folder / "more").mkdir()
+    for number in range(11):
+        (folder / "more" / f"{number}").write_bytes(bytes(10**6))
+    (folder / "more" / "large").write_bytes(bytes(2 * 10**6))
+    package = pack(folder / "train.py")
+    assert package.left_out == ("data/ (over 1000 files)", "more/ (over 10 MB)")
+    assert not any(name.startswith(("data", "more")) for name in names(package))
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+def test_what_resileignore_names_is_not_sent(folder: Path, *, is_script: bool) -> None:
+    (folder / "parts" / "data").write_text("a file")
+    (folder / "parts" / "notes").mkdir()
+    (folder / "parts" / "notes" / "model.py").write_text("")
+    (folder / ".resileignore").write_text("# not these\n\n*.json\ndata/\nparts/*.txt\n/model.py\n")
+    assert names(pack(folder / "train.py" if is_script else folder)) == [
+        "parts/__init__.py",
+        "parts/block.py",
+        "parts/data",
+        "parts/notes/model.py",
+        "train.py",
+    ]
+
+
+@pytest.mark.parametrize("line", ["!keep.csv", "a/**/b", "/"])
+def test_a_pattern_that_is_not_understood_is_refused_with_its_line(folder: Path, line: str) -> None:
+    (folder / ".resileignore").write_text(f"*.csv\n{line}\n")
+    with pytest.raises(UsageError, match=r"\.resileignore, line 2: "):
+        pack(folder)
 
 
 def test_the_same_files_give_the_same_bytes_whenever_they_were_written(folder: Path) -> None:

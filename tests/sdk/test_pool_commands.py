@@ -66,6 +66,15 @@ def test_a_request_whose_answer_is_lost_is_sent_again_with_the_same_key(
     assert (len(api_server.keys), len(set(api_server.keys))) == (3, 2)
 
 
+@pytest.mark.usefixtures("api_server")
+def test_what_is_too_large_to_be_sent_is_named_beside_the_id(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (script.parent / "large.bin").write_bytes(bytes(2 * 10**6))
+    assert main(["submit", str(script)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "new-1\n"
+    assert "not sent, since it is large: large.bin (2 MB): use --data" in captured.err
+
+
 @pytest.mark.parametrize(
     ("options", "answer"),
     [

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resile_shared.errors import UsageError
+from resile_shared.text import printable
 
 from .options import (
     DEFAULT_HOME,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from ..client import AsyncClient
 
 app = typer.Typer(rich_markup_mode=None)
+MAX_NAMED = 10
+"""Of the files that are not sent."""
 _FROM_NOW = re.compile(r"([0-9]{1,5})([mhd])")
 
 
@@ -119,13 +122,16 @@ def submit(
     resile submit project/ --priority 8000                 a folder with train.py, main.py or one *.py
     resile wait $(resile submit train.py)                  submit, and wait until it ends
 
-    A folder is uploaded whole. With a script go the Python files and files of up to 1 MB beside it, and the packages
-    (folders with an __init__.py) below its folder; a script in a home directory is uploaded alone. Hidden files,
-    virtual environments and links to folders are not uploaded. The limit is 50 MB and 5000 files: keep data elsewhere.
+    A folder is uploaded whole. With a script go the Python files, packages (folders with an __init__.py) and files of
+    up to 1 MB beside and below it; what is left out is named. A script in a home directory is uploaded alone. Hidden
+    files, virtual environments, links to folders, and what .resileignore names, are not uploaded. The limit is 50 MB
+    and 5000 files: register data with `resile dataset`.
     """
     from ..package import pack
 
     package = pack(path)
+    if package.left_out:
+        typer.echo(f"not sent, since it is large: {_named(package.left_out)}: use --data for what jobs read", err=True)
     fields = {
         "name": name or (path.resolve().name if path.is_dir() else path.stem),
         "script": package.script,
@@ -165,6 +171,11 @@ def _workers(
             f"--gang {gang}: it always has {gang} workers: leave out --min-workers, --max-workers, --sizes"
         )
     return {"min_workers": gang, "max_workers": gang, "gang": True, "restartable": restartable}
+
+
+def _named(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return printable(", ".join(names[:MAX_NAMED]) + more)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
