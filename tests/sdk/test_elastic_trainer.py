@@ -24,7 +24,7 @@ from resile.integrations.requirements import require
 from resile.integrations.transformers import ElasticTrainer
 from resile.integrations.transformers.arguments import _DETERMINING, _REFUSED, check_arguments
 from resile.integrations.transformers.progress import TrainerProgress
-from resile.integrations.transformers.trainer import _follow_rank
+from resile.integrations.transformers.step import follow_rank
 from resile_learner.messages import Message, Warned
 from resile_learner.session import SoloSession, enter_session
 from resile_learner.state.flat import flatten, unflatten
@@ -440,7 +440,7 @@ def test_the_model_is_saved_and_the_best_one_loaded_as_a_trainer_does(tmp_path: 
 def test_only_the_lowest_rank_writes_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SoloSession, "view", dataclasses.replace(SoloSession.view, workers=(7, 0)))
     trainer = ElasticTrainer(gpt(), arguments(tmp_path), train_dataset=padded())
-    alone(lambda: _follow_rank(trainer))
+    alone(lambda: follow_rank(trainer))
     try:
         trainer.save_model(str(tmp_path / "saved"))
         assert not (tmp_path / "saved").exists()
@@ -448,7 +448,7 @@ def test_only_the_lowest_rank_writes_and_reports(tmp_path: Path, monkeypatch: py
         assert not trainer.state.is_world_process_zero
     finally:
         monkeypatch.undo()
-        alone(lambda: _follow_rank(trainer))
+        alone(lambda: follow_rank(trainer))
     trainer.save_model(str(tmp_path / "saved"))
     assert (tmp_path / "saved" / "model.safetensors").exists()
 
