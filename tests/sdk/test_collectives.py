@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -26,6 +27,7 @@ from resile.collectives import (
 )
 from resile.collectives.messages import Hello
 from resile.collectives.rendezvous import parse_address
+from resile_learner.collectives.link import Link
 from resile_learner.messages import encode
 from resile_shared.errors import UsageError
 
@@ -151,6 +153,28 @@ def test_members_that_call_different_operations_are_named(rendezvous: Rendezvous
     ended = errors([member(rendezvous.address, work, size=3) for _ in range(3)])
     assert all(isinstance(error, CallsDiffer) for error in ended), ended
     assert "member 1 called begin_iteration() or leave(), and the others all_reduce(float32 [1]" in str(ended[0])
+
+
+def test_all_members_learn_that_calls_differ_however_late_one_hears_of_it(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ends at once, and must not abort the round of one that lacks a header yet."""
+    held = threading.local()
+    flush = Link.flush
+
+    def flush_late(link: Link) -> None:
+        if link.peer != 1 or time.monotonic() > getattr(held, "until", 0.0):
+            flush(link)
+
+    def work(group: Group) -> None:
+        group.begin_iteration()
+        if group.member == 2:
+            held.until = time.monotonic() + 1.0  # nothing that it sends reaches member 1 meanwhile
+        group.all_reduce([torch.ones(1 + group.member // 2)])
+
+    monkeypatch.setattr(Link, "flush", flush_late)
+    ended = errors([member(rendezvous.address, work, size=3) for _ in range(3)])
+    assert all(isinstance(error, CallsDiffer) for error in ended), ended
 
 
 def test_wrong_values_are_refused_by_the_member_that_gives_them(rendezvous: Rendezvous) -> None:
