@@ -83,6 +83,8 @@ def local_path(uri: str) -> Path | None:
 
 def list_source(uri: str, *, pool: str = "") -> Listing:
     """List the files of a source, with ``pool`` the URL of the pool's storage. Raises SourceUnusable, StorageError."""
+    if not uri.startswith(SCHEMES):
+        raise SourceUnusable(uri, f"use {', '.join(SCHEMES)}")
     if uri.startswith(POOL_SCHEME):
         folder = uri.removeprefix(POOL_SCHEME).strip("/")
         if not pool:

@@ -42,7 +42,8 @@ async def test_what_cannot_be_a_dataset_is_refused_by_name(monitors: Monitors, s
     monitor = await monitors.start()
     for name, uri, part in (
         ("few", (tmp_path / "none").as_uri(), "there is no"),
-        ("few", "ftp://x/y", "it is not a URL of storage"),
+        ("few", "http://127.0.0.1:1/x", "use file://, s3://, gs://, az://, pool:"),
+        ("few", "/etc", "use file://"),
         ("few", "pool:../etc", "name a folder of the pool's storage"),
         ("few", "pool:jobs/none", "there are no files"),
         ("Few", tmp_path.as_uri(), "lower-case letters, digits and -"),

@@ -93,10 +93,12 @@ class Datasets:
         try:
             while True:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                listing = await asyncio.to_thread(self._list, dataset, folder, on_line)
+                listing = await asyncio.to_thread(self._list, dataset, folder)
+                if isinstance(listing, str):
+                    on_line(f"dataset {dataset.name}: using what this host fetched before, since {listing}")
                 if found := _use(folder):
                     return found
-                if listing is None:  # removed just now
+                if isinstance(listing, str):  # removed just now
                     continue
                 if key not in self._fetching:
                     fetching = asyncio.create_task(self._fetch(dataset, listing, folder, on_line))
@@ -111,8 +113,8 @@ class Datasets:
         self._is_closed.set()
         await asyncio.gather(*self._fetching.values(), return_exceptions=True)
 
-    def _list(self, dataset: Dataset, folder: Path, on_line: OnLine) -> "Listing | None":
-        """List the source; None if it cannot be reached and is not needed. Raises DataFailed."""
+    def _list(self, dataset: Dataset, folder: Path) -> "Listing | str":
+        """List the source; or return why it cannot be reached, if it is not needed. Raises DataFailed."""
         from resile_shared.dataset_sources import check_unchanged, list_source  # loads the clients of all clouds
 
         is_here = _Complete.read(folder) is not None
@@ -121,8 +123,7 @@ class Datasets:
             check_unchanged(dataset, listing)
         except ResileError as error:
             if _is_transient(error) and is_here:
-                on_line(f"dataset {dataset.name}: using what this host fetched before, since {error}")
-                return None
+                return str(error)
             raise DataFailed(str(error), is_hosts_fault=_is_transient(error)) from error
         return listing
 
@@ -158,7 +159,7 @@ class Datasets:
             raise
         except ResileError as error:  # of the storage
             raise DataFailed(f"dataset {dataset.name}: {error}", is_hosts_fault=_is_transient(error)) from error
-        await asyncio.to_thread(self._list, dataset, folder, on_line)  # it has not changed meanwhile
+        await asyncio.to_thread(self._list, dataset, folder)  # it has not changed meanwhile
         return _Complete(sha256, listing.num_bytes, listing.file)
 
     def _make_room(self, dataset: Dataset, folder: Path) -> None:
