@@ -78,7 +78,7 @@ def test_the_example_has_the_same_bits_with_registered_data_and_in_a_plain_run(
 def test_two_jobs_at_once_fetch_the_data_once_and_a_change_is_named_at_submission(
     script: Path, source: Path, tmp_path: Path
 ) -> None:
-    with pool_up(tmp_path / "home", "--hosts", 1, "--slots", 2) as pool:
+    with pool_up(tmp_path / "home", "--hosts", 1, "--slots", 2, "--data-cache", "0.000001") as pool:
         missing = pool.run("submit", script, "--data", "few")
         assert (missing.status, "there is no dataset few" in missing.last_error) == (1, True)
         assert pool.ask("dataset", "add", "few", source)["num_files"] == 1
@@ -107,6 +107,14 @@ def assert_fails_clearly(pool: UpPool, script: Path, source: Path) -> None:
     waited = pool.run("wait", job)
     assert waited.status == 1
     assert "submit it with `--data few`" in pool.run("logs", job).out
+    (source / "large").write_bytes(bytes(2000))
+    assert pool.run("dataset", "add", "few", source).status == 0
+    job = pool.submit(script, "--data", "few", "--max-workers", 1)
+    waited = pool.run("wait", job)
+    assert waited.status == 1
+    assert "has 2.0 kB, and the cache of a host at most 1.0 kB: start the host with a larger" in waited.last_error
+    (source / "large").unlink()
+    assert pool.run("dataset", "add", "few", source).status == 0
     job = pool.submit(script, "--data", "few", "--mount", source / "nowhere", "--max-workers", 1)
     waited = pool.run("wait", job)
     assert waited.status == 1

@@ -12,7 +12,7 @@ import typer
 from resile_shared.errors import UsageError
 from resile_shared.text import is_line
 
-from .options import DEFAULT_HOME, logger_beside, show
+from .options import DEFAULT_DATA_CACHE, DEFAULT_HOME, DataCache, logger_beside, show
 from .stopping import StopMessages, until_stopped
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def host(
     slots: Annotated[
         int | None, typer.Option(metavar="S", min=1, max=256, help="Number of slots. Default: what this machine has.")
     ] = None,
+    data_cache: DataCache = DEFAULT_DATA_CACHE,
     label: Annotated[
         list[str] | None, typer.Option(metavar="K=V", help="A label for `submit --group`; may be repeated.")
     ] = None,
@@ -96,6 +97,7 @@ def host(
         server=_server(join, _read_token(token_file) if token_file else token),
         name=name or own_name(),
         slots=slots,
+        data_cache_bytes=int(data_cache * 1e9),
         labels=dict(_label(text) for text in label or ()),
         address=_address(address),
         folder=folder.expanduser().absolute() if folder else None,

@@ -65,6 +65,10 @@ Mounts = Annotated[
     list[str] | None,
     typer.Option("--mount", metavar="PATH", help="Only hosts on which this path exists. May be repeated."),
 ]
+DEFAULT_DATA_CACHE = 200.0
+DataCache = Annotated[
+    float, typer.Option(metavar="GB", min=0, max=1e6, help="What fetched datasets may take on the disk of a host.")
+]
 COMPAT = "RESILE_COMPAT"
 """The environment variable of workers that names a module of `COMPAT_MODULES`: see `worker/bootstrap.py`."""
 COMPAT_MODULES = {"ibm-edt": "resile.integrations.ibm_edt"}

@@ -13,7 +13,7 @@ import typer
 from resile_shared.errors import UsageError
 from resile_shared.policies import POLICIES_HELP, PolicyName
 
-from .options import DEFAULT_HOME, logger_beside, show
+from .options import DEFAULT_DATA_CACHE, DEFAULT_HOME, DataCache, logger_beside, show
 from .stopping import StopMessages, until_stopped
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def up(
         str | None,
         typer.Option(metavar="URL", help="Storage for packages, checkpoints and models: file://, s3://, gs://, az://"),
     ] = None,
+    data_cache: DataCache = DEFAULT_DATA_CACHE,
     policy: Annotated[
         PolicyName | None,
         typer.Option(help=f"{POLICIES_HELP}. Default: the one chosen last, at first fairshare.", show_default=False),
@@ -121,6 +122,7 @@ def up(
         options = PoolOptions(
             hosts=hosts,
             slots=slots,
+            data_cache_bytes=int(data_cache * 1e9),
             port=port,
             listen=listen,
             storage=storage,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from resile_learner.datasets import MAX_BYTES
 from resile_shared.api import Admission
 from resile_shared.credentials import Credentials, write_credentials
 from resile_shared.errors import ResileError, UsageError
@@ -32,6 +33,8 @@ class JoinOptions:
     server: Server
     name: str
     slots: int | None = None
+    data_cache_bytes: int = MAX_BYTES
+    """What fetched datasets may take on the disk."""
     labels: Mapping[str, str] = field(default_factory=dict)
     address: str | None = None
     """Address of the workers here for those on other hosts; None: the one used to reach the pool."""
@@ -173,6 +176,7 @@ class JoinedHost:
                 *("--host", options.name, "--folder", str(folder), "--address", address, "--storage", storage),
                 *("--labels", labels),
                 *slots,
+                *("--data-cache-bytes", str(options.data_cache_bytes)),
             ),
             log=folder / "agent.log",
             health=folder / "health",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+from resile_learner.datasets import MAX_BYTES
 from resile_shared.messages.pool import DEFAULT_KEEP_DAYS, DEFAULT_KEEP_JOBS
 from resile_shared.nats_server import NatsServer
 from resile_shared.policies import PolicyName
@@ -23,6 +24,8 @@ class PoolOptions:
     hosts: int = 1
     slots: int | None = None
     """Of each host; None: all devices of this machine for one host, its cores shared among several."""
+    data_cache_bytes: int = MAX_BYTES
+    """What fetched datasets may take on the disk of each host."""
     port: int = 0
     listen: str = ADDRESS
     storage: str | None = None
@@ -133,10 +136,11 @@ class Services:
     def _agent(self, name: str) -> ServiceSpec:
         options = self._options
         slots = ("--slots", str(options.slots_per_host)) if options.slots_per_host else ()
+        cache = ("--data-cache-bytes", str(options.data_cache_bytes))
         address = self._address(name) if self._namespaces else options.workers_at
         place = ("--host", name, "--folder", str(self._home.host(name)), "--address", address)
         return self._spec(
-            name, "resile_learner", "learner", *place, "--storage", self._storage, *slots, *self._detection
+            name, "resile_learner", "learner", *place, "--storage", self._storage, *slots, *cache, *self._detection
         )
 
     @property

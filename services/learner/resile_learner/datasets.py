@@ -168,7 +168,7 @@ class Datasets:
         if needed > self._max_bytes:
             raise DataFailed(
                 f"dataset {dataset.name} has {_amount(needed)}, and the cache of a host at most "
-                f"{_amount(self._max_bytes)}: raise RESILE_DATA_CACHE_BYTES, or use --mount"
+                f"{_amount(self._max_bytes)}: start the host with a larger --data-cache, or use --mount"
             )
         marks = sorted(self._folder.glob(f"*/{_COMPLETE}"), key=lambda mark: mark.stat().st_mtime)
         sizes = {mark.parent: complete.num_bytes for mark in marks if (complete := _Complete.read(mark.parent))}
