@@ -2,16 +2,18 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 
+import pytest
 import pytest_asyncio
 
 from resile_monitor.projection import Projection
+from resile_monitor.slot_history import JobHistory, PoolHistory
 from resile_monitor.slot_store import SlotStore
 from resile_shared import subjects
 from resile_shared.bus import Bus
-from resile_shared.messages.hosts import HostJoined, HostLost, Slot
+from resile_shared.messages.hosts import HostGoodbye, HostJoined, HostLost, Slot
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import PolicyEvent
@@ -190,6 +192,71 @@ async def test_the_pool_is_stored_only_after_its_jobs(buses: tuple[Bus, Bus]) ->
     assert await stored_sequences(bus) == (0, 0)
     await keeper.store.store()
     assert await stored_sequences(bus) == (1, 1)
+    await closed(keeper)
+
+
+async def test_an_event_that_comes_while_others_are_stored_is_stored_the_next_time(
+    buses: tuple[Bus, Bus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, bus = buses
+    keeper = Keeper(bus)
+    await publish(scheduler, change(1, 1, 2))
+    await keeper.view(until=1)
+    store = keeper.store._jobs.store
+
+    async def store_slowly(sequence: int, *, is_needed: Callable[[JobHistory], bool]) -> bool:
+        await publish(scheduler, change(2, 2, 3))
+        await keeper.view(until=2)
+        return await store(sequence, is_needed=is_needed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper.store._jobs, "store", store_slowly)
+        await keeper.store.store()
+    assert (await stored_sequences(bus))[1] == 1
+    await keeper.store.store()
+    assert await stored_sequences(bus) == (2, 2)
+    await closed(keeper)
+
+
+async def test_a_monitor_that_finds_older_slots_of_the_pool_stores_its_own_the_next_time(
+    buses: tuple[Bus, Bus],
+) -> None:
+    scheduler, bus = buses
+    keeper = Keeper(bus)
+    await publish(scheduler, change(1, 1, 2))
+    await keeper.view(until=1)
+    await bus.bucket(POOL_SLOTS).create(POOL_SLOTS_KEY, PoolHistory().message())
+    for expected in (0, 1):
+        await keeper.store.store()
+        assert await stored_sequences(bus) == (1, expected)
+    await closed(keeper)
+
+
+async def test_a_job_that_holds_slots_stays_in_the_chart_however_long_nothing_happens_to_it(
+    buses: tuple[Bus, Bus],
+) -> None:
+    scheduler, bus = buses
+    keeper = Keeper(bus)
+    keeper.projection.store_job("job-2", job("job-2"), revision=1)
+    await publish(scheduler, change(1, 1, 2), change(1, 4 * 86_400, 3, name="job-2"))
+    await keeper.view(until=2)
+    for _ in range(2):
+        await keeper.store.store()
+    view = await keeper.view(until=2, seconds=60)
+    assert [(each.id, each.held.values[-1]) for each in view.jobs] == [("job-1", 2), ("job-2", 3)]
+    await closed(keeper)
+
+
+async def test_events_without_slots_at_the_end_of_the_stream_delay_no_answer(
+    pool: Pool, buses: tuple[Bus, Bus]
+) -> None:
+    scheduler, bus = buses
+    await publish(scheduler, change(1, 1, 2))
+    learner = await pool.bus("learner")
+    goodbye = HostGoodbye(host="host-1", incarnation=1, reason="its agent was stopped")
+    await learner.publish(subjects.host_event("host-1", "goodbye"), goodbye)
+    keeper = Keeper(bus)
+    assert (await keeper.view(until=2)).jobs[0].held.values[-1] == 2
     await closed(keeper)
 
 
