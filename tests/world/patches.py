@@ -148,6 +148,7 @@ class SimFolder:
         self.path = SimPath({}, "/agent")
         self.packages = self.path / "packages"
         self.environments = self.path / "environments"
+        self.datasets = self.path / "datasets"
         self.jobs = self.path / "jobs"
         self.incarnation = 0
 
