@@ -75,10 +75,10 @@ def _bits_depend_on_the_number_of_workers(model: Any) -> None:
 
     update = model.ElasticModel._update
 
-    def perturbed(self: Any, clip_grad_norm: float | None) -> None:
+    def perturbed(self: Any, clip_grad_norm: float | None, *, ends_epoch: bool) -> None:
         for parameter in self._model.parameters():
             parameter.grad.mul_(1 + 1e-6 * current_session().view.size)
-        update(self, clip_grad_norm)
+        update(self, clip_grad_norm, ends_epoch=ends_epoch)
 
     _replace(model.ElasticModel, _update=perturbed)
 
