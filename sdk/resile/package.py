@@ -1,9 +1,10 @@
 """Packs code for a job as a tar.gz: a folder, or a script with the files beside and below it.
 
 A folder is packed whole. With a script go the Python files beside and below it, the packages (folders with an
-``__init__.py``) whole, and other files of up to 1 MB; a folder that is no package and has more than 1000 files or 10 MB
-is left out. In a home directory or a temporary folder a script is packed alone. Never packed: what ``.resileignore``
-names, hidden files, ``__pycache__``, virtual environments, links to folders. The same files give the same bytes.
+``__init__.py``) whole, and other files of up to 1 MB. A folder that is no package is left out if it has more than 1000
+files or 10 MB, is not readable, or does not fit beside the rest. In a home directory or a temporary folder a script is
+packed alone. Never packed, but for the script: what ``.resileignore`` names, hidden files, ``__pycache__``, virtual
+environments, links to folders. The same files give the same bytes.
 """
 
 import gzip
@@ -12,7 +13,7 @@ import os
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class Package:
     """Path of the script inside."""
     files: tuple[str, ...]
     left_out: tuple[str, ...] = ()
-    """Files and folders that are too large, with their sizes."""
+    """Files and folders that are too large or not readable, with the reasons."""
 
 
 def pack(path: Path) -> Package:
@@ -52,7 +53,7 @@ def pack(path: Path) -> Package:
                 f"{folder} is a home or system folder and is not uploaded: move the code to a folder of its own"
             )
         script = _entry_point(folder)
-        files = _Folder(folder).whole(folder)
+        files = _Folder(folder, script.name).whole(folder)
     else:
         script = _checked_script(path)
         folder = script.parent.resolve()
@@ -63,9 +64,19 @@ def pack(path: Path) -> Package:
     return Package(_archive(chosen), script.name, tuple(chosen))
 
 
+class _Unreadable(UsageError):
+    """A folder cannot be listed."""
+
+
 def _with_companions(folder: Path, script: str) -> Package:
-    below = _Folder(folder)
-    chosen = _within_limits(folder, below.companions(folder, script))
+    below = _Folder(folder, script)
+    files, folders = below.beside_script()
+    chosen = _within_limits(folder, files)
+    num_bytes = sum(file.stat().st_size for file in chosen.values())
+    for each in folders:
+        small = below.small(each, max_files=MAX_FILES - len(chosen), max_bytes=MAX_BYTES - num_bytes)
+        chosen |= {file.relative_to(folder).as_posix(): file for file in small}
+        num_bytes += sum(file.stat().st_size for file in small)
     return Package(_archive(chosen), script, tuple(chosen), tuple(below.left_out))
 
 
@@ -95,74 +106,139 @@ def _is_crowded(folder: Path) -> bool:
 
 
 class _Folder:
-    """What may be packed of a folder; ``left_out`` are the files and folders that were too large."""
+    """What may be packed of a folder with a script; ``left_out`` are files and folders that do not go with it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, script: str) -> None:
         self.left_out: list[str] = []
         self._root = root
+        self._script = root / script
         self._ignored = IgnoredFiles(root)
 
     def whole(self, folder: Path) -> Iterator[Path]:
-        """Yield all files of ``folder``."""
+        """Yield all files of ``folder``. Raises UsageError if a folder cannot be read."""
         for entry in self._entries(folder):
             if entry.is_dir():
                 yield from self.whole(entry)
             else:
                 yield entry
 
-    def companions(self, folder: Path, script: str = "") -> Iterator[Path]:
-        """Yield the files of ``folder`` that go with a script: small ones, Python files and packages."""
-        for entry in self._entries(folder):
-            if entry.is_dir():
-                if (entry / "__init__.py").is_file():
-                    yield from self.whole(entry)
-                else:
-                    yield from self._small(entry)
-            elif self._is_code(entry, script) or entry.stat().st_size <= MAX_COMPANION_BYTES:
-                yield entry
+    def beside_script(self) -> tuple[list[Path], list[Path]]:
+        """Return the files that go with the script, those of packages included, and the folders that are none."""
+        files: list[Path] = []
+        folders: list[Path] = []
+        for entry in self._entries(self._root):
+            if not entry.is_dir():
+                files += [entry] if entry == self._script or self._is_small(entry) else []
+            elif _is_package(entry):
+                files += self.whole(entry)
             else:
-                self._leave_out(entry, f"{entry.stat().st_size / 1e6:.0f} MB")
+                folders.append(entry)
+        return files, folders
 
-    def _is_code(self, file: Path, script: str) -> bool:
-        return file.suffix == ".py" or file == self._root / script
+    def small(
+        self, folder: Path, *, max_files: int = MAX_FOLDER_FILES, max_bytes: int = MAX_FOLDER_BYTES
+    ) -> list[Path]:
+        """Return the files of ``folder``, no package, that go with the script.
 
-    def _small(self, folder: Path) -> list[Path]:
-        """The files of ``folder`` that go with a script, unless they are many or large together."""
+        None if they are many or large together, with at most ``max_files`` and ``max_bytes`` where those are less.
+        """
         num_before = len(self.left_out)
         files: list[Path] = []
         num_bytes = 0
-        for file in self.companions(folder):
-            files.append(file)
-            num_bytes += file.stat().st_size
-            if len(files) > MAX_FOLDER_FILES or num_bytes > MAX_FOLDER_BYTES:
-                del self.left_out[num_before:]
-                large = f"over {MAX_FOLDER_BYTES // 10**6} MB"
-                self._leave_out(folder, large if num_bytes > MAX_FOLDER_BYTES else f"over {MAX_FOLDER_FILES} files")
-                return []
-        return files
+        reason = ""
+        try:
+            for file in self._companions(folder):
+                files.append(file)
+                num_bytes += file.stat().st_size
+                if reason := _excess(len(files), num_bytes, max_files=max_files, max_bytes=max_bytes):
+                    break
+        except _Unreadable:
+            reason = "not readable"
+        if reason:
+            del self.left_out[num_before:]
+            self._leave_out(folder, reason)
+        return [] if reason else files
 
-    def _leave_out(self, path: Path, size: str) -> None:
+    def _companions(self, folder: Path) -> Iterator[Path]:
+        for entry in self._entries(folder):
+            if not entry.is_dir():
+                if not _is_readable(entry):
+                    self._leave_out(entry, "not readable")
+                elif self._is_small(entry):
+                    yield entry
+            elif _is_package(entry):
+                yield from self.whole(entry)
+            else:
+                yield from self.small(entry)
+
+    def _is_small(self, file: Path) -> bool:
+        """Whether a file goes with the script; if not, it is noted."""
+        num_bytes = file.stat().st_size
+        if file.suffix == ".py" or num_bytes <= MAX_COMPANION_BYTES:
+            return True
+        self._leave_out(file, f"{num_bytes / 1e6:.0f} MB")
+        return False
+
+    def _leave_out(self, path: Path, reason: str) -> None:
         name = path.relative_to(self._root).as_posix()
-        self.left_out.append(f"{name}{'/' if path.is_dir() else ''} ({size})")
+        self.left_out.append(f"{name}{'/' if path.is_dir() else ''} ({reason})")
 
     def _entries(self, folder: Path) -> Iterator[Path]:
         """Yield the files and folders of ``folder`` that may be packed, by name."""
         try:
             names = sorted(os.listdir(folder))
+            if names:
+                (folder / names[0]).lstat()  # names alone can be listed where files cannot be opened
         except OSError as error:
-            raise UsageError(f"{folder} cannot be packed: {error.strerror}: check its permissions") from error
+            raise _Unreadable(
+                f"{folder} cannot be packed: {error.strerror}: check its permissions, or name it in .resileignore"
+            ) from error
         for name in names:
             entry = folder / name
-            if name.startswith(".") or name in _NEVER_PACKED or entry.suffix == ".pyc":
-                continue
-            if self._ignored.has(entry, is_folder=entry.is_dir()):
-                continue
-            is_foreign = entry.is_symlink() or any((entry / mark).exists() for mark in _ENVIRONMENT_MARKS)
-            if entry.is_file() or (entry.is_dir() and not is_foreign):
+            if entry == self._script or (self._may_travel(entry) and (entry.is_file() or entry.is_dir())):
                 yield entry
 
+    def _may_travel(self, entry: Path) -> bool:
+        if entry.name.startswith(".") or entry.name in _NEVER_PACKED or entry.suffix == ".pyc":
+            return False
+        is_folder = entry.is_dir()
+        if self._ignored.has(entry, is_folder=is_folder):
+            return False
+        return not is_folder or not (
+            entry.is_symlink() or any(os.path.exists(entry / mark) for mark in _ENVIRONMENT_MARKS)
+        )
 
-def _within_limits(folder: Path, files: Iterator[Path]) -> dict[str, Path]:
+
+def _is_package(folder: Path) -> bool:
+    return os.path.isfile(folder / "__init__.py")  # also where the folder may not be read
+
+
+def _is_readable(file: Path) -> bool:
+    try:
+        file.open("rb").close()
+    except OSError:
+        return False
+    return True
+
+
+def _excess(num_files: int, num_bytes: int, *, max_files: int, max_bytes: int) -> str:
+    """Why so much of a folder does not go with a script; empty if it does."""
+    if num_bytes > min(max_bytes, MAX_FOLDER_BYTES):
+        return (
+            f"over {MAX_FOLDER_BYTES // 10**6} MB"
+            if max_bytes >= MAX_FOLDER_BYTES
+            else (f"over {MAX_BYTES // 10**6} MB with the rest")
+        )
+    if num_files > min(max_files, MAX_FOLDER_FILES):
+        return (
+            f"over {MAX_FOLDER_FILES} files"
+            if max_files >= MAX_FOLDER_FILES
+            else (f"over {MAX_FILES} files with the rest")
+        )
+    return ""
+
+
+def _within_limits(folder: Path, files: Iterable[Path]) -> dict[str, Path]:
     chosen: dict[str, Path] = {}
     sizes: dict[str, int] = {}
     num_bytes = 0

@@ -2,7 +2,11 @@
 
 import io
 import os
+import shutil
 import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -81,6 +85,75 @@ def test_a_large_folder_below_a_script_is_left_out_and_named(folder: Path) -> No
     package = pack(folder / "train.py")
     assert package.left_out == ("data/ (over 1000 files)", "more/ (over 10 MB)")
     assert not any(name.startswith(("data", "more")) for name in names(package))
+
+
+def test_folders_below_a_script_that_do_not_fit_together_are_left_out_and_named(folder: Path) -> None:
+    """A script, its packages and what lies beside it are sent whatever folders lie below."""
+    for number in range(6):
+        (folder / f"data-{number}").mkdir()
+        for part in range(10):
+            (folder / f"data-{number}" / str(part)).write_bytes(bytes(950_000))
+    (folder / "parts" / "weights").write_bytes(bytes(9 * 10**6))
+    package = pack(folder / "train.py")
+    assert package.left_out == ("data-4/ (over 50 MB with the rest)", "data-5/ (over 50 MB with the rest)")
+    assert {"train.py", "parts/weights", "data-3/9"} <= set(package.files)
+    for number in range(6):
+        for part in range(900):
+            (folder / f"data-{number}" / str(part)).write_bytes(b"")
+    (folder / "parts" / "weights").unlink()
+    assert pack(folder / "train.py").left_out == ("data-5/ (over 5000 files with the rest)",)
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+def test_the_script_is_sent_whatever_resileignore_says(folder: Path, *, is_script: bool) -> None:
+    (folder / ".resileignore").write_text("*.py\n*.txt\n*.json\n*.csv\n")
+    assert names(pack(folder / "train.py" if is_script else folder)) == ["train.py"]
+    (folder / ".train.py").write_text("print('hidden')")
+    assert names(pack(folder / ".train.py")) == [".train.py"]
+
+
+@pytest.fixture
+def ordinary_user() -> Iterator[Path]:
+    """A folder that any user may read, and the rights of a user who is not root."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            yield Path(name)
+        finally:
+            os.seteuid(user)
+
+
+@contextmanager
+def as_owner(folder: Path) -> Iterator[None]:
+    user = os.geteuid()
+    os.seteuid(folder.stat().st_uid)
+    yield
+    os.seteuid(user)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
+def test_folders_and_files_below_a_script_that_cannot_be_read_are_left_out_and_named(
+    folder: Path, ordinary_user: Path, mode: int
+) -> None:
+    code = ordinary_user / "code"
+    with as_owner(ordinary_user):
+        shutil.copytree(folder, code)
+        (code / "data" / "secret").touch(mode=0)
+        (code / "private" / "deeper").mkdir(parents=True)
+        (code / "private").chmod(mode)
+        expected = names(pack(folder / "train.py"))
+    try:
+        package = pack(code / "train.py")
+        assert package.left_out == ("data/secret (not readable)", "private/ (not readable)")
+        assert names(package) == expected
+        with pytest.raises(UsageError, match=r"private cannot be packed: Permission denied: .*\.resileignore"):
+            pack(code)
+    finally:
+        with as_owner(ordinary_user):
+            (code / "private").chmod(0o700)
 
 
 @pytest.mark.parametrize("is_script", [True, False])

@@ -72,7 +72,7 @@ def test_what_is_too_large_to_be_sent_is_named_beside_the_id(script: Path, capsy
     assert main(["submit", str(script)]) == 0
     captured = capsys.readouterr()
     assert captured.out == "new-1\n"
-    assert "not sent, since it is large: large.bin (2 MB): use --data" in captured.err
+    assert "not sent: large.bin (2 MB): use --data" in captured.err
 
 
 @pytest.mark.parametrize(

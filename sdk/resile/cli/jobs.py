@@ -131,7 +131,7 @@ def submit(
 
     package = pack(path)
     if package.left_out:
-        typer.echo(f"not sent, since it is large: {_named(package.left_out)}: use --data for what jobs read", err=True)
+        typer.echo(f"not sent: {_named(package.left_out)}: use --data for what jobs read", err=True)
     fields = {
         "name": name or (path.resolve().name if path.is_dir() else path.stem),
         "script": package.script,
