@@ -8,11 +8,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from .errors import ResileError, UsageError
-from .messages.datasets import Dataset
+from .messages.datasets import SCHEMES, Dataset
 from .storage import MissingObjectError, ObjectStorage, ObjectVersion
 
 POOL_SCHEME = "pool:"
-SCHEMES = ("file://", "s3://", "gs://", "az://", POOL_SCHEME)
 
 
 class SourceChanged(ResileError):
@@ -83,6 +82,21 @@ def local_path(uri: str) -> Path | None:
 
 def list_source(uri: str, *, pool: str = "") -> Listing:
     """List the files of a source, with ``pool`` the URL of the pool's storage. Raises SourceUnusable, StorageError."""
+    try:
+        return _list(uri, pool)
+    except OSError as error:
+        raise SourceUnusable(uri, error.strerror or repr(error)) from error
+    except ValueError as error:
+        raise SourceUnusable(uri, f"it is no valid URI: {error}") from error
+
+
+def check_unchanged(dataset: Dataset, listing: Listing) -> None:
+    """Raises SourceChanged if ``listing`` is not that of the dataset when it was registered."""
+    if listing.version != dataset.version:
+        raise SourceChanged(dataset, listing)
+
+
+def _list(uri: str, pool: str) -> Listing:
     if not uri.startswith(SCHEMES):
         raise SourceUnusable(uri, f"use {', '.join(SCHEMES)}")
     if uri.startswith(POOL_SCHEME):
@@ -106,12 +120,6 @@ def list_source(uri: str, *, pool: str = "") -> Listing:
     if not files:
         raise SourceUnusable(uri, "there are no files")
     return Listing(url, files)
-
-
-def check_unchanged(dataset: Dataset, listing: Listing) -> None:
-    """Raises SourceChanged if ``listing`` is not that of the dataset when it was registered."""
-    if listing.version != dataset.version:
-        raise SourceChanged(dataset, listing)
 
 
 def _as_file(uri: str, path: Path | None) -> Listing | None:

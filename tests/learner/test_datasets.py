@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from resile_learner import datasets as module
 from resile_learner.agent.datasets import JobDatasets
@@ -314,6 +315,18 @@ async def test_a_path_that_must_exist_is_looked_for(host: Host, tmp_path: Path) 
     with pytest.raises(DataFailed, match=f"there is no {tmp_path}/nowhere on this host: mount it here") as caught:
         await jobs.get("job-1", 1, (), storage="", mounts=[f"{tmp_path}/nowhere"], on_line=print)
     assert caught.value.is_hosts_fault
+
+
+@pytest.mark.parametrize("uri", ["file://[", f"file:///{'x' * 300}", "file:///a%00b"])
+def test_what_no_file_can_be_called_is_an_unusable_source(uri: str) -> None:
+    with pytest.raises(SourceUnusable, match="cannot be a dataset"):
+        list_source(uri)
+
+
+@pytest.mark.parametrize("uri", ["file://[", "file:///a\x1b[2J", "s3://x\ny", "http://127.0.0.1/x", "/srv/x"])
+def test_a_registered_dataset_has_a_valid_uri(uri: str) -> None:
+    with pytest.raises(ValidationError):
+        Dataset(name="few", uri=uri, num_files=1, num_bytes=1, version="0" * 64)
 
 
 def test_names_that_lead_out_of_a_source_are_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

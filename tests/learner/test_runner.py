@@ -52,6 +52,8 @@ class Stage:
     async def prepare(self, worker: int, act: str) -> WorkerConfig:
         if act == "cannot be prepared":
             raise ResileError("its package\nis broken")
+        if act == "meets a bug":
+            raise ValueError("Invalid IPv6 URL")
         if act == "is being prepared":
             await asyncio.sleep(600)
         return WorkerConfig(
@@ -107,6 +109,12 @@ async def test_a_worker_that_sends_a_malformed_message_is_killed_and_has_failed(
 
 async def test_a_worker_that_cannot_be_prepared_is_not_started(stage: Stage) -> None:
     assert await stage.play("cannot be prepared") == WorkerExit(kind="not started", message="its package is broken")
+
+
+async def test_no_error_of_a_preparation_ends_the_host(stage: Stage) -> None:
+    exit_ = await stage.play("meets a bug")
+    assert exit_ == WorkerExit(kind="not started", message="its preparation failed: Invalid IPv6 URL")
+    assert not stage.runner.fault.done()
 
 
 async def test_the_start_of_a_worker_can_be_cancelled(stage: Stage) -> None:

@@ -1,10 +1,11 @@
 """A dataset that is registered: where its files are, and which."""
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from .message import Count, Message, Positive
+from .message import Count, Line, Message, Positive
 
 DatasetName = Annotated[
     str,
@@ -15,15 +16,28 @@ DatasetName = Annotated[
 MAX_DATASETS = 16
 """Of one job."""
 MAX_URI = 1000
+SCHEMES = ("file://", "s3://", "gs://", "az://", "pool:")
+
+
+def _check_source(uri: str) -> str:
+    if not uri.startswith(SCHEMES):
+        raise ValueError(f"must begin with one of {', '.join(SCHEMES)}")
+    urlsplit(uri)  # raises ValueError
+    return uri
+
+
+SourceURI = Annotated[
+    Line,
+    AfterValidator(_check_source),
+    Field(max_length=MAX_URI, description="file://, s3://, gs://, az://, or pool: and a folder of its storage"),
+]
 
 
 class Dataset(Message):
     """A dataset as it was when it was registered."""
 
     name: DatasetName
-    uri: str = Field(
-        max_length=MAX_URI, description="file://, s3://, gs://, az://, or pool: and a folder of its storage"
-    )
+    uri: SourceURI
     num_files: Positive
     num_bytes: Count
     version: str = Field(

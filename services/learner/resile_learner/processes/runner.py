@@ -1,6 +1,7 @@
 """Runs workers to their end: each is prepared, forked, followed, and its exit reported."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,8 @@ from ..preparation import PreparationFailed
 from .fork_servers import ForkServers
 from .output import WorkerLog, worker_log
 from .worker_process import MalformedMessageError, Stream, WorkerProcess
+
+logger = logging.getLogger(__name__)
 
 Key = tuple[str, int]
 
@@ -106,6 +109,8 @@ class WorkerRunner:
         await asyncio.wait({run.preparing})
         if run.preparing.cancelled():
             return WorkerExit(kind="not started", message="it was not needed any more")
+        if error := run.preparing.exception():
+            return _not_started(run, error)
         try:
             config = run.preparing.result()
             fork_server = await self._fork_servers.get(config.environment)
@@ -114,8 +119,6 @@ class WorkerRunner:
                 if run.is_killed:  # since it was prepared
                     run.process.kill()
                 return await self._follow(run.job, run.process)
-        except PreparationFailed as error:
-            return WorkerExit(kind="not started" if error.is_hosts_fault else "failed", message=_line(error))
         except (ResileError, OSError) as error:
             return WorkerExit(kind="not started", message=_line(error))
 
@@ -137,5 +140,15 @@ class WorkerRunner:
         self._observer.on_line(run.job, run.worker, stream, line)
 
 
-def _line(error: Exception) -> str:
+def _not_started(run: _Run, error: BaseException) -> WorkerExit:
+    """The exit of a worker whose preparation failed. No job can end its host, so this is also that of a bug."""
+    if isinstance(error, PreparationFailed) and not error.is_hosts_fault:
+        return WorkerExit(kind="failed", message=_line(error))
+    if isinstance(error, ResileError | OSError):
+        return WorkerExit(kind="not started", message=_line(error))
+    logger.error("preparing worker failed job=%s worker=%s", run.job, run.worker, exc_info=error)
+    return WorkerExit(kind="not started", message=f"its preparation failed: {_line(error) or repr(error)}")
+
+
+def _line(error: BaseException) -> str:
     return " ".join(str(error).split())
