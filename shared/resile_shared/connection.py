@@ -23,6 +23,7 @@ from nats.errors import (
     OutboundBufferLimitError,
     SlowConsumerError,
 )
+from nats.errors import Error as NatsError
 
 from .credentials import Credentials
 from .errors import MessageTooLarge, ResileError
@@ -33,6 +34,7 @@ RESEND_SECONDS = 1.0
 PAUSE_SECONDS = 0.1
 RECONNECT_SECONDS = 0.25
 CANCEL_SECONDS = 0.1
+DRAIN_SECONDS = 10.0
 _PATIENCE: dict[str, Any] = {
     "max_reconnect_attempts": -1,
     "reconnect_time_wait": RECONNECT_SECONDS,
@@ -150,10 +152,11 @@ class Connection:
     async def close(self) -> None:
         """Send pending messages, and disconnect."""
         self._is_leaving = True
-        if self._up.is_set():
-            await self._client.drain()
-        else:
-            await self._client.close()
+        with suppress(NatsError, TimeoutError):  # NATS has gone meanwhile, or does not answer
+            if self._up.is_set():
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    await self._client.drain()
+        await self._client.close()
 
     async def send(self, subject: str, body: bytes, *, headers: dict[str, str], reply: str = "") -> bool:
         """Send at most once; returns False, and sends nothing, while NATS is disconnected."""

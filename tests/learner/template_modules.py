@@ -8,6 +8,7 @@ BODIES = {
     "starts_thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
     "opens_socket": "import socket\nkept = socket.socket()",
     "opens_file": "kept = open(__file__)",
+    "makes_folder": "import tempfile\nkept = tempfile.TemporaryDirectory()",
     "starts_process": "import subprocess\nkept = subprocess.Popen(['sleep', '600'])",
     "raises": "raise ValueError('not today')",
     "leaves": "import sys\nsys.exit(3)",

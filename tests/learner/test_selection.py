@@ -176,6 +176,62 @@ def test_a_selection_that_moves_from_worker_to_worker_decides_as_on_one(
     assert progress.iteration in (len(scores), best + 1 + patience)
 
 
+def test_plateaus_of_a_joiner_have_seen_what_those_of_the_others_have() -> None:
+    def worker() -> tuple[torch.optim.Optimizer, Selector]:
+        model, optimizer = make()
+        return optimizer, Selector(None, [ReduceLROnPlateau(optimizer, patience=1)], model, after_load=lambda: None)
+
+    (ours, member), (theirs, joiner) = worker(), worker()
+    progress = TrainingProgress(iteration=1, iterations_total=9, epoch=1)
+    for _ in range(2):
+        member.on_scores({"loss": 1.0}, progress)
+    state = flatten(member.state_dict())
+    joiner.load_state_dict(unflatten(state.skeleton, state.tensors))
+    for selector in (member, joiner):
+        selector.on_scores({"loss": 1.0}, progress)
+    assert learning_rate(ours) == learning_rate(theirs) < 0.1
+
+
+def test_the_best_model_may_have_a_buffer_whose_elements_share_memory() -> None:
+    class Shared(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            self.register_buffer("ones", torch.ones(1).expand(4))
+
+    model = Shared()
+    selector = Selector(Selection("loss"), (), model, after_load=lambda: None)
+    for iteration, loss in ((1, 1.0), (2, 2.0)):
+        with torch.no_grad():
+            model.weight.fill_(loss)
+        selector.on_scores({"loss": loss}, TrainingProgress(iteration=iteration, iterations_total=2, epoch=iteration))
+    assert torch.equal(model.weight, torch.ones(2, 4))
+
+
+def test_random_numbers_after_a_validation_do_not_depend_on_the_shards_that_a_worker_scores() -> None:
+    """Neither in the loop's body nor where the scores arrive."""
+
+    def run(num_shards: int) -> list[float]:
+        drawn: list[float] = []
+        model, optimizer = make()
+        validation = Validation(
+            DATA,
+            lambda model, batch: {"loss": nn.functional.cross_entropy(model(batch[0]), batch[1])},
+            on_scores=lambda scores: drawn.append(torch.rand(1).item()),
+        )
+        options = {"epochs": 2, "batch_size": 16, "num_shards": num_shards, "validation": validation}
+        for iteration in ElasticLoop(model, optimizer, DATA, **options):
+            drawn.append(torch.rand(1).item())
+            for x, y in iteration.shards():
+                iteration.backward(nn.functional.cross_entropy(model(x), y))
+            if iteration.exchange():
+                optimizer.step()
+        return drawn
+
+    drawn = [copy_context().run(run, num_shards) for num_shards in (1, 4)]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) == 2 * 2 + 1, "of the scores and of the iteration that follows they are the same"
+
+
 def test_the_epoch_of_the_loop_is_the_same_in_all_callbacks_and_in_all_kinds_of_loops() -> None:
     callback = Epochs()
     train(epochs=2, callbacks=[callback])

@@ -130,6 +130,7 @@ REFUSALS = {
     "starts_thread": "2 threads",
     "opens_socket": "socket",
     "opens_file": "opens_file.py",
+    "makes_folder": "temporary folder",
     "starts_process": "1 processes",
     "raises": "not today",
     "leaves": "SystemExit",

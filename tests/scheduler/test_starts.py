@@ -100,9 +100,24 @@ def test_a_start_in_which_links_break_is_not_waited_for_as_long_as_a_checkpoint_
     accuses_for(bench, 1, "broken link")
     assert bench.records["job-1"].state is JobState.QUEUED
     assert reason(bench) == (
-        f"its start was given up: worker {bench.allocations[-2].placements[0].worker} on host-1/0 is cut off: the "
+        f"its start was given up: worker {bench.allocations[-2].placements[1].worker} on host-2/0 is cut off: the "
         "workers lost their links to each other 30 seconds ago"
     )
+
+
+def test_the_host_that_most_members_cannot_reach_is_avoided() -> None:
+    bench = Bench(1, 1, 1, 1)
+    bench.submit(max_workers=3)
+    becomes_ready(bench)
+    members = [placement.worker for placement in bench.newest().placements]
+    for _ in range(int(LINK_SECONDS) + 1):
+        for accuser, suspect in ((members[0], members[1]), (members[2], members[1]), (members[1], members[2])):
+            accusation = PeerSuspected(suspect=suspect, evidence="broken link", reason="the connection broke")
+            bench.report(accusation, worker=accuser, generation=bench.newest().generation)
+        passes(bench, 1.0)
+    assert "worker 1 on host-2/0" in reason(bench)
+    ends(bench)
+    assert [placement.host for placement in bench.newest().placements] == ["host-1", "host-3", "host-4"]
 
 
 def test_a_worker_that_was_silent_for_a_moment_may_still_load_its_checkpoint() -> None:

@@ -20,6 +20,7 @@ import socket
 import stat
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -176,6 +177,7 @@ class _Surroundings:
 
     def __init__(self) -> None:
         self._open = _open_files()
+        self._folders = _temporary_folders()
 
     def compare(self) -> None:
         """Raise TemplateRefused if something has changed."""
@@ -186,6 +188,8 @@ class _Surroundings:
         opened = [file for descriptor, file in _open_files().items() if self._open.get(descriptor) != file]
         if opened:
             raise TemplateRefused(f"an import opened {', '.join(sorted(opened))}")
+        if _temporary_folders() - self._folders:
+            raise TemplateRefused("an import made a temporary folder, which the first worker to end would remove")
         if children := descendants(os.getpid()):
             raise TemplateRefused(f"an import started {len(children)} processes")
         torch = sys.modules.get("torch")
@@ -205,6 +209,12 @@ def _open_files() -> dict[int, str]:
         if not (stat.S_ISCHR(mode) and target in _HARMLESS):
             found[int(name)] = target
     return found
+
+
+def _temporary_folders() -> set[int]:
+    """The `TemporaryDirectory` objects that are removed when the process ends."""
+    known = weakref.finalize._registry.items()  # type: ignore[attr-defined]
+    return {id(each) for each, info in known if info.func.__module__ == "tempfile"}
 
 
 def _seed() -> None:

@@ -191,9 +191,16 @@ class TrainingProtocol:
             next_iteration=self._state.progress.iteration,
         )
         if not validator.in_progress:
-            validator.complete(self._state.progress)
-            self.reports.progress(ends_epoch=True)
+            self._validated(validator)
         self._after_round(outcome)
+
+    def _validated(self, validator: Validator) -> None:
+        """Let the scores count. Random numbers are then the same on all workers, whichever shards each has scored."""
+        iteration = self._state.progress.iteration
+        self._computation.begin_iteration(iteration)
+        validator.complete(self._state.progress)
+        self.reports.progress(ends_epoch=True)
+        self._computation.begin_iteration(iteration)  # callbacks of the lowest rank alone may have drawn some
 
     def _after_round(self, outcome: RoundResult) -> None:
         """Act on the headers of a committed round: checkpoints, a pause, and changes of membership."""

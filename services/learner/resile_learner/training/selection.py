@@ -122,15 +122,17 @@ class Selector:
     def _load_best(self) -> None:
         if self._kept:
             for name, tensor in model_tensors(self._model).items():
-                tensor.copy_(self._kept[name])
+                if not torch.equal(tensor.cpu(), self._kept[name]):  # a constant buffer may share memory with itself
+                    tensor.copy_(self._kept[name])
             self._after_load()
 
     def state_dict(self) -> dict[str, Any]:
-        """The best scores and the model that has them."""
+        """The best scores, the model that has them, and what the schedules have seen."""
         return {
             "best": vars(self.best) if self.best else None,
             "model": self._kept,
             "num_without_better": self._num_without_better,
+            "plateaus": [plateau.state_dict() for plateau in self._plateaus],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -138,6 +140,8 @@ class Selector:
         self.best = Best(**state["best"]) if state["best"] else None
         self._kept = dict(state["model"])
         self._num_without_better = state["num_without_better"]
+        for plateau, received in zip(self._plateaus, state["plateaus"], strict=True):
+            plateau.load_state_dict(received)
 
 
 def _score(scores: Mapping[str, float], name: str) -> float:

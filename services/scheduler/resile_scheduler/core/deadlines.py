@@ -6,6 +6,7 @@
 - The workers of hosts that drain are ended at the deadline.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -112,10 +113,10 @@ class Deadlines:
         seconds = self._link_seconds + self._load_seconds(job)
         if job.suspicions.have_lasted(self._link_seconds):
             why = f"cut off: the workers lost their links to each other {self._link_seconds:g} seconds ago"
-            self._ends.on_start_unlinked(job, members[0], why, now=now)
+            self._ends.on_start_unlinked(job, _most_accused(job, members), why, now=now)
         elif now - self._link_wait(job, members, now).since >= seconds:
             why = f"ready, but the workers had no links to each other after {seconds:g} seconds"
-            self._ends.on_start_unlinked(job, members[0], why, now=now)
+            self._ends.on_start_unlinked(job, _most_accused(job, members), why, now=now)
 
     def _load_seconds(self, job: Job) -> float:
         """Return how long the members may take to load a checkpoint, which they do before their first round."""
@@ -136,3 +137,10 @@ class Deadlines:
         if wait is None or wait.generation != generation:
             wait = self._link_waits[job.id] = LinkWait(generation, since=now, iteration=job.iteration)
         return wait
+
+
+def _most_accused(job: Job, members: Sequence[Worker]) -> Worker:
+    """Return the member that most others accuse; of equals, the one that accuses most, and then the first."""
+    accusers = Counter(accuser for accuser, _ in job.suspicions.pairs)
+    suspects = Counter(suspect for _, suspect in job.suspicions.pairs)
+    return max(members, key=lambda member: (suspects[member.number], accusers[member.number]))

@@ -9,7 +9,7 @@ A worker names a suspect, and does so again and again while it waits. That is an
 - A worker that another member told of a loss accuses too (hearsay). That is a reason to probe, and no more.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from resile_shared.messages.reports import Evidence
@@ -44,6 +44,11 @@ class SuspicionTracker:
         self._accusations: dict[Pair, Accusation] = {}
         self.vanished = ""
         """That a worker is lost of which nothing is known but the accusations of its peers."""
+
+    @property
+    def pairs(self) -> Iterable[Pair]:
+        """Who accuses whom."""
+        return self._accusations.keys()
 
     @property
     def suspects(self) -> set[int]:
