@@ -1,11 +1,13 @@
 """The files of a dataset where they come from: a folder or a file, on a disk, in a cloud, or in the pool's storage."""
 
 import hashlib
+import os
 import re
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from urllib.parse import unquote, urlparse
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote, unquote, urlparse
 
 from .errors import ResileError, UsageError
 from .messages.datasets import SCHEMES, Dataset
@@ -97,29 +99,55 @@ def check_unchanged(dataset: Dataset, listing: Listing) -> None:
 
 
 def _list(uri: str, pool: str) -> Listing:
-    if not uri.startswith(SCHEMES):
-        raise SourceUnusable(uri, f"use {', '.join(SCHEMES)}")
-    if uri.startswith(POOL_SCHEME):
-        folder = uri.removeprefix(POOL_SCHEME).strip("/")
-        if not pool:
-            raise SourceUnusable(uri, "there is no pool here whose storage has it")
-        if not folder or ".." in folder.split("/"):
-            raise SourceUnusable(uri, "name a folder of the pool's storage, as in pool:jobs/job-3/output")
-        url = f"{pool.rstrip('/')}/{folder}"
-    else:
-        url = uri
+    url = _url_of(uri, pool)
     path = local_path(url)
     if path is not None and not path.exists():
         raise SourceUnusable(uri, f"there is no {path} on this host" if url == uri else "there are no files")
     file = _as_file(url, path)
     if file is not None:
         return file
-    files = ObjectStorage(url, creates=False).versions("", by_time=path is not None)
+    files = _without_markers(uri, ObjectStorage(url, creates=False).versions("", by_time=path is not None))
     if bad := next((key for key in files if ".." in key.split("/")), None):
         raise SourceUnusable(uri, f"the name {bad} leads out of it")
+    if path is not None and (unlisted := _unlisted(path, files)):
+        raise SourceUnusable(uri, f"the name {unlisted} cannot be used: rename the file, or add the dataset again")
     if not files:
         raise SourceUnusable(uri, "there are no files")
     return Listing(url, files)
+
+
+def _url_of(uri: str, pool: str) -> str:
+    """Return the URL of the storage behind a source. Raises SourceUnusable."""
+    if not uri.startswith(SCHEMES):
+        raise SourceUnusable(uri, f"use {', '.join(SCHEMES)}")
+    if not uri.startswith(POOL_SCHEME):
+        if mark := next((mark for mark in "#?" if mark in uri), ""):
+            raise SourceUnusable(uri, f"write {quote(mark)} instead of {mark}, which ends the path of a URL")
+        return uri
+    if not pool:
+        raise SourceUnusable(uri, "there is no pool here whose storage has it")
+    folder = uri.removeprefix(POOL_SCHEME).strip("/")
+    if {"", ".", ".."} & set(folder.split("/")):
+        raise SourceUnusable(uri, "name a folder of the pool's storage, as in pool:jobs/job-3/output")
+    return f"{pool.rstrip('/')}/{quote(folder)}"
+
+
+def _without_markers(uri: str, files: Mapping[str, ObjectVersion]) -> dict[str, ObjectVersion]:
+    """Leave out the empty objects that some tools write for folders. Raises SourceUnusable for one that has bytes."""
+    folders = {"", *(str(parent) for key in files for parent in PurePosixPath(key).parents)}
+    if bad := next((key for key in files if key in folders and files[key].num_bytes), None):
+        raise SourceUnusable(uri, f"the object {bad} has content and is also a folder: rename it")
+    return {key: version for key, version in files.items() if key not in folders}
+
+
+def _unlisted(folder: Path, files: Container[str]) -> str | None:
+    """Name a file that the storage does not list, such as ``model#1``, which it takes for a part of an upload."""
+    for root, _, names in os.walk(folder, followlinks=True):
+        for path in (Path(root, name) for name in names):
+            name = path.relative_to(folder).as_posix()
+            if name not in files and path.is_file():
+                return name
+    return None
 
 
 def _as_file(uri: str, path: Path | None) -> Listing | None:

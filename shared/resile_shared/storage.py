@@ -20,6 +20,7 @@ from obstore import exceptions as foreign
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from .errors import ResileError, UsageError
+from .text import printable
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -128,7 +129,10 @@ class ObjectStorage:
 
         def attempt() -> dict[str, ObjectVersion]:
             listed = (meta for metas in self._store.list(prefix or None) for meta in metas)
-            return {meta["path"]: _version(meta, by_time=by_time) for meta in listed}
+            found: dict[str, ObjectVersion] = {}
+            for meta in listed:
+                found.setdefault(meta["path"], _version(meta, by_time=by_time))  # S3 lists a, then its folder a/ as a
+            return found
 
         return self._do("list", prefix, attempt)
 
@@ -221,6 +225,7 @@ class _Cause(NamedTuple):
 
     pattern: str
     reason: str
+    """With the groups of the pattern, as in `re.Match.expand`."""
     advice: str
     transient: bool = False
     is_usage: bool = False
@@ -245,6 +250,18 @@ _CAUSES = (
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://, GOOGLE_APPLICATION_CREDENTIALS for gs://, "
         "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY for az://",
     ),
+    _Cause(
+        r"(?s)File system loop found: (.+) points to an ancestor|operation on (.+): [^:]+ \(os error 40\)",
+        r"\1\2 is a link that leads back to itself, or to a folder that contains it",
+        "remove the link",
+    ),
+    _Cause(r"Path \"/?([^\"]*)\" contained non-unicode", r"the name \1 is not UTF-8", "rename it"),
+    _Cause(
+        r"(?s)illegal character sequence .*whilst parsing path segment \"(.*?)\"\n",
+        r"the name \1 has a control character",
+        "rename it",
+    ),
+    _Cause(r"trailing '/#\\d\+/' are not supported", "its name ends with # and digits", "rename it"),
     _Cause(r"os error (28|122)\b", "no space is left there", "free some space, or keep fewer checkpoints"),
     _Cause(r"os error 27\b", "the file would be too large", "raise the limit on file sizes (ulimit -f)"),
     _Cause(r"os error (1|13)\b", "permission denied", "let this user read and write there, or use other storage"),
@@ -283,9 +300,9 @@ _CAUSES = (
 def _translated(action: str, key: str, error: Exception) -> StorageError:
     text = f"{error}\n{type(error).__name__}"
     for cause in _CAUSES:
-        if re.search(cause.pattern, text):
+        if match := re.search(cause.pattern, text):
             kind = StorageURLError if cause.is_usage else StorageError
-            return kind(action, cause.reason, cause.advice, transient=cause.transient)
+            return kind(action, printable(match.expand(cause.reason)), cause.advice, transient=cause.transient)
     if isinstance(error, FileNotFoundError):
         return MissingObjectError(action, key)
     summary = text.partition("\n")[0] or repr(error)
