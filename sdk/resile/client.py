@@ -26,7 +26,7 @@ from resile_shared.policies import PolicyName
 from resile_shared.requirements import parse_requirements, read_requirements
 from resile_shared.slots_api import SlotsView
 
-from .http_requests import HttpRequests, Server
+from .http_requests import LISTING_TIMEOUT, HttpRequests, Server
 from .package import pack
 from .pool.home import read_pool
 
@@ -252,12 +252,13 @@ class AsyncClient:
         return (await self._requests.get(api.DatasetList, "datasets")).datasets
 
     async def dataset(self, name: str) -> Dataset:
-        """Return a dataset, for `JobSpec.data`. Raises Refused if its source has changed since it was added."""
+        """Return a dataset as it was registered, for `JobSpec.data`."""
         return await self._requests.get(Dataset, f"datasets/{quote(name, safe='')}")
 
     async def add_dataset(self, name: str, uri: str) -> Dataset:
         """Register what is at ``uri`` now under a name, in place of what was registered under it."""
-        answer = await self._requests.request("PUT", f"datasets/{quote(name, safe='')}", json={"uri": uri})
+        path = f"datasets/{quote(name, safe='')}"
+        answer = await self._requests.request("PUT", path, json={"uri": uri}, timeout=LISTING_TIMEOUT)
         return self._requests.parse(Dataset, answer)
 
     async def remove_dataset(self, name: str) -> None:

@@ -22,6 +22,8 @@ PATIENCE_SECONDS = 60.0  # longer than one silent read
 _PAUSE_SECONDS = 0.5
 _RETRY_SECONDS = 15.0  # longer than a monitor takes to start again
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
+LISTING_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=1800)
+"""Of a request for which the pool lists millions of files."""
 
 V = TypeVar("V", bound=BaseModel)
 

@@ -182,7 +182,7 @@ class Client:
         return self._run(self._client.datasets())
 
     def dataset(self, name: str) -> Dataset:
-        """Return a dataset, for `JobSpec.data`. Raises Refused if its source has changed since it was added."""
+        """Return a dataset as it was registered, for `JobSpec.data`."""
         return self._run(self._client.dataset(name))
 
     def add_dataset(self, name: str, uri: str) -> Dataset:

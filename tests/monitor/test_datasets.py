@@ -1,6 +1,12 @@
-"""Datasets over HTTP: registered as they are, compared with their source, and removed."""
+"""Datasets over HTTP: registered as they are, returned as they were, and removed."""
 
+import asyncio
+import socket
+from contextlib import suppress
 from pathlib import Path
+
+import aiohttp
+import pytest
 
 from resile_shared.api import DatasetList, Empty
 from resile_shared.messages.datasets import Dataset
@@ -9,7 +15,7 @@ from resile_shared.storage import ObjectStorage
 from .monitors import Monitors, Scene
 
 
-async def test_a_dataset_is_registered_compared_with_its_source_and_removed(
+async def test_a_dataset_is_registered_and_returned_as_it_was_until_it_is_added_again_or_removed(
     monitors: Monitors, scene: Scene, tmp_path: Path
 ) -> None:
     monitor = await monitors.start()
@@ -29,8 +35,7 @@ async def test_a_dataset_is_registered_compared_with_its_source_and_removed(
     assert (await monitor.get("/v1/datasets", DatasetList)).datasets == (other, added)
     assert await monitor.get("/v1/datasets/few", Dataset) == added
     (source / "two").write_text("second")
-    problem = await monitor.problem("GET", "/v1/datasets/few")
-    assert (problem.status, "2 files of 11 bytes instead of 1 files of 5 bytes" in problem.detail) == (409, True)
+    assert await monitor.get("/v1/datasets/few", Dataset) == added, "hosts compare it with its source"
     assert (await add("few")).num_files == 2
     async with monitor.http.delete("/v1/datasets/few") as answer:
         assert Empty.model_validate_json(await answer.read()) == Empty()
@@ -59,3 +64,52 @@ async def test_a_folder_of_the_pool_is_a_dataset(monitors: Monitors, scene: Scen
     ObjectStorage(monitors.storage.url).put("jobs/job-1/output/x", [b"123"])
     async with monitor.http.put("/v1/datasets/made", data='{"uri": "pool:jobs/job-1/output"}') as answer:
         assert Dataset.model_validate_json(await answer.read()).num_bytes == 3
+
+
+async def test_other_objects_beside_the_datasets_are_none(monitors: Monitors, scene: Scene, tmp_path: Path) -> None:
+    monitor = await monitors.start()
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "one").write_text("first")
+    storage = ObjectStorage(monitors.storage.url)
+    for key in ("mnist/labels.csv", "mnist/few.json", "Upper.json", "few.csv", ".json", "few"):
+        storage.put(f"datasets/{key}", [b"1,2"])
+    assert (await monitor.get("/v1/datasets", DatasetList)).datasets == ()
+    async with monitor.http.put("/v1/datasets/few", json={"uri": (tmp_path / "few").as_uri()}) as answer:
+        assert answer.status == 200
+    assert [each.name for each in (await monitor.get("/v1/datasets", DatasetList)).datasets] == ["few"]
+
+
+async def test_a_damaged_dataset_is_named_and_can_be_removed(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    ObjectStorage(monitors.storage.url).put("datasets/few.json", [b"{"])
+    for path in ("/v1/datasets", "/v1/datasets/few"):
+        problem = await monitor.problem("GET", path)
+        assert (problem.status, "dataset few cannot be read: add it again, or remove" in problem.detail) == (409, True)
+    async with monitor.http.delete("/v1/datasets/few") as answer:
+        assert answer.status == 200
+    assert (await monitor.get("/v1/datasets", DatasetList)).datasets == ()
+
+
+async def test_sources_that_do_not_answer_keep_no_other_request_waiting(
+    monitors: Monitors, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these listings would keep a thread for minutes, and there are more of them than of any pool's threads."""
+    silent = socket.create_server(("127.0.0.1", 0), backlog=100)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monitor = await monitors.start()
+
+    async def add(name: str) -> None:
+        with suppress(aiohttp.ClientError):
+            async with monitor.http.put(f"/v1/datasets/{name}", json={"uri": "s3://bucket/few"}):
+                pass
+
+    with silent:
+        adding = [asyncio.create_task(add(f"few-{number}")) for number in range(40)]
+        await asyncio.get_running_loop().run_in_executor(None, silent.accept)  # the first one lists its source
+        for _ in range(40):
+            assert (await monitor.get("/v1/datasets", DatasetList)).datasets == ()
+        for task in adding:
+            task.cancel()
+        await asyncio.gather(*adding, return_exceptions=True)

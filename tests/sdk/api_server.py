@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from resile_shared import api
+from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import HistoryItem, JobSpec, JobState
 from resile_shared.messages.message import at
@@ -130,6 +131,8 @@ class ApiServer:
         self.asked: list[tuple[str, Any]] = []
         self.keys: list[str] = []
         self.packages: list[bytes] = []
+        self.listing_seconds = 0.0
+        """How long the source of a dataset takes to list."""
         self.num_lost_answers = 0
         """How many of the next requests are handled, but never answered."""
         self.lines = [
@@ -161,6 +164,7 @@ class ApiServer:
                 web.delete("/v1/tenants/{tenant}", self._tenants),
                 web.post("/v1/hosts/{host}/drain", self._change),
                 web.post("/v1/packages", self._package),
+                web.put("/v1/datasets/{dataset}", self._add_dataset),
             ]
         )
         return application
@@ -200,6 +204,12 @@ class ApiServer:
     async def _package(self, request: web.Request) -> web.Response:
         self.packages.append(await request.read())
         return answer(api.PackageView(package="packages/abc.tar.gz"), status=201)
+
+    async def _add_dataset(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.listing_seconds)
+        uri = (await request.json())["uri"]
+        added = Dataset(name=request.match_info["dataset"], uri=uri, num_files=1, num_bytes=1, version="0" * 64)
+        return answer(added)
 
     async def _hosts(self, _: web.Request) -> web.Response:
         return answer(api.HostList(hosts=(HOST,)))

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import aiohttp
 import pytest
 
-from resile import AsyncClient, Client
+from resile import AsyncClient, Client, http_requests
 from resile.job import JobNotCompleted
 from resile.svg_chart import Chart, Mark, Series, line_chart, stacked_chart
 from resile.watching import MAX_POINTS, Watched
@@ -78,6 +79,14 @@ def test_a_job_names_its_packages_or_the_file_with_them(api_server: ApiServer, t
     submitted = [spec.requirements for kind, spec in api_server.asked if kind == "submit"]
     assert submitted == [("einops>=0.8", "tiny-package==1.2")] * 2
     assert len(api_server.packages) == 2, "what is wrong is said before the upload"
+
+
+def test_registering_data_waits_while_the_pool_lists_it(api_server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_requests, "_TIMEOUT", aiohttp.ClientTimeout(sock_read=0.1))
+    monkeypatch.setattr(http_requests, "_RETRY_SECONDS", 0.0)
+    api_server.listing_seconds = 1.0
+    with Client() as client:
+        assert client.add_dataset("few", "s3://bucket/few").uri == "s3://bucket/few"
 
 
 def test_waiting_for_a_job_that_fails_raises_with_its_traceback(api_server: ApiServer) -> None:

@@ -75,7 +75,7 @@ def test_the_example_has_the_same_bits_with_registered_data_and_in_a_plain_run(
     assert (ended.returncode, "there is no such file or folder" in ended.stderr) == (2, True)
 
 
-def test_two_jobs_at_once_fetch_the_data_once_and_a_change_is_named_at_submission(
+def test_two_jobs_at_once_fetch_the_data_once_and_a_change_is_named_before_training(
     script: Path, source: Path, tmp_path: Path
 ) -> None:
     with pool_up(tmp_path / "home", "--hosts", 1, "--slots", 2, "--data-cache", "0.000001") as pool:
@@ -90,8 +90,6 @@ def test_two_jobs_at_once_fetch_the_data_once_and_a_change_is_named_at_submissio
         assert all("data first\n" in log for log in logs)
         assert sum(log.count("dataset few: fetching 5 bytes in 1 file") for log in logs) == 1
         (source / "one.txt").write_text("other")
-        changed = pool.run("submit", script, "--data", "few")
-        assert (changed.status, "has changed since it was added" in changed.last_error) == (1, True)
         assert pool.run("dataset", "add", "few", source).status == 0
         job = pool.submit(script, "--data", "few")
         assert pool.run("wait", job).status == 0
@@ -107,6 +105,13 @@ def assert_fails_clearly(pool: UpPool, script: Path, source: Path) -> None:
     waited = pool.run("wait", job)
     assert waited.status == 1
     assert "submit it with `--data few`" in pool.run("logs", job).out
+    (source / "more").touch()
+    assert pool.run("dataset", "add", "changed", source).status == 0
+    (source / "more").unlink()
+    job = pool.submit(script, "--data", "changed", "--max-workers", 1)
+    waited = pool.run("wait", job)
+    assert (waited.status, "has changed since it was added" in waited.last_error) == (1, True)
+    assert pool.run("dataset", "remove", "changed").status == 0
     (source / "large").write_bytes(bytes(2000))
     assert pool.run("dataset", "add", "few", source).status == 0
     job = pool.submit(script, "--data", "few", "--max-workers", 1)

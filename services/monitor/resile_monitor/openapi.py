@@ -91,7 +91,7 @@ OPERATIONS = (
     Operation("get", "/v1/events", "Events of the pool", api.EventList, query=EventQuery, streams=api.EventView),
     Operation("get", "/v1/models", "The models of completed jobs", api.ModelList),
     Operation("get", "/v1/datasets", "The data that is registered for jobs", api.DatasetList),
-    Operation("get", "/v1/datasets/{dataset}", "A dataset, if its source has not changed", Dataset),
+    Operation("get", "/v1/datasets/{dataset}", "A dataset as it was registered", Dataset),
     Operation("put", "/v1/datasets/{dataset}", "Register a dataset as it is now", Dataset, body=api.NewDataset),
     Operation("delete", "/v1/datasets/{dataset}", "Remove a dataset; its files stay", api.Empty),
     Operation("get", "/v1/webhooks", "Who is called when a job ends", api.WebhookList),

@@ -1,12 +1,15 @@
-"""Handlers for datasets: list, register, compare with the source, remove. They are objects in the pool's storage."""
+"""Handlers for datasets: list, register, return, remove. They are objects in the pool's storage."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from resile_shared.api import DatasetList, Empty, NewDataset
-from resile_shared.dataset_sources import SourceChanged, check_unchanged, list_source
+from resile_shared.dataset_sources import Listing, list_source
 from resile_shared.errors import ResileError
 from resile_shared.messages.datasets import Dataset, DatasetName
 from resile_shared.storage import MissingObjectError
@@ -17,6 +20,8 @@ from .requests import answer, build, read_body
 
 FOLDER = "datasets/"
 MAX_REGISTERED = 1000
+NUM_THREADS = 4
+"""Of those that list sources, which may take minutes: other requests never wait for one."""
 _NAME: TypeAdapter[str] = TypeAdapter(DatasetName)
 
 
@@ -25,12 +30,13 @@ class DatasetViews:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="sources")
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
         return [
             web.get("/v1/datasets", self._list),
-            web.get("/v1/datasets/{dataset}", self._check),
+            web.get("/v1/datasets/{dataset}", self._show),
             web.put("/v1/datasets/{dataset}", self._add),
             web.delete("/v1/datasets/{dataset}", self._remove),
         ]
@@ -38,57 +44,82 @@ class DatasetViews:
     async def _list(self, _: web.Request) -> web.Response:
         return answer(DatasetList(datasets=await asyncio.to_thread(self._registered)))
 
-    async def _check(self, request: web.Request) -> web.Response:
-        """Return a dataset, if its source still has what was registered."""
-        dataset = await asyncio.to_thread(self._find, request.match_info["dataset"])
-        try:
-            check_unchanged(dataset, await asyncio.to_thread(list_source, dataset.uri, pool=self._pool.storage.url))
-        except SourceChanged as error:
-            raise ProblemError("conflict", str(error)) from error
-        except ResileError as error:
-            raise ProblemError("invalid", f"dataset {dataset.name}: {error}") from error
-        return answer(dataset)
+    async def _show(self, request: web.Request) -> web.Response:
+        return answer(await asyncio.to_thread(self._find, request.match_info["dataset"]))
 
     async def _add(self, request: web.Request) -> web.Response:
         name = _checked(request.match_info["dataset"])
         body = await read_body(request, NewDataset)
         try:
-            listing = await asyncio.to_thread(list_source, body.uri, pool=self._pool.storage.url)
+            listing = await self._listing(body.uri)
         except ResileError as error:
             raise ProblemError("invalid", str(error)) from error
         fields = {"num_files": len(listing.files), "num_bytes": listing.num_bytes, "version": listing.version}
         dataset = build(Dataset, {"name": name, "uri": body.uri, **fields})
-        present = await asyncio.to_thread(self._pool.storage.sizes, FOLDER)
-        if _key(name) not in present and len(present) >= MAX_REGISTERED:
+        present = await asyncio.to_thread(self._names)
+        if name not in present and len(present) >= MAX_REGISTERED:
             raise ProblemError("conflict", f"there are {MAX_REGISTERED} datasets already: remove one first")
         await asyncio.to_thread(self._pool.storage.put, _key(name), [dataset.model_dump_json().encode()])
         return answer(dataset)
 
     async def _remove(self, request: web.Request) -> web.Response:
-        dataset = await asyncio.to_thread(self._find, request.match_info["dataset"])
-        await asyncio.to_thread(self._pool.storage.delete, [_key(dataset.name)])
+        name = _checked(request.match_info["dataset"])
+        if name not in await asyncio.to_thread(self._names):
+            raise _unknown(name)
+        await asyncio.to_thread(self._pool.storage.delete, [_key(name)])
         return answer(Empty())
 
+    async def _listing(self, uri: str) -> Listing:
+        call = partial(list_source, uri, pool=self._pool.storage.url)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def _names(self) -> list[str]:
+        """Return the names that are registered: others may keep objects of their own in the folder."""
+        keys = self._pool.storage.sizes(FOLDER)
+        return sorted(name for key in keys if key == _key(name := key.removeprefix(FOLDER)[:-5]) and _is_name(name))
+
     def _registered(self) -> tuple[Dataset, ...]:
-        keys = sorted(self._pool.storage.sizes(FOLDER))
-        return tuple(Dataset.model_validate_json(self._pool.storage.read(key)) for key in keys)
+        found: list[Dataset] = []
+        for name in self._names():
+            with suppress(MissingObjectError):  # removed meanwhile
+                found.append(self._read(name))
+        return tuple(found)
 
     def _find(self, name: str) -> Dataset:
         try:
-            return Dataset.model_validate_json(self._pool.storage.read(_key(_checked(name))))
+            return self._read(_checked(name))
         except MissingObjectError:
+            raise _unknown(name) from None
+
+    def _read(self, name: str) -> Dataset:
+        content = self._pool.storage.read(_key(name))
+        try:
+            return Dataset.model_validate_json(content)
+        except ValidationError as error:
             raise ProblemError(
-                "unknown", f"there is no dataset {name}: GET /v1/datasets (`resile dataset list`) lists them"
-            ) from None
+                "conflict",
+                f"what is stored of dataset {name} cannot be read: add it again, or remove it "
+                f"(`resile dataset remove {name}`)",
+            ) from error
+
+
+def _unknown(name: str) -> ProblemError:
+    return ProblemError("unknown", f"there is no dataset {name}: GET /v1/datasets (`resile dataset list`) lists them")
+
+
+def _is_name(name: str) -> bool:
+    try:
+        return bool(_NAME.validate_python(name))
+    except ValidationError:
+        return False
 
 
 def _checked(name: str) -> str:
-    try:
-        return _NAME.validate_python(name)
-    except ValidationError:
+    if not _is_name(name):
         raise ProblemError(
             "invalid", f"{name[:64]!r} is no name of a dataset: use up to 63 lower-case letters, digits and -"
-        ) from None
+        )
+    return name
 
 
 def _key(name: str) -> str:
