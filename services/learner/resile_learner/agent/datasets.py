@@ -6,17 +6,21 @@ The first host that has the data of a job stores its digests with the job; what 
 import asyncio
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import orjson
+from pydantic import TypeAdapter
 
+from resile_shared.errors import ResileError
 from resile_shared.messages.datasets import Dataset, variable_of
 
-from ..datasets import CachedDataset, DataFailed, Datasets
+from ..dataset_cache import CachedDataset, DataFailed
+from ..datasets import RETRY_SECONDS, Datasets
 from ..preparation import OnLine
+from ..threads import in_thread
 
 KEY = "data.json"
+_Digests = TypeAdapter(dict[str, str])
 
 
 class JobDatasets:
@@ -24,7 +28,7 @@ class JobDatasets:
 
     def __init__(self, datasets: Datasets) -> None:
         self._datasets = datasets
-        self._held: defaultdict[str, list[CachedDataset]] = defaultdict(list)
+        self._held: defaultdict[str, dict[Path, CachedDataset]] = defaultdict(dict)
         self._workers: defaultdict[str, set[int]] = defaultdict(set)
 
     async def get(
@@ -44,26 +48,35 @@ class JobDatasets:
         """
         self._workers[job].add(worker)
         for mount in mounts:
-            if not await asyncio.to_thread(Path(mount).exists):
+            if not await in_thread(Path(mount).exists):
                 raise DataFailed(
                     f"there is no {mount} on this host: mount it here, or leave the host out with --group",
                     is_hosts_fault=True,
                 )
         if not datasets:
             return {}
+        known = await _retried(_read_digests, storage, on_line=on_line)
         found: dict[str, CachedDataset] = {}
         for dataset in datasets:
-            found[dataset.name] = await self._datasets.get(dataset, on_line)
-            self._held[job].append(found[dataset.name])
-        await asyncio.to_thread(_check_digests, storage, {name: data.sha256 for name, data in found.items()})
+            data = await self._datasets.get(dataset, on_line, job=job, sha256=known.get(dataset.name))
+            found[dataset.name] = self._hold(job, data)
+        digests = {name: data.sha256 for name, data in found.items()}
+        _compare(digests, known or await _retried(_store_digests, storage, digests, on_line=on_line))
         return {variable_of(name): str(data.path) for name, data in found.items()}
+
+    def _hold(self, job: str, data: CachedDataset) -> CachedDataset:
+        """Keep one descriptor of each dataset of a job, however many workers it has."""
+        held = self._held[job].setdefault(data.path, data)
+        if held is not data:
+            os.close(data.lock)
+        return held
 
     def release(self, job: str, worker: int) -> None:
         """A worker has ended; with the last one of its job here, the data may be removed from the cache."""
         self._workers[job].discard(worker)
         if not self._workers[job]:
             del self._workers[job]
-            for data in self._held.pop(job, []):
+            for data in self._held.pop(job, {}).values():
                 os.close(data.lock)
 
     async def close(self) -> None:
@@ -71,21 +84,43 @@ class JobDatasets:
         await self._datasets.close()
         for job in list(self._held):
             self._workers.pop(job, None)
-            for data in self._held.pop(job):
+            for data in self._held.pop(job).values():
                 os.close(data.lock)
 
 
-def _check_digests(storage: str, digests: Mapping[str, str]) -> None:
-    """Store the digests of a job's data, or compare them with what is stored. Raises DataFailed."""
-    from resile_shared.storage import ObjectStorage, StorageError  # the clients of all clouds
+async def _retried(call: Callable[..., dict[str, str]], *args: object, on_line: OnLine) -> dict[str, str]:
+    """Call in a thread, again while the storage cannot be reached. Raises DataFailed."""
+    while True:
+        try:
+            return await in_thread(call, *args)
+        except ResileError as error:
+            if not getattr(error, "transient", False):
+                raise DataFailed(str(error), is_hosts_fault=True) from error
+            on_line(f"waiting for the storage: {error}")
+        except ValueError as error:
+            raise DataFailed(f"{KEY} of this job is damaged: submit the job again") from error
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+def _read_digests(storage: str) -> dict[str, str]:
+    """Return the digests of a job's data; none before a host has stored them. Raises StorageError, ValueError."""
+    from resile_shared.storage import MissingObjectError, ObjectStorage  # the clients of all clouds
 
     try:
-        objects = ObjectStorage(storage)
-        if objects.create(KEY, orjson.dumps(dict(digests))):
-            return
-        stored = orjson.loads(objects.read(KEY))
-    except StorageError as error:
-        raise DataFailed(str(error), is_hosts_fault=True) from error
+        return _Digests.validate_json(ObjectStorage(storage).read(KEY))
+    except MissingObjectError:
+        return {}
+
+
+def _store_digests(storage: str, digests: dict[str, str]) -> dict[str, str]:
+    """Store the digests of a job's data; return those of the host that was first. Raises StorageError, ValueError."""
+    from resile_shared.storage import ObjectStorage  # the clients of all clouds
+
+    return digests if ObjectStorage(storage).create(KEY, _Digests.dump_json(digests)) else _read_digests(storage)
+
+
+def _compare(digests: Mapping[str, str], stored: Mapping[str, str]) -> None:
+    """Raises DataFailed."""
     for name, sha256 in digests.items():
         if stored.get(name) != sha256:
             raise DataFailed(
