@@ -19,14 +19,14 @@ POOL_SCHEME = "pool:"
 class SourceChanged(ResileError):
     """The files of a dataset are not those that were registered."""
 
-    def __init__(self, dataset: Dataset, listing: "Listing") -> None:
+    def __init__(self, dataset: Dataset, listing: "Listing", *, is_local: bool = False) -> None:
         self.dataset = dataset
         now = f"{len(listing.files)} files of {listing.num_bytes:,} bytes"
         was = f"{dataset.num_files} files of {dataset.num_bytes:,} bytes"
         what = f"{now} instead of {was}" if now != was else f"{now}, some with other content"
         super().__init__(
             f"dataset {dataset.name} has changed since it was added: {dataset.uri} has {what}; use the new files with "
-            f"`resile dataset add {dataset.name} {dataset.uri}`"
+            f"`resile dataset add {dataset.name} {dataset.uri}{' --local' if is_local else ''}`"
         )
 
 
@@ -92,10 +92,10 @@ def list_source(uri: str, *, pool: str = "") -> Listing:
         raise SourceUnusable(uri, f"it is no valid URI: {error}") from error
 
 
-def check_unchanged(dataset: Dataset, listing: Listing) -> None:
-    """Raises SourceChanged if ``listing`` is not that of the dataset when it was registered."""
+def check_unchanged(dataset: Dataset, listing: Listing, *, is_local: bool = False) -> None:
+    """Raises SourceChanged if ``listing`` is not that of the dataset when it was registered, in the home if local."""
     if listing.version != dataset.version:
-        raise SourceChanged(dataset, listing)
+        raise SourceChanged(dataset, listing, is_local=is_local)
 
 
 def _list(uri: str, pool: str) -> Listing:

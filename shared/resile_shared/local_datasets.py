@@ -1,5 +1,8 @@
 """Datasets that are registered on this machine, for runs without a pool: a file in the home."""
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -35,10 +38,17 @@ def find_dataset(home: Path, name: str) -> Dataset:
     return registered[name]
 
 
-def write_datasets(home: Path, datasets: dict[str, Dataset]) -> None:
-    """Replace the datasets registered in ``home``. Raises ResileError if it cannot be written."""
+@contextmanager
+def changing_datasets(home: Path) -> Iterator[dict[str, Dataset]]:
+    """Yield the datasets registered in ``home``, to be changed; they are stored when the block ends.
+
+    Other processes that change them wait. Raises UsageError, or ResileError if they cannot be written.
+    """
     folder = open_home(home)
-    with writing(folder):
+    with writing(folder), (folder / f"{_FILE}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        registered = read_datasets(home)
+        yield registered
         draft = folder / f"{_FILE}.new"
-        draft.write_bytes(_Registered.dump_json(datasets, indent=2))
+        draft.write_bytes(_Registered.dump_json(registered, indent=2))
         draft.replace(folder / _FILE)

@@ -10,6 +10,8 @@ import pytest
 
 from resile_shared.dataset_sources import SourceUnusable, list_source
 from resile_shared.errors import ResileError
+from resile_shared.local_datasets import changing_datasets, read_datasets
+from resile_shared.messages.datasets import Dataset
 from resile_shared.storage import ObjectStorage, StorageError
 
 
@@ -138,3 +140,20 @@ def test_a_folder_of_the_pool_is_read_by_its_very_name(tmp_path: Path) -> None:
 def test_a_uri_whose_end_would_be_ignored_is_refused(uri: str) -> None:
     with pytest.raises(SourceUnusable, match=r"write %(23|3F) instead of [#?], which ends the path of a URL"):
         listed(uri)
+
+
+def test_datasets_that_are_changed_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    def dataset(name: str) -> Dataset:
+        return Dataset(name=name, uri=f"file:///{name}", num_files=1, num_bytes=1, version="0" * 64)
+
+    def add_another() -> None:
+        with changing_datasets(tmp_path) as registered:
+            registered["two"] = dataset("two")
+
+    other = threading.Thread(target=add_another)
+    with changing_datasets(tmp_path) as registered:
+        other.start()
+        other.join(timeout=0.5)  # long enough to lose one of them
+        registered["one"] = dataset("one")
+    other.join()
+    assert set(read_datasets(tmp_path)) == {"one", "two"}

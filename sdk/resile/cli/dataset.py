@@ -78,14 +78,15 @@ def remove(
     name: Name, *, local: Local = False, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False
 ) -> None:
     """Remove a dataset from the list. Its files stay, and so do jobs that have it."""
-    from resile_shared.local_datasets import find_dataset, read_datasets, write_datasets
+    from resile_shared.local_datasets import changing_datasets, find_dataset
 
     async def work(client: "AsyncClient") -> None:
         await client.remove_dataset(name)
 
     if local:
-        find_dataset(home, name)
-        write_datasets(home, {key: value for key, value in read_datasets(home).items() if key != name})
+        with changing_datasets(home) as registered:
+            find_dataset(home, name)
+            registered.pop(name, None)
     else:
         reach(work, server=server, home=home, as_json=as_json)
     show({"name": name}, [f"{name} is removed"], as_json=as_json)
@@ -95,13 +96,14 @@ def _add_locally(name: str, uri: str, home: Path) -> "Dataset":
     from pydantic import ValidationError
 
     from resile_shared.dataset_sources import list_source
-    from resile_shared.local_datasets import read_datasets, write_datasets
+    from resile_shared.local_datasets import changing_datasets
 
     try:
         added = list_source(uri).registered(name, uri)
     except ValidationError as error:
         raise UsageError(f"{name} is no name of a dataset: use up to 63 lower-case letters, digits and -") from error
-    write_datasets(home, {**read_datasets(home), name: added})
+    with changing_datasets(home) as registered:
+        registered[name] = added
     return added
 
 

@@ -57,8 +57,8 @@ class RunSettings:
                 f"`resile run` needs Linux, and this is {sys.platform}: `python {self.script}` trains in one process"
             )
         _check_script(self.script)
-        if missing := next((mount for mount in self.mounts if not Path(mount).exists()), None):
-            raise UsageError(f"--mount {missing}: there is no such file or folder: mount it, or correct the path")
+        for mount in self.mounts:
+            _check_mount(mount)
         if self.output is not None:
             _check_output(self.output)
         if self.workers is not None and not 1 <= self.workers <= MAX_WORKERS:
@@ -89,6 +89,15 @@ def _check_script(script: Path) -> None:
         raise UsageError(f"there is no script {script} (looked in {Path.cwd()})")
     if not os.access(script, os.R_OK):
         raise UsageError(f"the script {script} is not readable: check its permissions")
+
+
+def _check_mount(mount: str) -> None:
+    try:
+        os.stat(mount)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"--mount {mount}: there is no such file or folder: mount it, or correct the path") from error
+    except OSError as error:
+        raise UsageError(f"--mount {mount}: {error.strerror}: correct the path, or its permissions") from error
 
 
 def _check_output(output: Path) -> None:

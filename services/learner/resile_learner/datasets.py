@@ -115,7 +115,12 @@ class Datasets:
         except Cancelled:
             raise failed(dataset, "it is not needed any more") from None
         except OSError as error:
-            raise failed(dataset, error.strerror or repr(error)) from error
+            raise failed(dataset, f"{error.filename or self._cache.folder}: {error.strerror or repr(error)}") from error
+
+    @property
+    def is_local(self) -> bool:
+        """Whether there is no pool: datasets are registered in the home."""
+        return not self._storage
 
     async def close(self) -> None:
         """End the fetches that run; those that are blocked are left to end with the process."""
@@ -164,7 +169,7 @@ class Datasets:
             if _is_transient(error) and Complete.read(folder) is not None:
                 return str(error)
             raise
-        check_unchanged(dataset, listing)
+        check_unchanged(dataset, listing, is_local=self.is_local)
         return listing
 
     async def _fetch(self, fetch: _Fetch, listing: "Listing") -> CachedDataset | None:

@@ -4,6 +4,7 @@ The first host that has the data of a job stores its digests with the job; what 
 """
 
 import asyncio
+import errno
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -48,11 +49,7 @@ class JobDatasets:
         """
         self._workers[job].add(worker)
         for mount in mounts:
-            if not await in_thread(Path(mount).exists):
-                raise DataFailed(
-                    f"there is no {mount} on this host: mount it here, or leave the host out with --group",
-                    is_hosts_fault=True,
-                )
+            await in_thread(_check_mount, mount)
         if not datasets:
             return {}
         known = await _retried(_read_digests, storage, on_line=on_line)
@@ -61,7 +58,8 @@ class JobDatasets:
             data = await self._datasets.get(dataset, on_line, job=job, sha256=known.get(dataset.name))
             found[dataset.name] = self._hold(job, data)
         digests = {name: data.sha256 for name, data in found.items()}
-        _compare(digests, known or await _retried(_store_digests, storage, digests, on_line=on_line))
+        stored = known or await _retried(_store_digests, storage, digests, on_line=on_line)
+        _compare(digests, stored, is_local=self._datasets.is_local)
         return {variable_of(name): str(data.path) for name, data in found.items()}
 
     def _hold(self, job: str, data: CachedDataset) -> CachedDataset:
@@ -86,6 +84,21 @@ class JobDatasets:
             self._workers.pop(job, None)
             for data in self._held.pop(job).values():
                 os.close(data.lock)
+
+
+def _check_mount(mount: str) -> None:
+    """Raises DataFailed if a path cannot be used here."""
+    try:
+        os.stat(mount)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DataFailed(
+            f"there is no {mount} on this host: mount it here, or leave the host out with --group", is_hosts_fault=True
+        ) from error
+    except OSError as error:
+        raise DataFailed(
+            f"{mount} cannot be used on this host: {error.strerror}: correct that, or leave the host out with --group",
+            is_hosts_fault=error.errno != errno.ENAMETOOLONG,
+        ) from error
 
 
 async def _retried(call: Callable[..., dict[str, str]], *args: object, on_line: OnLine) -> dict[str, str]:
@@ -119,11 +132,12 @@ def _store_digests(storage: str, digests: dict[str, str]) -> dict[str, str]:
     return digests if ObjectStorage(storage).create(KEY, _Digests.dump_json(digests)) else _read_digests(storage)
 
 
-def _compare(digests: Mapping[str, str], stored: Mapping[str, str]) -> None:
+def _compare(digests: Mapping[str, str], stored: Mapping[str, str], *, is_local: bool) -> None:
     """Raises DataFailed."""
+    option, again = (" --local", "run the script again") if is_local else ("", "submit the job again")
     for name, sha256 in digests.items():
         if stored.get(name) != sha256:
             raise DataFailed(
                 f"dataset {name} has other content on this host than the job began with: its source has changed, or is "
-                f"another one here; add it again with `resile dataset add {name} URI`, and submit the job again"
+                f"another one here; add it again with `resile dataset add {name} URI{option}`, and {again}"
             )
