@@ -155,7 +155,7 @@ def _as_file(uri: str, path: Path | None) -> Listing | None:
     parent, _, name = uri.rpartition("/")
     if (path is not None and not path.is_file()) or not name or parent.endswith("/"):
         return None
-    key = path.name if path else name
+    key = path.name if path else unquote(name)
     try:
         version = ObjectStorage(parent, creates=False).version(key, by_time=path is not None)
     except MissingObjectError:

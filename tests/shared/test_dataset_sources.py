@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -16,7 +17,7 @@ from resile_shared.storage import ObjectStorage, StorageError
 
 
 class Bucket:
-    """An S3 server that knows one answer: the list of ``objects``, keys and sizes as S3 has them."""
+    """An S3 server that answers with the list of ``objects``, keys and sizes as S3 has them, and with their sizes."""
 
     def __init__(self) -> None:
         self.objects: dict[str, int] = {}
@@ -31,8 +32,11 @@ class Bucket:
                 self.wfile.write(body)
 
             def do_HEAD(self) -> None:
-                self.send_response(404)
-                self.send_header("Content-Length", "0")
+                size = bucket.objects.get(unquote(self.path).removeprefix("/bucket/"))
+                self.send_response(404 if size is None else 200)
+                self.send_header("Content-Length", str(size or 0))
+                self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+                self.send_header("ETag", '"1"')
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
@@ -78,6 +82,12 @@ def test_an_object_with_content_that_is_also_a_folder_is_refused(bucket: Bucket,
     bucket.objects = {marker: 1, "few/a/one": 5}
     with pytest.raises(SourceUnusable, match="the object a has content and is also a folder: rename it"):
         listed("s3://bucket/few")
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/few/a%20b%231.csv", "pool:few/a b#1.csv"])
+def test_a_single_object_is_found_by_its_name_whatever_it_contains(bucket: Bucket, uri: str) -> None:
+    bucket.objects = {"few/a b#1.csv": 5}
+    assert listed(uri, pool="s3://bucket") == {"a b#1.csv": 5}
 
 
 def test_a_file_whose_name_the_storage_does_not_list_is_named(tmp_path: Path) -> None:
