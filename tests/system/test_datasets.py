@@ -117,7 +117,7 @@ def assert_fails_clearly(pool: UpPool, script: Path, source: Path) -> None:
     job = pool.submit(script, "--data", "few", "--max-workers", 1)
     waited = pool.run("wait", job)
     assert waited.status == 1
-    assert "has 2.0 kB, and the cache of a host at most 1.0 kB: start the host with a larger" in waited.last_error
+    assert "has 2.0 kB, and the cache of this host at most 1.0 kB: start the host with a larger" in waited.last_error
     (source / "large").unlink()
     assert pool.run("dataset", "add", "few", source).status == 0
     job = pool.submit(script, "--data", "few", "--mount", source / "nowhere", "--max-workers", 1)
