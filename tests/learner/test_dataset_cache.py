@@ -94,6 +94,31 @@ async def test_the_disk_has_space_for_all_fetches_together(host: Host, monkeypat
     assert await host.get(more), "what was fetched is no longer to come"
 
 
+async def test_one_process_makes_room_at_a_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock, cache = fcntl.flock, host.cache._cache
+    contents = cache._contents
+    locked: list[str] = []
+
+    def check(doing: str) -> None:
+        with pytest.raises(BlockingIOError):
+            os.close(lock_folder(host.folder / "cache", fcntl.LOCK_EX | fcntl.LOCK_NB))
+        locked.append(doing)
+
+    def checked_flock(descriptor: int, kind: int) -> None:
+        if kind == fcntl.LOCK_SH and "share" not in locked:
+            check("share")
+        flock(descriptor, kind)
+
+    def checked_contents(own: Path) -> tuple[dict[Path, int], int, int]:
+        check("make room")
+        return contents(own)
+
+    monkeypatch.setattr(fcntl, "flock", checked_flock)
+    monkeypatch.setattr(cache, "_contents", checked_contents)
+    await host.get(host.source())
+    assert locked == ["make room", "share"]
+
+
 async def test_what_a_killed_fetch_left_makes_room(tmp_path: Path) -> None:
     host = Host(tmp_path, max_bytes=1000)
     left = host.folder / ("0" * 32)
