@@ -161,17 +161,20 @@ async def test_fetched_data_is_held_until_all_that_waited_hold_it(host: Host, mo
     os.close(lock_folder(found[0].path.parent, fcntl.LOCK_EX | fcntl.LOCK_NB))
 
 
-async def test_fetches_use_no_threads_that_others_need(host: Host) -> None:
+async def test_fetches_use_no_threads_that_others_need(host: Host, tmp_path: Path) -> None:
+    jobs = JobDatasets(host.cache)
+    few, storage, mounts = host.source(), (tmp_path / "job").as_uri(), [str(tmp_path)]
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     blocking = threading.Event()
     others = asyncio.create_task(asyncio.to_thread(blocking.wait))
     await asyncio.sleep(0)
     try:
         async with asyncio.timeout(60):
-            assert await host.get(host.source())
+            assert await jobs.get("job-1", 1, [few], storage=storage, mounts=mounts, on_line=host.lines.append)
     finally:
         blocking.set()
         await others
+        await jobs.close()
 
 
 async def test_the_source_is_listed_once_for_all_that_wait(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
