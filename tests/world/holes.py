@@ -10,7 +10,7 @@ unnoticed. Here all of them are switched off at once: the product is as it was.
 import sys
 from dataclasses import dataclass
 
-from .mutants import MUTANTS
+from .mutants import MUTANTS, tests_of
 from .mutation import Mutant
 from .trial import SECONDS, attempt, attempt_all, chosen
 
@@ -26,7 +26,7 @@ class Hole:
     name: str
     mutants: tuple[Mutant, ...]
     tests: tuple[str, ...] = ()
-    """What notices it where no world can: worlds are too small for what grows."""
+    """What notices it where no world can, since worlds are too small for what grows; else those of its modules."""
 
 
 def _known(*names: str) -> tuple[Mutant, ...]:
@@ -167,7 +167,7 @@ def main() -> int:
     """Try all holes, or those that are named; return 1 if nothing notices one."""
     if sys.argv[1:2] == ["--try"]:
         hole = next(hole for hole in HOLES if hole.name == sys.argv[2])
-        return attempt(hole.mutants, hole.tests, seconds=SECONDS)
+        return attempt(hole.mutants, hole.tests or tests_of(*hole.mutants), seconds=SECONDS)
     return 1 if attempt_all("tests.world.holes", chosen("HOLE", [hole.name for hole in HOLES])) else 0
 
 

@@ -11,6 +11,7 @@ are noticed by tests alone: they are there for what the bus of today, and so tha
 """
 
 import sys
+from itertools import chain
 
 from .mutation import Mutant
 from .trial import SECONDS, attempt, attempt_all, chosen
@@ -764,9 +765,10 @@ MUTANTS = (
 )
 
 
-def tests_of(mutant: Mutant) -> tuple[str, ...]:
-    """Return the tests of the module of ``mutant``."""
-    return next((found for package, found in TESTS.items() if mutant.module.startswith(package)), ())
+def tests_of(*mutants: Mutant) -> tuple[str, ...]:
+    """Return the tests of the modules of ``mutants``."""
+    found = (next((tests for name, tests in TESTS.items() if each.module.startswith(name)), ()) for each in mutants)
+    return tuple(dict.fromkeys(chain.from_iterable(found)))
 
 
 def main() -> int:

@@ -178,6 +178,14 @@ THEMES = (
         num_faults=2,
         num_actions=2,
     ),
+    Theme(  # records that the bus does not store
+        ("refuse job", "refuse job", "crash scheduler"),
+        ("", "write", "allocation"),
+        ("priority", "pause", "resume"),
+        seconds=(5.0, 15.0),
+        num_faults=2,
+        num_actions=2,
+    ),
     Theme(  # the schedulers
         ("crash scheduler", "freeze scheduler", "cut bus", "slow bus", "restart bus", "lose messages", "crash agent"),
         ("write", "allocation", "report"),
