@@ -67,9 +67,9 @@ def test_every_change_of_a_job_is_one_trace_without_orphans(tmp_path: Path, monk
             (attack,) = [span for span in recovery if span.name == "attack"]
             assert attack.attributes["attack"] == f"kill {attacked['target']}"
             assert attack.begin < min(span.begin for span in recovery if span.name == "recover")
-            shown = pool.ask("trace", job, attacked["traces"][job])
-            assert f'by the attack "kill {attacked["target"]}"' in shown["change"]["summary"]
-            assert "attack" in {span["name"] for span in shown["trace"]["spans"]}
+            until(
+                lambda: shows_attack(pool, job, attacked["traces"][job], f'by the attack "kill {attacked["target"]}"')
+            )
             until(lambda: {span.name for span in recovery if not span.parent} <= {"worker suspected", "worker is gone"})
             pool.becomes(job, lambda view: view["workers"] == 3)
 
@@ -90,6 +90,15 @@ def test_every_change_of_a_job_is_one_trace_without_orphans(tmp_path: Path, monk
             assert {span["name"] for span in shown} >= {"POST /v1/jobs", "iteration"}
             for each in (job, other):
                 assert pool.run("stop", each).status == 0
+
+
+def shows_attack(pool: UpPool, job: str, trace: str, words: str) -> bool:
+    """Whether the monitor, which gets spans some time later, has the attack in a trace and ``words`` in its summary."""
+    ended = pool.run("trace", job, trace, "--json")
+    if ended.status != 0:
+        return False
+    names = {span["name"] for span in ended.json["trace"]["spans"]}
+    return "attack" in names and words in ended.json["change"]["summary"]
 
 
 def change(collector: Collector, *names: str) -> list[Span]:
