@@ -17,8 +17,10 @@ from .recovery import InjectedAttack
 
 CLOCK_SECONDS = 0.5
 """How long before the recorded beginning of the attack its first effect may be."""
-KEPT_SECONDS = 15.0
+KEPT_SECONDS = 30.0
 """The longest time that services take to send their steps and to publish history items, on a busy machine."""
+EVENT_SECONDS = 2.0
+"""How long after a recovery its history item may come."""
 _POLL_SECONDS = 0.2
 
 
@@ -48,7 +50,10 @@ async def report_effects(
     If a monitor does not answer or no longer has the steps, they stay without the attack: they are only for display.
     """
     begun, found = time.monotonic(), dict[str, str]()
-    while missing := [job for job in injected.workers if job not in found and _has_changed(job, injected, seen)]:
+    while awaited := [job for job in injected.workers if job not in found]:
+        missing = [job for job in awaited if _has_changed(job, injected, seen)]
+        if not missing and time.monotonic() - begun > EVENT_SECONDS:
+            break
         for job in missing:
             try:
                 if trace := await _report(client, injected, job):
