@@ -98,4 +98,5 @@ async def test_a_day_of_many_jobs_is_drawn_and_the_same_after_a_restart_without_
         assert await again.get("/v1/slots", SlotsView) == view
         await seen.page.reload()
         assert (await chart_of_the_day(seen)).keys() == before.keys()
-        assert [fault for fault in seen.faults if "ERR_CONNECTION" not in fault] == []
+        starting = re.compile("ERR_CONNECTION|503")
+        assert [fault for fault in seen.faults if not starting.search(fault)] == []

@@ -110,9 +110,9 @@ class CrashableService:
 
     @property
     def points(self) -> list[Point]:
-        """The points that were passed, without renewals of a lease, whose number depends on time alone."""
+        """The points that were passed, without those that depend on time alone: renewals of a lease, and traces."""
         passed = [Point(*json.loads(line)) for line in self._log.read_text().splitlines()]
-        return [point for point in passed if not (point.action.startswith("$KV.lease.") and point.number > 1)]
+        return [point for point in passed if not _is_timed(point)]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -142,6 +142,10 @@ class CrashableService:
             if self._process is not None:
                 self._process.kill()
                 await asyncio.shield(self._process.ended)
+
+
+def _is_timed(point: Point) -> bool:
+    return point.action.startswith("resile.trace.") or (point.action.startswith("$KV.lease.") and point.number > 1)
 
 
 @dataclass(frozen=True)
