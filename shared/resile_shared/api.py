@@ -224,12 +224,13 @@ class EventList(View):
 
 
 class LogEntry(View):
-    """One line that a worker printed, or a note that lines were dropped."""
+    """One line that a worker or the build of its environment printed, or a note that lines were dropped."""
 
     sequence: int
     time: Time
     host: str
-    worker: int
+    worker: int | None
+    """None: the build of the job's environment on the host."""
     stream: Literal["stdout", "stderr", "note"]
     text: str
 

@@ -290,6 +290,15 @@ class Checks:
             if record.state is JobState.COMPLETED:
                 self._check_completed(record, script, objects, kinds)
 
+    def check_missing(self, jobs: Collection[str]) -> None:
+        """Jobs whose packages do not exist have ended, and never had a slot."""
+        for job in jobs:
+            if job in self._hosts and self._hosts[job]:
+                self.break_promise(f"{job} had slots on {sorted(self._hosts[job])}, and its packages do not exist")
+            record = self.records.get(job)
+            if record is not None and record.state is JobState.COMPLETED:
+                self.break_promise(f"{job} completed without packages that it requires")
+
     def _check_history(self, record: JobRecord) -> None:
         published = self._numbers.get(record.job, 0)
         if published != record.num_items:

@@ -37,9 +37,9 @@ class Knowledge:
         self._schedulers.append((_here(), core))
         return core
 
-    def agent(self, host: str, incarnation: int) -> AgentCore:
+    def agent(self, host: str, incarnation: int, **settings: bool) -> AgentCore:
         """Make the core of an agent that is the current process."""
-        core = AgentCore(host, incarnation)
+        core = AgentCore(host, incarnation, **settings)
         self._agents[host] = _here(), core
         return core
 

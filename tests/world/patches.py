@@ -62,6 +62,8 @@ def surroundings(world: Any) -> Iterator[None]:
         (resile_scheduler.service, "Scheduler", world.knowledge.scheduler),
         (resile_learner.agent.incarnation, "AgentCore", world.knowledge.agent),
         (agent, "Packages", Packages),
+        (agent, "Environments", lambda folder, variables: folder),
+        (agent, "JobEnvironments", world.environments),
         (agent, "Outputs", Outputs),
         (workers, "find_script", lambda package, script: package / script),
         (runner, "worker_log", _no_log),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from .packages import SimPackages
 from .training import SimScript
 
 LONGEST_SECONDS = 50.0
@@ -216,6 +217,13 @@ class Submission:
     min_workers: int
     max_workers: int
     priority: int
+    packages: SimPackages | None = None
+    """None: it requires none."""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it requires packages that do not exist."""
+        return self.packages is not None and self.packages.is_missing
 
     @property
     def seconds(self) -> float:
@@ -299,6 +307,7 @@ def draw(seed: int) -> Plan:
     most = (1, 1, 2) if theme.has_long_jobs else (1, 1, 2, 2, 3, 5)
     num_jobs = rng.choice((4, 6, 8)) if are_short else rng.choice(most)
     jobs = tuple(_submission(rng, room, theme, is_short=are_short) for _ in range(num_jobs))
+    jobs = _with_packages(seed, jobs, len(slots))
     chosen, triggers = theme.faults, theme.triggers
     if not theme.is_narrow:
         num_kinds = rng.randint(1, min(rng.choice((3, 100)), len(chosen)))  # few of them act undisturbed
@@ -360,6 +369,22 @@ def _submission(rng: random.Random, num_slots: int, theme: Theme, *, is_short: b
         max_workers=max(least, rng.choice((2, 2, 4, 6) if is_long else (1, 2, 2, 4, 6))),
         priority=rng.choice((1000, 5000, 5000, 10_000)),
     )
+
+
+def _with_packages(seed: int, jobs: tuple[Submission, ...], num_hosts: int) -> tuple[Submission, ...]:
+    """Let some jobs of some worlds require packages; several of them may require the same."""
+    rng = random.Random(f"{seed} packages")
+    if rng.random() < 0.7:
+        return jobs
+    kinds = [
+        SimPackages(
+            build_seconds=rng.choice((0.1, 1.0, 10.0)),
+            is_missing=rng.random() < 0.15,
+            failing_host=rng.choice((0, 0, rng.randint(1, num_hosts))),
+        )
+        for _ in range(rng.choice((1, 2, 3)))
+    ]
+    return tuple(replace(job, packages=rng.choice((None, *kinds, *kinds))) for job in jobs)
 
 
 def _defect(rng: random.Random, script: SimScript) -> dict[str, object]:

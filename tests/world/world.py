@@ -19,7 +19,8 @@ from .faults import Faults
 from .knowledge import LASTING_SECONDS, Knowledge
 from .loop import Clock, SimLoop, Stuck, current_process
 from .nats import Network, SimClient
-from .patches import replaced, surroundings
+from .packages import SimEnvironments
+from .patches import SimPath, replaced, surroundings
 from .plan import Plan
 from .server import Message, SimServer, Stored
 from .services import Host, Service, registry, scheduler
@@ -222,7 +223,9 @@ class World:
                 self.checks.break_promise("the users do not know that their jobs have ended")
         scripts = {number: submission.script for number, submission in enumerate(self.plan.jobs)}
         self.loop.run_until(lambda: False, limit=self.loop.now + END_SECONDS)
-        excused = self.users.stopped | self.users.unstored
+        missing = {self.users.jobs[number] for number, each in enumerate(self.plan.jobs) if each.is_missing}
+        self.checks.check_missing(missing)
+        excused = self.users.stopped | self.users.unstored | missing
         kinds = {0, *self.plan.kinds}
         self.checks.check_end(self.users.jobs, scripts, excused, self.workers.objects.objects, kinds=kinds)
         for what in self.knowledge.remaining():
@@ -249,6 +252,9 @@ class World:
     @property
     def fork_servers(self) -> "_ForkServers":
         return _ForkServers(self)
+
+    def environments(self, folder: SimPath) -> SimEnvironments:
+        return SimEnvironments(self, folder)
 
     async def devices(self, environment: object) -> TorchDevices:
         """What torch says of a host: a probe step on hosts of different kinds gives different bits."""

@@ -126,7 +126,8 @@ def top(*, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = F
 
 
 def _log_line(entry: "LogEntry") -> str:
-    return f"[{'note' if entry.stream == 'note' else f'worker {entry.worker}'}] {entry.text}"
+    source = f"environment on {entry.host}" if entry.worker is None else f"worker {entry.worker}"
+    return f"[{'note' if entry.stream == 'note' else source}] {entry.text}"
 
 
 async def _print_each(

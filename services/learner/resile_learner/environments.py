@@ -69,6 +69,12 @@ class Wanted:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
+@dataclass
+class _Build:
+    task: asyncio.Task[Environment]
+    num_callers: int = 0
+
+
 class Environments:
     """The environments below ``folder``. Several processes may share the folder."""
 
@@ -76,25 +82,45 @@ class Environments:
         """Make the folder's interface; pip runs with the environment ``variables``."""
         self._folder = folder
         self._variables = variables
-        self._building: dict[str, asyncio.Task[Environment]] = {}
+        self._building: dict[str, _Build] = {}
 
     async def get(self, requirements: Sequence[str], on_line: OnLine, *, pins: str = "") -> Environment:
         """Return the environment with ``requirements``; build it first if needed, and pass on what pip prints.
 
-        ``pins``: the `Environment.packages` of one with these requirements, whose versions this one has to have.
+        A build ends when all callers that wait for it are cancelled. ``pins``: the `Environment.packages` of one with these requirements, whose versions this one has to have.
         Raises EnvironmentFailed.
         """
         if not requirements:
             return Environment()
+        wanted = self._wanted(requirements, pins)
+        key = wanted.digest
+        if key not in self._building:
+            build = self._building[key] = _Build(asyncio.create_task(self._open(key, wanted, on_line)))
+            build.task.add_done_callback(lambda _: self._forget(key, build))
+        build = self._building[key]
+        build.num_callers += 1
+        try:
+            return await asyncio.shield(build.task)
+        finally:
+            build.num_callers -= 1
+            if not build.num_callers:
+                self._forget(key, build)
+                build.task.cancel()
+
+    def has(self, requirements: Sequence[str], *, pins: str = "") -> bool:
+        """Whether the environment that `get` would return is there already."""
+        folder = self._folder / self._wanted(requirements, pins).digest
+        return (folder / _COMPLETE).is_file()
+
+    def _forget(self, key: str, build: "_Build") -> None:
+        if self._building.get(key) is build:
+            del self._building[key]
+
+    def _wanted(self, requirements: Sequence[str], pins: str) -> Wanted:
         wanted = Wanted(tuple(requirements))
         if pins and not self._has(wanted, pins):
             wanted = Wanted(wanted.requirements, tuple(pins.split()))
-        key = wanted.digest
-        if key not in self._building:
-            building = asyncio.create_task(self._open(key, wanted, on_line))
-            self._building[key] = building
-            building.add_done_callback(lambda _: self._building.pop(key))
-        return await asyncio.shield(self._building[key])  # the caller may be cancelled; others still need it
+        return wanted
 
     def _has(self, wanted: Wanted, packages: str) -> bool:
         """Whether the environment is there, with exactly these packages."""
@@ -103,7 +129,7 @@ class Environments:
 
     async def close(self) -> None:
         """End the builds that run."""
-        building = list(self._building.values())
+        building = [build.task for build in self._building.values()]
         for task in building:
             task.cancel()
         await asyncio.gather(*building, return_exceptions=True)

@@ -321,8 +321,10 @@ class _Service:
     def _instructions(self, command: Command) -> list[tuple[str, Instruction]]:
         """Return the instructions to agents, with their hosts."""
         match command:
-            case AssignJobs(host, incarnation, jobs):
-                assign = instructions.AssignJobs(epoch=self._core.epoch, incarnation=incarnation, jobs=jobs)
+            case AssignJobs(host, incarnation, jobs, environments):
+                assign = instructions.AssignJobs(
+                    epoch=self._core.epoch, incarnation=incarnation, jobs=jobs, environments=environments
+                )
                 return [(host, Instruction(assign))]
             case StopWorkers(job, host, incarnation, workers):
                 stop = instructions.StopWorkers(

@@ -132,6 +132,18 @@ class WorkerReport(Message):
     exit: WorkerExit | None = Field(default=None, description="set when gone")
 
 
+class EnvironmentReport(Message):
+    """How far a host is with the environment of a job that the scheduler has named.
+
+    ``waiting``: for the environments of other jobs; ``failed``: it is not tried again while the job stays named.
+    """
+
+    job: Id
+    state: Literal["waiting", "building", "ready", "failed"] = "waiting"
+    reason: Text = Field(default="", description="one line for the user, if it failed")
+    is_hosts_fault: bool = Field(default=False, description="whether another host may succeed")
+
+
 class Heartbeat(Message):
     """A host is alive, and this is all it runs. Sent once a second and at each change; never stored."""
 
@@ -145,6 +157,12 @@ class Heartbeat(Message):
         description="the jobs that the scheduler has assigned to the host, by the newest instruction; None: none came",
     )
     workers: tuple[WorkerReport, ...] = Field(default=(), max_length=MAX_SLOTS)
+    environments: tuple[EnvironmentReport, ...] | None = Field(
+        default=None,
+        max_length=MAX_SLOTS_OF_HOST,
+        description="of the jobs that the newest instruction names; None: the agent builds an environment only when a "
+        "worker starts",
+    )
 
 
 class HostState(StrEnum):

@@ -30,6 +30,7 @@ class PauseWorkers(Message):
 class AssignJobs(Message):
     """These jobs have workers on the host, or will have: watch their allocations, and those of no other job.
 
+    Build the environments of ``environments`` before their workers are placed, in this order, and of no other job.
     Heartbeats name the jobs that were assigned last.
     """
 
@@ -37,6 +38,9 @@ class AssignJobs(Message):
     epoch: Positive = Field(description="of the scheduler; an agent that has heard of a later one ignores it")
     incarnation: Positive = Field(description="an agent of another incarnation ignores it")
     jobs: tuple[Id, ...] = Field(max_length=MAX_SLOTS_OF_HOST)
+    environments: tuple[Id, ...] = Field(
+        default=(), max_length=MAX_SLOTS_OF_HOST, description="the jobs whose environments the host must have"
+    )
 
 
 class SendHeartbeat(Message):

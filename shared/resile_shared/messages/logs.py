@@ -19,11 +19,11 @@ class LogLine(Message):
 
 
 class LogLines(Message):
-    """Some lines of one worker, in order."""
+    """Some lines of one source, in order."""
 
     job: Id
     host: Id
     incarnation: Positive
-    worker: Count
+    worker: Count | None = Field(default=None, description="None: the build of the job's environment on this host")
     lines: tuple[LogLine, ...] = Field(max_length=MAX_LINES)
     dropped: Count = Field(default=0, description="lines dropped since the last batch, for want of room")

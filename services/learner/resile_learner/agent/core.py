@@ -16,6 +16,7 @@
 - What workers report is passed on. Progress replaces earlier progress and is passed on a few times a second; everything
   else is passed on in order, after the progress that preceded it.
 - A worker is forked once it is prepared, from a template if there is one for it: the rules are in `templates.py`.
+- The environments that the scheduler asks for are built before workers need them; heartbeats say how far each one is.
 - The host is announced with growing pauses until its stored record shows this incarnation. An incarnation that the
   registry declares lost or left ends.
 """
@@ -25,7 +26,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from resile_shared.messages.allocations import Allocation, Placement
-from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
+from resile_shared.messages.hosts import (
+    Address,
+    EnvironmentReport,
+    Heartbeat,
+    HostRecord,
+    HostState,
+    WorkerExit,
+    WorkerReport,
+)
 from resile_shared.messages.instructions import AssignJobs, PauseWorkers, SendHeartbeat, StopWorkers
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Report
@@ -57,6 +66,7 @@ from .events import (
     EndIncarnation,
     Event,
     KillWorker,
+    PrepareEnvironments,
     MessageReceived,
     SendToWorker,
     StartWorker,
@@ -97,7 +107,8 @@ class Worker:
 class AgentCore:
     """The state of one incarnation and all its decisions. The state can be read; only `handle` changes it."""
 
-    def __init__(self, host: str, incarnation: int) -> None:
+    def __init__(self, host: str, incarnation: int, *, builds_ahead: bool = False) -> None:
+        """Make the core; ``builds_ahead``: its shell builds environments before workers need them."""
         self.host = host
         self.incarnation = incarnation
         self.is_registered = False
@@ -105,6 +116,8 @@ class AgentCore:
         self.workers: dict[tuple[str, int], Worker] = {}
         self._assigned: frozenset[str] | None = None
         """The jobs that the scheduler has assigned to this host; None before it has said so."""
+        self._environments: dict[str, EnvironmentReport] | None = {} if builds_ahead else None
+        """How far those are that the scheduler asks for, in its order."""
         self._watched: frozenset[str] = frozenset()
         self._allocations: dict[str, Allocation] = {}
         self._highest = HighestNumbers()
@@ -153,6 +166,8 @@ class AgentCore:
                 return self._templates.handle(event, now)
             case WorkerExited(job, worker, exit_):
                 return self._on_exit(job, worker, exit_, now)
+            case EnvironmentReport():
+                return self._on_environment(event, now)
             case Tick():
                 return self._on_tick(event, now)
 
@@ -241,7 +256,17 @@ class AgentCore:
         if assign.incarnation != self.incarnation:
             return []
         self._assigned = frozenset(assign.jobs)
-        return self._update_watches()
+        watches, known = self._update_watches(), self._environments
+        if known is None or tuple(known) == assign.environments:
+            return watches
+        self._environments = {job: known.get(job) or EnvironmentReport(job=job) for job in assign.environments}
+        return [*watches, PrepareEnvironments(assign.environments)]
+
+    def _on_environment(self, report: EnvironmentReport, now: float) -> list[Command]:
+        if not self._environments or report.job not in self._environments:
+            return []
+        self._environments[report.job] = report
+        return self._heartbeat(now)
 
     def _update_watches(self) -> list[Command]:
         """Watch the allocations of the jobs that concern this host, and of no others."""
@@ -363,6 +388,7 @@ class AgentCore:
             num_waiting=self._num_waiting,
             jobs=None if self._assigned is None else tuple(sorted(self._assigned)),
             workers=tuple(reports),
+            environments=None if self._environments is None else tuple(self._environments.values()),
         )
         return [beat]
 

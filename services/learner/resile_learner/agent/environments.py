@@ -5,8 +5,10 @@ The first host that builds the environment of a job stores what was installed wi
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 
-from ..environments import Environment, EnvironmentFailed, Environments
+from ..environments import Environment, EnvironmentFailed, Environments, in_use
 from ..preparation import OnLine
 
 KEY = "packages.txt"
@@ -31,6 +33,14 @@ class JobEnvironments:
             pins = await asyncio.to_thread(_read_pins, storage)
             environment = await self._environments.get(requirements, on_line, pins=pins)
         return environment
+
+    def hold(self, environment: Environment) -> AbstractContextManager[int]:
+        """In the block the environment is not removed."""
+        return in_use(Path(environment.folder))
+
+    async def has(self, storage: str, requirements: Sequence[str]) -> bool:
+        """Whether `get` need not build anything. Raises EnvironmentFailed."""
+        return self._environments.has(requirements, pins=await asyncio.to_thread(_read_pins, storage))
 
 
 def _read_pins(storage: str) -> str:

@@ -6,7 +6,7 @@ Allocations, host records, instructions, heartbeats and reports are the messages
 from dataclasses import dataclass
 
 from resile_shared.messages.allocations import Allocation
-from resile_shared.messages.hosts import Heartbeat, HostRecord, WorkerExit
+from resile_shared.messages.hosts import EnvironmentReport, Heartbeat, HostRecord, WorkerExit
 from resile_shared.messages.instructions import AssignJobs, PauseWorkers, SendHeartbeat, StopWorkers
 from resile_shared.messages.reports import Report
 
@@ -88,6 +88,7 @@ Event = (
     | TemplateReady
     | TemplateEnded
     | WorkerExited
+    | EnvironmentReport
     | Tick
 )
 
@@ -109,6 +110,13 @@ class UnwatchAllocation:
     """End the watch of the allocation of ``job``."""
 
     job: str
+
+
+@dataclass(frozen=True)
+class PrepareEnvironments:
+    """Build the environments of ``jobs``, in this order, and of no others; an `EnvironmentReport` follows each step."""
+
+    jobs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -176,6 +184,6 @@ class EndIncarnation:
     is_superseded: bool = False
 
 
-HostCommand = StartWorker | ForkWorker | SendToWorker | KillWorker | PrepareTemplate | EndTemplate
+HostCommand = PrepareEnvironments | StartWorker | ForkWorker | SendToWorker | KillWorker | PrepareTemplate | EndTemplate
 """About processes of this host."""
 Command = AnnounceHost | WatchAllocation | UnwatchAllocation | HostCommand | Heartbeat | Report | EndIncarnation

@@ -22,6 +22,7 @@ from resile_shared.subjects import ALLOCATIONS, HOSTS
 from ..processes.fork_servers import ForkServers
 from ..processes.runner import WorkerRunner
 from .core import AgentCore
+from .environment_builds import EnvironmentBuilds
 from .events import (
     AnnounceHost,
     Command,
@@ -31,6 +32,7 @@ from .events import (
     ForkWorker,
     HostCommand,
     KillWorker,
+    PrepareEnvironments,
     PrepareTemplate,
     SendToWorker,
     StartWorker,
@@ -72,12 +74,13 @@ class AgentIncarnation:
         self._metrics = metrics
         self._beat_seconds = context.pool.beat_seconds
         self._clock = SteadyClock()
-        self._core = AgentCore(hello.host, hello.incarnation)
+        self._core = AgentCore(hello.host, hello.incarnation, builds_ahead=True)
         self._events: asyncio.Queue[tuple[Event, Context]] = asyncio.Queue()
         self._traces = Traces(hello.host)
         self._templates = HostTemplates(fork_servers, self._post)
         self._template_commands: asyncio.Queue[PrepareTemplate | EndTemplate] = asyncio.Queue()
         self._workers = HostWorkers(context, self._templates, self._post)
+        self._builds = EnvironmentBuilds(context, on_line=self._workers.on_line, post=self._post)
         self._runner = WorkerRunner(fork_servers, self._workers)
         self._reports = ReportQueue(bus, Spool(context.folder.path / "facts"))
         self._watches = AllocationWatches(bus.bucket(ALLOCATIONS), self._post)
@@ -117,6 +120,7 @@ class AgentIncarnation:
                     task.cancel()
             return end
         finally:
+            await self._builds.close()
             if not self._bus.connection.closed.is_set():
                 await instructions.unsubscribe()
 
@@ -192,6 +196,8 @@ class AgentIncarnation:
 
     async def _carry_out_on_host(self, command: HostCommand) -> None:
         match command:
+            case PrepareEnvironments(jobs):
+                self._builds.prepare(jobs)
             case StartWorker(job, worker):
                 logs = self._context.folder.jobs / job
                 self._runner.start(job, worker, self._workers.prepare(command), log_folder=logs)

@@ -50,6 +50,10 @@ class WorkerContext:
     jobs: Bucket[JobRecord]
     pool: PoolSettings
 
+    def storage_of(self, job: str) -> str:
+        """The URL of the job's folder in object storage."""
+        return f"{self.storage.rstrip('/')}/jobs/{job}"
+
 
 class HostWorkers:
     """Prepares and observes the workers of one incarnation; posts what they do as events of the core."""
@@ -58,8 +62,8 @@ class HostWorkers:
         self._context = context
         self._templates = templates
         self._post = post
-        self.lines: defaultdict[Key, LogBuffer] = defaultdict(LogBuffer)
-        """What workers printed and is not sent yet."""
+        self.lines: defaultdict[tuple[str, int | None], LogBuffer] = defaultdict(LogBuffer)
+        """What workers and builds printed and is not sent yet."""
         self.has_lines = asyncio.Event()
 
     async def prepare(self, start: StartWorker) -> WorkerConfig:
@@ -82,7 +86,7 @@ class HostWorkers:
         spec = entry.value.spec
         package = context.folder.code(start.job)
         await context.packages.unpack(spec.package, package)
-        storage = f"{context.storage.rstrip('/')}/jobs/{start.job}"
+        storage = context.storage_of(start.job)
         on_line = partial(self.on_line, start.job, start.worker, "stderr")
         data = await context.datasets.get(
             start.job, start.worker, spec.data, storage=storage, mounts=spec.mounts, on_line=on_line
@@ -115,8 +119,8 @@ class HostWorkers:
         """Post a worker's message."""
         self._post(MessageReceived(job, message))
 
-    def on_line(self, job: str, worker: int, stream: Stream, line: str) -> None:
-        """Buffer what a worker printed."""
+    def on_line(self, job: str, worker: int | None, stream: Stream, line: str) -> None:
+        """Buffer what a worker printed, or without one what the build of the job's environment did."""
         self.lines[job, worker].add(LogLine(time=at(time.time()), stream=stream, text=line))
         self.has_lines.set()
 

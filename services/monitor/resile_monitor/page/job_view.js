@@ -129,7 +129,8 @@ export class JobView {
   #write(line) {
     if (this.#log.firstChild?.className === "note") this.#log.replaceChildren();
     const isAtEnd = this.#log.scrollTop + this.#log.clientHeight >= this.#log.scrollHeight - 20;
-    this.#log.append(h("span", { class: `line ${line.stream}` }, h("i", { title: moment(line.time) }, `${line.host} ${line.worker} `), line.text, "\n"));
+    const source = `${line.host} ${line.worker ?? "environment"} `;
+    this.#log.append(h("span", { class: `line ${line.stream}` }, h("i", { title: moment(line.time) }, source), line.text, "\n"));
     while (this.#log.childElementCount > MAX_LINES) this.#log.firstChild.remove();
     if (isAtEnd) this.#log.scrollTop = this.#log.scrollHeight;
   }

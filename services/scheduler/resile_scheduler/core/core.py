@@ -21,6 +21,7 @@ from .accounting import Accounting
 from .allocator import Allocator
 from .deadlines import Deadlines
 from .decisions import Decisions, SlotCounts
+from .environment_requests import EnvironmentRequests
 from .events import (
     Command,
     Event,
@@ -84,17 +85,18 @@ class Scheduler:
         self._retention = Retention(pool, limits)
         self._job_commands = JobCommands(pool, allocator, self._retention)
         self._prober = HostProber(pool, detection_seconds=detection_seconds)
-        self._host_events = HostEvents(pool, allocator, ends, ForkServerDeaths(pool, recovery))
+        environments = EnvironmentRequests(pool, recovery)
+        self._host_events = HostEvents(pool, allocator, ends, ForkServerDeaths(pool, recovery), environments)
         self._worker_reports = WorkerReports(pool, allocator, self._job_commands, self._prober, ends)
         self._deadlines = Deadlines(pool, recovery, ends, detection_seconds=detection_seconds)
         self._observing = Observing(pool)
         self._restore = Restore(pool, allocator, self._host_events, epoch=epoch)
-        self._decisions = Decisions(pool, allocator, recovery, policy=policy)
+        self._decisions = Decisions(pool, allocator, recovery, environments, policy=policy)
         self._policy_choice = PolicyChoice(
             self._decisions, policies, initial=chosen or PoolPolicy(), attained=self._accounting.recent
         )
         self._tenant_shares = TenantShares(pool, self._policy_choice)
-        self._outgoing = Outgoing(pool)
+        self._outgoing = Outgoing(pool, environments)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Handle ``event`` at ``now`` (seconds since the epoch); return the commands to be carried out, in order."""

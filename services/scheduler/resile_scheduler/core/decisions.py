@@ -18,6 +18,7 @@ from ..policies.changes import steadily
 from ..policies.demand import Demand, Policy, Target
 from ..policies.no_slots import no_slots
 from .allocator import Allocator, next_change
+from .environment_requests import EnvironmentRequests
 from .host_groups import HostGroups
 from .job import Job
 from .job_view import JobView
@@ -53,8 +54,11 @@ class SlotCounts:
 class Decisions:
     """Shares the slots of the pool."""
 
-    def __init__(self, pool: Pool, allocator: Allocator, recovery: Recovery, *, policy: Policy) -> None:
+    def __init__(
+        self, pool: Pool, allocator: Allocator, recovery: Recovery, environments: EnvironmentRequests, *, policy: Policy
+    ) -> None:
         self._pool = pool
+        self._environments = environments
         self._allocator = allocator
         self._recovery = recovery
         self._policy = steadily(policy)
@@ -62,6 +66,8 @@ class Decisions:
         self._groups = HostGroups(pool)
         self._views: dict[str, JobView] = {}
         """Of all jobs that are not over, in the order of their submissions."""
+        self._requiring: dict[str, JobView] = {}
+        """Those of them that require packages."""
         self._by_class: dict[str, list[JobView]] | None = None
         """Those of them that share slots, by the class of device on which they do; None: not known."""
         self._restless: dict[str, Job] = {}
@@ -92,6 +98,8 @@ class Decisions:
         view = self._views.get(job)
         if view is None or not self._groups.classes() or view.demand.least <= view.demand.most:
             return ""
+        if self._environments.reason(view, self._groups.fitting(view.device_class, view.job.record.spec.group)):
+            return ""
         return self._explain(view)
 
     def _explain(self, view: JobView) -> str:
@@ -99,6 +107,8 @@ class Decisions:
             return "waiting a while: its last starts made no progress" if view.job.is_training else ""
         if view.target is None or (not view.target.workers and view.job.generations.has_started):
             return ""
+        if not view.target.workers and (missing := self._missing(view)):
+            return missing
         return _reason(view.job, view.target)
 
     def slot_counts(self) -> SlotCounts:
@@ -132,6 +142,8 @@ class Decisions:
             view.limit_to(self._groups)
         for device_class, sharing in self._by_class.items():
             self._share(device_class, sharing, looked_at, cause, now=now)
+        for view in self._requiring.values():
+            self._environments.request(view, self._groups)
 
     def _look_at(self, job: Job, now: float) -> JobView | None:
         """See what has become of ``job``; return None if it is over."""
@@ -141,11 +153,15 @@ class Decisions:
         if job.is_over:
             if self._views.pop(job.id, None):
                 self._by_class = None
+            if self._requiring.pop(job.id, None):
+                self._environments.forget(job.id)
             return None
         view = self._views.get(job.id)
         if view is None:
             view = self._views[job.id] = JobView(job)
             self._by_class = None
+            if job.record.spec.requirements:
+                self._requiring[job.id] = view
         if view.look(self._pool, now=now):
             self._by_class = None
         if view.is_restless:
@@ -229,7 +245,10 @@ class Decisions:
     def _missing(self, view: JobView) -> str:
         """Say which host a job is waiting for, if the pool has hosts, but none that it could ever use; else nothing."""
         labels = view.job.record.spec.group
-        if self._groups.fitting(view.device_class, labels).num_slots or not self._groups.classes():
+        fitting = self._groups.fitting(view.device_class, labels)
+        if fitting.num_slots:
+            return self._environments.reason(view, fitting)
+        if not self._groups.classes():
             return ""
         if self._groups.of_class(view.device_class).num_slots:
             return f"waiting for a host with the labels {labels}: none of those that are up has them"

@@ -189,12 +189,14 @@ class StoreUsage:
 class AssignJobs:
     """Tell the agent of ``host`` to watch the allocations of these jobs, and of no others.
 
-    Repeated with every heartbeat until it names the same jobs.
+    It builds the environments of ``environments``, in this order, and of no other jobs. Repeated with every heartbeat
+    until it names the same jobs.
     """
 
     host: str
     incarnation: int
     jobs: tuple[str, ...]
+    environments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
 
 from .allocator import Allocator
+from .environment_requests import EnvironmentRequests
 from .fork_server_deaths import ForkServerDeaths
 from .job import Job
 from .placement import SlotId
@@ -34,8 +35,16 @@ _PHASES = {
 class HostEvents:
     """Handles what the registry stores of hosts, and what their agents report."""
 
-    def __init__(self, pool: Pool, allocator: Allocator, ends: WorkerEnds, deaths: ForkServerDeaths) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        allocator: Allocator,
+        ends: WorkerEnds,
+        deaths: ForkServerDeaths,
+        environments: EnvironmentRequests,
+    ) -> None:
         self._pool = pool
+        self._environments = environments
         self._deaths = deaths
         self._allocator = allocator
         self._ends = ends
@@ -79,6 +88,7 @@ class HostEvents:
             return
         if beat.incarnation != host.record.incarnation or beat.number <= host.beat:
             return
+        is_first = host.beat < 0
         host.beat, host.num_waiting = beat.number, beat.num_waiting
         host.watched = None if beat.jobs is None else frozenset(beat.jobs)
         if not host.is_heard:
@@ -93,6 +103,7 @@ class HostEvents:
                     job, worker, f"worker {worker.number} on {worker.slot.name} disappeared without a report", now
                 )
 
+        self._environments.on_heartbeat(host, beat, is_first=is_first, now=now)
         self._check_unreconciled(now)
 
     def _check_unreconciled(self, now: float) -> None:

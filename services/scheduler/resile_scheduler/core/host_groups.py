@@ -62,6 +62,10 @@ class HostGroups:
         """Return ``group`` without ``hosts``."""
         return self._group(group.hosts - hosts)
 
+    def with_environment(self, group: HostGroup, job: str) -> HostGroup:
+        """Return those of ``group`` that have the environment of ``job``."""
+        return self._group(name for name in group.hosts if self._pool.hosts[name].has_environment(job))
+
     def _group(self, names: Iterable[str]) -> HostGroup:
         hosts = frozenset(names)
         sizes = [len(self._pool.hosts[name].slots) for name in hosts]

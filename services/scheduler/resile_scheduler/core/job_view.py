@@ -48,9 +48,10 @@ class JobView:
         self.wanted: tuple[SlotId, ...] | None = None
         """The slots that it was to have then."""
         self._joining: frozenset[SlotId] = frozenset()
-        self._avoided: frozenset[str] = frozenset()
+        self.avoided: frozenset[str] = frozenset()
+        """The hosts that it avoids after failures."""
         self._moved_at = float("-inf")
-        self._limit = 0
+        self.limit = 0
         """The most workers that it can use, wherever they run."""
 
     def look(self, pool: Pool, *, now: float) -> bool:
@@ -63,11 +64,11 @@ class JobView:
         self.held = tuple(held.values())
         self.usable = tuple(slot for slot in self.held if pool.is_usable(slot))
         self._joining = frozenset(held[worker] for worker in job.joiners & held.keys())
-        self._avoided = job.backoff.avoided(now=now)
+        self.avoided = job.backoff.avoided(now=now)
         self.demand = _demand(job, now=now)
-        self._limit = job.record.spec.max_workers
+        self.limit = job.record.spec.max_workers
         if self.demand.num_shards is not None:
-            self._limit = min(self._limit, self.demand.num_shards)
+            self.limit = min(self.limit, self.demand.num_shards)
         return (self.is_sharing, self.own_class) != before
 
     @property
@@ -79,7 +80,7 @@ class JobView:
     def limit_to(self, groups: HostGroups) -> None:
         """See how many workers it can have at most: on the hosts where it may start some, and where it is already."""
         eligible = self._eligible(groups)
-        most = self._limit
+        most = self.limit
         if eligible.num_slots < most:
             elsewhere = sum(slot.host not in eligible.hosts for slot in self.usable)
             most = min(most, eligible.num_slots + elsewhere)
@@ -90,12 +91,19 @@ class JobView:
     def _eligible(self, groups: HostGroups) -> HostGroup:
         """Return the hosts on which it may start workers, or will when slots are free."""
         fitting = groups.fitting(self.device_class, self.job.record.spec.group)
-        if not self._avoided:
+        if self.waits_for_environment(fitting):
+            fitting = groups.with_environment(fitting, self.name)
+        if not self.avoided:
             return fitting
-        allowed = groups.without(fitting, self._avoided)
+        allowed = groups.without(fitting, self.avoided)
         # A job without workers, or whose number of workers is exact, is never left without any host.
         is_needed = self.job.target.is_exact or not self.job.generations.has_started
         return fitting if is_needed and not allowed.hosts else allowed
+
+    def waits_for_environment(self, fitting: HostGroup) -> bool:
+        """Whether it may start workers only where its environment is. One that does not fit is waiting for hosts."""
+        job = self.job
+        return bool(job.record.spec.requirements) and fitting.num_slots + len(self.usable) >= job.least_workers
 
     def want(self, workers: int, groups: HostGroups, *, now: float) -> Want:
         """Return that it should have so many workers."""

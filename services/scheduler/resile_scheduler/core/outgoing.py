@@ -6,6 +6,7 @@ from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.jobs import Intent, JobRecord
 
+from .environment_requests import EnvironmentRequests
 from .events import AssignJobs, Event, PauseWorkers, StateRestored, StopWorkers, StoreJob, WriteAllocation
 from .job import Job
 from .pool import Host, Pool
@@ -17,8 +18,9 @@ PAUSE_AGAIN_SECONDS = 5.0
 class Outgoing:
     """Compares the state with what was commanded before."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, environments: EnvironmentRequests) -> None:
         self._pool = pool
+        self._environments = environments
         self._stored: dict[str, JobRecord] = {}
         self._written: dict[str, Allocation] = {}
         self._paused_at: dict[str, float] = {}
@@ -50,16 +52,18 @@ class Outgoing:
     def assignments(self, hosts: Iterable[Host]) -> list[AssignJobs]:
         """Return the jobs that hold slots of each host, if its agent watches others, or will by what was sent last.
 
-        As long as a host has sent no heartbeat, workers may run there that this scheduler does not know of.
+        With them, or if its agent has others, those whose environments it must have. As long as a host has sent no heartbeat, workers may run there that this scheduler does not know of.
         """
         commands = []
         for host in hosts:
             name, incarnation = host.record.host, host.record.incarnation
             jobs = frozenset(job.id for job, _ in self._pool.held_on(name))
-            is_settled = jobs == host.watched and host.assigned in (None, jobs)
+            environments = self._environments.of_host(host)
+            is_settled = jobs == host.watched and host.assigned in (None, jobs) and environments == host.prepares
             if host.is_alive and host.is_heard and not is_settled:
                 host.watched = host.assigned = jobs
-                commands.append(AssignJobs(name, incarnation, tuple(sorted(jobs))))
+                host.prepares = environments
+                commands.append(AssignJobs(name, incarnation, tuple(sorted(jobs)), environments))
         return commands
 
     def pauses(self, jobs: Iterable[Job], *, now: float) -> list[PauseWorkers]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from resile_shared.messages.hosts import HostRecord, HostState
+from resile_shared.messages.hosts import EnvironmentReport, HostRecord, HostState
 from resile_shared.messages.jobs import JobRecord
 
 from .job import Job
@@ -30,6 +30,10 @@ class Host:
     """The jobs whose allocations its agent watches, by its newest heartbeat or what was sent since; None: unknown."""
     assigned: frozenset[str] | None = None
     """The jobs that were assigned to it last; None: nothing was sent yet."""
+    prepares: tuple[str, ...] = ()
+    """The jobs whose environments its agent is to have, by its newest heartbeat or what was sent since."""
+    environments: Mapping[str, EnvironmentReport] | None = None
+    """How far it is with the environments of jobs; None: its agent builds them when workers start."""
 
     @property
     def is_usable(self) -> bool:
@@ -53,6 +57,13 @@ class Host:
     @cached_property
     def _slots(self) -> frozenset[SlotId]:
         return frozenset(self.slots)
+
+    def has_environment(self, job: str) -> bool:
+        """Whether the workers of ``job``, which requires packages, can start at once."""
+        if self.environments is None:
+            return self.beat >= 0  # before, nothing is known of it
+        report = self.environments.get(job)
+        return report is not None and report.state == "ready"
 
     def fits(self, group: str) -> bool:
         """Whether it has the labels that ``group`` names, as in ``gpu=h200,zone=a``."""
@@ -155,6 +166,10 @@ class Pool:
         for job, _ in self.held_on(host.record.host):
             self.touch(job)
         self.changed(None)
+
+    def touch_host(self, name: str) -> None:
+        """Compare what was assigned to ``name`` with what should be."""
+        self._touched_hosts.add(name)
 
     def _hold(self, name: str) -> None:
         """See to it that what ``name`` has free is found anew."""
