@@ -1,4 +1,4 @@
-"""Environments that are asked for ahead are built one at a time, kept while they are asked for, and each step reported."""
+"""Environments asked for ahead are built one at a time, kept while they are asked for, and each step is reported."""
 
 import os
 from pathlib import Path

@@ -293,7 +293,7 @@ class Checks:
     def check_missing(self, jobs: Collection[str]) -> None:
         """Jobs whose packages do not exist have ended, and never had a slot."""
         for job in jobs:
-            if job in self._hosts and self._hosts[job]:
+            if self._hosts.get(job):
                 self.break_promise(f"{job} had slots on {sorted(self._hosts[job])}, and its packages do not exist")
             record = self.records.get(job)
             if record is not None and record.state is JobState.COMPLETED:

@@ -87,8 +87,8 @@ class Environments:
     async def get(self, requirements: Sequence[str], on_line: OnLine, *, pins: str = "") -> Environment:
         """Return the environment with ``requirements``; build it first if needed, and pass on what pip prints.
 
-        A build ends when all callers that wait for it are cancelled. ``pins``: the `Environment.packages` of one with these requirements, whose versions this one has to have.
-        Raises EnvironmentFailed.
+        A build ends when all callers that wait for it are cancelled. ``pins``: the `Environment.packages` of one with
+        these requirements, whose versions this one has to have. Raises EnvironmentFailed.
         """
         if not requirements:
             return Environment()

@@ -18,7 +18,6 @@ from resile_shared.messages.pool import PoolSettings
 from resile_shared.telemetry import traced
 
 from ..messages import FromWorker, WorkerConfig
-from ..processes.runner import Key
 from ..processes.worker_process import Stream
 from .datasets import JobDatasets
 from .devices import HostDevices

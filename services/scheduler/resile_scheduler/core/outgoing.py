@@ -52,7 +52,8 @@ class Outgoing:
     def assignments(self, hosts: Iterable[Host]) -> list[AssignJobs]:
         """Return the jobs that hold slots of each host, if its agent watches others, or will by what was sent last.
 
-        With them, or if its agent has others, those whose environments it must have. As long as a host has sent no heartbeat, workers may run there that this scheduler does not know of.
+        With them, or if its agent has others, those whose environments it must have. As long as a host has sent no
+        heartbeat, workers may run there that this scheduler does not know of.
         """
         commands = []
         for host in hosts:
