@@ -82,4 +82,4 @@ def gpt() -> Workload:
     return Workload(model, dataset, next_character, batch_size=32)
 
 
-WORKLOADS: dict[str, Callable[[], Workload]] = {"digits": digits, "gpt": gpt}
+WORKLOADS: dict[str, Callable[[], Workload]] = {"digits": digits, "gpt": gpt, "mlp": lambda: mlp_of(1, batch_size=96)}

@@ -109,7 +109,8 @@ def test_epochs_have_different_orders_and_the_same_seed_has_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "expected"), [(192, 24), (191, 12), (96, 12), (64, 8), (48, 6), (32, 4), (16, 2), (9, 1), (1, 1)]
+    ("batch_size", "expected"),
+    [(576, 24), (575, 12), (287, 8), (192, 8), (96, 8), (64, 8), (48, 6), (32, 4), (16, 2), (9, 1), (1, 1)],
 )
 def test_the_default_number_of_shards_depends_on_the_batch_alone(batch_size: int, expected: int) -> None:
     assert default_num_shards(batch_size) == expected

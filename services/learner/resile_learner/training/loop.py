@@ -58,16 +58,16 @@ class ElasticLoop:
     """Iterates over the committed iterations of a run, on however many workers it has at the moment.
 
     ``dataset`` is map-style, or a stream: an iterable (see `StreamReader`). ``batch_size`` is the global batch, always
-    cut into ``num_shards`` shards (None: the largest of 24, 12, 8, 6, 4, 2, 1 that leaves at least 8 samples in a
-    shard). ``batch_range``, the least and the most samples, lets the pool change the global batch between iterations;
-    ``learning_rate_rule`` says how learning rates follow it ("linear", "sqrt" or "none"), relative to ``batch_size``.
-    ``state`` names further objects with ``state_dict`` and ``load_state_dict`` that belong to the run's state, such as
-    a learning-rate schedule or a GradScaler. ``validation`` is computed at the end of each epoch. ``checkpoint_every``
-    counts iterations, or is a time such as "5 min". ``threads`` are torch's threads in each worker. Without ``shuffle``
-    every epoch has the order of the dataset; ``drop_last`` leaves out samples that do not fill a global batch.
-    ``sampler`` draws the indices of each epoch instead (see `SamplerOrder`), ``batch_sampler`` those of each global
-    batch, whatever their number (see `BatchOrder`). ``max_iterations`` ends the run earlier than ``epochs`` do. Raises
-    UsageError for settings that cannot work.
+    cut into ``num_shards`` shards (None: see `default_num_shards`). ``batch_range``, the least and the most samples,
+    lets the pool change the global batch between iterations; ``learning_rate_rule`` says how learning rates follow it
+    ("linear", "sqrt" or "none"), relative to ``batch_size``. ``state`` names further objects with ``state_dict`` and
+    ``load_state_dict`` that belong to the run's state, such as a learning-rate schedule or a GradScaler. ``validation``
+    is computed at the end of each epoch. ``checkpoint_every`` counts iterations, or is a time such as "5 min".
+    ``threads`` are torch's threads in each worker. Without ``shuffle`` every epoch has the order of the dataset;
+    ``drop_last`` leaves out samples that do not fill a global batch. ``sampler`` draws the indices of each epoch
+    instead (see `SamplerOrder`), ``batch_sampler`` those of each global batch, whatever their number (see
+    `BatchOrder`). ``max_iterations`` ends the run earlier than ``epochs`` do. Raises UsageError for settings that
+    cannot work.
     """
 
     def __init__(
