@@ -81,12 +81,12 @@ def test_a_batch_alone_changes_with_a_generation_of_the_same_members() -> None:
     (written,) = bench.tick(OBSERVE_SECONDS / 2)
     allocation = written.allocation
     assert allocation.placements == before.placements
-    assert allocation.batch_size == 1412
+    assert allocation.batch_size == 1483
     assert allocation.generation == before.generation + 1
     bench.switch(iteration=20)
     item = bench.histories["job-1"][-1]
-    assert (item.workers, item.batch_size) == (4, 1412)
-    assert item.reason.startswith("batch of 1412: all it can use: ")
+    assert (item.workers, item.batch_size) == (4, 1483)
+    assert item.reason.startswith("batch of 1483: all it can use: ")
     assert item.reason.endswith(" times as fast as on 1 slot with a batch of 192")
     assert bench.tick(10 * OBSERVE_SECONDS) == [], "nothing more is measured, and nothing moves"
 
@@ -112,12 +112,12 @@ def test_a_recovery_leaves_the_batch_to_its_members_and_the_next_generation_says
     bench.measure()
     bench.tick(1.0)
     bench.switch(iteration=20)
-    assert bench.newest().batch_size == 1412
+    assert bench.newest().batch_size == 1483
     alive = [member(number, iteration=20, generation=2) for number in range(3)]
     bench.beat(*alive, gone(3, kind="killed"))
     assert (bench.newest().is_recovery, bench.newest().batch_size) == (True, None)
     bench.switch(iteration=21)
-    assert bench.newest().batch_size == 1412
+    assert bench.newest().batch_size == 1483
     assert not bench.newest().is_recovery
 
 
@@ -163,9 +163,9 @@ def test_what_a_change_costs_is_what_exceeds_the_iterations_between_two_reports(
     assert seen() == CHANGE_SECONDS
     for second in (0, 1, 2):
         progress = Progress(iteration=10 * second, epoch=0)
-        observer.on_progress(report(second, progress), progress, num_shards=8, is_changing=False)
+        observer.on_progress(report(second, progress), progress, ready=ready(), is_changing=False)
     slow = Progress(iteration=22, epoch=0)
-    observer.on_progress(report(4, slow), slow, num_shards=8, is_changing=True)
+    observer.on_progress(report(4, slow), slow, ready=ready(), is_changing=True)
     switched = Switched(workers=(0, 1), iteration=30, pause_seconds=0.2)
     observer.on_switched(report(5.0, switched), switched)
     assert seen() == pytest.approx(2.0), "3 seconds for what takes 1"
@@ -182,7 +182,7 @@ def test_a_cost_or_a_noise_scale_that_hardly_differs_is_the_same() -> None:
         report = Report(
             job="job-1", host="h", incarnation=1, worker=0, slot=0, generation=1, time=at(1000), content=progress
         )
-        observer.on_progress(report, progress, num_shards=8, is_changing=False)
+        observer.on_progress(report, progress, ready=ready(), is_changing=False)
         observer.observe(attained=0.0)
         return observer.observation.noise_scale
 

@@ -12,7 +12,7 @@ from math import frexp, isfinite, ldexp
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from resile_shared.messages.reports import Measurement, Progress, Report, Switched
+from resile_shared.messages.reports import Measurement, Progress, Ready, Report, Switched
 
 if TYPE_CHECKING:
     from ..policies.stable_fit import StableFit
@@ -97,7 +97,7 @@ class Observer:
         self._iterations_total: int | None = None
         self._change = ChangeCost()
 
-    def on_progress(self, report: Report, progress: Progress, *, num_shards: int, is_changing: bool) -> None:
+    def on_progress(self, report: Report, progress: Progress, *, ready: Ready, is_changing: bool) -> None:
         """Learn from what iterations measured; ``is_changing``: a newer generation is to take over."""
         if is_changing:
             return
@@ -105,17 +105,19 @@ class Observer:
         self._noise_scale = progress.noise_scale if progress.noise_scale is not None else self._noise_scale
         self._iterations_total = progress.iterations_total
         if progress.measurement is not None:
-            self._measure(progress.measurement, num_shards)
+            self._measure(progress.measurement, ready)
 
     def on_switched(self, report: Report, switched: Switched) -> None:
         """Learn what a change has cost."""
         self._change.on_switched(report, switched)
 
-    def _measure(self, measured: Measurement, num_shards: int) -> None:
+    def _measure(self, measured: Measurement, ready: Ready) -> None:
         from ..policies.stable_fit import StableFit  # `resile run` loads no numpy before something is measured
         from ..policies.throughput import Measurement as Configuration
 
-        self._fit = self._fit or StableFit(num_shards)
+        if self._fit is None:
+            num_shards = None if ready.is_fast else ready.num_shards
+            self._fit = StableFit(num_shards, may_grow=ready.batch_range is not None)
         self._fit.add(
             Configuration(
                 measured.workers,

@@ -56,8 +56,8 @@ class WorkerReports:
             case Progress(iteration=iteration) as progress if is_current and job.generations.has_started:
                 job.advance(iteration)
                 if job.record.ready is not None and report.generation == job.generations.active_number:
-                    num_shards, is_changing = job.record.ready.num_shards, job.generations.is_settling
-                    job.observer.on_progress(report, progress, num_shards=num_shards, is_changing=is_changing)
+                    is_changing = job.generations.is_settling
+                    job.observer.on_progress(report, progress, ready=job.record.ready, is_changing=is_changing)
             case PeerSuspected() as accusation if is_current:
                 self._prober.accuse(job, report, accusation, now=now)
             case _:

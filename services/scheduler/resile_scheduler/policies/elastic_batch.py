@@ -29,6 +29,8 @@ Mask = NDArray[np.bool_]
 
 ENOUGH = 0.99
 """The best batch is the smallest with this much of the highest throughput: a larger one learns less per sample."""
+NUM_CHORDS = 3
+"""So often the search for it is repeated, where one line does not find it."""
 
 UNKNOWN_BATCH = BatchRange(1, 1, least_per_slot=0)
 """Of a job whose script has not reached the training call: any number of workers can share it."""
@@ -123,14 +125,19 @@ def _options(
 def _smallest_enough(throughput: Throughput, sizes: Ints, smallest: Ints, largest: Ints, across: Mask) -> Ints:
     """Return the least batches with `ENOUGH` of the throughput of the largest, for each number of workers.
 
-    The time of an iteration is ``fixed + slope * b``, so the throughput rises with the batch b, and is
-    ``ENOUGH * rate`` where ``b = ENOUGH * rate * (fixed + slope * b)``.
+    The time of an iteration rises with the batch b, ever faster if at all, so the throughput rises as well. Where the
+    line from the time at 0 to that at a batch with enough throughput meets ``b / (ENOUGH * rate)`` is a smaller one:
+    the least if the time is itself a line, as it is if the exchange does not overlap.
     """
     fixed = throughput.seconds(sizes, 0.0, across=across)
-    seconds = throughput.seconds(sizes, largest, across=across)
-    rate = ENOUGH * largest / seconds
-    slope = (seconds - fixed) / largest
-    return np.clip(np.ceil(rate * fixed / (1.0 - rate * slope)).astype(np.int64), smallest, largest)
+    batch = largest.astype(float)
+    seconds = throughput.seconds(sizes, batch, across=across)
+    rate = ENOUGH * batch / seconds
+    batch = rate * fixed / (1.0 - rate * (seconds - fixed) / batch)
+    for _ in range(NUM_CHORDS if throughput.overlap > 1.0 else 0):
+        seconds = throughput.seconds(sizes, batch, across=across)
+        batch = rate * fixed / (1.0 - rate * (seconds - fixed) / batch)
+    return np.asarray(np.clip(np.ceil(batch), smallest, largest), dtype=np.int64)
 
 
 def _impossible(demand: Demand) -> str:

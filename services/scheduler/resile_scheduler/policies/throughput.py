@@ -1,17 +1,20 @@
-"""How fast a job trains with other workers or another batch: T(n, b) = b / (t_grad(b / n) + t_sync(n)).
+"""How fast a job trains with other workers or another batch: T(n, b) = b / t(n, b).
 
 t_grad, the time in which a worker computes its part of the batch, is a line over its samples. t_sync, the time of the
-exchange, is 0 for one worker, and otherwise a line over n - 2: one for workers on one host, another across hosts (as in
-A. Qiao et al., "Pollux", OSDI 2021, section 4.1).
+exchange, is 0 for one worker, and otherwise a line over n - 2: one for workers on one host, another across hosts. As
+part of the exchange is hidden behind the computation, an iteration takes (t_grad^o + t_sync^o)^(1/o), where o is at
+least 1 (A. Qiao et al., "Pollux", OSDI 2021, section 4.1).
 
-Both are fitted to what iterations have measured by least squares, with a prior that decides what was not measured: that
-the job scales perfectly. So a batch that was never changed has no fixed cost, and an exchange never seen takes no time,
-until something else is seen. The covariance of the fit says how much of a prediction is known.
+All of it is fitted to what iterations have measured, by least squares with a prior that decides what was not measured:
+that the job scales perfectly. So an exchange never seen takes no time, until something else is seen. Of a job whose
+batch may change, half of the computation is taken not to grow with the batch until two were measured, so that a larger
+one is tried; of any other all of it, so that more workers are.
+
+Jobs do not scale as smoothly as lines. What was measured with a number of workers corrects the lines there.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import inf, sqrt
+from dataclasses import dataclass, field, replace
+from math import exp, inf
 from statistics import median
 from typing import NamedTuple
 
@@ -24,10 +27,17 @@ Configuration = tuple[int, int, bool]
 
 NOISE = 0.1
 """The standard deviation of one iteration's time, relative to it."""
+MISFIT = 0.2
+"""That of what the lines predict for a number of workers, relative to it."""
 MOST_ITERATIONS = 16
 """That count in one configuration: the newest."""
 MOST_CONFIGURATIONS = 64
 """That count: the newest."""
+OVERLAPS = np.array([1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0])
+LESS_OVERLAP = 1e-3
+"""What speaks for less overlap among equal fits, in relative error."""
+FIXED_SHARE = 0.5
+"""Of the computation, until two batches were measured; of a job whose batch may change."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +61,22 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Line:
-    """``intercept + slope * x`` seconds, both at least 0, and the variances and the covariance of the two."""
+    """``intercept + slope * x`` seconds, both at least 0."""
 
     intercept: float = 0.0
     slope: float = 0.0
-    intercept_variance: float = 0.0
-    slope_variance: float = 0.0
-    covariance: float = 0.0
 
     def at(self, x: Floats) -> Floats:
         """Return the seconds at ``x``."""
         return self.intercept + self.slope * x
 
-    def variance_at(self, x: Floats) -> Floats:
-        """Return the variance of the seconds at ``x``."""
-        return self.intercept_variance + 2.0 * self.covariance * x + self.slope_variance * x**2
+
+class Correction(NamedTuple):
+    """How many times as long as by the lines an iteration takes with so many workers."""
+
+    workers: int
+    across: bool
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -85,18 +96,38 @@ class Throughput:
     """The same across hosts."""
     num_measured: int = 0
     """Configurations that were measured: 0 means that nothing is known."""
+    overlap: float = 1.0
+    """1: computation and exchange follow each other; the larger, the more of the shorter one is hidden."""
+    corrections: tuple[Correction, ...] = ()
 
     def seconds(self, workers: ArrayLike, batch: ArrayLike, *, across: ArrayLike = False) -> Floats:
         """Return the seconds of an iteration; the arguments are broadcast. ``across``: on more than one host."""
         n = np.asarray(workers, dtype=float)
-        exchange = np.where(across, self.exchange_across.at(n - 2.0), self.exchange.at(n - 2.0))
-        return self.compute.at(self.samples(workers, batch)) + np.where(n > 1.0, exchange, 0.0)
+        compute = self.compute.at(self.samples(n, batch))
+        exchange = np.where(across, self.exchange_across.at(n - 2.0), self.exchange.at(n - 2.0)) * (n > 1.0)
+        if self.overlap == 1.0:
+            seconds = compute + exchange
+        else:
+            seconds = (compute**self.overlap + exchange**self.overlap) ** (1.0 / self.overlap)
+        return np.asarray(seconds * self._factors(n, across)) if self.corrections else seconds
+
+    def _factors(self, workers: Floats, across: ArrayLike) -> Floats:
+        where = np.asarray(across)
+        factors = np.ones(np.broadcast_shapes(workers.shape, where.shape))
+        for number, is_across, factor in self.corrections:
+            factors[np.broadcast_to((workers == number) & (where == is_across), factors.shape)] = factor
+        return factors
 
     def seconds_of(self, workers: int, batch: int, *, across: bool = False) -> float:
         """Return `seconds` for one configuration, sooner."""
         line = self.exchange_across if across else self.exchange
         exchange = line.intercept + line.slope * (workers - 2) if workers > 1 else 0.0
-        return self.compute.intercept + self.compute.slope * self._samples_of(workers, batch) + exchange
+        compute = self.compute.intercept + self.compute.slope * self._samples_of(workers, batch)
+        seconds: float = (compute**self.overlap + exchange**self.overlap) ** (1.0 / self.overlap)
+        for number, is_across, factor in self.corrections:
+            if number == workers and is_across == across:
+                return seconds * factor
+        return seconds
 
     def _samples_of(self, workers: int, batch: int) -> float:
         if self.num_shards is None:
@@ -107,15 +138,6 @@ class Throughput:
         """Return the samples per second; arguments as for `seconds`."""
         return np.asarray(batch, dtype=float) / self.seconds(workers, batch, across=across)
 
-    def uncertainty(self, workers: ArrayLike, batch: ArrayLike, *, across: ArrayLike = False) -> Floats:
-        """Return the standard deviation of `seconds`, relative to it; infinite if nothing was measured."""
-        n, samples = np.asarray(workers, dtype=float), self.samples(workers, batch)
-        if not self.num_measured:
-            return np.full_like(samples, inf)
-        exchange = np.where(across, self.exchange_across.variance_at(n - 2.0), self.exchange.variance_at(n - 2.0))
-        variance = self.compute.variance_at(samples) + np.where(n > 1.0, exchange, 0.0)
-        return np.sqrt(np.maximum(variance, 0.0)) / self.seconds(workers, batch, across=across)
-
     def samples(self, workers: ArrayLike, batch: ArrayLike) -> Floats:
         """Return the samples of the batch that the slowest worker computes."""
         n, b = np.asarray(workers, dtype=float), np.asarray(batch, dtype=float)
@@ -124,9 +146,13 @@ class Throughput:
 
 @dataclass
 class Measurements:
-    """The newest iterations of a job, by configuration: workers, batch, and whether across hosts."""
+    """The newest iterations of a job, by configuration: workers, batch, and whether across hosts.
+
+    ``may_grow``: whether its batch may change.
+    """
 
     num_shards: int | None = None
+    may_grow: bool = False
     _times: dict[Configuration, list[tuple[float, float]]] = field(default_factory=dict)
     """Compute and exchange seconds; the configuration measured last comes last."""
 
@@ -151,53 +177,104 @@ class Measurements:
         unfitted = Throughput(self.num_shards)
         if not self._times:
             return unfitted
-        compute: list[_Row] = []
-        exchange: dict[bool, list[_Row]] = {False: [], True: []}
-        for (workers, batch, is_across), times in self._times.items():
-            computing, exchanging = (median(seconds) for seconds in zip(*times, strict=True))
-            deviation = NOISE * (computing + exchanging) / sqrt(len(times))
-            compute.append(_Row(float(unfitted.samples(workers, batch)), computing, deviation))
-            if workers > 1:
-                exchange[is_across].append(_Row(workers - 2.0, exchanging, deviation))
-        typical = median(row.seconds for row in compute)
-        inside = _fit(exchange[False], Line(), intercept_deviation=typical, slope_deviation=typical / 10)
-        across = _fit(exchange[True], inside, intercept_deviation=typical, slope_deviation=typical / 10)
-        line = _fit(compute, Line(), intercept_deviation=typical, slope_deviation=inf)
-        return Throughput(self.num_shards, line, inside, across, len(self._times))
+        n, batches, across = (np.array(column) for column in zip(*self._times, strict=True))
+        samples = unfitted.samples(n, batches)
+        times = [[median(seconds) for seconds in zip(*of, strict=True)] for of in self._times.values()]
+        compute, exchange = np.maximum(np.array(times).T, [[SHORTEST], [0.0]])
+        step = compute + exchange
+        counts = np.array([len(of) for of in self._times.values()], dtype=float)
+        weights = counts / (NOISE * step) ** 2
+        typical = float(np.median(compute))
+        fixed = FIXED_SHARE * typical if self.may_grow else 0.0
+        starts, slopes = _lines(samples, compute[None], weights, prior=(fixed, 0.0), deviations=(typical, inf))
+        fitted = replace(unfitted, compute=Line(float(starts[0]), float(slopes[0])), num_measured=len(counts))
+        if (n > 1).any():
+            fitted = _with_exchange(fitted, _Rows(n, batches, across, step, compute, weights), typical)
+        by_lines = fitted.seconds(n, batches, across=across)
+        return replace(fitted, corrections=_corrections(n, across, np.log(step / by_lines), counts))
 
 
-class _Row(NamedTuple):
-    x: float
-    seconds: float
-    deviation: float
-    """The standard deviation of ``seconds``."""
+SHORTEST = 1e-9
+"""Seconds."""
 
 
-def _fit(rows: Sequence[_Row], prior: Line, *, intercept_deviation: float, slope_deviation: float) -> Line:
-    """Return the most likely line: normal errors, normal priors around ``prior``, nothing below 0.
+class _Rows(NamedTuple):
+    """What was measured, by configuration."""
 
-    The variances are those without the bounds. They grow if the rows are further from the line than their deviations.
-    """
-    weights = [row.deviation**-2 for row in rows]
-    weight_at_0 = intercept_deviation**-2
-    weight = weight_at_0 + sum(weights)
-    # Moments around the centre: sums of squares alone, so that nothing cancels.
-    centre = sum(w * row.x for w, row in zip(weights, rows, strict=True)) / weight
-    mean = (weight_at_0 * prior.intercept + sum(w * row.seconds for w, row in zip(weights, rows, strict=True))) / weight
-    spread = slope_deviation**-2 + weight_at_0 * centre**2
-    spread += sum(w * (row.x - centre) ** 2 for w, row in zip(weights, rows, strict=True))
-    moment = slope_deviation**-2 * prior.slope - weight_at_0 * centre * (prior.intercept - mean)
-    moment += sum(w * (row.x - centre) * (row.seconds - mean) for w, row in zip(weights, rows, strict=True))
-    slope = max(moment / spread, 0.0)
-    intercept = mean - slope * centre
-    if intercept < 0.0:
-        intercept, slope = 0.0, (moment + weight * centre * mean) / (spread + weight * centre**2)
-    errors = [w * (row.seconds - intercept - slope * row.x) ** 2 for w, row in zip(weights, rows, strict=True)]
-    misfit = max(sum(errors) / len(errors), 1.0) if errors else 1.0
-    return Line(
-        intercept,
-        slope,
-        intercept_variance=misfit * (1.0 / weight + centre**2 / spread),
-        slope_variance=misfit / spread,
-        covariance=-misfit * centre / spread,
+    workers: NDArray[np.int64]
+    batches: NDArray[np.int64]
+    across: NDArray[np.bool_]
+    step: Floats
+    compute: Floats
+    weights: Floats
+
+
+def _with_exchange(fitted: Throughput, rows: _Rows, typical: float) -> Throughput:
+    """Return ``fitted`` with the exchange, and with the overlap for which all together is closest to ``rows``."""
+    powers = OVERLAPS[:, None]
+    exchange = np.asarray(rows.step * (1.0 - (rows.compute / rows.step) ** powers) ** (1.0 / powers), dtype=np.float64)
+    more = rows.workers.astype(np.float64) - 2.0
+    several = rows.workers > 1
+    deviations = typical, typical / 10
+    inside, across = several & ~rows.across, several & rows.across
+    prior: tuple[Floats | float, Floats | float] = (0.0, 0.0)
+    found = []
+    for group in (inside, across):
+        prior = _lines(more[group], exchange[:, group], rows.weights[group], prior=prior, deviations=deviations)
+        found.append(prior)
+    (starts, slopes), (far_starts, far_slopes) = found
+    lines = np.where(across, _at(far_starts, far_slopes, more), _at(starts, slopes, more)) * several
+    compute = fitted.compute.at(fitted.samples(rows.workers, rows.batches))
+    seconds = (compute**powers + lines**powers) ** (1.0 / powers)
+    errors = np.sqrt((np.log(seconds / rows.step) ** 2).mean(axis=1)) + LESS_OVERLAP * (OVERLAPS - 1.0) ** 2
+    best = int(errors.argmin())
+    return replace(
+        fitted,
+        exchange=Line(float(starts[best]), float(slopes[best])),
+        exchange_across=Line(float(far_starts[best]), float(far_slopes[best])),
+        overlap=float(OVERLAPS[best]),
     )
+
+
+def _at(starts: Floats, slopes: Floats, x: Floats) -> Floats:
+    return starts[:, None] + slopes[:, None] * x
+
+
+def _corrections(
+    workers: NDArray[np.int64], across: NDArray[np.bool_], errors: Floats, counts: Floats
+) -> tuple[Correction, ...]:
+    """Return what makes up for ``errors``, the logarithms of how far lines are off, as far as they are no noise."""
+    sums: dict[tuple[int, bool], tuple[float, float]] = {}
+    for number, is_across, error, count in zip(workers, across, errors, counts, strict=True):
+        key = int(number), bool(is_across)
+        known = sums.get(key, (0.0, 0.0))
+        sums[key] = known[0] + float(error * count), known[1] + float(count)
+    noise = (NOISE / MISFIT) ** 2
+    return tuple(Correction(*key, exp(total / (count + noise))) for key, (total, count) in sorted(sums.items()))
+
+
+def _lines(
+    x: Floats,
+    ys: Floats,
+    weights: Floats,
+    *,
+    prior: tuple[Floats | float, Floats | float],
+    deviations: tuple[float, float],
+) -> tuple[Floats, Floats]:
+    """Return intercepts and slopes of the most likely lines through each row of ``ys``, none of them below 0.
+
+    ``weights`` are the inverse variances of the values, ``prior`` the expected intercept and slope, ``deviations`` the
+    standard deviations of these.
+    """
+    at_0, per_slope = deviations[0] ** -2, deviations[1] ** -2
+    weight = at_0 + weights.sum()
+    # Moments around the centre: sums of squares alone, so that nothing cancels.
+    centre = float(weights @ x) / weight
+    means = (at_0 * np.asarray(prior[0]) + ys @ weights) / weight
+    spread = per_slope + at_0 * centre**2 + float(weights @ (x - centre) ** 2)
+    moments = per_slope * np.asarray(prior[1]) - at_0 * centre * (prior[0] - means)
+    moments = moments + (ys - means[:, None]) @ (weights * (x - centre))
+    slopes = np.maximum(moments / spread, 0.0)
+    starts = means - slopes * centre
+    through_0 = (moments + weight * centre * means) / (spread + weight * centre**2)
+    return np.maximum(starts, 0.0), np.where(starts < 0.0, through_0, slopes)
