@@ -199,6 +199,21 @@ def test_a_job_moves_to_one_host_when_it_has_room() -> None:
     assert sim.records["job-3"].state is JobState.COMPLETED
 
 
+def test_a_job_on_two_full_hosts_exchanges_slots_with_another_one() -> None:
+    sim = two_hosts()
+    checker = Checker(sim)
+    short, long = Sharded(300, num_shards=4), Sharded(10_000, num_shards=4)
+    work = [short, long, short, long]
+    sim.submit([Submission(n, f"job-{n}", spec(least=2, most=2), work[n - 1]) for n in (1, 2, 3, 4)])
+    sim.submit([Submission(6, "job-5", spec(least=2, most=4), long)])
+    sim.run(until=60, watch=checker.check)
+    slots = [item.slots for item in sim.histories["job-5"] if item.kind == "allocation"]
+    assert [len({slot.split("/")[0] for slot in held}) for held in slots] == [1, 2, 1, 1], "it leaves a host and grows"
+    assert [len(held) for held in slots] == [2, 4, 2, 4]
+    assert shapes(sim, "job-5")[-1][1] == "it exchanges slots, for fewer hosts of a job"
+    assert sim.hosts_of("job-2") == sim.hosts_of("job-4") != sim.hosts_of("job-5")
+
+
 @pytest.mark.parametrize("bits", ["same bits", "fast"])
 def test_a_job_continues_on_the_class_on_which_it_trained_unless_bits_do_not_matter(bits: str) -> None:
     sim = SimulatedPool()

@@ -8,7 +8,7 @@
 A policy sees all jobs each time; of the rest only what has changed is done again (`job_view.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,14 +19,18 @@ from ..policies.demand import Demand, Policy, Target
 from ..policies.no_slots import no_slots
 from .allocator import Allocator, next_change
 from .environment_requests import EnvironmentRequests
+from .exchanges import Holder, exchange
 from .host_groups import HostGroups
 from .job import Job
-from .job_view import JobView
+from .job_view import MOVE_SECONDS, JobView
 from .lifecycle import Step
-from .placement import SlotId, Want, place
+from .placement import SlotId, SlotsByHost, Want, place
 from .pool import Pool
 from .recovery import Recovery
 from .supply import Supply
+
+MOST_EXCHANGES = 4
+"""That are looked for in one decision."""
 
 
 class Cause(NamedTuple):
@@ -73,6 +77,10 @@ class Decisions:
         self._restless: dict[str, Job] = {}
         self._unsettled: dict[str, JobView] = {}
         """Those that do not have what they should have."""
+        self._too_wide: dict[str, JobView] = {}
+        """Those that are on more hosts than they need."""
+        self._exchanging: dict[str, JobView] = {}
+        """Those whose exchange of slots is under way."""
         self._supply = Supply(pool)
         self._answers: dict[str, tuple[tuple[Policy, int, list[Demand]], dict[str, Target]]] = {}
         """What the policy was asked last about each class of device, and what it answered."""
@@ -120,6 +128,9 @@ class Decisions:
 
     def decide(self, *, now: float) -> None:
         """Decide until nothing changes: a decision can free what the next one uses."""
+        for view in self._exchanging.values():
+            if view.is_late(now=now):
+                self._pool.changed(view.job)
         while self._pool.has_changed:
             self._decide(now)
 
@@ -140,6 +151,9 @@ class Decisions:
             looked_at |= {name: view for name, view in self._views.items() if view.is_scattered(now=now)}
         for view in (self._views if are_new else looked_at).values():
             view.limit_to(self._groups)
+            self._too_wide.pop(view.name, None)
+            if view.is_too_wide:
+                self._too_wide[view.name] = view
         for device_class, sharing in self._by_class.items():
             self._share(device_class, sharing, looked_at, cause, now=now)
         for view in self._requiring.values():
@@ -150,7 +164,9 @@ class Decisions:
         self._supply.look_at(job)
         self._restless.pop(job.id, None)
         self._unsettled.pop(job.id, None)
+        self._too_wide.pop(job.id, None)
         if job.is_over:
+            self._exchanging.pop(job.id, None)
             if self._views.pop(job.id, None):
                 self._by_class = None
             if self._requiring.pop(job.id, None):
@@ -196,39 +212,87 @@ class Decisions:
         self,
         device_class: str,
         sharing: list[JobView],
-        looked_at: Mapping[str, JobView],
+        looked_at: dict[str, JobView],
         cause: Cause,
         *,
         now: float,
     ) -> None:
         targets, is_new = self._targets(device_class, [view.demand for view in sharing])
+        looked_at |= self._exchange_slots(device_class, targets, now=now)
+        asked = sharing if is_new else [view for view in sharing if view.name in looked_at]
+        wants, pending = self._wants(asked, targets, looked_at, now=now)
+        placed = self._place(wants)
+        for view, target in pending:
+            wanted = view.plan or placed.get(view.name, view.usable)
+            if view.name in looked_at or not view.is_settled(target, wanted):
+                if view.plan:
+                    view.job.explain_change("it exchanges slots, for fewer hosts of a job")
+                elif view.moves_to(wanted, now=now):
+                    view.job.explain_change("it moves to fewer hosts")
+                if not view.waits(wanted, is_free=self._supply.is_free):
+                    self._approach(view.job, target, wanted, cause.of(view.job), now=now)
+            view.target, view.wanted = target, wanted
+            if wanted != view.held or len(wanted) != target.workers:
+                self._unsettled[view.name] = view
+
+    def _wants(
+        self, asked: list[JobView], targets: Mapping[str, Target], looked_at: Mapping[str, JobView], *, now: float
+    ) -> tuple[list[Want], list[tuple[JobView, Target]]]:
+        """Return what has to be placed, and those for which something may be done, with their targets."""
         wants, pending = [], []
-        for view in sharing if is_new else [v for v in sharing if v.name in looked_at]:
+        for view in asked:
             target = targets[view.name]
             if not target.workers and (missing := self._missing(view)):
                 target = replace(target, reason=missing)
             is_looked_at = view.name in looked_at
-            if target.workers != len(view.usable) or (is_looked_at and view.is_scattered(now=now)):
+            is_placed = target.workers == len(view.usable) and not (is_looked_at and view.is_scattered(now=now))
+            if not is_placed and not view.plan:
                 wants.append(view.want(target.workers, self._groups, now=now))
-            elif not is_looked_at and view.is_settled(target, view.usable):
+            elif not is_looked_at and not view.plan and view.is_settled(target, view.usable):
                 view.target = target
                 continue
             pending.append((view, target))
-        placed = self._place(wants)
-        for view, target in pending:
-            wanted = placed.get(view.name, view.usable)
-            if view.name in looked_at or not view.is_settled(target, wanted):
-                if view.moves_to(wanted, now=now):
-                    view.job.explain_change("it moves to fewer hosts")
-                self._approach(view.job, target, wanted, cause.of(view.job), now=now)
-            view.target, view.wanted = target, wanted
-            if wanted != view.held or len(wanted) != target.workers:
-                self._unsettled[view.name] = view
+        return wants, pending
+
+    def _exchange_slots(self, device_class: str, targets: Mapping[str, Target], *, now: float) -> dict[str, JobView]:
+        """Let jobs that are on too many hosts exchange slots with others; return those whose slots are to change."""
+        for view in list(self._exchanging.values()):
+            if view.device_class == device_class and not view.goes_on_exchanging(targets.get(view.name), now=now):
+                del self._exchanging[view.name]
+        ready = (v for v in self._too_wide.values() if v.device_class == device_class and v.name in targets)
+        due = [v for v in ready if now - v.tried_at >= MOVE_SECONDS and v.may_exchange(targets[v.name], now=now)]
+        begun: dict[str, JobView] = {}
+        for view in sorted(due, key=lambda view: (view.tried_at, view.job.number))[:MOST_EXCHANGES]:
+            if view.name in begun:
+                continue
+            view.tried_at = now
+            found = exchange(
+                view.name,
+                self._holders(view, targets, now=now),
+                free=self._supply.free(),
+                may_use=lambda name, host: self._views[name].may_use(host, self._groups),
+                domains=self._groups.domains,
+            )
+            for name, plan in found.items():
+                begun[name] = self._exchanging[name] = self._views[name]
+                begun[name].begin_exchange(plan, now=now)
+        return begun
+
+    def _holders(self, view: JobView, targets: Mapping[str, Target], *, now: float) -> dict[str, Holder]:
+        """Return what ``view`` holds, and those jobs on its hosts that may move, too."""
+        slots = (slot for name in {slot.host for slot in view.usable} for slot in self._pool.hosts[name].slots)
+        names = {self._pool.holders[slot][0] for slot in slots if slot in self._pool.holders}
+        views = (self._views[name] for name in names if name in targets and name in self._views)
+        moving = (other for other in views if other.may_exchange(targets[other.name], now=now))
+        return {other.name: Holder(other.usable, other.job.least_workers) for other in moving}
 
     def _place(self, wants: list[Want]) -> dict[str, tuple[SlotId, ...]]:
         if not wants:
             return {}
         free, released = self._supply.free(), self._supply.released()
+        if self._exchanging:
+            planned = {slot for view in self._exchanging.values() for slot in view.plan}
+            free, released = _without(planned, free), _without(planned, released)
         return place(wants, free=free, released=released, domains=self._groups.domains)
 
     def _targets(self, device_class: str, demands: list[Demand]) -> tuple[Mapping[str, Target], bool]:
@@ -286,3 +350,8 @@ def _reason(job: Job, target: Target) -> str:
     if job.record.state is JobState.QUEUED and target.workers:
         return "waiting for slots that other jobs release"
     return target.reason
+
+
+def _without(some: Collection[SlotId], slots: SlotsByHost) -> SlotsByHost:
+    left = {host: [slot for slot in of_host if slot not in some] for host, of_host in slots.items()}
+    return {host: of_host for host, of_host in left.items() if of_host}

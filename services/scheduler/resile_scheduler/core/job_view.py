@@ -10,6 +10,7 @@ What depends on other jobs and on hosts (the target, the slots, how many it can 
 was.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
@@ -23,7 +24,11 @@ from .placement import SlotId, Want
 from .pool import Pool
 
 MOVE_SECONDS = 60.0
-"""A job moves to fewer hosts at most so often: each time costs it up to a second of training."""
+"""A job moves to fewer hosts at most so often."""
+MOVE_CHANGES = 40.0
+"""At most each time it has trained for as long as so many changes cost it."""
+EXCHANGE_SECONDS = 30.0
+"""An exchange of slots that takes longer is abandoned."""
 
 
 class JobView:
@@ -50,7 +55,11 @@ class JobView:
         self._joining: frozenset[SlotId] = frozenset()
         self.avoided: frozenset[str] = frozenset()
         """The hosts that it avoids after failures."""
+        self.plan: tuple[SlotId, ...] = ()
+        """The slots that it is to have by an exchange with other jobs; empty: there is none under way."""
         self._moved_at = float("-inf")
+        self.tried_at = float("-inf")
+        """When an exchange was looked for last."""
         self.limit = 0
         """The most workers that it can use, wherever they run."""
 
@@ -129,7 +138,45 @@ class JobView:
         job = self.job
         is_steady = job.generations.has_started and not job.generations.is_settling and self.usable == self.held
         is_free = is_steady and not (job.target.is_exact or job.sizes or job.is_gang)
-        return is_free and job.record.spec.placement == "pack" and now - self._moved_at >= MOVE_SECONDS
+        rest = max(MOVE_SECONDS, MOVE_CHANGES * self.demand.change_seconds)
+        return is_free and job.record.spec.placement == "pack" and now - self._moved_at >= rest
+
+    @property
+    def is_too_wide(self) -> bool:
+        """Whether it is on more hosts than it needs."""
+        num_hosts = len({slot.host for slot in self.usable})
+        return num_hosts > 1 and num_hosts > -(-len(self.usable) // (self.demand.slots_per_host or 1))
+
+    def may_exchange(self, target: Target, *, now: float) -> bool:
+        """Whether it has what it should have, and may have other slots instead."""
+        has_all = target.workers == len(self.usable) and self.wanted == self.held
+        return has_all and not self.plan and self._can_move(now)
+
+    def may_use(self, host: str, groups: HostGroups) -> bool:
+        """Whether it may start workers on a host."""
+        return host in self._eligible(groups).hosts
+
+    def begin_exchange(self, plan: tuple[SlotId, ...], *, now: float) -> None:
+        """Let it have the slots of ``plan``, which other jobs leave."""
+        self.plan = plan
+        self._moved_at = now
+
+    def goes_on_exchanging(self, target: Target | None, *, now: float) -> bool:
+        """Whether it still has to get the slots of its plan; else there is none any more."""
+        has_changed = target is None or target.workers != len(self.plan) or self.usable != self.held
+        if has_changed or self.is_late(now=now) or set(self.held) == set(self.plan):
+            self.plan = ()
+        return bool(self.plan)
+
+    def is_late(self, *, now: float) -> bool:
+        """Whether an exchange takes too long."""
+        return bool(self.plan) and now - self._moved_at >= EXCHANGE_SECONDS
+
+    def waits(self, wanted: tuple[SlotId, ...], *, is_free: Callable[[SlotId], bool]) -> bool:
+        """Whether it stays as it is until others have left the slots of its plan; first it leaves theirs."""
+        kept = set(self.held).intersection(wanted)
+        leaves_some = kept and len(kept) < len(self.held)
+        return bool(self.plan) and not leaves_some and not all(slot in kept or is_free(slot) for slot in wanted)
 
     def moves_to(self, wanted: tuple[SlotId, ...], *, now: float) -> bool:
         """Record that it should have ``wanted``; return whether it gives up slots though it has not too many."""

@@ -1,0 +1,84 @@
+"""How a job that is spread over more hosts than it needs exchanges slots with others, so that it is on one fewer.
+
+It leaves one of its hosts for another one of them. What is free there is not enough, so jobs that have workers there
+take the slots that it leaves. Nobody is on more hosts than before, so exchanges end by themselves.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from .placement import SlotId
+from .topology import Domain, num_places
+
+Slots = tuple[SlotId, ...]
+MayUse = Callable[[str, str], bool]
+"""Whether a job may start workers on a host."""
+
+
+class Holder(NamedTuple):
+    """What a job holds, in rank order, and how many workers it keeps at least, unless all are replaced at once."""
+
+    slots: Slots
+    least: int
+
+    def on(self, host: str) -> list[SlotId]:
+        """Return its slots on one host."""
+        return [slot for slot in self.slots if slot.host == host]
+
+    def may_leave(self, host: str) -> bool:
+        """Whether it can do without its workers there until others have taken over."""
+        num_kept = len(self.slots) - len(self.on(host))
+        return num_kept == 0 or num_kept >= self.least
+
+    def is_within(self, *hosts: str) -> bool:
+        """Whether it is on no other hosts."""
+        return all(slot.host in hosts for slot in self.slots)
+
+
+def exchange(
+    job: str,
+    holders: Mapping[str, Holder],
+    *,
+    free: Mapping[str, Sequence[SlotId]],
+    may_use: MayUse,
+    domains: Mapping[str, Domain],
+) -> dict[str, Slots]:
+    """Return the slots that ``job`` and others should have instead of those that they have; empty: there is no way.
+
+    ``holders`` are the jobs that may move. The host where the job has fewest workers is left for the one where it has
+    most, if that can be.
+    """
+    on_host = Counter(slot.host for slot in holders[job].slots)
+    for away in sorted(on_host, key=lambda host: (on_host[host], host)):
+        for host in sorted(on_host, key=lambda host: (-on_host[host], host)):
+            if host != away and may_use(job, host) and holders[job].may_leave(away):
+                found = _leave(away, host, job, holders, free=free.get(host, ()), may_use=may_use)
+                if found and all(_is_no_wider(found[name], holders[name].slots, domains) for name in found):
+                    return found
+    return {}
+
+
+def _leave(
+    away: str, host: str, job: str, holders: Mapping[str, Holder], *, free: Sequence[SlotId], may_use: MayUse
+) -> dict[str, Slots]:
+    """Return who gets what if the job leaves ``away`` for ``host``; empty: too few make room."""
+    leaving = sorted(holders[job].on(away))
+    missing = len(leaving)
+    gained = sorted(free)[:missing]
+    moved: dict[str, Slots] = {}
+    for name in sorted(holders, key=lambda name: (-len(holders[name].on(host)), name)):
+        other, there = holders[name], holders[name].on(host)
+        fits = name != job and there and len(gained) + len(there) <= missing
+        if fits and other.is_within(host, away) and other.may_leave(host) and may_use(name, away):
+            instead, leaving = iter(leaving[: len(there)]), leaving[len(there) :]
+            moved[name] = tuple(next(instead) if slot.host == host else slot for slot in other.slots)
+            gained += there
+    if not moved or len(gained) < missing:
+        return {}
+    return {job: (*(slot for slot in holders[job].slots if slot.host != away), *gained), **moved}
+
+
+def _is_no_wider(after: Slots, before: Slots, domains: Mapping[str, Domain]) -> bool:
+    numbers = (num_places((slot.host for slot in slots), domains) for slots in (after, before))
+    return all(now <= then for now, then in zip(*numbers, strict=True))
