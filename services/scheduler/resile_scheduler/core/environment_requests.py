@@ -14,6 +14,7 @@ builds what is missing.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
 
 from resile_shared.messages.hosts import EnvironmentReport, Heartbeat
 
@@ -117,19 +118,19 @@ class EnvironmentRequests:
         ready = [host for host in asked if self._is_ready(host, job.id)]
         if not ready or not others:
             return [] if asked else self._best(job, others)[:1]
-        in_order = self._best(job, others)
-        slots, needed = sum(len(hosts[host].slots) for host in asked), 0
-        while slots < job.least_workers and needed < len(in_order):
-            slots += len(hosts[in_order[needed]].slots)
-            needed += 1
-        if needed or len(ready) < len(asked):
-            return in_order[:needed]
+        slots = sum(len(hosts[host].slots) for host in asked)
         workers = view.target.workers if view.target else 0
+        if slots < job.least_workers:
+            in_order = self._best(job, others)
+            sums = accumulate((len(hosts[host].slots) for host in in_order), initial=slots)
+            return in_order[: sum(before < job.least_workers for before in sums)]
+        if len(ready) < len(asked):
+            return []
         if len(job.held) < workers:
-            in_order = [host for host in in_order if host in self._pool.free_slots()]
-        elif workers < slots or workers >= view.limit:
-            in_order = []
-        return in_order[: len(ready)]
+            return self._best(job, self._pool.free_slots().keys() & others)[: len(ready)]
+        if slots <= workers < view.limit:
+            return self._best(job, others)[: len(ready)]
+        return []
 
     def _best(self, job: Job, hosts: Iterable[str]) -> list[str]:
         """Return ``hosts``, first those where the job is likely to start soonest, without those that failed last."""
