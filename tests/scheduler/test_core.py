@@ -51,8 +51,10 @@ def ready(num_shards: int = 24) -> Ready:
 class Bench:
     """A scheduler, and methods that act as its agents."""
 
+    new_scheduler = Scheduler
+
     def __init__(self, *slots: int, detection_seconds: float = 3.0) -> None:
-        self.scheduler = Scheduler(epoch=1, secret="s", detection_seconds=detection_seconds)
+        self.scheduler = self.new_scheduler(epoch=1, secret="s", detection_seconds=detection_seconds)
         self.now = 1000.0
         self.beats = 0
         self.records: dict[str, JobRecord] = {}
@@ -89,7 +91,7 @@ class Bench:
         hosts = tuple(self.hosts.values())
         newest = {allocation.job: allocation for allocation in self.allocations}
         epoch = max((allocation.epoch for allocation in self.allocations), default=0) + 1
-        self.scheduler = Scheduler(epoch=epoch, secret="s")
+        self.scheduler = self.new_scheduler(epoch=epoch, secret="s")
         return self.tell(StateRestored(tuple(self.records.values()), tuple(newest.values()), hosts))
 
     def host(self, name: str, num_slots: int, *, state: HostState = HostState.UP, incarnation: int = 1) -> None:

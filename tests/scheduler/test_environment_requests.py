@@ -14,12 +14,15 @@ from resile_shared.messages.hosts import EnvironmentReport, Heartbeat, HostState
 from resile_shared.messages.jobs import JobState
 
 from .test_core import Bench
+from .test_incremental import TwoSchedulers
 
 PACKAGES = ("marker>=1",)
 
 
 class Builders(Bench):
     """A scheduler, and hosts whose agents build environments when a test lets them."""
+
+    new_scheduler = TwoSchedulers
 
     def __init__(self, *slots: int) -> None:
         names = [f"host-{number}" for number in range(1, len(slots) + 1)]

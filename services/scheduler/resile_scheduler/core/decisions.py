@@ -156,8 +156,9 @@ class Decisions:
                 self._too_wide[view.name] = view
         for device_class, sharing in self._by_class.items():
             self._share(device_class, sharing, looked_at, cause, now=now)
-        for view in self._requiring.values():
-            self._environments.request(view, self._groups)
+        for name, view in self._requiring.items():
+            if are_new or name in looked_at:
+                self._environments.request(view, self._groups)
 
     def _look_at(self, job: Job, now: float) -> JobView | None:
         """See what has become of ``job``; return None if it is over."""

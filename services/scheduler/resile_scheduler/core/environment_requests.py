@@ -44,6 +44,7 @@ class EnvironmentRequests:
     def on_heartbeat(self, host: Host, beat: Heartbeat, *, is_first: bool, now: float) -> None:
         """Handle what a host reports of environments."""
         if beat.environments is None:
+            self._pool.unreporting.add(host.record.host)
             if is_first and self._jobs:
                 self._pool.hosts_version += 1
                 self._pool.changed(None)
@@ -55,6 +56,8 @@ class EnvironmentRequests:
             job, report = self._pool.jobs.get(name), host.environments.get(name)
             if job is None or job.is_over or report == before.get(name):
                 continue
+            if report is not None and report.state == "ready":
+                self._pool.prepared.setdefault(name, set()).add(host.record.host)
             if report is not None and report.state == "failed":
                 self._on_failed(host.record.host, job, report, now=now)
             self._pool.changed(job)
@@ -101,8 +104,8 @@ class EnvironmentRequests:
     def forget(self, job: str) -> None:
         """No host needs the environment of ``job`` any more."""
         self._ask(job, ())
-        self._jobs.pop(job, None)
-        self._failures.pop(job, None)
+        for known in (self._jobs, self._failures, self._pool.prepared):
+            known.pop(job, None)
 
     def _ask(self, job: str, asked: Sequence[str]) -> None:
         before = self._jobs.get(job, {})

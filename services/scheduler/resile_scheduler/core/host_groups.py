@@ -64,7 +64,7 @@ class HostGroups:
 
     def with_environment(self, group: HostGroup, job: str) -> HostGroup:
         """Return those of ``group`` that have the environment of ``job``."""
-        return self._group(name for name in group.hosts if self._pool.hosts[name].has_environment(job))
+        return self._group(self._pool.with_environment(job) & group.hosts)
 
     def _group(self, names: Iterable[str]) -> HostGroup:
         hosts = frozenset(names)

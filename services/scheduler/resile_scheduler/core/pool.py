@@ -94,12 +94,27 @@ class Pool:
     """Rises when what may be placed on hosts changes."""
     unheard: set[str] = field(default_factory=set)
     """Hosts that take workers, whose workers are not known yet."""
+    prepared: dict[str, set[str]] = field(default_factory=dict)
+    """Hosts that have reported the environment of a job as ready, if only once."""
+    unreporting: set[str] = field(default_factory=set)
+    """Hosts whose agents build environments when workers start, and report nothing of them."""
     _due: dict[str, Job] = field(default_factory=dict)
     _touched: dict[str, Job] = field(default_factory=dict)
     _touched_hosts: set[str] = field(default_factory=set)
     _free: SlotsByHost = field(default_factory=dict)
     _stale: set[str] = field(default_factory=set)
     """Hosts of which ``_free`` has to be made anew."""
+
+    def with_environment(self, job: str) -> set[str]:
+        """Return the hosts on which workers of ``job``, which requires packages, can start at once."""
+        named = self.prepared.get(job, set()) | self.unreporting
+        return {name for name in named if name in self.hosts and self.hosts[name].has_environment(job)}
+
+    def forget_host(self, name: str) -> None:
+        """Remove a host that has left for good."""
+        self.hosts.pop(name, None)
+        for prepared in (*self.prepared.values(), self.unreporting):
+            prepared.discard(name)
 
     def changed(self, job: Job | None, cause: str = "", *, by: str = "") -> None:
         """Request a decision, in which ``job`` is looked at again."""

@@ -91,7 +91,7 @@ class Retention:
     def _forget_hosts(self) -> None:
         for name in list(self._left_hosts):
             if name not in self._pool.hosts or not self._pool.held_on(name):
-                self._pool.hosts.pop(name, None)
+                self._pool.forget_host(name)
                 self._left_hosts.discard(name)
 
     def _unused_package(self, name: str) -> str:
