@@ -5,6 +5,10 @@ Everything is measured in one run, in the same processes, the two sides taking t
     python bench/exchange.py            # 2, 4 and 8 workers, 1, 16 and 100 MB
     python bench/exchange.py --quick    # fewer repetitions
     python bench/exchange.py --tcp      # without shared memory
+    python bench/exchange.py --only hosts
+
+As root also 4 workers on each of two hosts (network namespaces, with a link of 1 Gbit/s and of 100 Mbit/s between
+them): folded by host, and flat.
     python bench/exchange.py --tiny     # only tries every part
 """
 
@@ -19,11 +23,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 
+import namespaces
 import torch
 import torch.distributed as dist
 from report import Target, argument_parser, conclude
@@ -52,6 +58,16 @@ class Settings:
     seconds: float
     state_mb: int
     shares_memory: bool
+    hosts: tuple[str, ...] = ()
+    """The namespaces that the workers run in, evenly many in each; here if there are none."""
+
+    def host_of(self, rank: int, num_workers: int) -> int:
+        """Which of them."""
+        return rank * len(self.hosts) // num_workers
+
+    def address_of(self, rank: int, num_workers: int) -> str:
+        """Where a worker listens."""
+        return namespaces.ADDRESSES[self.host_of(rank, num_workers)] if self.hosts else "127.0.0.1"
 
 
 def main() -> None:
@@ -61,6 +77,8 @@ def main() -> None:
     parser.add_argument("--bucket", type=float, default=4.0, help="megabytes in a bucket (4)")
     parser.add_argument("--state", type=int, help="megabytes of state to transfer (1200; 0: none)")
     parser.add_argument("--tcp", action="store_true", help="do not share memory")
+    parser.add_argument("--only", choices=("host", "hosts"), help="on one host, or between two")
+    parser.add_argument("--megabits", type=float, nargs="+", help="a second between two hosts (100 1000; 0: no limit)")
     arguments = parser.parse_args()
     length = arguments.length
     settings = Settings(
@@ -70,35 +88,70 @@ def main() -> None:
         state_mb=arguments.state if arguments.state is not None else length.pick(full=1200, quick=300, tiny=4),
         shares_memory=not arguments.tcp,
     )
-    numbers_of_workers = arguments.workers or length.pick(full=(2, 4, 8), quick=(2, 4, 8), tiny=(2,))
     targets = []
+    if arguments.only != "hosts":
+        numbers_of_workers = arguments.workers or length.pick(full=(2, 4, 8), quick=(2, 4, 8), tiny=(2,))
+        targets += on_one_host(numbers_of_workers, settings)
+    reason = namespaces.why_impossible()
+    if arguments.only == "host":
+        pass
+    elif reason is not None:
+        print(f"between two hosts: not measured, {reason}")
+    else:
+        sizes = tuple(arguments.sizes or length.pick(full=(1.0, 16.0), quick=(4.0,), tiny=(0.1,)))
+        megabits = arguments.megabits or length.pick(full=(1000.0, 100.0), quick=(1000.0, 100.0), tiny=(1000.0,))
+        targets += between_hosts(megabits, 8, replace(settings, sizes_mb=sizes, state_mb=0))
+    conclude(targets, length)
+
+
+def on_one_host(numbers_of_workers: Sequence[int], settings: Settings) -> list[Target]:
+    """By gloo, and the state by a bare socket."""
+    targets = []
+    handover = None
     print(f"{'workers':>7} {'MB':>8} {'resile ms':>10} {'gloo ms':>10} {'ratio':>6}")
     for num_workers in numbers_of_workers:
         with processes(num_workers, settings) as first:
             for size in settings.sizes_mb:
                 ours, gloo = answer(first)
                 print(f"{num_workers:>7} {size:>8g} {ours * 1e3:>10.2f} {gloo * 1e3:>10.2f} {ours / gloo:>6.2f}")
-                if size >= 1 and not arguments.tcp:
+                if size >= 1 and settings.shares_memory:
                     most = 0.7 if num_workers == 2 else 0.5
                     targets.append(Target(f"{size:g} MB, {num_workers} workers, by gloo", ours / gloo, most))
             if num_workers == 2 and settings.state_mb:
-                ours, bare = answer(first)
-                handover = (ours, bare)
-    if 2 in numbers_of_workers and settings.state_mb:
-        ours, bare = handover
-        rates = [settings.state_mb / 1000 / seconds for seconds in (ours, bare)]
+                handover = answer(first)
+    if handover is not None:
+        rates = [settings.state_mb / 1000 / seconds for seconds in handover]
         print(
             f"state of {settings.state_mb} MB: {rates[0]:.2f} GB/s, bare socket {rates[1]:.2f} GB/s, "
             f"speed ratio {rates[0] / rates[1]:.2f}"
         )
-    conclude(targets, length)
+    return targets
 
 
-def answer(first: Connection) -> tuple[float, float]:
+def between_hosts(megabits: Sequence[float], num_workers: int, settings: Settings) -> list[Target]:
+    """Folded by host, by flat, by gloo."""
+    targets = []
+    print(f"\n{num_workers} workers on two hosts")
+    print(f"{'Mbit/s':>7} {'MB':>8} {'by host ms':>10} {'flat ms':>10} {'gloo ms':>10} {'by flat':>7} {'by gloo':>7}")
+    for rate in megabits:
+        with (
+            namespaces.two_hosts(rate or None) as hosts,
+            processes(num_workers, replace(settings, hosts=hosts)) as first,
+        ):
+            for size in settings.sizes_mb:
+                ours, flat, gloo = answer(first)
+                times = " ".join(f"{seconds * 1e3:>10.2f}" for seconds in (ours, flat, gloo))
+                print(f"{rate:>7g} {size:>8g} {times} {ours / flat:>7.2f} {ours / gloo:>7.2f}", flush=True)
+                if rate and size >= 1:
+                    targets.append(Target(f"{size:g} MB at {rate:g} Mbit/s, by flat", ours / flat, 1 / 1.6))
+    return targets
+
+
+def answer(first: Connection) -> tuple[float, ...]:
     if not first.poll(GIVE_UP_SECONDS):
         sys.exit("the workers do not answer")
-    ours, theirs = first.recv()
-    return ours, theirs
+    medians: tuple[float, ...] = first.recv()
+    return medians
 
 
 @contextmanager
@@ -118,7 +171,7 @@ def processes(num_workers: int, settings: Settings) -> Iterator[Connection]:
                 worker.start()
             for _, there in pipes:
                 there.close()
-            for _ in range(2):
+            for _ in range(3 if settings.hosts else 2):
                 ports = [here.recv() for here, _ in pipes]
                 for here, _ in pipes:
                     here.send(ports)
@@ -137,35 +190,50 @@ def die_with(parent: int) -> None:
 
 
 def measure(rank: int, num_workers: int, pipe: Connection, store: str, settings: Settings, parent: int) -> None:
-    """What each process runs; the first one sends the two medians of each comparison into its pipe."""
+    """What each process runs; the first one sends the medians of each comparison into its pipe."""
     die_with(parent)
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-    poller = LinkPoller()
-    for peer, sock in connect(rank, num_workers, pipe).items():
-        poller.add(peer, TcpTransport(sock))
-    bare = connect(rank, num_workers, pipe)
+    if settings.hosts:
+        namespaces.enter(settings.hosts[settings.host_of(rank, num_workers)])
+        os.environ["GLOO_SOCKET_IFNAME"] = namespaces.INTERFACE
+    else:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+    addresses = [settings.address_of(other, num_workers) for other in range(num_workers)]
+    poller = poller_of(connect(rank, addresses, pipe))
+    bare = connect(rank, addresses, pipe)
+    here = find_host()
+    if settings.hosts:
+        here = here._replace(kernel=here.network)  # else two namespaces are two containers of one host
+    agreement = MemoryAgreement(rank, host=here if settings.shares_memory else NOWHERE, report=print)
+    exchanges = [GradientExchange(poller, rank, agreement)]
+    if settings.hosts:
+        exchanges.append(GradientExchange(poller_of(connect(rank, addresses, pipe)), rank))
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_workers)
-    agreement = MemoryAgreement(rank, host=find_host() if settings.shares_memory else NOWHERE, report=print)
-    exchange = GradientExchange(poller, rank, agreement)
     tags = (Tag(1, number) for number in itertools.count())
     for size in settings.sizes_mb:
-        pipe.send(reduce_both(exchange, tags, num_workers, size, settings))
+        pipe.send(reduce_by_all(exchanges, tags, num_workers, size, settings))
     if num_workers == 2 and settings.state_mb:
         pipe.send(transfer_both(poller, rank, tags, bare[1 - rank], settings))
     signal.pause()
 
 
-def connect(rank: int, num_workers: int, pipe: Connection) -> dict[int, socket.socket]:
-    """A loopback connection to every other process."""
-    with socket.create_server(("127.0.0.1", 0), backlog=num_workers) as listener:
+def poller_of(sockets: Mapping[int, socket.socket]) -> LinkPoller:
+    poller = LinkPoller()
+    for peer, sock in sockets.items():
+        poller.add(peer, TcpTransport(sock))
+    return poller
+
+
+def connect(rank: int, addresses: Sequence[str], pipe: Connection) -> dict[int, socket.socket]:
+    """A connection to every other process."""
+    with socket.create_server((addresses[rank], 0), backlog=len(addresses)) as listener:
         pipe.send(listener.getsockname()[1])
         ports = pipe.recv()
         links: dict[int, socket.socket] = {}
         for peer in range(rank):
-            links[peer] = socket.create_connection(("127.0.0.1", ports[peer]))
+            links[peer] = socket.create_connection((addresses[peer], ports[peer]))
             links[peer].send(bytes([rank]))
-        while len(links) < num_workers - 1:
+        while len(links) < len(addresses) - 1:
             sock, _ = listener.accept()
             links[sock.recv(1)[0]] = sock
     return links
@@ -191,10 +259,10 @@ def alternate(actions: tuple[Callable[[], object], ...], seconds: float) -> tupl
     return tuple(statistics.median(column) for column in zip(*times, strict=True))
 
 
-def reduce_both(
-    exchange: GradientExchange, tags: Iterator[Tag], num_workers: int, size_mb: float, settings: Settings
+def reduce_by_all(
+    exchanges: Sequence[GradientExchange], tags: Iterator[Tag], num_workers: int, size_mb: float, settings: Settings
 ) -> tuple[float, ...]:
-    """All-reduce of float32 values with one shard a worker: buckets by Resile, one tensor by gloo."""
+    """All-reduce of float32 values with one shard a worker: buckets by each exchange, one tensor by gloo."""
     # Zeros stay zeros however often they are summed.
     values = torch.empty(round(size_mb * MB) // 4).fill_(0.0)
     other = values.clone()
@@ -202,14 +270,15 @@ def reduce_both(
     held = tuple(pieces(num_workers, leaf) for leaf in ranges(num_workers, num_workers))
     members = tuple(range(num_workers))
 
-    def ours() -> None:
+    def by(exchange: GradientExchange) -> None:
         spec = RoundSpec(next(tags), members, held, num_workers, [[bucket] for bucket in buckets], buckets)
         open_round = exchange.begin(spec)
         for bucket in range(len(buckets)):
             open_round.push(bucket)
         open_round.finish(b"")
 
-    return alternate((ours, lambda: dist.all_reduce(other)), settings.seconds)
+    ours = [partial(by, exchange) for exchange in exchanges]
+    return alternate((*ours, lambda: dist.all_reduce(other)), settings.seconds)
 
 
 def transfer_both(

@@ -15,6 +15,9 @@ MAKERS: dict[str, Callable[[int], Group]] = {
     **{name: lambda num_nodes, pair=pair: Group(num_nodes, pair) for name, pair in PAIRS.items()},  # type: ignore[misc]
     "memory": lambda num_nodes: sharing_group(num_nodes, range(num_nodes)),
     "memory and tcp": lambda num_nodes: sharing_group(num_nodes, [worker for worker in range(num_nodes) if worker % 3]),
+    "two hosts": lambda num_nodes: sharing_group(num_nodes, range(2), range(2, num_nodes)),
+    "three hosts": lambda num_nodes: sharing_group(num_nodes, range(3), range(3, 5), range(5, num_nodes)),
+    "two hosts in turns": lambda num_nodes: sharing_group(num_nodes, range(0, num_nodes, 2), range(1, num_nodes, 2)),
 }
 
 

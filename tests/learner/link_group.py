@@ -12,8 +12,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from resile_learner.collectives.blocks import Sharing
 from resile_learner.collectives.departure import LeaveAcknowledgement
-from resile_learner.collectives.layout import Sharing
 from resile_learner.collectives.memory_agreement import MemoryAgreement
 from resile_learner.collectives.poller import LinkPoller
 from resile_learner.collectives.reduction import SharedMemory
@@ -40,31 +40,45 @@ PAIRS: dict[str, Pair] = {"tcp": tcp_pair, "unix": socket.socketpair}
 
 
 class SharedFromTheStart:
-    """The segments of ``workers``, of which each maps the others' from the first round of a generation on.
+    """The segments of the workers on ``hosts``, of which each maps its host's others from the first round on.
 
-    Their slots are small, so that a round uses them many times.
+    Their slots are small, so that a round uses them many times. ``later`` are the hosts of rounds with an odd number:
+    workers that map the others' segments late, so that groups grow.
     """
 
-    def __init__(self, workers: Collection[int]) -> None:
-        self._workers = workers
+    def __init__(
+        self,
+        hosts: Sequence[Collection[int]],
+        later: Sequence[Collection[int]] | None = None,
+        *,
+        min_bytes: int = 1,
+        slot_bytes: int = 1,
+    ) -> None:
+        self._sharing = Sharing(min_bytes=min_bytes, slot_bytes=slot_bytes)
+        self._hosts = hosts, hosts if later is None else later
         self._lock = threading.Lock()
         self._generation = -1
         self._made: dict[int, tuple[Segment, int]] = {}
 
     def memory(self, worker: int, spec: RoundSpec) -> SharedMemory:
-        group = tuple(rank for rank, member in enumerate(spec.members) if member in self._workers)
-        own = spec.members.index(worker)
-        if own not in group or len(group) < 2:
+        groups = [
+            [rank for rank, member in enumerate(spec.members) if member in host]
+            for host in self._hosts[spec.tag.round % 2]
+        ]
+        alone = [[rank] for rank in range(len(spec.members)) if not any(rank in group for group in groups)]
+        if all(len(group) < 2 for group in groups):
             return SharedMemory()
-        sharing = Sharing(group, frozenset(group) - {own}, min_bytes=1, slot_bytes=1)
+        sharing = self._sharing._replace(groups=tuple(tuple(group) for group in groups + alone if group))
+        own = spec.members.index(worker)
         with self._lock:
             if spec.tag.generation > self._generation:
                 self.close()
                 self._generation = spec.tag.generation
-                self._made = {rank: create_segment(sharing.segment_bytes) for rank in group}
+                self._made = {rank: create_segment(sharing.segment_bytes) for rank in range(len(spec.members))}
+            made = {rank: self._made[rank] for rank in sharing.group_of(own)}
             segments = {
                 rank: segment if rank == own else map_segment(fd, sharing.segment_bytes)
-                for rank, (segment, fd) in self._made.items()
+                for rank, (segment, fd) in made.items()
             }
         return SharedMemory(sharing, segments)
 
@@ -80,13 +94,13 @@ class AgreedMemory(MemoryAgreement):
     def __init__(self, worker: int, shared: SharedFromTheStart) -> None:
         super().__init__(worker)
         self._shared = shared
-        self._of: tuple[int, tuple[int, ...]] | None = None
+        self._of: tuple[int, int, tuple[int, ...]] | None = None
         self._memory = SharedMemory()
 
     def begin(self, spec: RoundSpec) -> SharedMemory:
         super().begin(spec)
-        if self._of != (spec.tag.generation, spec.members):
-            self._of = spec.tag.generation, spec.members
+        if self._of != (spec.tag.generation, spec.tag.round % 2, spec.members):
+            self._of = spec.tag.generation, spec.tag.round % 2, spec.members
             self._memory = self._shared.memory(self._worker, spec)
         return self._memory
 
@@ -156,9 +170,9 @@ class Group:
                 node.agreement.close()
 
 
-def sharing_group(num_nodes: int, workers: Collection[int]) -> Group:
-    """A group over TCP in which ``workers`` share memory."""
-    shared = SharedFromTheStart(workers)
+def sharing_group(num_nodes: int, *hosts: Collection[int]) -> Group:
+    """A group over TCP in which the workers of each of ``hosts`` share memory."""
+    shared = SharedFromTheStart([[worker for worker in host if worker < num_nodes] for host in hosts])
     return Group(num_nodes, agreement=lambda worker: AgreedMemory(worker, shared))
 
 

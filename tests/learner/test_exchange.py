@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resile_learner.collectives.blocks import MAX_DIRECT_BYTES, WINDOW, Shape
 from resile_learner.collectives.frames import (
     HEADER_BYTES,
     ROUND_PAYLOAD_BYTES,
@@ -16,7 +17,7 @@ from resile_learner.collectives.frames import (
     encode,
     encode_tag,
 )
-from resile_learner.collectives.layout import MAX_DIRECT_BYTES, WINDOW, Shape, layout
+from resile_learner.collectives.layout import layout
 from resile_learner.collectives.spec import Abandoned, Tag
 from resile_learner.collectives.tree import pieces, ranges
 
@@ -29,6 +30,7 @@ from .link_group import (
     make_work,
     push_all,
     same_bits,
+    sharing_group,
     start,
     wait,
 )
@@ -59,8 +61,11 @@ def test_buckets_may_be_pushed_in_any_interleaving(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64]), "dtype")
     in_place = data.draw(st.booleans(), "sums in place of the partials")
     work = make_work(num_leaves, sizes, dtype)
-    group = Group(num_members)
     members = list(range(num_members))
+    host_of = data.draw(st.lists(st.integers(0, 3), min_size=num_members, max_size=num_members), "hosts")
+    group = sharing_group(
+        num_members, *([worker for worker in members if host_of[worker] == host] for host in range(3))
+    )
     specs = [work.spec(worker, members, Tag(1, 0), in_place=in_place) for worker in members]
     rounds = [group.nodes[worker].begin(specs[worker]) for worker in members]
     turns = data.draw(st.permutations([worker for worker in members for _ in sizes]), "turns")
@@ -311,7 +316,7 @@ def test_a_peer_cannot_send_further_ahead_than_its_window(connect_exchange) -> N
     assert len(blocks) > WINDOW
     call = start(lambda: group.nodes[0].run_round(spec))
     with suppress(OSError):  # it is cut off in the middle of a frame
-        for block, content in blocks[: WINDOW + 1]:
+        for block, content, _ in blocks[: WINDOW + 1]:
             first.sendall(encode_tag(spec.tag) + content + bytes(block.high - block.low))
     error = abandoned(call)
     assert error.suspect == 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from resile_learner.collectives.layout import NUM_SLOTS, SLOT_BYTES, Sharing
+from resile_learner.collectives.blocks import NUM_SLOTS, SLOT_BYTES, Sharing
 from resile_learner.collectives.memory_agreement import (
     NOWHERE,
     Host,
@@ -91,6 +91,26 @@ def test_workers_of_other_hosts_take_part_over_tcp(connect: Connect) -> None:
     assert [partners(group, worker) for worker in range(4)] == [[2], [], [0], []]
 
 
+def test_members_of_each_host_share_memory_and_everybody_knows_it(connect: Connect) -> None:
+    """What crosses a link depends on the groups of all hosts, so all members have to use the same ones."""
+    elsewhere = Host(b"a kernel", b"anothern")
+    group = connect(HERE, elsewhere, HERE, elsewhere, elsewhere)
+    run_rounds(group, [0, 1, 2, 3, 4], generation=1, first=0, count=5)
+    assert [partners(group, worker) for worker in range(5)] == [[2], [3, 4], [0], [1, 4], [1, 3]]
+
+
+def test_a_member_that_maps_late_joins_its_group_late(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = connect(HERE, HERE, HERE)
+    late = group.nodes[2].agreement
+    assert late is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(late, "_map", lambda: None)
+        run_rounds(group, [0, 1, 2], generation=1, first=0, count=5)
+        assert [partners(group, worker) for worker in range(3)] == [[1], [0], []]
+    run_rounds(group, [0, 1, 2], generation=1, first=5, count=4)
+    assert [partners(group, worker) for worker in range(3)] == [[1, 2], [0, 2], [0, 1]]
+
+
 def test_small_buckets_need_no_segment(connect: Connect) -> None:
     group = connect(HERE, HERE)
     before = segments_in_use()
@@ -147,7 +167,7 @@ def test_slots_are_used_again_when_all_have_read_them(num_leaves: int, sharing: 
 
 @pytest.mark.parametrize("num_members", [2, 8, 64])
 def test_a_segment_is_bounded_whatever_the_model(num_members: int) -> None:
-    assert Sharing(tuple(range(num_members))).segment_bytes <= NUM_SLOTS * max(SLOT_BYTES, num_members << 18)
+    assert Sharing((tuple(range(num_members)),)).segment_bytes <= 2 * NUM_SLOTS * SLOT_BYTES
 
 
 def test_without_memory_for_segments_the_exchange_goes_on_over_tcp(connect: Connect) -> None:

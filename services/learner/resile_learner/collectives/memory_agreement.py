@@ -2,8 +2,9 @@
 
 Every header of a round begins with a status. It says on which host a member is, where it receives descriptors, which
 segment it has made for this generation, and whose segments it has mapped. All members have all statuses when a round is
-complete, so two of them use their segments from the next round on if each has said that it has mapped the other's: the
-status of one round names the segments, that of the next one says they are mapped, and the round after that uses them.
+complete, and so all know who shares memory: those are a group of whom each has said that it has mapped the others'
+segments. The status of one round names the segments, that of the next one says they are mapped, and the round after
+that uses them. A group grows if somebody maps the segments late.
 
 Segments belong to one membership of one generation, and to its rounds up to the first that fails. A member that was
 left behind keeps reading the segments of its own generation, which nobody writes to any more, and it can write to no
@@ -18,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .layout import MIN_SHARED_BYTES, Sharing
+from .blocks import MIN_SHARED_BYTES, Sharing
 from .reduction import SharedMemory
 from .segments import NAME_BYTES, TOKEN_BYTES, Mailbox, Segment, create_segment, map_segment
 from .spec import RoundSpec
@@ -26,6 +27,7 @@ from .spec import RoundSpec
 _STATUS = struct.Struct(f"<8s8s{NAME_BYTES}s{TOKEN_BYTES}s")
 _NOTHING = bytes(NAME_BYTES)
 Key = tuple[int, tuple[int, ...]]
+Groups = tuple[tuple[int, ...], ...]
 
 
 class Host(NamedTuple):
@@ -115,8 +117,8 @@ class MemoryAgreement:
         self._token = _NOTHING
         self._unsent: set[int] = set()
         self._mapped: dict[int, Segment] = {}
-        self._said: frozenset[int] = frozenset()
-        self._partners: frozenset[int] = frozenset()
+        self._groups: Groups = ()
+        """Of all ranks; the same on all members in the same round."""
 
     def _close_descriptor(self) -> None:
         if self._descriptor is not None:
@@ -133,16 +135,17 @@ class MemoryAgreement:
             self._find_group()
         if any(sums.numel() * sums.element_size() >= self._min_bytes for sums in spec.sums):
             self._offer()
-        if self._own is None or not self._partners:
+        if not self._groups:
             return SharedMemory()
-        segments = {rank: self._mapped[rank] for rank in self._partners} | {self._rank: self._own}
-        return SharedMemory(Sharing(self._group, self._partners, self._min_bytes), segments)
+        segments = {rank: self._mapped[rank] for rank in self.partners}
+        if self._own is not None:
+            segments[self._rank] = self._own
+        return SharedMemory(Sharing(self._groups, self._min_bytes), segments)
 
     def status(self) -> bytes:
         """What this member says in the header of the round that has begun."""
-        self._said = frozenset(self._mapped)
         name = self._mailbox.name if self._mailbox else _NOTHING
-        return Status(self._host, name, self._token, self._said).encode(len(self._members))
+        return Status(self._host, name, self._token, frozenset(self._mapped)).encode(len(self._members))
 
     def on_statuses(self, encoded: Sequence[bytes]) -> None:
         """Note what all members have said in the round that is complete, by rank."""
@@ -153,8 +156,8 @@ class MemoryAgreement:
         if not self._group:
             self._find_group()
         self._map()
-        # Of this round's statuses alone: all members draw the same conclusion from them.
-        self._partners |= {rank for rank in self._said if self._rank in self._status_of(rank).mapped}
+        # Of the statuses alone: all members draw the same conclusion from them.
+        self._groups = _grown(self._groups, [self._status_of(rank).mapped for rank in range(len(self._members))])
 
     def end(self) -> None:
         """The round has failed: what it used is not used again."""
@@ -163,8 +166,8 @@ class MemoryAgreement:
 
     @property
     def partners(self) -> frozenset[int]:
-        """The ranks with which the next round of this generation shares memory."""
-        return self._partners
+        """The other ranks of the own group, in the next round of this generation."""
+        return frozenset(Sharing(self._groups).group_of(self._rank)) - {self._rank}
 
     def close(self) -> None:
         """Release everything."""
@@ -206,7 +209,7 @@ class MemoryAgreement:
             if self._mailbox is None:
                 self._mailbox = Mailbox()
             if self._own is None and len(self._group) > 1:
-                self._own, self._descriptor = create_segment(Sharing(self._group).segment_bytes)
+                self._own, self._descriptor = create_segment(Sharing().segment_bytes)
                 self._token = secrets.token_bytes(TOKEN_BYTES)
                 self._unsent = {*self._group} - {self._rank}
         except OSError as error:
@@ -240,7 +243,7 @@ class MemoryAgreement:
             if fd is None:
                 continue
             try:
-                self._mapped[rank] = map_segment(fd, Sharing(self._group).segment_bytes)
+                self._mapped[rank] = map_segment(fd, Sharing().segment_bytes)
             except (OSError, ValueError) as error:
                 self._fail(error)
             finally:
@@ -255,3 +258,16 @@ class MemoryAgreement:
         if not self._has_reported:
             self._has_reported = True
             self._report(f"workers of one host exchange gradients over TCP, and not in shared memory: {reason}")
+
+
+def _grown(groups: Groups, mapped: Sequence[frozenset[int]]) -> Groups:
+    """Join groups all of whose ranks have mapped each other's segments; nothing, if there are only single ranks."""
+    grown: list[tuple[int, ...]] = []
+    for group in groups or [(rank,) for rank in range(len(mapped))]:
+        for number, other in enumerate(grown):
+            if all(one in mapped[two] and two in mapped[one] for one in group for two in other):
+                grown[number] = tuple(sorted(other + group))
+                break
+        else:
+            grown.append(group)
+    return tuple(grown) if len(grown) < len(mapped) else ()

@@ -3,18 +3,48 @@
 import time
 from collections.abc import Callable, Sequence
 
+from .blocks import WINDOW, Block, Stage, Transfer
 from .frames import Frame, Kind, Malformed, decode_abort, encode_tag
-from .layout import WINDOW, Block, Part, Transfer
 from .link import Destination, Link, Refusal, Sink
 from .reduction import Reduction
 from .spec import OtherRound, Tag
+
+_NO_MEMORY = memoryview(bytearray())
+
+
+class _Incoming:
+    """The frames of one kind, in the order in which they come."""
+
+    def __init__(self, encoded_tag: bytes, transfers: Sequence[Transfer]) -> None:
+        self._encoded_tag = encoded_tag
+        self._transfers = transfers
+        self._number = 0
+        self.num_expected = len(transfers)
+        self.header = self._next_header()
+        """Of the next one; empty after the last."""
+
+    def _next_header(self) -> bytes:
+        return self._encoded_tag + self.next.content if self.num_expected else b""
+
+    @property
+    def next(self) -> Transfer:
+        """The next one."""
+        return self._transfers[self._number]
+
+    def take(self) -> Transfer:
+        """The next one, which has come."""
+        transfer = self.next
+        self._number += 1
+        self.num_expected -= 1
+        self.header = self._next_header()
+        return transfer
 
 
 class RoundPeer(Sink):
     """One member as seen by the round of another.
 
-    Calls ``on_block`` when all pieces of an own block are here, ``on_stage`` when the peer has folded a stage, and
-    ``on_abort`` when it has aborted the round. Its header begins with ``status_bytes`` of the exchange's own.
+    Calls ``on_pieces`` when pieces of an own block are here, ``on_group`` when the group can go on, and ``on_abort``
+    when the peer has aborted the round. Its header begins with ``status_bytes`` of the exchange's own.
     """
 
     def __init__(
@@ -25,8 +55,8 @@ class RoundPeer(Sink):
         reduction: Reduction,
         *,
         status_bytes: int,
-        on_block: Callable[[Block], None],
-        on_stage: Callable[[], None],
+        on_pieces: Callable[[], None],
+        on_group: Callable[[], None],
         on_abort: Callable[[Link, int, str], None],
     ) -> None:
         self.link = link
@@ -34,27 +64,28 @@ class RoundPeer(Sink):
         self.header: bytearray | None = None
         self.header_time = 0.0
         """When its header had arrived, on the monotonic clock."""
+        self._has_header = False
         self._tag = tag
         self._encoded_tag = encode_tag(tag)
         self._reduction = reduction
         self._status_bytes = status_bytes
-        self._on_block = on_block
-        self._on_stage = on_stage
+        self._on_pieces = on_pieces
+        self._on_group = on_group
         self._on_abort = on_abort
         self._is_closed = False
         self._route = reduction.layout.routes[rank]
         self._pieces_sent = 0
-        self._pieces_received = 0
-        self._sums_received = 0
-        self._blocks_summed = 0
-        """Shared blocks whose sums have come."""
-        self.stages_folded = 0
-        """Stages whose sums have been read from its segment."""
-        self._next_pieces = self._header_of(self._route.pieces_in, 0)
-        self._next_sum = self._header_of(self._route.sums_in, 0)
+        self._pieces, self._sums, self._folded = (
+            _Incoming(self._encoded_tag, transfers)
+            for transfers in (self._route.pieces_in, self._route.sums_in, self._route.folded_in)
+        )
         self._abort = bytearray()
-        self.num_expected = len(self._route.pieces_in) + len(self._route.sums_in) + 1
+
+    @property
+    def num_expected(self) -> int:
         """Frames of this round still to come from it."""
+        frames = self._pieces.num_expected + self._sums.num_expected + self._folded.num_expected
+        return frames + (not self._has_header)
 
     def close(self) -> None:
         """Release the memory of the round; what still comes of it is deferred."""
@@ -63,44 +94,44 @@ class RoundPeer(Sink):
 
     def send_pieces(self) -> None:
         """Queue own pieces of its next blocks, as far as buckets are pushed and it has room."""
-        pieces, buckets = self._route.pieces_out, self._reduction.buckets
+        pieces, reduction = self._route.pieces_out, self._reduction
         while self._pieces_sent < len(pieces):
-            item, content = pieces[self._pieces_sent]
-            if item.bucket >= len(buckets):
+            item, content, part = pieces[self._pieces_sent]
+            if item.bucket >= len(reduction.buckets):
                 return
-            header = self._encoded_tag + content
-            if isinstance(item, Part):
-                if item.stage >= self._reduction.num_staged:
+            payload: Sequence[bytes | memoryview] = ()
+            if isinstance(item, Stage):
+                if item.number >= reduction.num_staged:
                     return
-                self.link.send(header)
-            elif item.turn >= self._blocks_summed + WINDOW:
+            elif item.turn >= reduction.num_summed[self.rank] + WINDOW or not reduction.is_staged(part):
                 return
-            elif item.shared:
-                parts = [partial[item.low : item.high] for partial in buckets[item.bucket].partials_bytes]
-                self.link.send(header, *parts)
             else:
-                self.link.send(header, buckets[item.bucket].own_pieces)
+                payload = reduction.outgoing(item, part)
+            self.link.send(self._encoded_tag + content, *payload)
             self._pieces_sent += 1
 
     def expected(self, header: bytearray) -> Destination | None:
         """See ``Sink``."""
-        reduction = self._reduction
-        if header == self._next_sum:
-            item, _ = self._route.sums_in[self._sums_received]
-            if item.bucket < len(reduction.buckets) and not self._is_closed:
-                if isinstance(item, Part):
-                    return [], 0, self._on_folded
-                memory = reduction.sum_memory(item)
-                return [memory], len(memory), self._on_sum
-        elif header == self._next_pieces:
-            item, _ = self._route.pieces_in[self._pieces_received]
-            if item.bucket < len(reduction.buckets) and not self._is_closed:
-                if isinstance(item, Part):
-                    return [], 0, self._on_pieces
-                if reduction.has_room(item):
-                    memory = reduction.pieces_memory(item, self.rank)
-                    return [memory], len(memory), self._on_pieces
+        for frames, on_frame in (
+            (self._sums, self._on_sum),
+            (self._pieces, self._on_pieces_frame),
+            (self._folded, self._on_folded),
+        ):
+            if header == frames.header:
+                item = frames.next.item
+                if self._is_closed or item.bucket >= len(self._reduction.buckets):
+                    return None
+                memory = self._memory_for(item, is_sum=frames is self._sums)
+                return None if memory is None else ([memory], len(memory), on_frame)
         return None
+
+    def _memory_for(self, item: Block | Stage, *, is_sum: bool) -> memoryview | None:
+        """Where the payload of a frame goes; None while there is no room for it."""
+        if isinstance(item, Stage):
+            return _NO_MEMORY
+        if is_sum:
+            return self._reduction.sum_memory(item)
+        return self._reduction.pieces_memory(item, self.rank) if self._reduction.has_room(item) else None
 
     def accept(self, frame: Frame) -> Destination | Refusal:
         """See ``Sink``."""
@@ -124,39 +155,31 @@ class RoundPeer(Sink):
         raise Malformed(f"{frame.kind.name} of bucket {frame.bucket}, block {frame.block}, cannot come now")
 
     def _on_sum(self) -> None:
-        self._count_sums(1)
+        block, _, part = self._sums.take()
+        assert isinstance(block, Block)
+        self._reduction.on_sum(block, part)
         self.send_pieces()
+        if part is not None:
+            self._on_group()
 
     def _on_folded(self) -> None:
-        item, _ = self._route.sums_in[self._sums_received]
-        assert isinstance(item, Part)
-        self._reduction.read_sums(item, self.rank)
-        self.stages_folded += 1
-        self._count_sums(len(item.blocks))
-        self._on_stage()
+        stage = self._folded.take().item
+        assert isinstance(stage, Stage)
+        self._reduction.on_folded(stage, self.rank)
+        self._on_group()
 
-    def _count_sums(self, num_blocks: int) -> None:
-        self.num_expected -= 1
-        self._blocks_summed += num_blocks
-        self._sums_received += 1
-        self._next_sum = self._header_of(self._route.sums_in, self._sums_received)
-
-    def _on_pieces(self) -> None:
-        item, _ = self._route.pieces_in[self._pieces_received]
-        self.num_expected -= 1
-        self._pieces_received += 1
-        self._next_pieces = self._header_of(self._route.pieces_in, self._pieces_received)
-        for block in item.blocks if isinstance(item, Part) else (item,):
-            if self._reduction.count_pieces(block):
-                self._on_block(block)
+    def _on_pieces_frame(self) -> None:
+        item = self._pieces.take().item
+        if not isinstance(item, Stage):
+            self._reduction.on_pieces(item)
+            self._on_pieces()
+        elif self._reduction.on_staged(item):
+            self._on_group()
 
     def _on_header(self) -> None:
         self.header_time = time.monotonic()
-        self.num_expected -= 1
+        self._has_header = True
 
     def _on_abort_frame(self) -> None:
         suspect, reason = decode_abort(self._abort)
         self._on_abort(self.link, suspect, reason)
-
-    def _header_of(self, transfers: Sequence[Transfer], number: int) -> bytes:
-        return self._encoded_tag + transfers[number].content if number < len(transfers) else b""

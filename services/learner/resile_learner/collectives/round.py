@@ -1,23 +1,24 @@
 """One round under way: pieces out to the ranks that fold them, sums back from them, all by the calling thread.
 
-It cannot deadlock, because of four rules. A member sends the pieces of a block only when the sum of the block
-``WINDOW`` before it has come back, so in ``finish``, when all buckets are pushed, there is room for every frame of
+It cannot deadlock, because of four rules. A member sends the pieces of a block only when it knows that the owner has
+folded the block ``WINDOW`` before it, so in ``finish``, when all buckets are pushed, there is room for every frame of
 this round that can arrive: no member stops reading its links, and an ABORT always arrives. Pieces depend only on the
-sender's own compute, and a sum only on pieces, so the oldest block that is not folded can always be completed. And
-frames that a member defers (of a bucket it has not pushed, of a later round) wait for its own compute, never for
-another member. A member that shares memory copies a stage into its segment when all partners have folded the stage
-``NUM_SLOTS`` before it, and every member handles stages and blocks in the same order, so the oldest can always go on.
+sender's own compute, or, from a local owner, on a stage that its whole group has announced, and a sum only on pieces.
+A stage depends on compute, and on the sums of the stage ``NUM_SLOTS`` before it. Every member handles buckets, stages
+and blocks in the same order, so the oldest block that is not folded can always be completed. And frames that a member
+defers (of a bucket it has not pushed, of a later round) wait for its own compute, never for another member.
 
-A stage that a partner has announced says that it has read the sums of all stages whose slot it uses: it had to, to copy
-it. So a rank that has every partner's pieces of a stage may leave its sums where those of the older stage were. The
-same holds between rounds, which have the same members as long as they have the same segments (`MemoryAgreement`).
+Each half of a segment has one rule for its slots. Pieces may be overwritten when all local owners of the group have
+sent FOLDED of the older stage: they have read them. Results may when all partners have announced the newer stage: to
+copy it, each has had to read the sums of the older one. The same holds between rounds, whose groups only grow as long
+as they use the same segments (`MemoryAgreement`).
 """
 
 import time
 from functools import partial
 
+from .blocks import Block
 from .frames import MAX_HEADER_BYTES, Kind, Malformed, encode, encode_abort, encode_tag
-from .layout import NUM_SLOTS, Block
 from .link import BrokenLink, DrainSink, Link
 from .memory import Scratch
 from .memory_agreement import MemoryAgreement
@@ -62,7 +63,6 @@ class OpenRound:
         poller.begin_operation(partial(self._fail, worker, "it left the round open"))
         poller.newest_tag = spec.tag
         memory = agreement.begin(spec)
-        self._partners = memory.sharing.partners
         self._status = agreement.status()
         self._reduction = Reduction(scratch, spec, self.rank, memory)
         self._connect()
@@ -80,11 +80,9 @@ class OpenRound:
         self._check_abort()
         if self._failure is not None:
             return
-        if not self._reduction.has_senders:
-            self._fold_unaided(bucket)
         for peer in self._peers:
             peer.link.resume()
-        self._send_pieces()
+        self._advance()
         if bucket not in reduction.layout.direct:  # a small one is sent together with the next
             self._progress()
 
@@ -164,8 +162,8 @@ class OpenRound:
                 self._spec.tag,
                 self._reduction,
                 status_bytes=len(self._status),
-                on_block=self._complete,
-                on_stage=self._send_pieces,
+                on_pieces=self._fold,
+                on_group=self._advance,
                 on_abort=self._on_abort,
             )
             for rank in ranks
@@ -256,36 +254,42 @@ class OpenRound:
             if not poller.wait(timeout_ms=DRAIN_TIMEOUT_MS):
                 return
 
+    def _advance(self) -> None:
+        """Fold, publish and send what can be. In a group each may wait for another member's pieces or sums."""
+        self._fold()
+        self._send_pieces()
+
     def _send_pieces(self) -> None:
         """Announce and send own pieces as far as there is room for them."""
         reduction = self._reduction
-        folded = min((peer.stages_folded for peer in self._peers if peer.rank in self._partners), default=0)
-        stages = reduction.layout.stages
-        while reduction.num_staged < min(len(stages), folded + NUM_SLOTS):
-            if stages[reduction.num_staged][self.rank].bucket >= len(reduction.buckets):
-                break
+        while reduction.can_stage():
             reduction.stage()
         for peer in self._peers:
             peer.send_pieces()
 
-    def _fold_unaided(self, bucket: int) -> None:
-        """Complete the blocks of ``bucket`` for which no other rank is waited."""
-        for block in self._reduction.layout.blocks:
-            if block.bucket == bucket and self._reduction.is_complete(block):
-                self._complete(block)
+    def _fold(self) -> None:
+        """Fold the own blocks whose pieces are all here, and tell the partners which sums they can read."""
+        while self._failure is None and (block := self._reduction.next_complete()) is not None:
+            self._complete(block)
+        self._publish()
 
     def _complete(self, block: Block) -> None:
-        """Fold a block whose pieces are all here, and send the sum to everyone, or say where it is."""
+        """Fold a block, and send the sum to everyone who has to have it from this rank."""
         reduction = self._reduction
         reduction.fold(block)
         if not block.shared:
             return
-        part = reduction.layout.part_of[block.place]
+        layout = reduction.layout
         header, payload = self._encoded_tag + block.content(Kind.SUM), reduction.sum_memory(block)
         for peer in self._peers:
-            if part is None or peer.rank not in self._partners:
+            if block.bucket not in layout.grouped or peer.rank in layout.receivers:
                 peer.link.send(header, payload)
                 self._flush(peer)
-            elif block is part.blocks[-1]:
-                peer.link.send(self._encoded_tag + part.content(Kind.FOLDED))
-                self._flush(peer)
+
+    def _publish(self) -> None:
+        """Tell the partners which sums they can read."""
+        while (stage := self._reduction.next_published()) is not None:
+            for peer in self._peers:
+                if peer.rank in self._reduction.layout.partners:
+                    peer.link.send(self._encoded_tag + stage.content(Kind.FOLDED))
+                    self._flush(peer)

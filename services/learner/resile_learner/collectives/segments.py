@@ -16,6 +16,7 @@ from contextlib import suppress
 
 import torch
 
+from ..state.memory import tensor_bytes
 from .memory import Array, array_of
 
 NAME_BYTES = 16
@@ -49,7 +50,12 @@ class Segment:
         weakref.finalize(self, _unmap, address, num_bytes, os.getpid()).atexit = False
         _LIBC.madvise(address, num_bytes, mmap.MADV_DONTFORK)
         self._bytes = torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), dtype=torch.uint8)
+        self._memory = tensor_bytes(self._bytes)
         self._arrays: dict[torch.dtype, Array] = {}
+
+    def bytes_at(self, offset: int, num_bytes: int) -> memoryview:
+        """Some of it, to send."""
+        return self._memory[offset : offset + num_bytes]
 
     def array_at(self, offset: int, num_elements: int, dtype: torch.dtype) -> Array:
         """Some of it, to copy or to add; ``offset`` is in bytes, and a multiple of the size of an element."""

@@ -56,19 +56,24 @@ def children(node: Interval) -> tuple[Interval, Interval]:
 
 @lru_cache(maxsize=4096)
 def folds(num_leaves: int, slots: tuple[Interval, ...]) -> tuple[Fold, ...]:
-    """The additions that turn the subtrees in ``slots`` (left to right, covering the tree) into the root, in slot 0."""
-    index = {node: slot for slot, node in enumerate(slots)}
+    """The additions that can be made with the subtrees in ``slots`` (left to right) alone.
+
+    If they cover the tree, these turn them into the root, in slot 0; else into as few complete subtrees as there are.
+    """
     program: list[Fold] = []
 
-    def fold(node: Interval) -> int:
-        if node in index:
-            return index[node]
-        left, right = (fold(child) for child in children(node))
+    def fold(node: Interval, inside: Sequence[int]) -> int | None:
+        """The slot that has the sum over ``node``, of which ``inside`` are parts; None if others are needed."""
+        if not inside or slots[inside[0]] == node:
+            return inside[0] if inside else None
+        halves = children(node)
+        left, right = (fold(half, [slot for slot in inside if half.lo <= slots[slot].lo < half.hi]) for half in halves)
+        if left is None or right is None:
+            return None
         program.append(Fold(left, right))
         return left
 
-    if num_leaves:
-        fold(Interval(0, num_leaves))
+    fold(Interval(0, num_leaves), range(len(slots)))
     return tuple(program)
 
 

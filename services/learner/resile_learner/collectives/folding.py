@@ -1,0 +1,60 @@
+"""How the pieces of one block are added up by one rank, and which subtrees that leaves."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from .tree import Interval, folds
+
+
+class Step(NamedTuple):
+    """Add the value of source ``right`` to the one of source ``left``, for which the result then stands."""
+
+    left: int
+    right: int
+    result: int | None
+    """Which of the results this is, if it is one."""
+
+
+class Folding(NamedTuple):
+    """The pieces that a rank has of a block, and how it adds them up."""
+
+    counts: tuple[int, ...]
+    """For each rank how many of them come from it."""
+    first: tuple[int, ...]
+    """For each rank how many come from those before it."""
+    sources: tuple[tuple[int, int], ...]
+    """The rank that each piece comes from, and which of its pieces it is; in the order of the leaves."""
+    steps: tuple[Step, ...]
+    unchanged: tuple[tuple[int, int], ...]
+    """The sources that are results as they are, and which."""
+    results: tuple[Interval, ...]
+    """The complete subtrees that remain, left to right: the whole tree, if the pieces cover it."""
+
+
+@lru_cache(maxsize=4096)
+def folding(num_leaves: int, held: tuple[tuple[Interval, ...], ...]) -> Folding:
+    """How to add up the subtrees ``held``, by rank."""
+    pieces = sorted((node, rank, number) for rank, nodes in enumerate(held) for number, node in enumerate(nodes))
+    slots = tuple(node for node, _, _ in pieces)
+    program = folds(num_leaves, slots)
+    consumed = {fold.right for fold in program}
+    remaining = [slot for slot in range(len(slots)) if slot not in consumed]
+    last = {fold.left: number for number, fold in enumerate(program)}
+    result_of = {last[slot]: result for result, slot in enumerate(remaining) if slot in last}
+    counts = tuple(map(len, held))
+    return Folding(
+        counts=counts,
+        first=tuple(accumulate(counts, initial=0))[:-1],
+        sources=tuple((rank, number) for _, rank, number in pieces),
+        steps=tuple(Step(*fold, result_of.get(number)) for number, fold in enumerate(program)),
+        unchanged=tuple((slot, result) for result, slot in enumerate(remaining) if slot not in last),
+        results=tuple(_span(slots, slot, remaining) for slot in remaining),
+    )
+
+
+def _span(slots: Sequence[Interval], slot: int, remaining: Sequence[int]) -> Interval:
+    """The leaves of the slots that were added to ``slot``: those up to the next one that remains."""
+    following = [other for other in remaining if other > slot]
+    return Interval(slots[slot].lo, slots[(following[0] if following else len(slots)) - 1].hi)

@@ -1,0 +1,229 @@
+"""Buckets that are folded by host: in every order of events all members get the sums of the tree, and nobody waits."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resile_learner.collectives.blocks import NOT_SHARED, Shape, Sharing, Stage
+from resile_learner.collectives.folding import folding
+from resile_learner.collectives.layout import layout
+from resile_learner.collectives.memory_agreement import _grown
+from resile_learner.collectives.spec import Abandoned, RoundSpec, Tag
+from resile_learner.collectives.tree import Interval, fold_values, pieces, ranges
+
+from .link_group import AgreedMemory, SharedFromTheStart, Work, make_work, same_bits
+from .scheduled_rounds import PAYLOAD_BYTES, Schedule, small_blocks
+
+Hosts = Sequence[Collection[int]]
+SIZES = (9, 700, 201, 1000, 400)
+MIN_SHARED_BYTES = (1, 2000)  # all of these are folded by host, except the first; or only the largest
+SLOT_BYTES = (1, 4 * PAYLOAD_BYTES)  # one block in a stage, or four
+
+
+@pytest.fixture(scope="module", autouse=True)
+def blocks_are_small() -> Iterator[None]:
+    with small_blocks():
+        yield
+
+
+def schedule(num_members: int, hosts: Hosts, later: Hosts | None = None, *, seed: int) -> Schedule:
+    limits = {"min_bytes": MIN_SHARED_BYTES[seed % 2], "slot_bytes": SLOT_BYTES[seed // 2 % 2]}
+    shared = SharedFromTheStart(hosts, later, **limits)
+    return Schedule(num_members, lambda worker: AgreedMemory(worker, shared), seed)
+
+
+def round_of(group: Schedule, spec: RoundSpec, worker: int) -> Callable[[], object]:
+    """A round in which others go on between any two buckets."""
+
+    def run() -> object:
+        open_round = group.nodes[worker].begin(spec)
+        for bucket in range(len(spec.sums)):
+            group.pause(worker)
+            open_round.push(bucket)
+        return open_round.finish(b"from %d" % worker)
+
+    return run
+
+
+def specs_of(work: Work, members: Sequence[int], tag: Tag) -> dict[int, RoundSpec]:
+    return {worker: work.spec(worker, members, tag, in_place=bool(worker % 2)) for worker in members}
+
+
+def check(specs: dict[int, RoundSpec], work: Work, results: dict[int, object]) -> None:
+    headers = tuple(b"from %d" % worker for worker in specs)
+    assert results == dict.fromkeys(specs, headers)
+    for worker, spec in specs.items():
+        for bucket, expected in enumerate(work.sums()):
+            assert same_bits(spec.sums[bucket], expected), f"bucket {bucket} of worker {worker}"
+
+
+def hosts_of(places: Sequence[int]) -> list[list[int]]:
+    """The workers of each host; those at place 0 share memory with nobody."""
+    return [[worker for worker, place in enumerate(places) if place == host] for host in range(1, 4)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=7), st.integers(1, 9), st.integers(0, 10**6))
+def test_sums_have_the_bits_of_the_tree_in_any_order_of_events(places: list[int], num_leaves: int, seed: int) -> None:
+    """Rounds overlap: a member begins the next one when it has completed its own."""
+    members = range(len(places))
+    group = schedule(len(members), hosts_of(places), seed=seed)
+    works = [make_work(num_leaves, SIZES, seed=number) for number in range(2)]
+    specs = [specs_of(work, members, Tag(1, number)) for number, work in enumerate(works)]
+
+    def run_both(worker: int) -> object:
+        return [round_of(group, specs[number][worker], worker)() for number in range(2)]
+
+    results = group.run({worker: partial(run_both, worker) for worker in members})
+    for number, work in enumerate(works):
+        assert not any(isinstance(result, Exception) for result in results.values()), results
+        check(specs[number], work, {worker: result[number] for worker, result in results.items()})  # type: ignore[index]
+    group.close()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=3, max_size=6), st.integers(1, 9), st.integers(0, 10**6))
+def test_a_group_may_grow_between_two_rounds(places: list[int], num_leaves: int, seed: int) -> None:
+    """Whoever maps the others' segments late overwrites nothing that is still read."""
+    members = range(len(places))
+    group = schedule(len(members), hosts_of(places), [members], seed=seed)
+    works = [make_work(num_leaves, SIZES, seed=number) for number in range(2)]
+    specs = [specs_of(work, members, Tag(1, number)) for number, work in enumerate(works)]
+
+    def run_both(worker: int) -> object:
+        return [round_of(group, specs[number][worker], worker)() for number in range(2)]
+
+    group.run({worker: partial(run_both, worker) for worker in members})
+    for number, work in enumerate(works):
+        for spec in specs[number].values():
+            assert all(map(same_bits, spec.sums, work.sums()))
+    group.close()
+
+
+TWO_HOSTS = [[0, 1], [2, 3, 4]]
+OWNER, LOCAL_OWNER = 4, 2
+"""The hosts' other rank is local owner of none of the two blocks of the first host; this one is."""
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("victim", [OWNER, LOCAL_OWNER])
+@pytest.mark.parametrize("how", ["kill", "freeze", "cut"])
+def test_nobody_waits_for_an_owner_that_is_lost_at_any_step(how: str, victim: int, seed: int) -> None:
+    """Of a frozen worker, or of one that nothing reaches, one survivor learns by the silence of its control link."""
+    members = range(5)
+    survivors = [worker for worker in members if worker != victim]
+    work = make_work(7, (600, 300))
+    step, was_lost = seed, True
+    while was_lost:
+        was_lost = False
+        group = schedule(5, TWO_HOSTS, seed=seed)
+        specs = specs_of(work, members, Tag(1, 0))
+
+        def lose(now: int, group: Schedule = group, at: int = step) -> None:
+            nonlocal was_lost
+            if now == at:
+                was_lost = True
+                getattr(group, how)(victim)
+            observer = next((worker for worker in survivors if worker in group.running), None)
+            if now == at and how != "kill" and observer is not None:
+                group.nodes[observer].poller.abort_round(victim, "silent", generation=1)
+                group.wake(observer)
+
+        results = group.run({worker: round_of(group, specs[worker], worker) for worker in members}, lose)
+        for worker in survivors:
+            result = results[worker]
+            if isinstance(result, Abandoned):
+                assert result.suspect == victim
+            else:  # it had all before
+                assert not isinstance(result, Exception), result
+                assert all(map(same_bits, specs[worker].sums, work.sums()))
+        again = specs_of(work, survivors, Tag(2, 0))
+        check(again, work, group.run({worker: round_of(group, again[worker], worker) for worker in survivors}))
+        group.close()
+        step += 4
+    assert step > 40
+
+
+def held_by(num_ranks: int, num_leaves: int) -> tuple[tuple[Interval, ...], ...]:
+    return tuple(pieces(num_leaves, range_) for range_ in ranges(num_leaves, num_ranks))
+
+
+def crossing(num_leaves: int, num_elements: int, num_ranks: int, sharing: Sharing, hosts: Hosts) -> int:
+    """The bytes of pieces and sums that all hosts send to others."""
+    host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
+    total = 0
+    for rank in range(num_ranks):
+        plan = layout(held_by(num_ranks, num_leaves), num_leaves, (Shape(num_elements, 4),), rank, sharing)
+        for other, route in enumerate(plan.routes):
+            for item, content, _ in (*route.pieces_in, *route.sums_in):
+                if not isinstance(item, Stage) and host_of[rank] != host_of[other]:
+                    total += int.from_bytes(content[-8:], "little")
+    return total
+
+
+def test_each_host_crosses_the_link_once() -> None:
+    hosts = ((0, 1, 2, 3), (4, 5, 6, 7))
+    tensor = 40_000 * 4
+    assert crossing(8, 40_000, 8, NOT_SHARED, hosts) == pytest.approx(2 * 4.0 * tensor, rel=1e-2)
+    assert crossing(8, 40_000, 8, Sharing(hosts, min_bytes=1), hosts) == pytest.approx(2 * 1.0 * tensor, rel=1e-2)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=8), st.integers(1, 12))
+def test_folding_by_host_never_sends_more_than_flat(places: list[int], num_leaves: int) -> None:
+    hosts = tuple(map(tuple, filter(None, hosts_of(places)))) + tuple(
+        (w,) for w, place in enumerate(places) if not place
+    )
+    by_host, flat = (
+        crossing(num_leaves, 10_000, len(places), sharing, hosts)
+        for sharing in (Sharing(hosts, min_bytes=1), NOT_SHARED)
+    )
+    assert by_host <= flat
+
+
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 2**8 - 1))
+def test_what_remains_of_some_pieces_completes_the_tree(num_leaves: int, num_ranks: int, chosen: int) -> None:
+    """Folding inside, and then what remains, makes the additions of the tree."""
+    held = held_by(num_ranks, num_leaves)
+    results: list[tuple[tuple[Interval, ...], ...]] = []
+    nodes: list[Interval] = []
+    names: dict[Interval, str] = {}
+
+    def name_of(node: Interval) -> str:
+        found = pieces(num_leaves, node)
+        assert found == (node,), "no node of the tree"
+        return names.setdefault(node, f"{node.lo}-{node.hi}")
+
+    for side in (0, 1):
+        inside = tuple(nodes_ if chosen >> rank & 1 == side else () for rank, nodes_ in enumerate(held))
+        results.append(inside)
+        plan = folding(num_leaves, inside)
+        nodes += plan.results
+        assert sum(plan.counts) == len(plan.sources) == len(plan.steps) + len(plan.results)
+        values = [held[rank][number] for rank, number in plan.sources]
+        for left, right, result in plan.steps:
+            assert values[left].hi == values[right].lo
+            values[left] = Interval(values[left].lo, values[right].hi)
+            name_of(values[left])
+            assert result is None or plan.results[result] == values[left]
+        for source, result in plan.unchanged:
+            assert plan.results[result] == values[source]
+    nodes.sort()
+    total = fold_values(num_leaves, nodes, nodes, lambda one, two: Interval(one.lo, two.hi))
+    assert total == Interval(0, num_leaves)
+
+
+@given(st.lists(st.lists(st.sets(st.integers(0, 5)), min_size=6, max_size=6), min_size=1, max_size=5))
+def test_groups_only_grow_and_all_in_one_share_memory(rounds: list[list[set[int]]]) -> None:
+    mapped = [frozenset[int]()] * 6
+    groups: tuple[tuple[int, ...], ...] = ()
+    for news in rounds:
+        mapped = [before | new for before, new in zip(mapped, news, strict=True)]
+        older, groups = groups, _grown(groups, mapped)
+        assert all(any(set(group) <= set(other) for other in groups) for group in older)
+        assert all(two in mapped[one] for group in groups for one in group for two in group if one != two)
+        assert not groups or sorted(rank for group in groups for rank in group) == list(range(6))
+        assert groups == _grown(groups, mapped)
