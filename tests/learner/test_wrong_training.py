@@ -99,8 +99,15 @@ def half_of_a_sum(outputs: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * (outputs[:, 0] - targets).square().sum()
 
 
+def a_term_is_summed(outputs: Tensor, targets: Tensor) -> Tensor:
+    """As that of many variational autoencoders."""
+    wanted = F.one_hot(targets, 2).float()
+    penalty = -0.5 * outputs.square().sum()
+    return F.binary_cross_entropy_with_logits(outputs, wanted, reduction="sum") + 0.1 - penalty
+
+
 @pytest.mark.parametrize("train", [by_loop, by_call, by_prepare])
-@pytest.mark.parametrize("loss_fn", [summed, ends_with_sum])
+@pytest.mark.parametrize("loss_fn", [summed, ends_with_sum, a_term_is_summed])
 def test_a_loss_that_is_a_sum_is_refused(train: Callable[[Loss], None], loss_fn: Loss) -> None:
     with pytest.raises(LossIsASum, match="not a mean"):
         train(loss_fn)
@@ -111,12 +118,19 @@ def test_a_loss_function_that_doubles_with_its_batch_is_refused() -> None:
         by_call(half_of_a_sum)
 
 
+PENALIZED = nn.Parameter(torch.ones(32, 4))
+"""Weights of as many rows as a batch has samples."""
 MEANS: list[Loss] = [
     lambda outputs, targets: F.cross_entropy(outputs, targets, label_smoothing=0.1),
     lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="sum") / len(targets),
     lambda outputs, targets: (outputs[:, 0] - targets).square().sum() / len(targets),
     lambda outputs, targets: torch.stack([F.cross_entropy(outputs, targets)] * 8).sum(),
     lambda outputs, targets: F.cross_entropy(outputs, targets) + outputs.square().mean(),
+    lambda outputs, targets: F.cross_entropy(outputs, targets) + 0.0001 * PENALIZED.square().sum(),
+    lambda outputs, targets: F.cross_entropy(outputs, targets) + PENALIZED.abs().sum(),
+    lambda outputs, targets: (
+        F.cross_entropy(outputs, targets) + F.l1_loss(PENALIZED, torch.zeros(32, 4), reduction="sum")
+    ),
 ]
 
 

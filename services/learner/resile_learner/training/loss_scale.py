@@ -1,6 +1,6 @@
 """Whether a loss is a mean over its batch. Shards are weighted by their samples: a sum would count them twice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from resile_shared.errors import UsageError
 
 _SUM = 2  # at::Reduction::Sum
 TOLERANCE = 0.05
+MAX_TERMS = 100
 
 
 class LossIsASum(UsageError):
@@ -25,7 +26,8 @@ class LossIsASum(UsageError):
 def check_not_summed(loss: Tensor, *, num_samples: int) -> None:
     """Look at the last operation of ``loss``. Raises LossIsASum for a sum over samples, or over parts of them.
 
-    A sum that is scaled afterwards is not found: what it is scaled by may make it a mean.
+    Of several terms that are added, one with ``reduction="sum"`` over a row for each sample is enough; a ``.sum()`` may
+    be that of a penalty. A sum that is scaled afterwards is not found: what it is scaled by may make it a mean.
     """
     node: Any = loss.grad_fn
     if node is None:
@@ -34,6 +36,31 @@ def check_not_summed(loss: Tensor, *, num_samples: int) -> None:
         raise LossIsASum(f'{node.name()} with reduction="sum"')
     if node.name() == "SumBackward0" and _sums_samples(node, num_samples):
         raise LossIsASum("it ends with .sum()")
+    for term in _terms(node):
+        if getattr(term, "_saved_reduction", None) == _SUM and _has_rows(term, num_samples):
+            raise LossIsASum(f'{term.name()} with reduction="sum" is one of its terms')
+
+
+def _terms(node: Any) -> Iterator[Any]:
+    """What is added and subtracted to make a value."""
+    waiting = [node]
+    for _ in range(MAX_TERMS):
+        if not waiting:
+            return
+        term = waiting.pop()
+        if term is not None and term.name() in ("AddBackward0", "SubBackward0"):
+            waiting += [source for source, _ in term.next_functions]
+        elif term is not None:
+            yield term
+
+
+def _has_rows(node: Any, num_samples: int) -> bool:
+    """Whether the input of a loss has a row for each sample, or several, and is no parameter."""
+    source = node.next_functions[0][0]
+    rows = getattr(node, "_saved_self", None)
+    if source is None or source.name() == "AccumulateGrad" or rows is None or not rows.ndim:
+        return False
+    return len(rows) >= num_samples > 1 and len(rows) % num_samples == 0
 
 
 def _sums_samples(node: Any, num_samples: int) -> bool:
