@@ -14,6 +14,8 @@ from .batches import BatchPlan, Indices, default_num_shards
 from .drawing import drawing
 from .seeds import mix
 
+MAX_DRAWN = 100_000_000
+"""Samples of an epoch that a sampler draws: each takes 8 bytes, several times over."""
 KEPT_EPOCHS = 2
 """The one under way, and the next one, which processes that read ahead ask for."""
 
@@ -61,6 +63,11 @@ class SamplerOrder:
     def __init__(self, sampler: Sampler, *, num_samples: int, seed: int) -> None:
         if not hasattr(sampler, "__len__"):
             raise UsageError(f"the sampler ({type(sampler).__name__}) has no length: give it __len__")
+        if len(sampler) > MAX_DRAWN:
+            raise UsageError(
+                f"the sampler ({type(sampler).__name__}) draws {len(sampler):,} samples in an epoch, and at most "
+                f"{MAX_DRAWN:,} are possible: let it draw fewer (num_samples), and train more epochs"
+            )
         self._sampler: Any = sampler
         self._num_samples = num_samples
         self._seed = seed
@@ -83,7 +90,7 @@ class SamplerOrder:
     def _draw(self, epoch: int) -> Indices:
         with drawing(self._sampler, mix(self._seed, "order", epoch), epoch):
             drawn = islice(self._sampler, len(self._sampler) + 1)  # it may have no end
-            indices = np.array([int(index) for index in drawn], dtype=np.int64)
+            indices = np.fromiter(map(int, drawn), dtype=np.int64)
         self._check(indices, epoch)
         return indices
 
