@@ -1,8 +1,11 @@
 """An ordinary loop with one more line: the bits of `ElasticLoop`, and wrong use named."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -421,3 +424,28 @@ def test_a_worker_that_was_behind_at_the_end_of_an_epoch_goes_on_with_the_state_
     undisturbed = alone(lambda: run(ahead))
     assert undisturbed[1] == [(0, 0.5), (1, 0.25), (2, 0.125)]
     assert alone(lambda: run(Behind(ahead, lost_round=lost_round))) == undisturbed
+
+
+LEFT_EARLY = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from resile.training import prepare
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=16)
+_, optimizer, loader = prepare(model, optimizer, loader)
+for _ in loader.epochs(2):
+    for (inputs,) in loader:
+        model(inputs).mean().backward()
+        optimizer.step()
+    {ending}
+"""
+
+
+@pytest.mark.parametrize(("ending", "warns"), [("break", True), ("loader.stop()", False), ("1 / 0", False)])
+def test_a_plain_run_that_is_left_early_says_so(ending: str, warns: bool, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LEFT_EARLY.format(ending=ending))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert ("the training loop was left before its end" in done.stderr) == warns

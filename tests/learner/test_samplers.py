@@ -77,7 +77,10 @@ KEPT = torch.Generator()
         (Own(2, lambda _: [0, 20]), "yields indices from 0 to 20 in epoch 0, and the dataset has 20 samples"),
         (Own(1, lambda _: [-1]), "yields indices from -1"),
         (iter([1, 2]), "has no length"),
-        (RandomSampler(range(20), replacement=True, num_samples=int(1e10)), r"draws 10,000,000,000 samples in an epoch"),
+        (
+            RandomSampler(range(20), replacement=True, num_samples=int(1e10)),
+            r"draws 10,000,000,000 samples in an epoch",
+        ),
     ],
 )
 def test_a_sampler_that_workers_would_not_agree_on_is_refused(sampler: Any, complaint: str) -> None:

@@ -13,12 +13,12 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 """
 
 
-def add_wheel(folder: Path, name: str, version: str, *, num_bytes: int = 0) -> None:
-    """Add a wheel to ``folder`` whose only module has its version, and a file of so many bytes."""
+def add_wheel(folder: Path, name: str, version: str, *, num_bytes: int = 0, source: str = "") -> None:
+    """Add a wheel to ``folder`` whose only module has its version and ``source``, and a file of so many bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{name}.py", f"version = {version!r}\n")
+        wheel.writestr(f"{name}.py", f"version = {version!r}\n{source}")
         wheel.writestr(f"{name}_data.bin", b"x" * num_bytes)
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         wheel.writestr(

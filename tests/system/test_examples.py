@@ -15,10 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.learner.wheels import add_wheel, offline
+
 from .pools import UpPool, pool_up
 from .running import SCRIPTS, plain, run
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+SECONDS = 300
+"""Each worker imports the libraries by itself, which takes long on a machine that does much else."""
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -33,10 +37,16 @@ class Example:
     iterations: int
     is_drawn: bool = False
     """Whether a sampler draws samples more than once, or not at all."""
+    options: tuple[str, ...] = ()
+    """What `resile run` and `resile submit` need to know."""
 
     @property
     def script(self) -> Path:
         return EXAMPLES / self.name
+
+    def arguments(self, outside: Path) -> tuple[str, ...]:
+        """The arguments, with the folder of what is not the example's own."""
+        return tuple(arg.replace("{outside}", str(outside)) for arg in self.args)
 
     @property
     def command(self) -> str:
@@ -46,30 +56,82 @@ class Example:
 DIGITS = Example("digits.py", ("--epochs", "2"), epochs=2, iterations=16)
 DIGITS_BF16 = Example("digits.py", ("--epochs", "2", "--bf16"), epochs=2, iterations=16)
 GPT = Example("gpt.py", ("--kilobytes", "20", "--block", "32"), epochs=1, iterations=20)
+ALL = [
+    DIGITS,
+    DIGITS_BF16,
+    GPT,
+    Example("ordinary_loop.py", (), epochs=5, iterations=120),
+    Example("gan.py", (), epochs=3, iterations=120),
+    Example("lbfgs.py", (), epochs=4, iterations=12),
+    Example("weighted_sampler.py", (), epochs=5, iterations=75, is_drawn=True),
+    Example("stream.py", (), epochs=4, iterations=76),
+    Example("dataset.py", (), epochs=3, iterations=57, options=("--data", "digits")),
+    Example("packages.py", (), epochs=2, iterations=38, options=("--with", "einops>=0.7")),
+    Example("curves.py", ("--epochs", "2"), epochs=2, iterations=16),
+    Example("transformers_trainer.py", (), epochs=2, iterations=40),
+    Example("lightning_module.py", (), epochs=5, iterations=120),
+    Example("accelerate_loop.py", (), epochs=5, iterations=120),
+    Example(
+        "cifar10.py",
+        ("--data", "{outside}/cifar", "--epochs", "2", "--batch-size", "24", "--num-shards", "6", "--depth", "1"),
+        epochs=2,
+        iterations=10,
+    ),
+]
+EINOPS = """
+def rearrange(images, pattern, p, q):
+    assert pattern == "b (h p) (w q) -> b (h w) (p q)"
+    batch, height, width = images.shape
+    return images.reshape(batch, height // p, p, width // q, q).transpose(2, 3).reshape(batch, -1, p * q)
+"""
+"""What the example needs of this package, for an index without a network."""
 
-ORDINARY = Example("ordinary_loop.py", (), epochs=5, iterations=120)
-GAN = Example("gan.py", (), epochs=3, iterations=120)
-LBFGS = Example("lbfgs.py", (), epochs=4, iterations=12)
-WEIGHTED = Example("weighted_sampler.py", (), epochs=5, iterations=75, is_drawn=True)
-LIGHTNING = Example("lightning_module.py", (), epochs=5, iterations=120)
-STREAM = Example("stream.py", (), epochs=4, iterations=76)
-ALL = [DIGITS, DIGITS_BF16, GPT, ORDINARY, GAN, LBFGS, WEIGHTED, STREAM]
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What examples need from outside: data that is registered, an index of packages, and the files of CIFAR-10."""
+    folder = tmp_path_factory.mktemp("outside")
+    write_cifar(folder / "cifar")
+    subprocess.run([sys.executable, EXAMPLES / "dataset.py", "--write", folder / "digits"], check=True)
+    add_wheel(folder / "wheels", "einops", "0.8.0", source=EINOPS)
+    (folder / "packages").mkdir()
+    (folder / "packages" / "einops.py").write_text(EINOPS)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in offline(folder / "wheels").items():
+            patch.setenv(name, value)
+        add = [sys.executable, "-m", "resile", "dataset", "add", "digits", folder / "digits", "--local"]
+        subprocess.run(add, check=True, env={**os.environ, "RESILE_HOME": str(folder / "home")})
+        yield folder
 
 
 @cache
-def plain_sha(example: Example, *more: str) -> str:
-    return plain(example.script, *example.args, *more)
+def plain_sha(example: Example, outside: Path, *more: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(outside / "packages"))
+        patch.setenv("RESILE_DATASET_DIGITS", str(outside / "digits"))
+        return plain(example.script, *example.arguments(outside), *more, seconds=SECONDS)
 
 
+@pytest.mark.parametrize(
+    ("how", "sizes"),
+    [("--workers 1", [(0, 1)]), ("--workers 3", [(0, 3)]), ("--plan 0:1,4:3,8:2", [(0, 1), (4, 3), (8, 2)])],
+)
 @pytest.mark.parametrize("example", ALL, ids=lambda example: example.command)
-def test_an_example_has_the_same_bits_as_a_plain_script_and_elastically(
-    example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_example_has_the_same_bits_as_a_plain_script_on_any_number_of_workers(
+    example: Example,
+    how: str,
+    sizes: list[tuple[int, int]],
+    outside: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    elastic = run(example.script, "--plan", "0:1,4:3,8:8", home=tmp_path, args=example.args)
-    assert elastic.sha == plain_sha(example)
-    assert elastic.sizes == [(0, 1), (4, 3), (8, 8)]
+    options = (*how.split(), *example.options)
+    elastic = run(example.script, *options, home=outside / "home", args=example.arguments(outside), seconds=SECONDS)
+    assert elastic.sha == plain_sha(example, outside)
+    assert elastic.sizes == sizes
     assert elastic.result["iteration"] == example.iterations
+    assert elastic.result["bits"] == "same bits"
     assert_exact(elastic.result["ledger"], example)
 
 
@@ -82,30 +144,32 @@ def assert_exact(ledger: dict[str, Any], example: Example) -> None:
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpPool]:
+def pool(outside: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpPool]:
     """A host of two slots."""
     with pool_up(tmp_path_factory.mktemp("pool") / "home", "--slots", 2) as pool:
+        assert pool.run("dataset", "add", "digits", outside / "digits").status == 0
         yield pool
 
 
-@pytest.mark.parametrize("example", [LBFGS, WEIGHTED, STREAM, LIGHTNING], ids=lambda example: example.command)
+@pytest.mark.parametrize("example", ALL, ids=lambda example: example.command)
 def test_an_example_has_the_same_bits_in_a_pool_where_a_worker_is_killed(
-    example: Example, pool: UpPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: Example, outside: Path, pool: UpPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     killed = tmp_path / "killed"
-    wrapped = ("--", killed, 25, example.script, *example.args)
-    job = pool.submit(SCRIPTS / "killed_once.py", "--min-workers", 2, "--max-workers", 2, *wrapped)
+    limits = ("--min-workers", 2, "--max-workers", 2)
+    wrapped = ("--", killed, 7, example.script, *example.arguments(outside))
+    job = pool.submit(SCRIPTS / "killed_once.py", *limits, *example.options, *wrapped)
     view = pool.completed(job)
     assert killed.exists()
-    assert view["params_sha256"] == plain_sha(example)
+    assert view["params_sha256"] == plain_sha(example, outside)
     assert view["bits"] == "same bits"
     assert_exact(pool.ask("ledger", job), example)
 
 
 @pytest.mark.parametrize("example", [DIGITS, GPT], ids=lambda example: example.command)
-def test_another_seed_gives_other_bits(example: Example) -> None:
-    assert plain_sha(example, "--seed", "1") != plain_sha(example)
+def test_another_seed_gives_other_bits(example: Example, outside: Path) -> None:
+    assert plain_sha(example, outside, "--seed", "1") != plain_sha(example, outside)
 
 
 def test_the_digits_are_learned() -> None:
@@ -138,26 +202,20 @@ def write_batch(file: Path, content: object) -> None:
     file.write_bytes(file.read_bytes().replace(b"numpy._core.", b"numpy.core."))
 
 
-@pytest.fixture
-def cifar(tmp_path: Path) -> Path:
-    """A folder as CIFAR-10 comes, with few images."""
-    folder = tmp_path / "cifar-10-batches-py"
+def write_cifar(folder: Path) -> None:
+    """Make a folder as CIFAR-10 comes, with few images."""
     folder.mkdir()
     generator = np.random.default_rng(0)
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
         images = generator.integers(256, size=(20, 3072), dtype=np.uint8)
         labels = generator.integers(10, size=20).tolist()
         write_batch(folder / name, {b"batch_label": name.encode(), b"data": images, b"labels": labels})
-    return folder
 
 
-def test_cifar10_has_the_same_bits_as_a_plain_script_and_elastically(cifar: Path, tmp_path: Path) -> None:
-    args = ("--data", str(cifar), "--epochs", "2", "--batch-size", "24", "--num-shards", "6", "--depth", "1")
-    elastic = run(EXAMPLES / "cifar10.py", "--plan", "0:3,4:1,6:2", home=tmp_path / "home", args=args)
-    assert elastic.sha == plain(EXAMPLES / "cifar10.py", *args)
-    assert elastic.sizes == [(0, 3), (4, 1), (6, 2)]
-    assert elastic.result["iteration"] == 10
-    elastic.assert_every_sample_once(epochs=2)
+@pytest.fixture
+def cifar(tmp_path: Path) -> Path:
+    write_cifar(tmp_path / "cifar-10-batches-py")
+    return tmp_path / "cifar-10-batches-py"
 
 
 def test_cifar10_says_which_folder_is_missing(tmp_path: Path) -> None:

@@ -12,35 +12,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 SECONDS = 300
 """Each worker imports the libraries by itself, which takes long on a machine that does much else."""
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def test_the_trainer_of_transformers_has_the_same_bits_on_any_number_of_workers(tmp_path: Path) -> None:
-    script = EXAMPLES / "transformers_trainer.py"
-    outcome = run(script, "--plan", "0:1,7:3,22:2", home=tmp_path, seconds=SECONDS)
-    assert outcome.sha == plain(script, seconds=SECONDS)
-    assert outcome.sizes == [(0, 1), (7, 3), (22, 2)]
-    assert outcome.result["bits"] == "same bits"
-    outcome.assert_every_sample_once(epochs=2)
-
-
-def test_a_loop_for_accelerate_has_the_same_bits_on_any_number_of_workers(tmp_path: Path) -> None:
-    script = EXAMPLES / "accelerate_loop.py"
-    outcome = run(script, "--plan", "0:1,30:3,80:2", home=tmp_path, seconds=SECONDS)
-    assert outcome.sha == plain(script, seconds=SECONDS)
-    assert outcome.sizes == [(0, 1), (30, 3), (80, 2)]
-    assert outcome.result["bits"] == "same bits"
-    outcome.assert_every_sample_once(epochs=5)
-
-
-def test_the_trainer_of_lightning_has_the_same_bits_on_any_number_of_workers(tmp_path: Path) -> None:
-    script = EXAMPLES / "lightning_module.py"
-    outcome = run(script, "--plan", "0:1,30:3,80:2", home=tmp_path, seconds=SECONDS)
-    assert outcome.sha == plain(script, seconds=SECONDS)
-    assert outcome.sizes == [(0, 1), (30, 3), (80, 2)]
-    assert outcome.result["bits"] == "same bits"
-    outcome.assert_every_sample_once(epochs=5)
-
 
 @pytest.mark.parametrize("schedule", ["one-cycle", "epoch", "plateau"])
 def test_workers_that_join_know_what_modules_callbacks_and_metrics_of_lightning_need(

@@ -1,10 +1,12 @@
 """The session: the interface between the training call and the run around it."""
 
+import atexit
 import sys
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakSet
 
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.reports import BatchStep
@@ -18,6 +20,8 @@ from .membership.events import Switch
 from .messages import Completed, Message, Progress, Ready
 from .phases import Phases
 from .state.run import RunState
+
+LEFT = "the training loop was left before its end: call loop.stop() instead of `break`"
 
 
 class SecondTrainingCall(UsageError):
@@ -153,6 +157,7 @@ class SoloSession:
         self.changes = ChangeRecorder()
         self._exchange = GradientExchange(LinkPoller(), worker=0)
         self._joined = False
+        self._has_completed = False
 
     def join(self, ready: Ready, state: RunState) -> bool:
         """Start the run. Raises SecondTrainingCall, or StartedSeveralTimes."""
@@ -160,6 +165,7 @@ class SoloSession:
             raise SecondTrainingCall
         check_not_started_several_times()
         self._joined = True
+        _joined_solo.add(self)
         return True
 
     def begin(self, spec: RoundSpec) -> OpenRound:
@@ -189,7 +195,13 @@ class SoloSession:
             text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
             print(f"epoch {message.epoch + 1}: iteration {message.iteration}, {text}", file=sys.stderr)
         elif isinstance(message, Completed):
+            self._has_completed = True
             print(f"completed: params_sha256 {message.params_sha256}", file=sys.stderr)
+
+    def warn_if_left(self) -> None:
+        """The script has ended: say so if training has not, unless it ended by an error."""
+        if not (self._has_completed or self.failure or hasattr(sys, "last_value")):
+            print(f"{LEFT}. With several workers this is an error", file=sys.stderr)
 
     def complete(self) -> None:
         """Nothing to do."""
@@ -197,6 +209,15 @@ class SoloSession:
     def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
         """Never called: there is no other member to lose."""
         raise lost
+
+
+_joined_solo: WeakSet[SoloSession] = WeakSet()
+
+
+@atexit.register
+def _warn_if_left() -> None:
+    for session in _joined_solo:
+        session.warn_if_left()
 
 
 _session: ContextVar[Session | None] = ContextVar("resile_session", default=None)

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from ..collectives.poller import LinkPoller
 from ..messages import COMPAT, Failed, Finished, Warned, WorkerConfig
-from ..session import enter_session
+from ..session import LEFT, enter_session
 from ..training.seeds import seed
 from .control import Withdrawn
 from .control_thread import ControlThread
@@ -93,5 +93,5 @@ def _outcome(config: WorkerConfig, session: WorkerSession) -> Finished | Failed:
     if session.failure:
         return raised(config, session.failure)  # the script has caught it
     if not session.completed:
-        return failed(config, "the training loop was left before its end: call loop.stop() instead of `break`")
+        return failed(config, LEFT)
     return Finished(worker=config.worker)
