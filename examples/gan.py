@@ -19,9 +19,11 @@ resile.training.seed(0)  # Resile: instead of torch.manual_seed(0)
 angles = 2 * torch.pi * torch.rand(1920)
 loader = DataLoader(TensorDataset(torch.stack([angles.cos(), angles.sin()], dim=1)), batch_size=96, shuffle=True)
 
-generator = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+generator = nn.Sequential(
+    nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2)
+)
 discriminator = nn.Sequential(
-    nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1)
+    nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.LeakyReLU(0.2), nn.Linear(64, 1)
 )
 first = torch.optim.Adam(discriminator.parameters(), lr=1e-3, betas=(0.5, 0.999))
 second = torch.optim.Adam(generator.parameters(), lr=1e-3, betas=(0.5, 0.999))

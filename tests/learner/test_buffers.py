@@ -58,3 +58,15 @@ def test_a_member_without_shards_gets_the_same_buffers_as_the_others() -> None:
     theirs.commit(deltas)
     for name, buffer in statistics(here).items():
         assert torch.equal(buffer, statistics(there)[name])
+
+
+def test_what_a_body_changes_after_its_loss_does_not_reach_the_next_shard() -> None:
+    norms = nn.ModuleList([nn.BatchNorm1d(2), nn.BatchNorm1d(2)])
+    buffers = Buffers(norms)
+    buffers.restore()
+    norms[0](torch.randn(4, 2))
+    buffers.collect(weight=1.0, first=True)
+    norms[1](torch.randn(4, 2))
+    buffers.restore()
+    assert not buffers.collect(weight=1.0, first=False)
+    assert torch.equal(norms[1].running_mean, torch.zeros(2))

@@ -32,7 +32,8 @@ class Buffers:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Before a shard: restore the committed values."""
+        """Before a shard: restore the committed values, also of what was changed after `collect`."""
+        self._touched.update(index for index in range(len(self._places)) if self._has_changed(index))
         for index in self._touched:
             self._now(index).copy_(self._committed[index])
         self._note_versions(self._touched)

@@ -334,6 +334,8 @@ class ElasticLoader:
             with handled_backward(partial(self._backward, iteration)):
                 yield batch
             self._raise_refusal()
+            if iteration.turn < len(self._optimizers) - 1:
+                iteration.restore_buffers()
             if not self._num_losses:
                 raise UsageError(
                     "a batch ended without loss.backward(): every batch of a prepared loader counts; call it once for "

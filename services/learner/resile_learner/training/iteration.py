@@ -252,6 +252,10 @@ class Iteration:
             yield fetched.batch
         self._check_shard(is_computed=not self._is_spare)
 
+    def restore_buffers(self) -> None:
+        """Take back what the rest of a loop's body, which trains with another optimizer, has changed in buffers."""
+        self._buffers.restore()
+
     def raise_refusal(self) -> None:
         """Raise again what `compute` or `exchange` refused, if the script has caught it."""
         if self.refusal:
