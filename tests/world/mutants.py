@@ -752,13 +752,6 @@ MUTANTS = (
         "        if False:\n",
     ),
     Mutant(
-        "a host that has not reported yet counts as ready",
-        "its slots idle while pip builds",
-        f"{_CORE}.pool",
-        "            return self.beat >= 0  # before, nothing is known of it\n",
-        "            return True\n",
-    ),
-    Mutant(
         "what no host can build is tried again and again",
         "a job whose packages do not exist never ends",
         f"{_CORE}.environment_requests",

@@ -33,7 +33,7 @@ class Host:
     prepares: tuple[str, ...] = ()
     """The jobs whose environments its agent is to have, by its newest heartbeat or what was sent since."""
     environments: Mapping[str, EnvironmentReport] | None = None
-    """How far it is with the environments of jobs; None: its agent builds them when workers start."""
+    """How far it is with the environments of jobs; None: its agent reports nothing, and builds when workers start."""
 
     @property
     def is_usable(self) -> bool:
@@ -61,7 +61,7 @@ class Host:
     def has_environment(self, job: str) -> bool:
         """Whether the workers of ``job``, which requires packages, can start at once."""
         if self.environments is None:
-            return self.beat >= 0  # before, nothing is known of it
+            return True
         report = self.environments.get(job)
         return report is not None and report.state == "ready"
 
