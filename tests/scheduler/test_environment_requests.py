@@ -13,7 +13,7 @@ from resile_shared.messages.commands import Accepted, JobPause, JobStop
 from resile_shared.messages.hosts import EnvironmentReport, Heartbeat, HostState
 from resile_shared.messages.jobs import JobState
 
-from .test_core import Bench
+from .test_core import Bench, ready, worker
 from .test_incremental import TwoSchedulers
 
 PACKAGES = ("marker>=1",)
@@ -66,6 +66,16 @@ class Builders(Bench):
         report = EnvironmentReport.model_validate({"job": job, "state": state, **more})
         self.reports[host][job] = report
         return self.hear(host)
+
+    def hear_workers(self) -> None:
+        """Send the heartbeats of all hosts, with the workers of job-1."""
+        for name in self.hosts:
+            workers = [worker(p.worker, p.slot) for p in self.newest().placements if p.host == name]
+            self.beats += 1
+            reports = tuple(self.reports[name].values())
+            jobs = self.assigned.get(name)
+            beat = Heartbeat(host=name, incarnation=1, number=self.beats, jobs=jobs, environments=reports)
+            self.tell(beat.model_copy(update={"workers": tuple(workers)}))
 
     def require(self, number: int = 1, *requirements: str, **changes: object) -> list[Command]:
         return self.submit(number, requirements=requirements or PACKAGES, **changes)
@@ -249,6 +259,19 @@ def test_a_job_whose_hosts_are_full_builds_where_slots_are_free() -> None:
         bench.become("ready", other, "job-2")
     assert bench.hosts_of("job-2") == ["host-2"]
     assert bench.hosts_of("job-1") == ["host-1"]
+
+
+def test_another_job_gives_up_slots_where_the_environment_is_ready() -> None:
+    bench = all_heard(2, 2)
+    bench.submit(1)
+    bench.hear_workers()
+    bench.report(ready())
+    bench.switch()
+    bench.require(2)
+    (host,) = bench.building("job-2")
+    bench.reports[host]["job-2"] = EnvironmentReport(job="job-2", state="ready")
+    bench.hear_workers()
+    assert {p.host for p in bench.newest("job-1").placements} == set(bench.hosts) - {host}
 
 
 def test_one_job_after_the_other_is_built_and_both_are_told() -> None:

@@ -63,6 +63,27 @@ def test_what_one_gives_up_another_gets() -> None:
     assert names(placed["job-2"]) == ["b/0", "b/1", "b/2", "b/3"]
 
 
+def test_what_is_given_up_is_where_another_job_is_bound_to() -> None:
+    held = tuple(TWO)
+    for host in "ab":
+        placed = place(
+            [Want("job-1", 4, held, hosts=ALL), Want("job-2", 4, hosts=frozenset(host))], usable=TWO, free=()
+        )
+        assert {slot.host for slot in placed["job-2"]} == {host}
+        assert len(placed["job-1"]) == len(placed["job-2"]) == 4
+
+
+def test_no_more_is_given_up_there_than_the_other_job_lacks() -> None:
+    usable = slots(a=4, b=4, c=4)
+    wants = [
+        Want("job-1", 6, tuple(slots(a=4, b=4)), hosts=hosts(usable), joining=frozenset(slots(b=4))),
+        Want("job-2", 5, hosts=frozenset("ac")),
+    ]
+    placed = place(wants, usable=usable, free=slots(c=4))
+    assert len(placed["job-2"]) == 5
+    assert sorted(names(placed["job-1"])) == ["a/0", "a/1", "a/2", "b/0", "b/1", "b/2"]
+
+
 def test_free_slots_come_before_those_that_are_let_go() -> None:
     placed = place([Want("job-1", 2, hosts=ALL)], usable=TWO, free=slots(b=2))
     assert placed["job-1"] == tuple(slots(b=2))

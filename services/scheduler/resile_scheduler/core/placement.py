@@ -1,6 +1,7 @@
 """Which slots each job should have, once it is decided how many.
 
-- A job keeps what it has. It gives up joiners before members; a packed job gives up slots in the rack, and on the host,
+- A job keeps what it has. It gives up slots on hosts to which another job that lacks some is bound; joiners before
+  members; a packed job gives up slots in the rack, and on the host,
   where it has fewest, so that whole hosts become free, and one that is spread where it has most.
 - It gains slots that are free now before those that are being released, on hosts that `topology` chooses.
 - A packed job that is spread over more zones, racks or hosts than it could be moves, if that takes it to fewer of them
@@ -66,7 +67,8 @@ def place(
     neither has belong to other jobs, so a job may get fewer than it wants. ``domains``: where hosts are.
     """
     wants = sorted(wants, key=lambda w: (len(w.hosts), w.job))
-    placed = {want.job: _keep(want, domains) for want in wants}
+    lacks = _lacks(wants, chain(*free.values(), *released.values()))
+    placed = {want.job: _keep(want, lacks, domains) for want in wants}
     given_up = (slot for want in wants for slot in set(want.held).difference(placed[want.job]))
     offers = _Offer(free), _Offer(by_host((*chain(*released.values()), *given_up)))
     for want in wants:
@@ -96,19 +98,47 @@ class _Offer:
         return of_host[:num]
 
 
-def _keep(want: Want, domains: Mapping[str, Domain]) -> tuple[SlotId, ...]:
+@dataclass
+class _Lack:
+    """How many slots of some hosts a job has to get from other jobs."""
+
+    hosts: frozenset[str]
+    num: int
+
+
+def _lacks(wants: Sequence[Want], unheld: Iterable[SlotId]) -> list[_Lack]:
+    """Return what jobs lack that may not run wherever another one may: these can give up the wrong slots."""
+    if len({want.hosts for want in wants}) < 2:
+        return []
+    room, lacks = Counter(slot.host for slot in unheld), []
+    for want in wants:
+        num = want.workers - len(want.held)
+        if num > 0 and (num := num - sum(of_host for host, of_host in room.items() if host in want.hosts)) > 0:
+            lacks.append(_Lack(want.hosts, num))
+    return lacks
+
+
+def _keep(want: Want, lacks: Sequence[_Lack], domains: Mapping[str, Domain]) -> tuple[SlotId, ...]:
     kept = list(want.held)
     sign = -1 if want.is_spread else 1
     while len(kept) > want.workers:
         on_host = Counter(slot.host for slot in kept)
         in_rack = Counter(domains.get(slot.host, ()) for slot in kept)
 
-        def key(slot: SlotId) -> tuple[bool, int, int]:
-            rack = domains.get(slot.host, ())
-            return slot not in want.joining, sign * in_rack[rack], sign * on_host[slot.host]  # noqa: B023
+        def key(slot: SlotId) -> tuple[int, bool, int, int]:
+            rack, is_member = domains.get(slot.host, ()), slot not in want.joining
+            return _place_of(slot, lacks), is_member, sign * in_rack[rack], sign * on_host[slot.host]  # noqa: B023
 
-        kept.remove(min(reversed(kept), key=key))  # of equals the last: the highest rank goes first
+        given_up = min(reversed(kept), key=key)  # of equals the last: the highest rank goes first
+        kept.remove(given_up)
+        if (place := _place_of(given_up, lacks)) < len(lacks):
+            lacks[place].num -= 1
     return tuple(kept)
+
+
+def _place_of(slot: SlotId, lacks: Sequence[_Lack]) -> int:
+    """Return which of ``lacks``, those of the fewest hosts first, ``slot`` helps with; their number if none."""
+    return next((i for i, lack in enumerate(lacks) if lack.num > 0 and slot.host in lack.hosts), len(lacks))
 
 
 def _take(want: Want, kept: Sequence[SlotId], offers: Iterable[_Offer], domains: Mapping[str, Domain]) -> list[SlotId]:
