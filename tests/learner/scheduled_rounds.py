@@ -89,6 +89,9 @@ class WireTransport:
     def unacknowledged_seconds(self) -> float:
         return 0.0
 
+    def delivery_rate(self) -> int:
+        return 0
+
     def write_eof(self) -> None:
         self._outward.is_closed = True
 

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from resile_learner.collectives.blocks import NUM_SLOTS, SLOT_BYTES, Sharing
+from resile_learner.collectives.blocks import DIRECT_BYTES, MIN_SHARED_BYTES, NUM_SLOTS, SLOT_BYTES, Sharing
 from resile_learner.collectives.memory_agreement import (
+    HOP_SECONDS,
     NOWHERE,
     Host,
     MemoryAgreement,
     Status,
+    _smallest_grouped,
     decode_status,
     find_host,
 )
@@ -109,6 +111,42 @@ def test_a_member_that_maps_late_joins_its_group_late(connect: Connect, monkeypa
         assert [partners(group, worker) for worker in range(3)] == [[1], [0], []]
     run_rounds(group, [0, 1, 2], generation=1, first=5, count=4)
     assert [partners(group, worker) for worker in range(3)] == [[1, 2], [0, 2], [0, 1]]
+
+
+def rates(*exponents: int, hosts: tuple[Host, ...] = (HERE, HERE, OTHER_CONTAINER, OTHER_CONTAINER)) -> list[Status]:
+    statuses = zip(hosts, exponents, strict=True)
+    return [Status(host, b"n" * 16, b"t" * 16, frozenset(), exponent) for host, exponent in statuses]
+
+
+def test_smaller_buckets_are_folded_by_host_on_a_slower_link() -> None:
+    gigabit = 26  # each of two members measures half of it
+    assert _smallest_grouped(rates(34, 34, gigabit, gigabit)) == int((2 << gigabit) * HOP_SECONDS)
+    assert _smallest_grouped(rates(20, 20, 34, 34)) == DIRECT_BYTES
+    assert _smallest_grouped(rates(34, 34, 34, 34)) == MIN_SHARED_BYTES
+
+
+def test_what_is_not_measured_by_all_decides_nothing() -> None:
+    assert _smallest_grouped(rates(20, 20, 20, 0)) == MIN_SHARED_BYTES
+    assert _smallest_grouped(rates(20, 20, hosts=(HERE, HERE))) == MIN_SHARED_BYTES
+
+
+def test_one_measurement_that_is_far_off_decides_nothing() -> None:
+    hosts = (HERE, HERE, HERE, OTHER_CONTAINER, OTHER_CONTAINER, OTHER_CONTAINER)
+    assert _smallest_grouped(rates(20, 20, 50, 50, 20, 20, hosts=hosts)) == DIRECT_BYTES
+
+
+def test_all_members_draw_the_same_conclusion_from_what_each_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the measurements differ: which buckets are folded by host must be equal on all."""
+    elsewhere = Host(b"a kernel", b"anothern")
+    hosts = (HERE, HERE, elsewhere, elsewhere)
+    group = Group(4, agreement=lambda worker: MemoryAgreement(worker, host=hosts[worker]))
+    for worker, node in enumerate(group.nodes):
+        for link in node.poller.links.values():
+            monkeypatch.setattr(link, "delivery_rate", lambda worker=worker: 1_000_000 << worker)
+    run_rounds(group, [0, 1, 2, 3], generation=1, first=0, count=6)
+    foldings = {node.begin(WORK.spec(w, [0, 1, 2, 3], Tag(1, 6))).folding for w, node in enumerate(group.nodes)}
+    assert foldings == {f"by host from {DIRECT_BYTES} bytes: ranks 0 1 | 2 3"}
+    group.close()
 
 
 def test_small_buckets_need_no_segment(connect: Connect) -> None:
@@ -296,6 +334,6 @@ def test_a_mailbox_keeps_what_a_token_names_and_a_bounded_number_of_others() -> 
 
 
 def test_a_status_survives_encoding() -> None:
-    status = Status(HERE, b"n" * 16, b"t" * 16, frozenset({0, 8, 12}))
+    status = Status(HERE, b"n" * 16, b"t" * 16, frozenset({0, 8, 12}), 27)
     assert decode_status(status.encode(13)) == status
     assert len(status.encode(13)) == len(status._replace(mapped=frozenset()).encode(13))

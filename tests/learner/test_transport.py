@@ -132,6 +132,28 @@ def test_what_a_broken_path_swallows_stays_unacknowledged() -> None:
     there.close()
 
 
+def test_the_rate_of_a_connection_is_known_when_it_was_given_all_that_it_carries() -> None:
+    here, there = tcp_pair()
+    one, other = TcpTransport(here), TcpTransport(there)
+    assert one.delivery_rate() == 0
+    memory = bytearray(1 << 20)
+    for _ in range(100):
+        with suppress(BlockingIOError):
+            while True:
+                one.send([memory])
+        with suppress(BlockingIOError):
+            while True:
+                other.receive([memoryview(memory)])
+    assert one.delivery_rate() > 0
+    one.close()
+    assert one.delivery_rate() == 0
+    other.close()
+    unix, peer = map(TcpTransport, PAIRS["unix"]())
+    assert unix.delivery_rate() == 0
+    unix.close()
+    peer.close()
+
+
 def test_what_a_peer_does_not_read_is_acknowledged_all_the_same() -> None:
     """A peer that computes for long leaves what it cannot use yet unread."""
     here, there = tcp_pair()

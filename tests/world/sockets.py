@@ -389,6 +389,9 @@ class StreamTransport(asyncio.Transport):
         except OSError as error:
             self._lose(error)
 
+    def delivery_rate(self) -> int:
+        return 0
+
     def write_eof(self) -> None:
         self._sock.shutdown(socket.SHUT_WR)
 

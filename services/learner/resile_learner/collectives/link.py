@@ -108,6 +108,10 @@ class Link:
         """See ``Transport.unacknowledged_seconds``."""
         return self._transport.unacknowledged_seconds()
 
+    def delivery_rate(self) -> int:
+        """See ``Transport.delivery_rate``."""
+        return self._transport.delivery_rate()
+
     @property
     def pending(self) -> bool:
         """Whether something remains to be sent."""

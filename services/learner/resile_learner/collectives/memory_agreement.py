@@ -15,16 +15,19 @@ import hashlib
 import os
 import secrets
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import median_low
 from typing import NamedTuple
 
-from .blocks import MIN_SHARED_BYTES, Sharing
+from .blocks import DIRECT_BYTES, MIN_SHARED_BYTES, Sharing
 from .reduction import SharedMemory
 from .segments import NAME_BYTES, TOKEN_BYTES, Mailbox, Segment, create_segment, map_segment
 from .spec import RoundSpec
 
-_STATUS = struct.Struct(f"<8s8s{NAME_BYTES}s{TOKEN_BYTES}s")
+HOP_SECONDS = 0.003
+"""What two more hops inside a host may take: a bucket is folded by group if the link takes longer for it."""
+_STATUS = struct.Struct(f"<8s8s{NAME_BYTES}s{TOKEN_BYTES}sB")
 _NOTHING = bytes(NAME_BYTES)
 Key = tuple[int, tuple[int, ...]]
 Groups = tuple[tuple[int, ...], ...]
@@ -64,19 +67,21 @@ class Status(NamedTuple):
     """Of its segment; zeros while it has none."""
     mapped: frozenset[int]
     """The ranks whose segments it has mapped."""
+    rate: int = 0
+    """The bytes a second that its links to other hosts carry, as the exponent of a power of 2; 0 if not known."""
 
     def encode(self, num_ranks: int) -> bytes:
         """As bytes, whose number depends on ``num_ranks`` alone."""
         mapped = sum(1 << rank for rank in self.mapped).to_bytes(-(-num_ranks // 8), "little")
-        return _STATUS.pack(*self.host, self.name, self.token) + mapped
+        return _STATUS.pack(*self.host, self.name, self.token, self.rate) + mapped
 
 
 def decode_status(data: bytes) -> Status:
     """The inverse of ``Status.encode``."""
-    kernel, network, name, token = _STATUS.unpack_from(data)
+    kernel, network, name, token, rate = _STATUS.unpack_from(data)
     bits = int.from_bytes(data[_STATUS.size :], "little")
     mapped = frozenset(rank for rank in range(8 * (len(data) - _STATUS.size)) if bits >> rank & 1)
-    return Status(Host(kernel, network), name, token, mapped)
+    return Status(Host(kernel, network), name, token, mapped, rate)
 
 
 class MemoryAgreement:
@@ -91,12 +96,12 @@ class MemoryAgreement:
         *,
         host: Host = NOWHERE,
         report: Callable[[str], None] = lambda reason: None,
-        min_bytes: int = MIN_SHARED_BYTES,
+        min_bytes: int | None = None,
     ) -> None:
         self._worker = worker
         self._host = host
         self._report = report
-        self._min_bytes = min_bytes
+        self._given_bytes = min_bytes
         self._mailbox: Mailbox | None = None
         self._descriptor: int | None = None
         """Of the own segment, until all of the group have been sent it."""
@@ -119,6 +124,10 @@ class MemoryAgreement:
         self._mapped: dict[int, Segment] = {}
         self._groups: Groups = ()
         """Of all ranks; the same on all members in the same round."""
+        self._min_bytes = self._given_bytes or MIN_SHARED_BYTES
+        """Of a bucket that is folded by group; the same on all members in the same round."""
+        self._rate = 0
+        """See `Status`; measured once in a generation."""
 
     def _close_descriptor(self) -> None:
         if self._descriptor is not None:
@@ -142,10 +151,16 @@ class MemoryAgreement:
             segments[self._rank] = self._own
         return SharedMemory(Sharing(self._groups, self._min_bytes), segments)
 
-    def status(self) -> bytes:
-        """What this member says in the header of the round that has begun."""
+    def status(self, delivery_rate: Callable[[Iterable[int]], int]) -> bytes:
+        """What this member says in the header of the round that has begun.
+
+        ``delivery_rate`` returns the bytes a second that the links to some workers carry, 0 if it is not known.
+        """
+        if not self._rate and self._group:
+            elsewhere = [worker for rank, worker in enumerate(self._members) if rank not in self._group]
+            self._rate = delivery_rate(elsewhere).bit_length()
         name = self._mailbox.name if self._mailbox else _NOTHING
-        return Status(self._host, name, self._token, frozenset(self._mapped)).encode(len(self._members))
+        return Status(self._host, name, self._token, frozenset(self._mapped), self._rate).encode(len(self._members))
 
     def on_statuses(self, encoded: Sequence[bytes]) -> None:
         """Note what all members have said in the round that is complete, by rank."""
@@ -157,7 +172,9 @@ class MemoryAgreement:
             self._find_group()
         self._map()
         # Of the statuses alone: all members draw the same conclusion from them.
-        self._groups = _grown(self._groups, [self._status_of(rank).mapped for rank in range(len(self._members))])
+        statuses = [self._status_of(rank) for rank in range(len(self._members))]
+        self._groups = _grown(self._groups, [status.mapped for status in statuses])
+        self._min_bytes = self._given_bytes or _smallest_grouped(statuses)
 
     def end(self) -> None:
         """The round has failed: what it used is not used again."""
@@ -258,6 +275,20 @@ class MemoryAgreement:
         if not self._has_reported:
             self._has_reported = True
             self._report(f"workers of one host exchange gradients over TCP, and not in shared memory: {reason}")
+
+
+def _smallest_grouped(statuses: Sequence[Status]) -> int:
+    """The bytes that the slowest host's links carry in the time of two hops inside a host, within limits.
+
+    Of a host's members the median counts: a measurement may be far off.
+    """
+    rates: dict[Host, list[int]] = {}
+    for status in statuses:
+        rates.setdefault(status.host, []).append(status.rate)
+    if len(rates) == 1 or not all(map(all, rates.values())):
+        return MIN_SHARED_BYTES
+    slowest = min(len(of_host) << median_low(of_host) for of_host in rates.values())
+    return max(DIRECT_BYTES, min(MIN_SHARED_BYTES, int(slowest * HOP_SECONDS)))
 
 
 def _grown(groups: Groups, mapped: Sequence[frozenset[int]]) -> Groups:

@@ -15,6 +15,7 @@ as they use the same segments (`MemoryAgreement`).
 """
 
 import time
+from collections.abc import Iterable
 from functools import partial
 
 from .blocks import Block
@@ -63,7 +64,9 @@ class OpenRound:
         poller.begin_operation(partial(self._fail, worker, "it left the round open"))
         poller.newest_tag = spec.tag
         memory = agreement.begin(spec)
-        self._status = agreement.status()
+        self._status = agreement.status(self._delivery_rate)
+        self.folding = str(memory.sharing)
+        """Which buckets are folded by host, and which ranks are on one, for people."""
         self._reduction = Reduction(scratch, spec, self.rank, memory)
         self._connect()
 
@@ -121,6 +124,10 @@ class OpenRound:
     def missing(self) -> tuple[int, ...]:
         """The members whose headers have not come. From any thread, while `finish` waits."""
         return tuple(sorted(self._spec.members[peer.rank] for peer in self._peers if peer.header is None))
+
+    def _delivery_rate(self, workers: Iterable[int]) -> int:
+        """The bytes a second that the links to ``workers`` carry together."""
+        return sum(link.delivery_rate() for link in self._poller.links_to(workers))
 
     def _last_header(self, begun: float) -> tuple[int, float]:
         """The rank whose header came last, and how long after all others and the beginning of the wait."""

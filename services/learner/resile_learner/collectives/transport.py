@@ -9,6 +9,8 @@ from typing import Protocol
 
 _INFO = struct.Struct("=3xB20xI28xI")
 """Of Linux's ``struct tcp_info``: tcpi_probes, tcpi_unacked, tcpi_last_ack_recv."""
+_RATE = struct.Struct("=7xB152xQ")
+"""Of the same: tcpi_delivery_rate_app_limited, tcpi_delivery_rate."""
 _LOST_PROBES = 3
 """Unanswered probes of a full receiver that mean a broken path: it need not answer each one."""
 
@@ -31,6 +33,9 @@ class Transport(Protocol):
 
     def unacknowledged_seconds(self) -> float:
         """For how long nothing has confirmed what was sent; 0 when nothing is awaited. From any thread."""
+
+    def delivery_rate(self) -> int:
+        """How many bytes a second the network has carried lately; 0 if it was never given as many as it carries."""
 
     def write_eof(self) -> None:
         """Let the peer see the end of the stream behind what was sent; receiving goes on."""
@@ -76,6 +81,14 @@ class TcpTransport:
         except (OSError, struct.error):  # closed, or no TCP socket
             return 0.0
         return last_ms / 1000 if unacknowledged or probes >= _LOST_PROBES else 0.0
+
+    def delivery_rate(self) -> int:
+        """See ``Transport``. The kernel measures it (Cheng et al., Delivery Rate Estimation, draft-cheng-iccrg)."""
+        try:
+            limited, rate = _RATE.unpack(self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RATE.size))
+        except (OSError, struct.error):  # no TCP socket, or a kernel that does not say
+            return 0
+        return 0 if limited & 1 else int(rate)
 
     def write_eof(self) -> None:
         """See ``Transport``."""

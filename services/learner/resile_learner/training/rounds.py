@@ -62,7 +62,7 @@ class Round:
         Raises Abandoned when a member was lost meanwhile, MembersDiffer when members differ, OtherRound at once when
         they compute different things: the others then wait for what this member never sends.
         """
-        with self._session.changes.step("exchange", round=self._spec.tag.round):
+        with self._session.changes.step("exchange", round=self._spec.tag.round, folding=self.exchange.folding):
             raw = self.exchange.finish(header.encode(generation=self._session.named(next_iteration)))
         named, headers = zip(*(RoundHeader.decode(data, self._buffers.like) for data in raw), strict=True)
         self._check_shards(headers)
