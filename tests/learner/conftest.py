@@ -6,6 +6,7 @@ import pytest
 
 from resile_shared.testing.fixtures import pool, s3
 
+from .device_group import DeviceGroup
 from .link_group import PAIRS, Group, sharing_group
 
 __all__ = ["pool", "s3"]
@@ -18,6 +19,7 @@ MAKERS: dict[str, Callable[[int], Group]] = {
     "two hosts": lambda num_nodes: sharing_group(num_nodes, range(2), range(2, num_nodes)),
     "three hosts": lambda num_nodes: sharing_group(num_nodes, range(3), range(3, 5), range(5, num_nodes)),
     "two hosts in turns": lambda num_nodes: sharing_group(num_nodes, range(0, num_nodes, 2), range(1, num_nodes, 2)),
+    "gloo": DeviceGroup,
 }
 
 

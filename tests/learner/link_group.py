@@ -143,9 +143,12 @@ class Group:
         self._pair = pair
         self._transport = transport
         self._agreement = agreement
-        self.nodes = [Node(worker, agreement(worker)) for worker in range(num_nodes)]
+        self.nodes = [self.make_node(worker) for worker in range(num_nodes)]
         for one, other in combinations(range(num_nodes), 2):
             self.connect(one, other)
+
+    def make_node(self, worker: int) -> Node:
+        return Node(worker, self._agreement(worker))
 
     def connect(self, one: int, other: int) -> None:
         here, there = self._pair()
@@ -161,7 +164,7 @@ class Group:
 
     def kill(self, worker: int) -> None:
         self.nodes[worker].poller.close()
-        self.nodes[worker] = Node(worker, self._agreement(worker))
+        self.nodes[worker] = self.make_node(worker)
 
     def close(self) -> None:
         for node in self.nodes:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from resile.training import ElasticLoop, prepare, seed
-from resile_learner.collectives.round import OpenRound
+from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession, enter_session
@@ -162,7 +162,7 @@ class Interrupted(SoloSession):
         self._state = state
         return super().join(ready, state)
 
-    def begin(self, spec: RoundSpec) -> OpenRound:
+    def begin(self, spec: RoundSpec) -> ExchangeRound:
         opened = super().begin(spec)
         self.numbers.append(spec.tag.round)
         self._num_begun += 1

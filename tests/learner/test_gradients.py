@@ -51,11 +51,11 @@ def run_round(model: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tenso
     for leaf, batch in enumerate(batches):
         gradients.clear()
         if leaf == held.hi - 1:
-            gradients.overlap(plan, round_)
+            gradients.overlap(plan, round_.push)
         model(batch).sum().backward()
         if leaf < held.hi - 1:
             gradients.fold(plan.steps[leaf])
-    gradients.push_rest(plan, round_)
+    gradients.push_rest(round_.push)
     round_.finish(b"")
     gradients.assign(gradients.used)
     return [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]

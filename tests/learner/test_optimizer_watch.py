@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from resile.training import ElasticLoop, Iteration, seed
-from resile_learner.collectives.round import OpenRound
+from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import RoundSpec
 from resile_learner.session import SoloSession, enter_session
 from resile_learner.training.header import RoundHeader
@@ -36,7 +36,7 @@ def train(
     digests: list[int] = []
 
     class Recording(SoloSession):
-        def begin(self, spec: RoundSpec) -> OpenRound:
+        def begin(self, spec: RoundSpec) -> ExchangeRound:
             round_ = super().begin(spec)
             finish = round_.finish
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset, WeightedRandomSampler
 
 from resile.training import ElasticLoader, ElasticLoop, prepare, seed
-from resile_learner.collectives.round import OpenRound
+from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession, enter_session
@@ -371,7 +371,7 @@ class Recorded(SoloSession):
         self._state = state
         return super().join(ready, state)
 
-    def begin(self, spec: RoundSpec) -> OpenRound:
+    def begin(self, spec: RoundSpec) -> ExchangeRound:
         flat = self._state.flatten()
         self.states[spec.tag.round] = flat.skeleton, [tensor.clone() for tensor in flat.tensors]
         return super().begin(spec)
@@ -385,7 +385,7 @@ class Behind(Recorded):
         self._ahead = ahead
         self._lost_round: int | None = lost_round
 
-    def begin(self, spec: RoundSpec) -> OpenRound:
+    def begin(self, spec: RoundSpec) -> ExchangeRound:
         opened = super().begin(spec)
         if spec.tag.round == self._lost_round:
             self._lost_round = None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from resile_learner.changes import ChangeRecorder
 from resile_learner.checkpoint.header import CheckpointHeader
 from resile_learner.collectives.round import OpenRound
-from resile_learner.collectives.spec import Abandoned, OtherRound, RoundSpec
+from resile_learner.collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from resile_learner.session import View
 from resile_learner.state.facts import MembersDiffer
 from resile_learner.training.buffers import Buffers
@@ -42,6 +42,9 @@ class Member:
     def begin(self, spec: RoundSpec) -> OpenRound:
         self.on_begin(spec.tag.round)
         return self.group.nodes[self.worker].begin(spec)
+
+    def agree_on_carrier(self, tag: Tag) -> bool:
+        return False
 
     def named(self, next_iteration: int) -> int:
         return GENERATION

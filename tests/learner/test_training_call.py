@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from resile.training import Callback, ElasticLoop, ElasticModel, Iteration, Result, Validation, seed
-from resile_learner.collectives.round import OpenRound
+from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import RoundSpec
 from resile_learner.session import SoloSession, enter_session
 from resile_learner.training.batches import BatchPlan, Position
@@ -263,7 +263,7 @@ def test_the_first_round_compares_all_settings_that_must_be_equal() -> None:
     headers: list[bytes] = []
 
     class Recording(SoloSession):
-        def begin(self, spec: RoundSpec) -> OpenRound:
+        def begin(self, spec: RoundSpec) -> ExchangeRound:
             round_ = super().begin(spec)
             finish = round_.finish
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
+from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.poller import LinkPoller
-from resile_learner.collectives.round import OpenRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec, Tag
 from resile_learner.collectives.tree import Interval
 from resile_learner.messages import MAX_NUMBER, Joined, Progress, Ready, Switched, WorkerConfig
@@ -60,7 +60,7 @@ class Member:
         )
         self._is_removed = self._is_rendezvous_lost = self._awaits_rendezvous = False
         self._round = 0
-        self._open_round: OpenRound | None = None
+        self._open_round: ExchangeRound | None = None
         self._call = ""
         self._progress_sent = 0.0
         self._poller = LinkPoller()

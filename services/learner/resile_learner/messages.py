@@ -299,6 +299,15 @@ class CommittedRounds(Message):
     behind: tuple[WorkerId, ...] = Field(max_length=MAX_WORKERS, description="the other members, in rank order")
 
 
+class StoreEntry(Message):
+    """Worker to worker: what the members of ``generation`` need to connect their devices, in hexadecimal digits."""
+
+    kind: Literal["store_entry"] = "store_entry"
+    generation: Generation
+    key: str = Field(max_length=256)
+    value: str = Field(max_length=1 << 17, pattern="^([0-9a-f]{2})*$")
+
+
 MembershipMessage = Heartbeat | OrderRequest | JoinerReady | ActiveGeneration | CommittedRound | CommittedRounds
-PeerMessage = Order | MembershipMessage
+PeerMessage = Order | StoreEntry | MembershipMessage
 from_peer: TypeAdapter[PeerMessage] = TypeAdapter(Annotated[PeerMessage, Field(discriminator="kind")])

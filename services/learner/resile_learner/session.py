@@ -12,8 +12,9 @@ from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.reports import BatchStep
 
 from .changes import ChangeRecorder
+from .collectives.device.exchange import DeviceExchange, ExchangeRound
 from .collectives.poller import LinkPoller
-from .collectives.round import GradientExchange, OpenRound
+from .collectives.round import GradientExchange
 from .collectives.spec import Abandoned, RoundSpec, Tag
 from .lone_launch import check_not_started_several_times
 from .membership.events import Switch
@@ -113,8 +114,14 @@ class Session(Protocol):
     def join(self, ready: Ready, state: RunState) -> bool:
         """Become a member. True for an initial member; False for a joiner, whose ``state`` is then that of a member."""
 
-    def begin(self, spec: RoundSpec) -> OpenRound:
+    def begin(self, spec: RoundSpec) -> ExchangeRound:
         """Open the next round."""
+
+    def agree_on_carrier(self, tag: Tag) -> bool:
+        """Before the first sums of a generation: agree with the others in round ``tag`` on what carries them.
+
+        False if there is nothing to agree on, and no such round took place.
+        """
 
     def named(self, next_iteration: int) -> int:
         """The generation to name in the header of the round before ``next_iteration``; waits if an order says so."""
@@ -155,7 +162,8 @@ class SoloSession:
         self.phases = Phases()
         self.failure: ResileError | None = None
         self.changes = ChangeRecorder()
-        self._exchange = GradientExchange(LinkPoller(), worker=0)
+        poller = LinkPoller()
+        self._exchange = DeviceExchange(poller, GradientExchange(poller, worker=0))
         self._joined = False
         self._has_completed = False
 
@@ -168,9 +176,13 @@ class SoloSession:
         _joined_solo.add(self)
         return True
 
-    def begin(self, spec: RoundSpec) -> OpenRound:
+    def begin(self, spec: RoundSpec) -> ExchangeRound:
         """Open a round without other members."""
         return self._exchange.begin(spec)
+
+    def agree_on_carrier(self, tag: Tag) -> bool:
+        """Nothing travels."""
+        return False
 
     def named(self, next_iteration: int) -> int:
         """The generation never changes."""

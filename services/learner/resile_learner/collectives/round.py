@@ -15,7 +15,7 @@ as they use the same segments (`MemoryAgreement`).
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from .blocks import Block
@@ -112,13 +112,35 @@ class OpenRound:
             ordered = [headers[rank] for rank in range(len(headers))]
             self._agreement.on_statuses([one[: len(status)] for one in ordered])
         except BaseException as error:
-            self._fail(self._spec.members[self.rank], f"it left the round: {error!r}")
-            self._drain()
+            self._leave(error)
             raise
-        finally:
-            self._close()
-            self._peers = []  # they refer back to this round, which holds the tensors
+        self._end()
         return tuple(one[len(status) :] for one in ordered)
+
+    def progress_until(self, done: Callable[[], bool], *, seconds: float) -> None:
+        """Before `finish`: receive what others send until ``done()``, which is checked after each wake of the poller.
+
+        Returns after ``seconds`` at the latest. Raises Abandoned when a member is lost or aborts.
+        """
+        deadline = time.monotonic() + seconds
+        try:
+            while not done() and (left := deadline - time.monotonic()) > 0:
+                self._step()
+                if not done():
+                    self._poller.wait(timeout_ms=int(left * 1000) + 1)
+        except BaseException as error:
+            self._leave(error)
+            raise
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Worker ids in rank order."""
+        return self._spec.members
+
+    @property
+    def received(self) -> list[bytes]:
+        """The headers of other members that have come."""
+        return [bytes(peer.header or b"")[len(self._status) :] for peer in self._peers if peer.header_time]
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -136,6 +158,15 @@ class OpenRound:
         last = max(self._peers, key=lambda peer: peer.header_time)
         before = max((peer.header_time for peer in self._peers if peer is not last), default=begun)
         return last.rank, max(0.0, last.header_time - max(before, begun))
+
+    def _leave(self, error: BaseException) -> None:
+        self._fail(self._spec.members[self.rank], f"it left the round: {error!r}")
+        self._drain()
+        self._end()
+
+    def _end(self) -> None:
+        self._close()
+        self._peers = []  # they refer back to this round, which holds the tensors
 
     def _close(self) -> None:
         """Release all memory of the round; links stay usable."""
@@ -184,14 +215,18 @@ class OpenRound:
 
     def _run(self) -> None:
         while True:
-            if self._poller.poll():
-                self._check_abort()
-            self._progress()
-            if self._failure is not None:
-                raise self._failure
+            self._step()
             if all(not peer.num_expected and not peer.link.pending for peer in self._peers):
                 return
             self._poller.wait()
+
+    def _step(self) -> None:
+        """Receive and send what is possible without waiting. Raises Abandoned once the round has failed."""
+        if self._poller.poll():
+            self._check_abort()
+        self._progress()
+        if self._failure is not None:
+            raise self._failure
 
     def _check_abort(self) -> None:
         """Fail if another thread has requested it or has removed a link."""

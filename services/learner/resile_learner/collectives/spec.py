@@ -1,7 +1,7 @@
 """What a gradient exchange is asked to do, whatever carries its frames, and how it fails."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -29,9 +29,13 @@ class RoundSpec:
     """For each rank the complete subtrees that it holds, left to right; together they cover leaves 0..num_leaves-1."""
     num_leaves: int
     partials: Sequence[Sequence[Tensor]]
-    """[bucket][own piece]: flat contiguous CPU tensors, in a bucket of one dtype and length. Used as scratch."""
+    """[bucket][own piece]: flat contiguous tensors, in a bucket of one dtype and length. Used as scratch."""
     sums: Sequence[Tensor]
     """[bucket]: where the sum over all leaves is written. May be ``partials[bucket][0]`` itself."""
+
+    def without_sums(self) -> "RoundSpec":
+        """The same round, for headers alone."""
+        return replace(self, partials=(), sums=())
 
 
 class OtherRound(ResileError):
@@ -56,3 +60,10 @@ class Abandoned(ResileError):
         self.suspect = suspect
         self.reason = reason
         self.is_hearsay = is_hearsay
+
+
+class Repeated(Abandoned):
+    """A round ended without a result on all members alike, and nobody was lost: all repeat it in another way."""
+
+    def __init__(self, failed: Sequence[int]) -> None:
+        super().__init__(failed[0], "its device did not complete the round")

@@ -167,7 +167,9 @@ class Membership:
             recovery_order=self._recovery_order,
             newest=self._newest_generation,
             can_sync_state=self._state_sync() is not None,
+            is_recovery_linked=self._recovery_order is not None and self._is_linked_to(self._recovery_order.workers),
             formed=tuple(order for order in self._orders.values() if self._has_formed(order)),
+            ready_for=tuple(order for order in self._orders.values() if self._can_join(order)),
             is_pause_requested=self._is_pause_requested,
         )
 
@@ -276,8 +278,7 @@ class Membership:
             return self._withdraw()
         commands: list[Command] = []
         for generation, order in sorted(self._orders.items()):
-            is_mine = self.worker in order.workers and not order.is_recovery
-            if not (is_mine and self._is_ready and self._is_linked_to(order.workers)):
+            if not self._can_join(order):
                 continue
             if order.cold_start:
                 return self._become_member(order)
@@ -288,6 +289,11 @@ class Membership:
         if self._is_left_out() and not self._may_receive_state():
             return self._withdraw()
         return commands
+
+    def _can_join(self, order: Order) -> bool:
+        """Whether this worker, which is no member yet, is ready for ``order``."""
+        is_mine = self._current is None and self.worker in order.workers and not order.is_recovery
+        return is_mine and self._is_ready and self._is_linked_to(order.workers)
 
     def _is_left_out(self) -> bool:
         """Whether the newest order drops this joiner; not so for a member of the initial generation."""

@@ -22,9 +22,21 @@ class MembershipView:
     """The newest generation of which it has the order; 0: it has none."""
     can_sync_state: bool = False
     """Whether all members of ``recovery_order`` are linked, and their rounds are known."""
+    is_recovery_linked: bool = False
+    """Whether all members of ``recovery_order`` are linked."""
     formed: tuple[Order, ...] = ()
     """The newer generations that it has formed."""
+    ready_for: tuple[Order, ...] = ()
+    """Before it is a member: the generations whose members it has told that it is ready."""
     is_pause_requested: bool = False
+
+    @property
+    def connected(self) -> dict[int, tuple[int, ...]]:
+        """The members of each generation, by its number, that it is or may become a member of, linked to all others."""
+        recovery = (self.recovery_order,) if self.recovery_order and self.is_recovery_linked else ()
+        current = (self.current,) if self.current else ()
+        orders = (*current, *self.formed, *self.ready_for, *recovery)
+        return {order.generation: order.workers for order in orders if self.worker in order.workers}
 
     @property
     def must_recover(self) -> bool:

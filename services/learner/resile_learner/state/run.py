@@ -96,6 +96,11 @@ class RunState:
         """Return what `allocate_buffers` may use itself: parameters and buffers in the memory of the host."""
         return [tensor for tensor in model_tensors(self._model).values() if tensor.device.type == "cpu"]
 
+    @property
+    def devices(self) -> frozenset[torch.device]:
+        """Where the parameters are."""
+        return frozenset(parameter.device for parameter in self._model.parameters())
+
     def load_received(self) -> None:
         """Load the state received into the buffers allocated last. Raises StateDiffers."""
         self.load(*self._received)

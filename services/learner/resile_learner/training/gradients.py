@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from resile_shared.errors import UsageError
 
-from ..collectives.round import OpenRound
 from ..collectives.tree import Interval, merges_after, pieces
 from ..state.memory import in_memory_order
 
 BUCKET_BYTES = 4 << 20
+DEVICE_BUCKET_BYTES = 32 << 20
+"""For gradients on a device: fewer and longer operations."""
 ALIGNMENT_BYTES = 64
 """That of the allocator, for every gradient in a bucket: vectorised kernels depend on it."""
 
@@ -79,13 +80,12 @@ def local_plan(num_leaves: int, held: Interval) -> LocalPlan:
 class Gradients:
     """The gradients of a model's trainable parameters, folded leaf by leaf and pushed bucket by bucket."""
 
-    def __init__(self, parameters: Sequence[Tensor], *, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, parameters: Sequence[Tensor], *, bucket_bytes: int | None = None) -> None:
         self._parameters = list(parameters)
         self._measures_norms = False
         self._squares: list[list[Tensor]] = []
         self.buckets = cut_into_buckets(self._parameters, bucket_bytes)
         self._slots: list[_Slot] = []
-        self._hosts: dict[tuple[int, int], Tensor] = {}
         self.used = [False] * len(self._parameters)
         self._leaf: _Leaf | None = None
         self._bucket_of = {p: b for b, bucket in enumerate(self.buckets) for p in bucket.parameters}
@@ -105,12 +105,12 @@ class Gradients:
         return plan
 
     def partials(self, plan: LocalPlan) -> list[list[Tensor]]:
-        """[bucket][piece]: the flat CPU tensors that hold this worker's partial sums once they are pushed."""
-        return [[self._host(slot, b) for slot in plan.piece_slots] for b in range(len(self.buckets))]
+        """[bucket][piece]: the flat tensors that hold this worker's partial sums once they are pushed."""
+        return [[self._slots[slot].flats[b] for slot in plan.piece_slots] for b in range(len(self.buckets))]
 
     def sums(self) -> list[Tensor]:
-        """[bucket]: the flat CPU tensors into which an exchange writes the sums."""
-        return [self._host(0, b) for b in range(len(self.buckets))]
+        """[bucket]: the flat tensors into which an exchange writes the sums."""
+        return self._slots[0].flats
 
     def clear(self) -> None:
         """Clear all gradients before the next backward pass."""
@@ -125,13 +125,13 @@ class Gradients:
         """Fold what no hook has folded of a finished leaf."""
         self._finish(self._leaf or _Leaf(step))
 
-    def overlap(self, plan: LocalPlan, round_: OpenRound) -> None:
+    def overlap(self, plan: LocalPlan, push: Callable[[int], None]) -> None:
         """Let gradient hooks fold the last leaf and push its buckets, during its backward pass."""
-        self._leaf = _Leaf(plan.steps[-1], self._num_parameters(), partial(self._push, plan, round_))
+        self._leaf = _Leaf(plan.steps[-1], self._num_parameters(), push)
 
-    def push_rest(self, plan: LocalPlan, round_: OpenRound) -> None:
+    def push_rest(self, push: Callable[[int], None]) -> None:
         """Push every bucket that no hook has pushed: parameters without a gradient, or no leaf at all."""
-        self._finish(self._leaf or _Leaf(push=partial(self._push, plan, round_)))
+        self._finish(self._leaf or _Leaf(push=push))
 
     def squares(self) -> list[float]:
         """For each leaf held, once all are folded: the squared norm of its gradients, if norms are measured."""
@@ -143,10 +143,6 @@ class Gradients:
 
     def assign(self, used: Sequence[bool]) -> None:
         """Give each parameter its summed gradient, and None to those that no shard used."""
-        for b in range(len(self.buckets)):
-            host, flat = self._host(0, b), self._slots[0].flats[b]
-            if host is not flat:
-                flat.copy_(host)
         for parameter, view, is_used in zip(self._parameters, self._slots[0].views, used, strict=True):
             parameter.grad = view if is_used else None
 
@@ -183,13 +179,6 @@ class Gradients:
         if leaf.push is not None:
             leaf.push(bucket)
 
-    def _push(self, plan: LocalPlan, round_: OpenRound, bucket: int) -> None:
-        for slot in plan.piece_slots:
-            host, flat = self._host(slot, bucket), self._slots[slot].flats[bucket]
-            if host is not flat:
-                host.copy_(flat)
-        round_.push(bucket)
-
     def _fold_bucket(self, b: int, step: LeafStep) -> list[Tensor]:
         """Fold the gradients of one bucket and free them: their memory, still in the cache, serves the next layer.
 
@@ -214,14 +203,6 @@ class Gradients:
         for left, right in step.merges:
             self._slots[left].flats[b].add_(self._slots[right].flats[b])
         return [_square(gradients)] if self._measures_norms and gradients else []
-
-    def _host(self, slot: int, bucket: int) -> Tensor:
-        flat = self._slots[slot].flats[bucket]
-        if flat.device.type == "cpu":
-            return flat
-        if (slot, bucket) not in self._hosts:
-            self._hosts[slot, bucket] = torch.zeros_like(flat, device="cpu").pin_memory()
-        return self._hosts[slot, bucket]
 
 
 def gradients_of(optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Tensor]) -> list[Gradients]:
@@ -284,10 +265,11 @@ def _view_like(parameter: Tensor, flat: Tensor) -> Tensor:
     return flat.view(parameter.shape)
 
 
-def cut_into_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[Bucket]:
+def cut_into_buckets(parameters: Sequence[Tensor], bucket_bytes: int | None = None) -> list[Bucket]:
     """Cut parameters, last first (their gradients come first), into buckets of one dtype and device.
 
-    Every parameter starts at a multiple of 64 bytes. A bucket is closed once it holds ``bucket_bytes``.
+    Every parameter starts at a multiple of 64 bytes. A bucket is closed once it holds ``bucket_bytes``; None: as many
+    as suits its device.
     """
     buckets: list[Bucket] = []
     open_buckets: dict[tuple[torch.dtype, torch.device], Bucket] = {}
@@ -302,7 +284,8 @@ def cut_into_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[Bu
         bucket.offsets.append(bucket.length)
         step = ALIGNMENT_BYTES // parameter.element_size()
         bucket.length += -(-parameter.numel() // step) * step
-        if bucket.length * parameter.element_size() >= bucket_bytes:
+        enough = bucket_bytes or (BUCKET_BYTES if parameter.device.type == "cpu" else DEVICE_BUCKET_BYTES)
+        if bucket.length * parameter.element_size() >= enough:
             del open_buckets[kind]
     return buckets
 

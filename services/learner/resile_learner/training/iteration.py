@@ -208,7 +208,7 @@ class Iteration:
             self._indices.append(fetched.indices)
             self._begin_shard(leaf)
             if is_last:
-                self._gradients.overlap(self._plan, self._round.exchange)
+                self._gradients.overlap(self._plan, self._round.exchange.push)
             else:
                 self._gradients.expect(self._plan.steps[done])
             with self._watch.shard(is_last=is_last):
@@ -343,7 +343,7 @@ class Iteration:
             raise UsageError(
                 "iteration.exchange() was called before all shards were computed: take all of iteration.shards() first"
             )
-        self._gradients.push_rest(self._plan, self._round.exchange)
+        self._gradients.push_rest(self._round.exchange.push)
         partials = self._partials()  # on a device, this waits for the last of the compute
         self._phases.enter("waiting")
         try:

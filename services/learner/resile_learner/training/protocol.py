@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from torch import nn
 
 from ..checkpoint.checkpointer import Checkpointer
-from ..collectives.spec import Abandoned
+from ..collectives.spec import Abandoned, Repeated
 from ..membership.events import Switch
 from ..messages import Ready
 from ..session import Session
@@ -103,6 +103,8 @@ class TrainingProtocol:
                     yield from iterate()
                 else:
                     self._finish()
+            except Repeated:
+                self._repeat()
             except Abandoned as lost:
                 self._recover(lost)
 
@@ -239,6 +241,13 @@ class TrainingProtocol:
             self._continue_from_state()
             self._checkpoints.recovered(is_behind=is_behind)
         self.reports.on_switch(time.perf_counter() - started)
+
+    def _repeat(self) -> None:
+        """Repeat a round that nobody has committed, with the same members and another number."""
+        self._computation.begin_membership()
+        self._computation.discard_round()
+        self._state.progress.round = self.rounds.number
+        self._continue_from_state()
 
     def _idle_round(self) -> bool:
         """Exchange headers without training; return whether a member is still waiting for a checkpoint."""

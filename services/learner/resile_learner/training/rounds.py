@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..collectives.round import OpenRound
+from ..collectives.device.exchange import ExchangeRound
 from ..collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from ..collectives.tree import pieces, ranges
 from ..session import Session
@@ -40,6 +40,8 @@ class Rounds:
     def open(self, num_leaves: int, partials: Sequence[Sequence[Tensor]] = (), sums: Sequence[Tensor] = ()) -> "Round":
         """Open the next round over ``num_leaves`` shards, held in equal ranges by the current members."""
         view = self._session.view
+        if sums and self._session.agree_on_carrier(Tag(view.generation, self.number)):
+            self.number += 1
         held = tuple(pieces(num_leaves, part) for part in ranges(num_leaves, view.size))
         tag = Tag(view.generation, self.number)
         self.number += 1
@@ -54,7 +56,7 @@ class Round:
         self._session = session
         self._buffers = buffers
         self._spec = spec
-        self.exchange: OpenRound = session.begin(spec)
+        self.exchange: ExchangeRound = session.begin(spec)
 
     def finish(self, header: RoundHeader, *, next_iteration: int) -> RoundResult:
         """Send this member's header, wait for those of all others, and compare what must be equal.
@@ -64,6 +66,8 @@ class Round:
         """
         with self._session.changes.step("exchange", round=self._spec.tag.round, folding=self.exchange.folding):
             raw = self.exchange.finish(header.encode(generation=self._session.named(next_iteration)))
+        if not all(raw):  # a member agrees on how sums travel
+            raise OtherRound("another worker")
         named, headers = zip(*(RoundHeader.decode(data, self._buffers.like) for data in raw), strict=True)
         self._check_shards(headers)
         try:

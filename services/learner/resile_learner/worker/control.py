@@ -8,7 +8,7 @@ event a frozen `MembershipView` is published, which any thread may read; a main 
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -16,11 +16,23 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from resile_shared.errors import ResileError
 from resile_shared.messages.reports import Evidence
 
+from ..collectives.device.communicators import Communicators
 from ..collectives.poller import LinkPoller
 from ..membership.events import AbandonRound, Connect, Event, MainThreadCommand, PauseRequested, SendToPeer, Withdraw
 from ..membership.machine import Membership
 from ..membership.view import MembershipView
-from ..messages import Failed, Message, Order, Pause, Stop, WorkerConfig, WorkerListening, encode, to_worker
+from ..messages import (
+    Failed,
+    Message,
+    Order,
+    Pause,
+    Stop,
+    StoreEntry,
+    WorkerConfig,
+    WorkerListening,
+    encode,
+    to_worker,
+)
 from ..phases import Phases
 from .liveness import HEARTBEATS_PER_DETECTION
 from .peers import PeerConnections
@@ -92,7 +104,10 @@ class WorkerControl:
         self._tasks: set[asyncio.Task[None]] = set()
         self._agent: asyncio.StreamWriter
         self._membership = Membership(config.worker)
-        self._peers = PeerConnections(config, poller, lambda: self.view, handle=self._handle, spawn=self._spawn)
+        self._peers = PeerConnections(
+            config, poller, lambda: self.view, handle=self._handle, on_entry=self._on_entry, spawn=self._spawn
+        )
+        self.communicators = Communicators(config.worker, host=config.host, send=self._send_entry, notify=self._notify)
         self._heartbeat_seconds = config.detection_seconds / HEARTBEATS_PER_DETECTION
         self._stalls = StallDetector(detection_seconds=config.detection_seconds, interval=self._heartbeat_seconds)
         self._suspicions = Suspicions(config.worker, detection_seconds=config.detection_seconds)
@@ -298,9 +313,24 @@ class WorkerControl:
                 else:
                     self._call(self._carry_out, command)
             self.view = self._membership.view
+            self.communicators.want(self.view.connected)
             self._changed.notify_all()
         self._poller.wake()
         return answer
+
+    def _notify(self) -> None:
+        """A communicator has changed: let the main thread look again, wherever it waits."""
+        with self._changed:
+            self._changed.notify_all()
+        self._poller.wake()
+
+    def _send_entry(self, workers: Collection[int], generation: int, key: str, value: bytes) -> None:
+        message = StoreEntry(generation=generation, key=key, value=value.hex())
+        for worker in workers:
+            self._call(self._peers.send, worker, message)
+
+    def _on_entry(self, entry: StoreEntry) -> None:
+        self.communicators.receive(entry.generation, entry.key, bytes.fromhex(entry.value))
 
     def _carry_out(self, command: Connect | SendToPeer | AbandonRound | Withdraw) -> None:
         match command:

@@ -19,7 +19,7 @@ from ..collectives.poller import LinkPoller
 from ..collectives.transport import TcpTransport
 from ..membership.events import Event, LinkDown, LinkUp, MessageReceived, OrderReceived
 from ..membership.view import MembershipView
-from ..messages import Heartbeat, Member, Order, PeerMessage, WorkerConfig, encode, from_peer
+from ..messages import Heartbeat, Member, Order, PeerMessage, StoreEntry, WorkerConfig, encode, from_peer
 from . import links
 from .generations import Generations
 from .handshakes import Handshakes, Spawn
@@ -53,6 +53,7 @@ class PeerConnections:
         view: Callable[[], MembershipView],
         *,
         handle: Callable[[Event], object],
+        on_entry: Callable[[StoreEntry], None],
         spawn: Spawn,
     ) -> None:
         self.generations = Generations()
@@ -60,6 +61,7 @@ class PeerConnections:
         self._poller = poller
         self._view = view
         self._handle = handle
+        self._on_entry = on_entry
         self._spawn = spawn
         self._handshakes = Handshakes(
             job=config.job,
@@ -196,6 +198,8 @@ class PeerConnections:
         match message:
             case Order():
                 self.on_order(message)
+            case StoreEntry():
+                self._on_entry(message)
             case Heartbeat(generation=generation) if generation <= self._view().newest:
                 pass  # most of them
             case _:

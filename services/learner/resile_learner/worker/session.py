@@ -1,7 +1,9 @@
 """One worker's part in an elastic run: the training loop's session over its links and its control."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NoReturn
 
 from torch import Tensor
@@ -10,10 +12,12 @@ from resile_shared.errors import ResileError
 
 from ..changes import ChangeRecorder
 from ..collectives.departure import LeaveAcknowledgement
+from ..collectives.device.exchange import DeviceExchange, ExchangeRound
+from ..collectives.device.selection import exchange_device
 from ..collectives.memory_agreement import MemoryAgreement, find_host
 from ..collectives.poller import LinkPoller
-from ..collectives.round import GradientExchange, OpenRound
-from ..collectives.spec import Abandoned, RoundSpec, Tag
+from ..collectives.round import GradientExchange
+from ..collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from ..collectives.state_transfer import StateTransfer
 from ..membership.events import (
     RoundAbandoned,
@@ -53,7 +57,13 @@ class WorkerSession:
         self._leave_process = leave
         self._imported = imported
         self._agreement = MemoryAgreement(config.worker, host=find_host(), report=self._warn)
-        self._exchange = GradientExchange(poller, config.worker, self._agreement)
+        self._communicators = control.communicators
+        self._exchange = DeviceExchange(
+            poller,
+            GradientExchange(poller, config.worker, self._agreement),
+            self._communicators,
+            report=self._warn,
+        )
         self._state_transfer = StateTransfer(poller, config.worker)
         self._leave_acknowledgement = LeaveAcknowledgement(poller)
         self._order: Order | None = None
@@ -102,6 +112,8 @@ class WorkerSession:
         self.training_called = True
         if imported := tuple(self._imported()):
             self._control.report(Imported(worker=self._config.worker, modules=imported))
+        if device := exchange_device(state.devices, os.environ):
+            self._communicators.enable(device)
         self._control.report(ready.model_copy(update={"worker": self._config.worker}))
         self._control.post(ScriptReady())
         with self.changes.step("wait for membership"):
@@ -125,14 +137,33 @@ class WorkerSession:
             self._leave_acknowledgement.confirm(peer, Tag(generation, 0))
         return False
 
-    def begin(self, spec: RoundSpec) -> OpenRound:
+    def begin(self, spec: RoundSpec) -> ExchangeRound:
         """Open the next round."""
         return self._exchange.begin(spec)
+
+    def agree_on_carrier(self, tag: Tag) -> bool:
+        """Before the first sums of a generation: find out in round ``tag`` whether all members' devices are connected.
+
+        Waits until this worker's are, or cannot be. False if there is nothing to agree on: no such round took place.
+        """
+        key = tag.generation, self.view.workers
+        if not self._exchange.needs_agreement(key):
+            return False
+        self.phases.enter("waiting")
+        self._poller.wait_until(
+            lambda: self._communicators.is_settled(tag.generation) or self._control.view.must_recover
+        )
+        others = self.begin(RoundSpec(tag, self.view.workers, ((),) * self.view.size, 0, (), ())).finish(b"")
+        if any(others):
+            raise OtherRound("another worker")
+        return True
 
     def named(self, next_iteration: int) -> int:
         """The generation to name in the header of the round before ``next_iteration``; waits where a plan says so."""
 
         def answer(view: MembershipView) -> int | None:
+            settled = tuple(order for order in view.formed if self._communicators.is_settled(order.generation))
+            view = replace(view, formed=settled)
             return None if view.must_wait(next_iteration) else view.named(next_iteration)
 
         return self._control.wait_for(answer)
@@ -273,8 +304,9 @@ class WorkerSession:
         return False
 
     def close(self) -> None:
-        """Release the memory that is shared with other workers."""
+        """Release the memory that is shared with other workers, and the connections of devices."""
         self._agreement.close()
+        self._communicators.close()
 
     def report(self, message: Message) -> None:
         """Send ``message`` to the agent."""

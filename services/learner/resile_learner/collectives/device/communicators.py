@@ -1,0 +1,119 @@
+"""The communicators of one worker, by generation: formed in the background, given up when nobody needs them."""
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from datetime import timedelta
+from functools import partial
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from .communicator import Communicator, Condition
+from .process_group import DeviceGroup, GlooGroup, NcclGroup
+from .store import Board, PeerStore
+
+FORMING_SECONDS = 60.0
+OPERATION_SECONDS = 600.0
+"""How long the devices may take for a round, members that still compute included."""
+MAX_BOARDS = 16
+"""Newest generations whose entries are kept."""
+
+Send = Callable[[Collection[int], int, str, bytes], None]
+"""Brings an entry to these workers: generation, key, value."""
+Workers = tuple[int, ...]
+
+
+class Communicators:
+    """Those of ``worker``, whose processes listen on ``host``. From any thread.
+
+    ``notify`` is called when a communicator has formed, has ended, or has completed a task.
+    """
+
+    def __init__(self, worker: int, *, host: str, send: Send, notify: Callable[[], None]) -> None:
+        self.device: torch.device | None = None
+        """Where the gradients are; None: the sums do not travel on devices."""
+        self._worker = worker
+        self._host = host
+        self._send = send
+        self._notify = notify
+        self._lock = threading.Lock()
+        self._boards: dict[int, Board] = {}
+        self._wanted: dict[int, Workers] = {}
+        self._formed: dict[int, Communicator] = {}
+        self._oldest = 0
+        """Generation that is wanted, or was: none before it will be."""
+
+    def enable(self, device: torch.device) -> None:
+        """From now on form the communicators that are wanted, for gradients on ``device``."""
+        self.device = device
+        self.want(self._wanted)
+
+    def want(self, wanted: Mapping[int, Workers]) -> None:
+        """Have a communicator for each of these generations of this worker, by number, and for no other."""
+        with self._lock:
+            self._wanted = {generation: workers for generation, workers in wanted.items() if len(workers) > 1}
+            ended = [generation for generation in self._formed if generation not in self._wanted]
+            dropped = [self._formed.pop(generation) for generation in ended]
+            self._oldest = max(self._oldest, min(self._wanted, default=0))
+            self._boards = {number: board for number, board in self._boards.items() if number >= self._oldest}
+            if self.device is not None:
+                for generation in self._wanted.keys() - self._formed.keys():
+                    self._formed[generation] = self._form(generation, self._wanted[generation], self.device)
+        for communicator in dropped:
+            communicator.abandon("its generation is over")
+
+    def of(self, generation: int) -> Communicator | None:
+        """The communicator of a generation that is wanted and has several members."""
+        return self._formed.get(generation)
+
+    def is_settled(self, generation: int) -> bool:
+        """Whether nothing is to be waited for: the communicator has formed, or will not."""
+        communicator = self.of(generation)
+        return communicator is None or communicator.condition is not Condition.FORMING
+
+    def receive(self, generation: int, key: str, value: bytes) -> None:
+        """Take an entry of another member; it may come before this worker wants the generation."""
+        with self._lock:
+            if generation >= self._oldest:
+                self._board(generation).put(key, value)
+
+    def close(self) -> None:
+        """Give up all of them."""
+        self.want({})
+
+    def _form(self, generation: int, workers: Workers, device: torch.device) -> Communicator:
+        board = self._board(generation)
+        others = [worker for worker in workers if worker != self._worker]
+        timeout = timedelta(seconds=FORMING_SECONDS)
+        store = PeerStore(board, partial(self._send, others, generation), timeout=timeout)
+        rank = workers.index(self._worker)
+        form = partial(connect, store, rank=rank, size=len(workers), host=self._host, device=device)
+        return Communicator(f"generation-{generation}", form, self._notify, give_up=store.close)
+
+    def _board(self, generation: int) -> Board:
+        if generation not in self._boards:
+            self._boards[generation] = Board()
+            for oldest in sorted(self._boards)[:-MAX_BOARDS]:
+                del self._boards[oldest]
+        return self._boards[generation]
+
+
+def connect(store: Store, *, rank: int, size: int, host: str, device: torch.device) -> DeviceGroup:
+    """Form the process group for tensors on ``device``, and move something between all ranks.
+
+    Raises RuntimeError or TimeoutError, after ``FORMING_SECONDS`` at the latest.
+    """
+    group: DeviceGroup
+    forming, operation = timedelta(seconds=FORMING_SECONDS), timedelta(seconds=OPERATION_SECONDS)
+    if device.type == "cuda":
+        group = NcclGroup(store, rank=rank, size=size, device=device, timeout=operation)
+    else:
+        group = GlooGroup(store, rank=rank, size=size, host=host, forming=forming, timeout=operation)
+    probe = torch.zeros(size, dtype=torch.uint8, device=device)
+    own = torch.ones(1, dtype=torch.uint8, device=device)
+    others = [peer for peer in range(size) if peer != rank]
+    group.exchange([(peer, own) for peer in others], [(peer, probe[peer : peer + 1]) for peer in others])
+    group.gather(probe, probe[rank : rank + 1].fill_(1))
+    if int(probe.sum()) != size:
+        raise RuntimeError("the devices moved other bytes than those that were sent")
+    return group

@@ -1,0 +1,35 @@
+"""Copies of gradients in pinned memory of the host, for an exchange over connections."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..spec import RoundSpec
+
+
+class Staging:
+    """Pinned memory for tensors on a device, kept as long as they live."""
+
+    def __init__(self) -> None:
+        self._hosts = WeakIdKeyDictionary()
+
+    def stage(self, spec: RoundSpec) -> RoundSpec:
+        """The same round over the copies; nothing is copied yet."""
+        partials = [[self._host(partial) for partial in bucket] for bucket in spec.partials]
+        return replace(spec, partials=partials, sums=[self._host(sums) for sums in spec.sums])
+
+    def _host(self, tensor: Tensor) -> Tensor:
+        if tensor not in self._hosts:
+            self._hosts[tensor] = torch.zeros_like(tensor, device="cpu").pin_memory()
+        return self._hosts[tensor]  # type: ignore[no-any-return]
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each source to its target, and wait for all of them."""
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)
+    if any(source.device.type == "cuda" for source in sources):
+        torch.cuda.current_stream(sources[0].device).synchronize()
