@@ -40,6 +40,10 @@ class Watched:
         self.num_operations = 0
         self._on_operation = on_operation
 
+    @property
+    def has_released_memory(self) -> bool:
+        return self.group.has_released_memory
+
     def exchange(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
         self._begin()
         self.group.exchange(sends, receives)

@@ -4,6 +4,7 @@ No other thread calls the library, except to abort: whoever gives up on a commun
 """
 
 import threading
+import time
 from collections.abc import Callable
 from enum import Enum
 from queue import SimpleQueue
@@ -44,6 +45,7 @@ class Communicator:
         self._on_change = on_change
         self._condition = Condition.FORMING
         self._group: DeviceGroup | None = None
+        self._has_aborted = False
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._has_settled = threading.Event()
@@ -71,8 +73,17 @@ class Communicator:
 
     def await_end(self, seconds: float) -> bool:
         """After `abandon`: wait until it uses no memory of a task any more; return whether that is so."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        deadline = time.monotonic() + seconds
+        while self._thread.is_alive() and not self._has_released_memory:
+            if time.monotonic() > deadline:
+                return False
+            self._thread.join(0.001)
+        return True
+
+    @property
+    def _has_released_memory(self) -> bool:
+        group = self._group
+        return self._has_aborted and group is not None and group.has_released_memory
 
     def _end(self, reason: str) -> bool:
         with self._lock:
@@ -87,6 +98,7 @@ class Communicator:
     def _abort(self) -> None:
         if group := self._group:
             group.abort()
+            self._has_aborted = True
 
     def _run(self) -> None:
         try:

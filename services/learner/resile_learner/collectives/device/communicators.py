@@ -104,11 +104,10 @@ def connect(store: Store, *, rank: int, size: int, host: str, device: torch.devi
     Raises RuntimeError or TimeoutError, after ``FORMING_SECONDS`` at the latest.
     """
     group: DeviceGroup
-    forming, operation = timedelta(seconds=FORMING_SECONDS), timedelta(seconds=OPERATION_SECONDS)
     if device.type == "cuda":
-        group = NcclGroup(store, rank=rank, size=size, device=device, timeout=operation)
+        group = NcclGroup(store, rank=rank, size=size, device=device, timeout=timedelta(seconds=OPERATION_SECONDS))
     else:
-        group = GlooGroup(store, rank=rank, size=size, host=host, forming=forming, timeout=operation)
+        group = GlooGroup(store, rank=rank, size=size, host=host, forming=timedelta(seconds=FORMING_SECONDS))
     probe = torch.zeros(size, dtype=torch.uint8, device=device)
     own = torch.ones(1, dtype=torch.uint8, device=device)
     others = [peer for peer in range(size) if peer != rank]

@@ -3,7 +3,9 @@
 A group belongs to one thread, except for ``abort``. Gloo has no abort of its own that frees a waiting thread
 (``ProcessGroupGloo.abort`` of torch 2.13 frees nobody). But an operation that exceeds its own timeout closes all
 connections of its process group, and that ends every wait of this process at once; peers that wait for this process
-see the closed connections. So ``GlooGroup.abort`` starts a receive that nobody answers, with a timeout of 1 ms.
+see the closed connections. So ``GlooGroup.abort`` starts a receive that nobody answers, with a timeout of 1 ms. Now
+and then gloo forgets to wake a wait whose connection has just closed; that thread is left to end by its own timeout. It
+touches no memory any more, which is all that whoever goes on has to know.
 """
 
 import os
@@ -21,6 +23,8 @@ Operand = tuple[int, Tensor]
 """A peer and the contiguous tensor that is sent to it or received from it."""
 
 _UNANSWERED_TAG = 1 << 30
+GLOO_TIMEOUT = timedelta(minutes=2)
+"""Of an operation, members that still compute included."""
 _AT_ONCE = timedelta(milliseconds=1)
 
 
@@ -32,6 +36,10 @@ class DeviceGroup(Protocol):
     """
 
     rank: int
+
+    @property
+    def has_released_memory(self) -> bool:
+        """After ``abort``: whether a call that has not returned yet uses its tensors no more."""
 
     def exchange(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
         """Send and receive at once. What two ranks exchange has the same order on both."""
@@ -46,9 +54,7 @@ class DeviceGroup(Protocol):
 class GlooGroup:
     """Implements ``DeviceGroup`` by gloo, for tensors in CPU memory. The calls wait until the bytes are moved."""
 
-    def __init__(
-        self, store: Store, *, rank: int, size: int, host: str, forming: timedelta, timeout: timedelta
-    ) -> None:
+    def __init__(self, store: Store, *, rank: int, size: int, host: str, forming: timedelta) -> None:
         gloo: Any = dist.ProcessGroupGloo  # its stubs lack most of it
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=host)]
@@ -57,23 +63,38 @@ class GlooGroup:
         self._peers = [peer for peer in range(size) if peer != rank]
         self._store = store  # the library calls its methods
         self._group = gloo(store, rank, size, options)
-        self._timeout = timeout
+        self._is_waiting = self._is_aborted = False
+
+    @property
+    def has_released_memory(self) -> bool:
+        """See ``DeviceGroup``."""
+        return self._is_aborted and self._is_waiting
 
     def exchange(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
         """See ``DeviceGroup``."""
         works = [self._group.recv([data], peer, tag) for peer, data, tag in _tagged(receives)]
         works += [self._group.send([data], peer, tag) for peer, data, tag in _tagged(sends)]
-        for work in works:
-            work.wait(self._timeout)
+        self._wait_for(works)
 
     def gather(self, whole: Tensor, own: Tensor) -> None:
         """See ``DeviceGroup``."""
         options = AllgatherOptions()
-        options.timeout = self._timeout
-        self._group._allgather_base(_bytes(whole), _bytes(own), options).wait()
+        options.timeout = GLOO_TIMEOUT
+        self._wait_for([self._group._allgather_base(_bytes(whole), _bytes(own), options)])
+
+    def _wait_for(self, works: Sequence[dist.Work]) -> None:
+        self._is_waiting = True
+        try:
+            for work in works:
+                work.wait(GLOO_TIMEOUT)
+        finally:
+            self._is_waiting = False
+        if self._is_aborted:
+            raise RuntimeError("the process group was aborted")
 
     def abort(self) -> None:
         """See ``DeviceGroup``."""
+        self._is_aborted = True
         for peer in self._peers:  # a connection that is closed already raises at once, and ends nothing
             with suppress(RuntimeError):
                 nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
@@ -94,6 +115,11 @@ class NcclGroup:
         self._device = device
         self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
         self._group.eager_connect_single_device(device)
+
+    @property
+    def has_released_memory(self) -> bool:
+        """See ``DeviceGroup``. What is queued on the device uses it until the thread that waits for it has ended."""
+        return False
 
     def exchange(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
         """See ``DeviceGroup``."""
