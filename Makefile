@@ -8,6 +8,7 @@
 #   FUZZ_SECONDS=... how long `make fuzz` tries new input for each fuzzer, instead of 120
 #   WORLD_SECONDS=... how long `make world` runs, instead of 60; SEED=... the world of one seed alone, with its story
 #   SOAK_MINUTES=... how long `make soak` runs, instead of 30
+#   GPU_ARGS=...    arguments for the checklist of `make test-gpu`, such as --dry-run
 #   MUTANT_SECONDS=... how long `make mutants` and `make holes` try each, instead of 60; MUTANT=..., HOLE=... one alone
 
 BIN := .venv/bin
@@ -54,8 +55,10 @@ test-long: $(STAMP)
 test-quick: $(STAMP)
 	$(PYTEST) $(IN_PARALLEL) -m 'not long' --ignore=tests/system $(PYTEST_ARGS)
 
+# A checklist for a machine with GPUs; it prints a report to attach to an issue. GPU_ARGS=--dry-run: on any machine.
 test-gpu: $(STAMP)
-	$(PYTEST) -o addopts='-ra --strict-markers --import-mode=importlib' tests/gpu $(PYTEST_ARGS)
+	$(BIN)/python -m tests.gpu.checklist $(GPU_ARGS)
+	$(if $(findstring --dry-run,$(GPU_ARGS)),,$(PYTEST) -o addopts='-ra --strict-markers --import-mode=importlib' tests/gpu $(PYTEST_ARGS))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
