@@ -165,6 +165,8 @@ class ExchangeRound:
         self._inner = inner
         self._carrier = carrier
         self._is_finished = False
+        self.folding = "devices" if isinstance(carrier, _OnDevices) else inner.folding
+        """How sums travel, for traces."""
 
     @property
     def rank(self) -> int:
