@@ -133,7 +133,7 @@ def _submission(number: int, arrival: Arrival) -> Submission:
     training = Profiled(arrival.application, fixed or arrival.application.initial_batch, is_fixed=fixed is not None)
     most = 1 if fixed else training.num_shards
     spec = JobSpec(name=arrival.job, package="packages/1", script="train.py", max_workers=most)
-    return Submission(arrival.time, f"job-{number}", spec, training, CHECKPOINT_SECONDS)
+    return Submission(arrival.time, f"job-{number}", spec, training, CHECKPOINT_SECONDS, bits="fast")
 
 
 @dataclass(frozen=True)

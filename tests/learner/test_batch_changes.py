@@ -42,7 +42,7 @@ ElasticModel(
     optimizer,
     torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99),
     callbacks=[Pace()],
-).train(epochs={EPOCHS}, batch_size=48, num_shards=4, batch_range=(16, 192))
+).train(epochs={EPOCHS}, batch_size=48, num_shards=24, batch_range=(16, 192))
 """
 
 
@@ -90,7 +90,7 @@ async def test_generations_have_the_batches_of_their_orders_and_one_worker_repla
     await switched(stage, 1)
     await stage.allocate("job-1", 2, (0, 1), batch_size=96)
     second = await switched(stage, 2)
-    await stage.allocate("job-1", 3, (0, 1, 2), batch_size=24)
+    await stage.allocate("job-1", 3, (0, 1, 2), batch_size=20)
     third = await switched(stage, 3)
     (victim,) = [int(line.split()[1]) for worker, line in stage.lines if worker == 2 and line.startswith("pid ")]
     os.kill(victim, signal.SIGKILL)
@@ -104,13 +104,13 @@ async def test_generations_have_the_batches_of_their_orders_and_one_worker_repla
     completed = stage.said("job-1", "completed")[-1].content
     assert isinstance(completed, Completed)
     found = [(step.iteration, step.batch_size) for step in completed.batches]
-    assert found == [(0, 48), (second, 96), (third, 24), (fifth, 192)], "and the recovery went on with its batch"
+    assert found == [(0, 48), (second, 96), (third, 20), (fifth, 192)], "and the recovery went on with its batch"
     assert sum(count.once * count.num_epochs for count in completed.ledger) // SAMPLES == EPOCHS
     assert {(count.more, count.never) for count in completed.ledger} == {(0, 0)}
 
     measured = [(report.generation, report.content.measurement) for report in stage.said("job-1", "progress")]  # type: ignore[union-attr]
     configurations = {(number, m.workers, m.hosts, m.batch_size) for number, m in measured if m}
-    expected = {(1, 2, 1, 48), (2, 2, 1, 96), (3, 3, 1, 24), (4, 2, 1, 24), (5, 1, 1, 192)}
+    expected = {(1, 2, 1, 48), (2, 2, 1, 96), (3, 3, 1, 20), (4, 2, 1, 20), (5, 1, 1, 192)}
     assert configurations <= expected
     assert {(number, workers) for number, workers, *_ in configurations} >= {(1, 2), (2, 2), (3, 3), (4, 2)}
 

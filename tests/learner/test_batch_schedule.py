@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from resile.training import ElasticLoop, ElasticModel, Result, seed
 from resile_learner.messages import Completed, Message, Progress
 from resile_learner.session import SoloSession, View, enter_session
-from resile_learner.training.batch_schedule import BatchSchedule
+from resile_learner.training.batch_schedule import BatchSchedule, declared_range
 from resile_learner.training.batches import START, BatchPlan
 from resile_learner.training.learning_rate import LearningRateRule
 from resile_shared.errors import UsageError
@@ -303,7 +303,7 @@ def _raise(*arguments: object) -> None:
     [
         ({"batch_range": (64, 32)}, "the range is \\(least, most\\)"),
         ({"batch_range": (64, 128)}, "batch_size, with which training starts, lies in it"),
-        ({"batch_range": (2, 128), "num_shards": 4}, "cut into 4 shards of at least one sample: start it at 4"),
+        ({"batch_range": (2, 128), "num_shards": 129}, "num_shards is 129 for a batch of 128: use 1 to 128"),
         ({"batch_range": (32, 128), "learning_rate_rule": "cubic"}, "learning_rate_rule is 'cubic'"),
     ],
 )
@@ -337,3 +337,9 @@ def test_a_replay_that_the_training_call_does_not_allow_is_refused() -> None:
     with pytest.raises(UsageError, match="batch_range is 16 to 128"):
         run(Ordered({}, replayed=steps((0, 32), (3, 256))))
     run(Ordered({}, replayed=steps((0, 32))), batch_range=None)
+
+
+def test_workers_of_a_batch_with_fewer_samples_than_shards_take_two_samples_each() -> None:
+    assert declared_range((8, 64), num_shards=8) == BatchRange(least=8, most=64)
+    assert declared_range((8, 64), num_shards=16) == BatchRange(least=8, most=64, least_per_slot=2)
+    assert declared_range((1, 64), num_shards=16) == BatchRange(least=1, most=64, least_per_slot=1)

@@ -120,3 +120,11 @@ def test_the_default_number_of_shards_depends_on_the_batch_alone(batch_size: int
 def test_settings_that_cannot_work_are_refused(samples: int, batch_size: int, num_shards: int) -> None:
     with pytest.raises(UsageError):
         BatchPlan(samples, batch_size, num_shards, seed=0)
+
+
+def test_a_batch_that_may_grow_may_have_fewer_samples_than_shards() -> None:
+    plan = BatchPlan(100, 8, 16, seed=0, largest=64)
+    assert [batch.num_shards for batch in batches(plan)][:2] == [4, 4], "of two samples"
+    assert [batch.num_shards for batch in batches(replace(plan, batch_size=32))] == [16, 16, 16, 2]
+    with pytest.raises(UsageError, match="num_shards is 65 for a batch of 64"):
+        replace(plan, num_shards=65)

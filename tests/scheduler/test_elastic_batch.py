@@ -245,3 +245,18 @@ def test_a_job_in_the_queue_changes_nothing(jobs: list[Demand], num_slots: int, 
         gone = data.draw(st.sampled_from(waiting))
         rest = elastic_batch([job for job in jobs if job is not gone], num_slots)
         assert workers(rest) == [targets[job.job].workers for job in jobs if job is not gone]
+
+
+@pytest.mark.parametrize("exchange", [0.0, 0.05])
+@pytest.mark.parametrize("fixed", [0.0, 0.05])
+def test_the_best_batch_has_enough_throughput_also_where_the_exchange_overlaps(fixed: float, exchange: float) -> None:
+    throughput = Throughput(compute=Line(fixed, 0.001), exchange=Line(exchange, 0.01), num_measured=4, overlap=2.0)
+    for workers in (1, 2, 8):
+        job = Demand(
+            "job-1", 1, 5000, workers, workers, batch_size=64, batch=BatchRange(64, 4096), throughput=throughput
+        )
+        batch = elastic_batch([job], workers)["job-1"].batch_size
+        assert batch is not None
+        rates = throughput.rate(workers, np.arange(64, 4097))
+        smallest = 64 + int(np.argmax(rates >= 0.99 * rates[-1]))
+        assert smallest <= batch <= 1.05 * smallest + 1

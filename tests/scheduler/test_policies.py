@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from resile_scheduler.policies.demand import Demand, Policy, Target
+from resile_scheduler.policies.demand import BatchRange, Demand, Policy, Target
 from resile_scheduler.policies.fairshare import fairshare
 from resile_scheduler.policies.fifo import fifo
 from resile_scheduler.policies.preemption import without_preemption
@@ -119,6 +119,17 @@ def test_a_slot_that_makes_nothing_faster_is_offered_to_others() -> None:
     assert workers(fairshare([demand(1, shards=8, rank=10_000), demand(2, rank=5_000)], 8)) == [4, 4]
     assert workers(fairshare([demand(1, shards=8)], 7)) == [7], "nobody else wants it"
     assert workers(fairshare([demand(1, shards=8), demand(2, shards=8)], 12)) == [8, 4], "one gains by both"
+
+
+@pytest.mark.parametrize("policy", [fairshare, fifo, priority])
+def test_a_job_has_no_more_workers_than_its_batch_has_samples_for(policy: Policy) -> None:
+    jobs = [
+        replace(demand(number, most=64, shards=64), batch_size=16, batch=BatchRange(8, 512, least_per_slot=2))
+        for number in (1, 2)
+    ]
+    assert workers(policy(jobs, 64)) == [8, 8]
+    assert workers(policy([replace(job, batch_size=512) for job in jobs], 64))[0] >= 32
+    assert workers(policy([replace(jobs[0], least=12)], 64)) == [12], "as its user wants it"
 
 
 def test_strict_priority_serves_the_first_first() -> None:

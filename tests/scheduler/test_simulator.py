@@ -4,17 +4,21 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from resile_scheduler.core.events import JobChangeRequested
+from resile_scheduler.core.events import Event, JobChangeRequested
 from resile_scheduler.core.observations import CHANGE_SECONDS
 from resile_scheduler.policies.changes import steadily
 from resile_scheduler.policies.demand import Demand
+from resile_scheduler.policies.elastic_batch import elastic_batch
 from resile_scheduler.policies.table import POLICIES
+from resile_scheduler.policies.throughput import Line, Throughput
 from resile_scheduler.simulation.pool import SimulatedPool
-from resile_scheduler.simulation.training import Sharded
+from resile_scheduler.simulation.training import Modelled, Sharded
+from resile_scheduler.simulation.workers import Delays
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import JobPause, JobPriority, JobResume
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
+from resile_shared.messages.reports import BatchRange, Report, Switched
 
 from .checks import Checker
 
@@ -212,6 +216,28 @@ def test_a_job_on_two_full_hosts_exchanges_slots_with_another_one() -> None:
     assert [len(held) for held in slots] == [2, 4, 2, 4]
     assert shapes(sim, "job-5")[-1][1] == "it exchanges slots, for fewer hosts of a job"
     assert sim.hosts_of("job-2") == sim.hosts_of("job-4") != sim.hosts_of("job-5")
+
+
+def test_a_batch_that_changes_alone_costs_nothing() -> None:
+    sim = SimulatedPool(policy=elastic_batch, delays=Delays(change=5.0))
+    sim.add_host("host-1", 2)
+    pauses: list[float] = []
+
+    def channel(event: Event) -> list[Event]:
+        if isinstance(event, Report) and isinstance(event.content, Switched):
+            pauses.append(event.content.pause_seconds)
+        return [event]
+
+    sim.channel = channel
+    throughput = Throughput(compute=Line(0.01, 0.001), exchange=Line(0.01), num_measured=1)
+    training = Modelled(1e6, throughput, 64, 8, BatchRange(least=64, most=512))
+    sim.submit([Submission(0, "job-1", spec(most=2), training)])
+    for second in (5, 40):
+        sim.run(until=second)
+        sim.send_heartbeats()
+    sim.run(until=50)
+    assert [item.workers for item in sim.histories["job-1"] if item.kind == "allocation"] == [2, 2]
+    assert pauses == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("bits", ["same bits", "fast"])

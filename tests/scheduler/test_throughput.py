@@ -106,7 +106,7 @@ def test_what_was_measured_corrects_the_lines_for_that_number_of_workers() -> No
         measurements.add(Measurement(6, 64, 1, 0.3, 0.3))
     fitted = measurements.fit()
     assert fitted.seconds(6, 64) == pytest.approx(0.6, rel=0.05)
-    assert fitted.seconds([2, 4], 64) == pytest.approx(TRUE.seconds([2, 4], 64), rel=0.05)
+    assert fitted.seconds([2, 4], 64) == pytest.approx(TRUE.seconds([2, 4], 64), rel=0.1)
     assert fitted.seconds(6, 64, across=True) < 0.5, "nothing is known of it across hosts"
 
 

@@ -15,6 +15,12 @@ from resile_shared.messages.reports import MAX_BATCH_STEPS, BatchRange, BatchSte
 from .batches import BatchPlan, Position
 
 
+def declared_range(batch_range: tuple[int, int], *, num_shards: int) -> BatchRange:
+    """Return what the scheduler is told: a batch that has fewer samples than shards gives two to each worker."""
+    least, most = batch_range
+    return BatchRange(least=least, most=most, least_per_slot=1 if num_shards <= least else min(2, least))
+
+
 class BatchSchedule:
     """From which iteration on a run has trained with which batch: ``steps``, at most `MAX_BATCH_STEPS`.
 

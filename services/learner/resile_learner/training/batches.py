@@ -75,7 +75,8 @@ class BatchPlan:
     So batches of another size can follow each other without a gap: each begins where the one before it ended. Batches
     never cross an epoch. A last batch that is short has fewer shards, each of about the usual size and of at
     least two samples where possible; a lone leftover sample joins the batch before it. With ``drop_last`` the samples
-    that do not fill a batch are left out of the epoch.
+    that do not fill a batch are left out of the epoch. A batch with fewer samples than ``num_shards`` has fewer
+    shards, of two samples or more.
     """
 
     num_samples: int
@@ -86,16 +87,18 @@ class BatchPlan:
     drop_last: bool = False
     order: Callable[[int], Indices] | None = None
     """The order of each epoch; None: that of the dataset, shuffled or not."""
+    largest: int | None = None
+    """The largest batch that may follow; None: all have ``batch_size``."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
             raise UsageError("the training dataset is empty: pass one with at least one sample")
         if self.batch_size < 1:
             raise UsageError(f"batch_size is {self.batch_size}: use 1 or more")
-        if not 1 <= self.num_shards <= self.batch_size:
+        largest = max(self.batch_size, self.largest or 1)
+        if not 1 <= self.num_shards <= largest:
             raise UsageError(
-                f"num_shards is {self.num_shards} for a batch of {self.batch_size}: use 1 to {self.batch_size}, or "
-                "leave it out"
+                f"num_shards is {self.num_shards} for a batch of {largest}: use 1 to {largest}, or leave it out"
             )
         if self.drop_last and self.num_samples < self.batch_size:
             raise UsageError(
@@ -147,9 +150,10 @@ class BatchPlan:
         """Into how many shards a batch of ``samples`` is cut: ``num_shards`` if given, as far as it has samples."""
         if num_shards:
             return min(num_shards, samples)
+        num_shards = self.num_shards if self.num_shards <= self.batch_size else max(1, self.batch_size // 2)
         if samples >= self.batch_size:
-            return self.num_shards
-        usual = self.batch_size / self.num_shards
+            return num_shards
+        usual = self.batch_size / num_shards
         fewer = max(1, -int(-samples // usual))
         return fewer if samples // fewer >= 2 else max(1, samples // 2)
 

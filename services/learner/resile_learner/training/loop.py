@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from resile_shared.errors import ResileError, UsageError
-from resile_shared.messages.reports import BatchRange
 
 from ..checkpoint.checkpointer import Checkpointer
 from ..collectives.tree import ranges
@@ -27,7 +26,7 @@ from ..messages import Ready
 from ..session import Session, View, current_session
 from ..state.run import RunState, Stateful
 from .batch_samplers import BatchSampler
-from .batch_schedule import BatchSchedule
+from .batch_schedule import BatchSchedule, declared_range
 from .batches import BatchPlan, Position
 from .buffers import Buffers
 from .closures import ClosureSteps
@@ -122,7 +121,7 @@ class ElasticLoop:
         self._max_iterations = max_iterations
         self.bits = Reproducibility(mode)
         self._session: Session = current_session()
-        declared = BatchRange(least=batch_range[0], most=batch_range[1]) if batch_range else None
+        declared = declared_range(batch_range, num_shards=shards) if batch_range else None
         has_fixed_length = batch_range is None and self._shards.has_known_length
         self._schedule = BatchSchedule(
             batch_size, declared, replayed=self._session.batches, has_fixed_length=has_fixed_length

@@ -37,6 +37,7 @@ def planned(
     drop_last: bool,
     sampler: Sampler | None,
     batch_sampler: BatchSampler | None = None,
+    largest: int | None = None,
 ) -> BatchPlan:
     """The batches of epochs over a dataset of ``num_samples`` samples, in the order of a sampler if there is one.
 
@@ -47,9 +48,9 @@ def planned(
         return sampled_batches(batch_sampler, num_samples=num_samples, num_shards=num_shards, seed=seed, more=more)
     shards = default_num_shards(batch_size) if num_shards is None else num_shards
     if sampler is None:
-        return BatchPlan(num_samples, batch_size, shards, seed, shuffle, drop_last)
+        return BatchPlan(num_samples, batch_size, shards, seed, shuffle, drop_last, largest=largest)
     order = SamplerOrder(sampler, num_samples=num_samples, seed=seed)
-    return BatchPlan(len(sampler), batch_size, shards, seed, drop_last=drop_last, order=order)
+    return BatchPlan(len(sampler), batch_size, shards, seed, drop_last=drop_last, order=order, largest=largest)
 
 
 class SamplerOrder:

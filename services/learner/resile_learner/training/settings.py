@@ -51,11 +51,6 @@ class TrainingSettings:
                 f"batch_range is {batch_range} and batch_size {self.batch_size}: the range is (least, most), and "
                 "batch_size, with which training starts, lies in it"
             )
-        if least < self.num_shards:
-            raise UsageError(
-                f"batch_range starts at {least}, and a batch is cut into {self.num_shards} shards of at least one "
-                f"sample: start it at {self.num_shards} or more, or give a smaller num_shards"
-            )
 
 
 def facts_of(

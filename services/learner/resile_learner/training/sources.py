@@ -57,6 +57,7 @@ def open_source(
         drop_last=drop_last,
         sampler=sampler,
         batch_sampler=batch_sampler,
+        largest=batch_range[1] if batch_range else None,
     )
     if batch_range:
         replace(plan, batch_size=batch_range[1])  # refuses a batch that cannot be carried out later

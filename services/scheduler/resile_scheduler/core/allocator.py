@@ -64,17 +64,23 @@ def next_change(
         return replace(change, not_before=target.not_before, until=target.until, batch_size=batch)
     if target.is_exact and change.joining:
         return None
-    return replace(change, until=job.generations.active_until, batch_size=_batch_on_the_way(job, target))
+    return replace(change, until=job.generations.active_until, batch_size=_batch_on_the_way(job, target, size))
 
 
 def _present_batch(job: Job) -> int | None:
     return job.batch_size if job.has_batch_range else None
 
 
-def _batch_on_the_way(job: Job, target: Target) -> int | None:
-    """Return the batch for another number of workers than the target's: the smaller one suits either."""
-    present = _present_batch(job)
-    return min(present, target.batch_size) if present and target.batch_size else present
+def _batch_on_the_way(job: Job, target: Target, workers: int) -> int | None:
+    """Return the batch for another number of workers than the target's.
+
+    The smaller one suits either, as far as it has samples for all of these.
+    """
+    present, declared = _present_batch(job), job.record.ready and job.record.ready.batch_range
+    if not (present and target.batch_size and declared):
+        return present
+    enough = min(workers * declared.least_per_slot, max(present, target.batch_size))
+    return max(min(present, target.batch_size), enough)
 
 
 def _next_schedule(job: Job, target: Target) -> Change | None:

@@ -29,8 +29,8 @@ Mask = NDArray[np.bool_]
 
 ENOUGH = 0.99
 """The best batch is the smallest with this much of the highest throughput: a larger one learns less per sample."""
-NUM_CHORDS = 3
-"""So often the search for it is repeated, where one line does not find it."""
+NUM_HALVINGS = 8
+"""Of the ratio between the least and the most, in search of it."""
 
 UNKNOWN_BATCH = BatchRange(1, 1, least_per_slot=0)
 """Of a job whose script has not reached the training call: any number of workers can share it."""
@@ -125,18 +125,21 @@ def _options(
 def _smallest_enough(throughput: Throughput, sizes: Ints, smallest: Ints, largest: Ints, across: Mask) -> Ints:
     """Return the least batches with `ENOUGH` of the throughput of the largest, for each number of workers.
 
-    The time of an iteration rises with the batch b, ever faster if at all, so the throughput rises as well. Where the
-    line from the time at 0 to that at a batch with enough throughput meets ``b / (ENOUGH * rate)`` is a smaller one:
-    the least if the time is itself a line, as it is if the exchange does not overlap.
+    The throughput rises with the batch b. Where the exchange follows the computation, an iteration takes
+    ``fixed + slope * b``, so b has enough where
+    ``b = ENOUGH * rate * (fixed + slope * b)``; else it is found by halving.
     """
-    fixed = throughput.seconds(sizes, 0.0, across=across)
-    batch = largest.astype(float)
-    seconds = throughput.seconds(sizes, batch, across=across)
-    rate = ENOUGH * batch / seconds
-    batch = rate * fixed / (1.0 - rate * (seconds - fixed) / batch)
-    for _ in range(NUM_CHORDS if throughput.overlap > 1.0 else 0):
-        seconds = throughput.seconds(sizes, batch, across=across)
-        batch = rate * fixed / (1.0 - rate * (seconds - fixed) / batch)
+    seconds = throughput.seconds(sizes, largest, across=across)
+    rate = ENOUGH * largest / seconds
+    if throughput.overlap == 1.0:
+        fixed = throughput.seconds(sizes, 0.0, across=across)
+        batch = rate * fixed / (1.0 - rate * (seconds - fixed) / largest)
+    else:
+        few, batch = smallest.astype(float), largest.astype(float)
+        for _ in range(NUM_HALVINGS):
+            middle = np.sqrt(few * batch)
+            is_enough = throughput.rate(sizes, middle, across=across) >= rate
+            few, batch = np.where(is_enough, few, middle), np.where(is_enough, middle, batch)
     return np.asarray(np.clip(np.ceil(batch), smallest, largest), dtype=np.int64)
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from .demand import Demand, Target
 from .ranking import in_turn
-from .shares import admit, hand_out, largest_remainder, targets, useful, within_sizes
+from .shares import admit, at_present_batch, hand_out, largest_remainder, targets, useful, within_sizes
 
 
 def fairshare(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     """Shares in proportion to priority."""
-    demands = [within_sizes(demand) for demand in demands]
+    demands = [within_sizes(at_present_batch(demand)) for demand in demands]
     admitted = admit(demands, num_slots, key=in_turn(demands))
     shares = largest_remainder(admitted, num_slots)
     surplus = num_slots - sum(shares.values())

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from .demand import Demand, Target
 from .ranking import by_submission
-from .shares import admit, hand_out, targets, useful, within_sizes
+from .shares import admit, at_present_batch, hand_out, targets, useful, within_sizes
 
 
 def fifo(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     """The job that was submitted first takes all it can use, then the next."""
-    demands = [within_sizes(demand) for demand in demands]
+    demands = [within_sizes(at_present_batch(demand)) for demand in demands]
     queue = sorted(demands, key=lambda d: d.number)
     keeping = admit([d for d in queue if not d.is_preemptible], num_slots, key=by_submission(demands))
     shares = {demand.job: demand.least for demand in keeping}

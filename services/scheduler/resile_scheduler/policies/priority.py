@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from .demand import Demand, Target
 from .ranking import by_priority
-from .shares import admit, hand_out, targets, within_sizes
+from .shares import admit, at_present_batch, hand_out, targets, within_sizes
 
 
 def priority(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     """The highest priority takes what it can use, then the next."""
-    demands = [within_sizes(demand) for demand in demands]
+    demands = [within_sizes(at_present_batch(demand)) for demand in demands]
     key = by_priority(demands)
     admitted = admit(demands, num_slots, key=key)
     shares = {demand.job: demand.least for demand in admitted}

@@ -25,6 +25,14 @@ def within_sizes(demand: Demand) -> Demand:
     return replace(demand, least=least, most=size_up_to(demand, demand.most) if least <= demand.most else demand.most)
 
 
+def at_present_batch(demand: Demand) -> Demand:
+    """Return the demand with no more workers than its batch has samples for: for policies that choose no batches."""
+    if demand.batch is None or not demand.batch_size:
+        return demand
+    most = max(demand.batch_size // max(demand.batch.least_per_slot, 1), demand.least)
+    return demand if most >= demand.most else replace(demand, most=most, num_shards=most)
+
+
 def size_up_to(demand: Demand, number: int) -> int:
     """Return the largest allowed number of workers up to ``number``; 0 if there is none."""
     if demand.sizes is None:

@@ -29,6 +29,8 @@ NOISE = 0.1
 """The standard deviation of one iteration's time, relative to it."""
 MISFIT = 0.2
 """That of what the lines predict for a number of workers, relative to it."""
+LEAST_CORRECTION = 0.1
+"""Relative. Less is noise, which must not make one number of workers look better than its neighbours."""
 MOST_ITERATIONS = 16
 """That count in one configuration: the newest."""
 MOST_CONFIGURATIONS = 64
@@ -249,8 +251,8 @@ def _corrections(
         key = int(number), bool(is_across)
         known = sums.get(key, (0.0, 0.0))
         sums[key] = known[0] + float(error * count), known[1] + float(count)
-    noise = (NOISE / MISFIT) ** 2
-    return tuple(Correction(*key, exp(total / (count + noise))) for key, (total, count) in sorted(sums.items()))
+    means = {key: total / (count + (NOISE / MISFIT) ** 2) for key, (total, count) in sorted(sums.items())}
+    return tuple(Correction(*key, exp(mean)) for key, mean in means.items() if abs(mean) >= LEAST_CORRECTION)
 
 
 def _lines(

@@ -74,7 +74,7 @@ def _read_profiled(path: Path, profiles: Path, num_slots: int) -> Iterable[Submi
     for number, arrival in enumerate(read_arrivals(path, applications, num_slots=num_slots), 1):
         training = Profiled(arrival.application, arrival.batch_size)
         spec = _spec(arrival.job, max_workers=training.num_shards)
-        yield Submission(arrival.time, f"job-{number}", spec, training, CHECKPOINT_SECONDS)
+        yield Submission(arrival.time, f"job-{number}", spec, training, CHECKPOINT_SECONDS, bits="fast")
 
 
 def _read_modelled(path: Path, profiles: Path, num_slots: int) -> Iterable[Submission]:

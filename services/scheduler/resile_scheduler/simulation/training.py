@@ -186,8 +186,8 @@ class Profiled:
 
     @property
     def num_shards(self) -> int:
-        """As many as the largest batch gives work to, of at least a sample each."""
-        return min(self.application.largest_batch // self.application.smallest_local, self.batch_size)
+        """As many as the largest batch gives work to."""
+        return self.application.largest_batch // self.application.smallest_local
 
     @property
     def batch_range(self) -> BatchRange | None:

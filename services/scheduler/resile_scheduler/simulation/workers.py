@@ -39,7 +39,10 @@ class Delays:
     """From the fork to the training call."""
     exit: float = 0.05
     change: float = 0.0
-    """For which a job stands still when its workers change; that others start meanwhile may cost it this, too."""
+    """For which a job stands still when its workers change; that others start meanwhile may cost it this, too.
+
+    A batch that changes alone costs nothing.
+    """
     detection: float = 3.0
     """Of silence, after which a host is lost."""
 
@@ -237,8 +240,10 @@ class SimulatedWorkers:
             self._save_checkpoint(job)
         if order := job.newest_formed():
             job.stretch = None
-            self._switch(job, order, pause=self._delays.change)
-            self._train(job, pause=self._delays.change)
+            is_same = {placement.worker for placement in order.placements} == set(job.members)
+            pause = 0.0 if is_same else self._delays.change
+            self._switch(job, order, pause=pause)
+            self._train(job, pause=pause)
         elif job.done >= stretch.pace.until * (1 - RESOLUTION):
             self._train(job)
         else:
