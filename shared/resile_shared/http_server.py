@@ -8,13 +8,16 @@ requests, the new one is closed. A request must arrive within a time, and so mus
 import asyncio
 import logging
 import resource
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
+
+from .api import Problem
 
 MAX_CONNECTIONS = 512
 MAX_PER_ADDRESS = 256
@@ -87,6 +90,26 @@ class _Newcomer(asyncio.Protocol):
         protocol.connection_made(connection)
 
 
+def _expecting(
+    handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+) -> Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]:
+    """Refuse expectations of requests but ``100-continue``; aiohttp itself fails on one that is not UTF-8."""
+
+    async def checked(request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Expect", "100-continue").lower() == "100-continue":
+            return await handle(request)
+        status = HTTPStatus.EXPECTATION_FAILED
+        problem = Problem(
+            title=status.phrase,
+            status=status,
+            detail="unknown Expect: leave it out, or send 100-continue",
+            code="malformed",
+        )
+        return web.Response(body=problem.model_dump_json(), status=status, content_type="application/problem+json")
+
+    return checked
+
+
 def _logger() -> logging.Logger:
     """The logger of a server, which is silent about malformed requests and lost clients: anyone could fill the disk."""
     logger = logging.getLogger(f"{__name__}.requests")
@@ -118,6 +141,7 @@ async def listening(
     try:
         server = runner.server
         assert server is not None
+        server.request_handler = _expecting(server.request_handler)
         sockets = await asyncio.get_running_loop().create_server(
             lambda: _Newcomer(admission, server), host, port, backlog=128
         )

@@ -60,6 +60,17 @@ async def test_a_connection_that_is_busy_makes_no_room(monitors: Monitors, scene
     first.cancel()
 
 
+@pytest.mark.parametrize("path", ["/v1/jobs", "/nowhere"])
+@pytest.mark.parametrize("expect", [b"nothing", b"100-cont\xbenue"])
+async def test_an_unknown_expectation_is_refused(monitors: Monitors, scene: Scene, path: str, expect: bytes) -> None:
+    monitor = await monitors.start()
+    request = b"GET " + path.encode() + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: " + expect + b"\r\n\r\n"
+    async with idle_connections(monitor, 1, says=request) as (reader,):
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 417 "), answer
+    assert b'"code":"malformed"' in answer
+
+
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/packages"])
 async def test_a_body_that_does_not_come_is_not_waited_for(monitors: Monitors, scene: Scene, path: str) -> None:
     monitor = await monitors.start()
