@@ -112,7 +112,6 @@ class NcclGroup:
         options._timeout = timeout
         self.rank = rank
         self._store = store
-        self._device = device
         self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
         self._group.eager_connect_single_device(device)
 
@@ -123,12 +122,14 @@ class NcclGroup:
 
     def exchange(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
         """See ``DeviceGroup``."""
-        self._group._start_coalescing(self._device)
+        if not sends and not receives:
+            return
+        self._group._start_coalescing()
         for peer, data in receives:
             self._group.recv([_bytes(data)], peer, 0)
         for peer, data in sends:
             self._group.send([_bytes(data)], peer, 0)
-        self._group._end_coalescing(self._device).wait()
+        self._group._end_coalescing().wait()
 
     def gather(self, whole: Tensor, own: Tensor) -> None:
         """See ``DeviceGroup``."""
