@@ -13,7 +13,7 @@ DIRECT_BYTES = 1 << 15
 MAX_DIRECT_BYTES = 1 << 18
 
 
-MIN_SHARED_BYTES = 2 << 20
+MIN_SHARED_BYTES = 512 << 10
 """The smallest bucket that is folded by group; sockets are as fast for smaller ones."""
 NUM_SLOTS = 4
 """Stages that a segment holds at a time."""
