@@ -136,6 +136,12 @@ def test_sizes_that_were_not_recorded_follow_from_those_that_were() -> None:
         ("name,when\n", "line 1: the header needs the columns name, time, iterations, shard_seconds; or "),
         (SHARDED, "line 2: no rows below the header"),
         (SHARDED + "a,0,10,0.1,4,,,\nb,x,10,0.1,4,,,\n", "line 3, column time: 'x' is not a number of seconds"),
+        (SHARDED + "a,1e300,10,0.1,4,,,\n", "line 2, column time: '1e300' is not a number of seconds, of ten years at"),
+        (
+            SHARDED + "a,0,10000000000000,0.1,4,,,\n",
+            "line 2, column iterations: '10000000000000' is not a whole number",
+        ),
+        (SHARDED + "a,0,10,1e-300,4,,,\n", "line 2, column shard_seconds: '1e-300' is not a number of seconds from"),
         (SHARDED + "a,0,0,0.1,4,,,\n", "line 2, column iterations: '0' is not a whole number of iterations"),
         (SHARDED + "a,0,10,0.1,4,2000000,,\n", "line 2, column priority: 2000000 is above 1000000"),
         (SHARDED + "a,0,10,0.1,4,,,red team\n", "line 2, column tenant: must match pattern"),

@@ -12,6 +12,11 @@ Row = tuple[int, Mapping[str, str]]
 """The number of the line, from 1, and its cells by column."""
 
 
+MOST = 10**12
+"""Iterations, samples, or whatever else is counted."""
+MOST_SECONDS = 10 * 365 * 86400.0
+
+
 class MalformedFile(UsageError):
     """A file cannot be read: ``path``, ``line`` (from 1) and ``column`` say where."""
 
@@ -75,9 +80,9 @@ def cell(path: Path, row: Row, column: str, parse: Callable[[str], T], *, expect
 
 
 def positive_int(text: str) -> int:
-    """Return a whole number of at least 1."""
+    """Return a whole number from 1 to `MOST`."""
     number = int(text)
-    if number < 1:
+    if not 1 <= number <= MOST:
         raise ValueError
     return number
 
@@ -94,5 +99,21 @@ def positive(text: str) -> float:
     """Return a finite number above 0."""
     number = non_negative(text)
     if not number:
+        raise ValueError
+    return number
+
+
+def moment(text: str) -> float:
+    """Return seconds after the start: at most `MOST_SECONDS`."""
+    number = non_negative(text)
+    if number > MOST_SECONDS:
+        raise ValueError
+    return number
+
+
+def duration(text: str) -> float:
+    """Return the seconds that something takes: from a microsecond to a day."""
+    number = float(text)
+    if not 1e-6 <= number <= 86400:
         raise ValueError
     return number

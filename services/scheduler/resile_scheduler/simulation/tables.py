@@ -23,7 +23,7 @@ from resile_shared.validation import phrase
 
 from .arrivals import COLUMNS as PROFILED
 from .arrivals import read_arrivals
-from .csv_table import MalformedFile, Row, cell, non_negative, positive, positive_int, read_header, read_rows
+from .csv_table import MalformedFile, Row, cell, duration, moment, non_negative, positive_int, read_header, read_rows
 from .profiles import read_application
 from .throughputs import read_models
 from .training import Modelled, Profiled, Sharded, Training
@@ -62,9 +62,11 @@ def _read_sharded(path: Path, _: Path, num_slots: int) -> Iterable[Submission]:
         training = Sharded(
             iterations_total=cell(path, row, "iterations", positive_int, expected="a whole number of iterations"),
             num_shards=_optional(path, row, "num_shards", positive_int, "a whole number of shards") or NUM_SHARDS,
-            shard_seconds=cell(path, row, "shard_seconds", positive, expected="a number of seconds above 0"),
+            shard_seconds=cell(
+                path, row, "shard_seconds", duration, expected="a number of seconds from 0.000001 to 86400"
+            ),
         )
-        time = cell(path, row, "time", non_negative, expected="a number of seconds")
+        time = cell(path, row, "time", moment, expected="a number of seconds, of ten years at most")
         yield _submission(path, row, number, training, name=row[1]["name"], time=time, num_slots=num_slots)
 
 
