@@ -72,9 +72,15 @@ for _ in range(100):
     assert "the script ended without a training call" in ended.last_error
 
 
-@pytest.mark.parametrize("size", [["--workers", "7"], ["--plan", "0:1,1:7"]])
-def test_more_workers_than_shards_are_refused_with_the_maximum(size: list[str], resile: Any) -> None:
-    ended = resile.run("run", resile.script(PREAMBLE + "train()"), *size)
+def test_no_more_workers_start_than_there_are_shards_and_a_note_says_so(resile: Any) -> None:
+    ended = resile.run("run", resile.script(PREAMBLE + "train()"), "--workers", "7")
+    assert ended.status == 0, ended.err
+    assert "note: 6 of 7 workers train: a batch of 48 is cut into so many shards" in ended.out
+    assert "iteration 0: 6 workers" in ended.out
+
+
+def test_a_plan_with_more_workers_than_shards_is_refused_with_the_maximum(resile: Any) -> None:
+    ended = resile.run("run", resile.script(PREAMBLE + "train()"), "--plan", "0:1,1:7")
     assert ended.status == 2
     assert "7 workers are too many: a batch of 48 is cut into 6 shards, so at most 6 workers" in ended.last_error
 

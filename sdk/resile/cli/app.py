@@ -65,7 +65,12 @@ def run(
     *,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", "-w", metavar="N", help="Number of workers. Default: one for each core, at most 4."),
+        typer.Option(
+            "--workers",
+            "-w",
+            metavar="N",
+            help="Number of workers, at most num_shards. Default: one for each core, at most 4.",
+        ),
     ] = None,
     plan: Annotated[
         str | None,

@@ -9,6 +9,13 @@ from resile_shared.messages.reports import CheckpointSaved, Failed, Progress, Re
 from .events import Noted, Progressed, Rescaled, RunEvent, Saved, TrainingCalled
 
 
+def _fewer_workers(asked: int, ready: Ready) -> str:
+    return (
+        f"{ready.num_shards} of {asked} workers train: a batch of {ready.batch_size} is cut into so many shards "
+        "(num_shards in the training call)"
+    )
+
+
 class Narrator:
     """Follows one run."""
 
@@ -51,6 +58,8 @@ class Narrator:
                 if step.iteration >= max(record.ready.iterations_total, 1):
                     end = f"training ends at iteration {record.ready.iterations_total}"
                     yield Noted(f"step {step} of the plan has no effect: {end}")
+            if len(self._steps) == 1 and self._steps[0].workers > record.ready.num_shards:
+                yield Noted(_fewer_workers(self._steps[0].workers, record.ready))
         for item in items:
             yield from self._on_history(item)
 

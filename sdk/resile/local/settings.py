@@ -30,7 +30,7 @@ class RunSettings:
     script: Path
     args: tuple[str, ...] = ()
     workers: int | None = None
-    """None: one for each core, at most `MAX_DEFAULT_WORKERS`, and no more than the training call has shards."""
+    """No more start than the training call has shards. None: one for each core, at most `MAX_DEFAULT_WORKERS`."""
     plan: tuple[PlanStep, ...] | None = None
     batches: tuple[BatchStep, ...] = ()
     """The batches of another run, which this one replays; empty: none."""
@@ -74,12 +74,7 @@ class RunSettings:
         """How many workers the run has at which iteration."""
         cores = len(os.sched_getaffinity(0))
         steps = self.plan or (PlanStep(0, self.workers or min(cores, MAX_DEFAULT_WORKERS)),)
-        return PlanPolicy(steps, fits_shards=self.is_default_size)
-
-    @property
-    def is_default_size(self) -> bool:
-        """Whether the user gave no number of workers."""
-        return self.plan is None and self.workers is None
+        return PlanPolicy(steps, fits_shards=self.plan is None)
 
 
 def _check_script(script: Path) -> None:
