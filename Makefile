@@ -18,7 +18,7 @@ PYTEST_ARGS ?=
 # Most tests wait for other processes. A file's tests stay in one process, since they share pools. Not reordered, so
 # that the longest files of test-long do not come last.
 PYTEST := $(BIN)/python -m pytest
-IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+IN_PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?= --quick
 CHAOS_ARGS ?= --minutes 10
 FUZZ_SECONDS ?= 120
