@@ -23,7 +23,7 @@ Indices = NDArray[np.int64]
 
 
 def default_num_shards(batch_size: int) -> int:
-    """The largest of 24, 12, 8, 6, 4, 2, 1 that leaves at least 24 samples in a shard, or 8 if it is 8 or less."""
+    """The largest of 24, 12, 8, 6, 4, 2, 1 with at least 24 samples in a shard; for 8 or fewer, 8 are enough."""
     least = {v: MIN_SHARD_SAMPLES if v <= FEW_SHARDS else SHARD_SAMPLES for v in SHARD_CHOICES}
     return next((v for v in SHARD_CHOICES if batch_size // v >= least[v]), 1)
 
