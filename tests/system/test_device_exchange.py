@@ -1,22 +1,17 @@
 """Workers whose sums travel over process groups: rescaled, killed and frozen, with the bits of TCP and of a script."""
 
-import json
-import os
 import re
-import signal
-import subprocess
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from resile_learner.collectives.device.selection import VARIABLE
 
-from .paced import CALLBACK, Pace
-from .running import Outcome, command, plain, run
-from .test_kills import workers
+from .paced import CALLBACK
+from .running import plain, run
+from .struck import run_struck
 
-PATIENCE_SECONDS = 120
 EPOCHS = 12
 SCRIPT = f"""
 import argparse
@@ -63,9 +58,10 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def has_process_group(pid: int) -> bool:
-    """Whether this process has a thread that gloo runs operations on."""
-    return any("gloo" in path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/comm"))
+def have_process_groups(pids: Sequence[int]) -> bool:
+    """Whether each of these processes has a thread that gloo runs operations on."""
+    tasks = [Path(f"/proc/{pid}/task").glob("*/comm") for pid in pids]
+    return all(any("gloo" in path.read_text() for path in names) for names in tasks)
 
 
 def test_a_rescaled_job_has_the_bits_of_tcp_and_of_the_plain_script(
@@ -93,40 +89,7 @@ def test_devices_that_cannot_connect_or_fail_are_named_and_cost_no_bits(
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_workers_with_process_groups_may_grow_die_freeze_and_shrink(script: Path, tmp_path: Path) -> None:
-    pace = Pace(tmp_path / "pace")
-    options = ("--plan", "0:2,3:3,115:2")
-    process = subprocess.Popen(
-        command(script, *options, home=tmp_path / "home", args=("--pace", str(pace.file))),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    strikes = [(0, signal.SIGKILL), (-1, signal.SIGSTOP), (1, signal.SIGKILL)]
-    try:
-        for line in process.stderr:
-            assert "over TCP" not in line, line
-            if strikes and re.search("-> 3 workers", line):
-                pids = workers(process.pid)
-                wait_for_groups(pids)
-                rank, strike = strikes.pop(0)
-                os.kill(pids[rank], strike)
-                if not strikes:
-                    pace.fast_until(10**6)
-        out = process.stdout.read()
-        outcome = Outcome(process.wait(PATIENCE_SECONDS), json.loads(out) if out.strip() else {}, "")
-    finally:
-        process.kill()
-        process.communicate()
-    assert not strikes
-    assert outcome.sizes[-1][1] == 2
+    outcome = run_struck(script, tmp_path, leaves_at=115, are_linked=have_process_groups)
+    assert "over TCP" not in outcome.errors
     assert outcome.sha == plain(script)
     outcome.assert_every_sample_once(epochs=EPOCHS)
-
-
-def wait_for_groups(pids: list[int]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not all(map(has_process_group, pids)):
-        assert time.monotonic() < deadline, "the workers have no process groups"
-        time.sleep(0.1)

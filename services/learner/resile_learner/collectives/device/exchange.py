@@ -11,10 +11,10 @@ that is lost breaks its link, and the communicator is given up with the round.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
-from typing import Protocol
 
 import torch
 
@@ -55,19 +55,21 @@ class DeviceStuck(ResileError):
         )
 
 
-class Carrier(Protocol):
+class Carrier(ABC):
     """How the sums of one round travel."""
 
+    @abstractmethod
     def push(self, bucket: int) -> None:
         """Take a bucket whose partial sums are final."""
 
     def settle(self, inner: OpenRound) -> str:
         """Before the header is sent: complete what does not travel over TCP; return why it failed, if so."""
+        return ""
 
-    def complete(self) -> None:
+    def complete(self) -> None:  # noqa: B027
         """The round is complete: have the sums where they are expected."""
 
-    def abandon(self) -> None:
+    def abandon(self) -> None:  # noqa: B027
         """The round has no result: use its memory no more."""
 
 
@@ -208,7 +210,7 @@ class ExchangeRound:
             self._carrier.abandon()
 
 
-class _OverTcp:
+class _OverTcp(Carrier):
     """Sums in CPU memory, over the links."""
 
     def __init__(self, inner: OpenRound) -> None:
@@ -216,15 +218,6 @@ class _OverTcp:
 
     def push(self, bucket: int) -> None:
         self._inner.push(bucket)
-
-    def settle(self, inner: OpenRound) -> str:
-        return ""
-
-    def complete(self) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
 
 
 class _Staged(_OverTcp):
@@ -243,7 +236,7 @@ class _Staged(_OverTcp):
         copy_all(self._spec.sums, self._hosts.sums)
 
 
-class _Alone:
+class _Alone(Carrier):
     """Sums of a single member, which holds all: nothing travels."""
 
     def __init__(self, spec: RoundSpec) -> None:
@@ -254,17 +247,8 @@ class _Alone:
         if whole is not sums:
             sums.copy_(whole)
 
-    def settle(self, inner: OpenRound) -> str:
-        return ""
 
-    def complete(self) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
-
-
-class _OnDevices:
+class _OnDevices(Carrier):
     """Sums from device to device, by the communicator's thread."""
 
     def __init__(
@@ -317,9 +301,6 @@ class _OnDevices:
 
     def _has_peer_failed(self, inner: OpenRound) -> bool:
         return any(header[0] == Status.FAILED for header in inner.received)
-
-    def complete(self) -> None:
-        pass
 
     def abandon(self) -> None:
         self._communicator.abandon("a round was abandoned")
