@@ -1,5 +1,6 @@
 """A global batch that changes at an iteration boundary: what one worker does about it."""
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from dataclasses import replace
@@ -169,6 +170,7 @@ def run(
                 if lr_scheduler:
                     lr_scheduler.step()
         assert loop.result is not None
+        assert not multiprocessing.active_children(), "whatever still refers to the loop"
         return loop.result
 
     result = copy_context().run(train)

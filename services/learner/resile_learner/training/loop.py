@@ -240,6 +240,7 @@ class ElasticLoop:
         with ExitStack() as stack:
             self._determinism = stack.enter_context(deterministic(self.bits, threads=self._settings.threads))
             stack.callback(self._checkpoints.close)
+            stack.callback(self._shards.restart)
             stack.enter_context(self._watch.watching(self._may_update))
             self._state.facts = facts_of(
                 self._settings,

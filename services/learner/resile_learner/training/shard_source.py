@@ -92,7 +92,7 @@ class DatasetShards:
             self.restart()
 
     def restart(self) -> None:
-        """From now on this worker computes other shards: what was read ahead is discarded."""
+        """From now on this worker computes other shards or none: what was read ahead is discarded, its readers end."""
         self._stream = None
 
     def batch(self, position: Position, view: View) -> Batch:
