@@ -1,11 +1,22 @@
 import torch
 from torch import nn
 
-from resile_learner.training.buffers import Buffers, add_deltas
+from resile_learner.collectives.tree import Interval
+from resile_learner.training.buffers import Buffers, Deltas, add_deltas
+from resile_learner.training.slots import LeafStep, local_plan
 
 
 def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def begin(buffers: Buffers, num_shards: int) -> list[LeafStep]:
+    """Begin an iteration in which one worker has all shards: its partial sums are the sums."""
+    plan = local_plan(num_shards, Interval(0, num_shards))
+    buffers.begin(plan)
+    for (partial,), sums in zip(buffers.partials(plan), buffers.sums, strict=True):
+        assert partial.data_ptr() == sums.data_ptr()
+    return list(plan.steps)
 
 
 def test_every_shard_starts_from_the_committed_buffers_and_they_average_by_weight() -> None:
@@ -18,14 +29,63 @@ def test_every_shard_starts_from_the_committed_buffers_and_they_average_by_weigh
         copy(shard)
         alone.append(copy.running_mean)
     deltas = []
+    steps = begin(buffers, 2)
     for leaf, shard in enumerate(shards):
         buffers.restore()
         model(shard)
         assert torch.equal(model.running_mean, alone[leaf])  # type: ignore[arg-type]
-        deltas.append(buffers.collect(weight=len(shard) / 12, first=leaf == 0))
+        deltas.append(buffers.collect(weight=len(shard) / 12, first=leaf == 0, step=steps[leaf]))
+    assert [list(of_leaf) for of_leaf in deltas] == [[2], []], (
+        "statistics travel in buckets, the counter does not"
+    )
     buffers.commit(add_deltas(deltas[0], deltas[1]))
     torch.testing.assert_close(model.running_mean, alone[0] * 4 / 12 + alone[1] * 8 / 12)  # type: ignore[operator]
     assert model.num_batches_tracked == 1
+
+
+def test_other_floating_point_buffers_are_summed_if_they_change() -> None:
+    class Scaled(nn.Module):
+        scale: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(2))
+
+    model = Scaled()
+    buffers = Buffers(model)
+    changes: list[Deltas] = []
+    for leaf, step in enumerate(begin(buffers, 2)):
+        buffers.restore()
+        model.scale += leaf + 1
+        changes.append(buffers.collect(weight=0.5, first=leaf == 0, step=step))
+    buffers.commit(add_deltas(*changes))
+    assert model.scale.tolist() == [2.5, 2.5]
+
+
+def test_a_shard_that_counts_for_nothing_leaves_the_statistics() -> None:
+    model = nn.BatchNorm1d(3)
+    buffers = Buffers(model)
+    (step,) = begin(buffers, 1)
+    model(torch.randn(4, 3))
+    alone = model.running_mean.clone()  # type: ignore[operator]
+    buffers.collect(weight=1.0, first=True, step=step)
+    model(torch.randn(8, 3))
+    buffers.collect(weight=1.0, first=True, step=None)
+    buffers.commit({})
+    torch.testing.assert_close(model.running_mean, alone)
+
+
+def test_what_a_script_writes_between_iterations_is_committed_and_what_a_shard_left_is_not() -> None:
+    model = nn.BatchNorm1d(2)
+    buffers = Buffers(model)
+    model.running_mean.fill_(3.0)  # type: ignore[operator,union-attr]
+    buffers.adopt_changed()
+    (step,) = begin(buffers, 1)
+    model(torch.randn(4, 2))
+    buffers.collect(weight=1.0, first=True, step=step)
+    buffers.adopt_changed()
+    buffers.restore()
+    assert model.running_mean.tolist() == [3.0, 3.0]  # type: ignore[operator,union-attr]
 
 
 def test_constant_buffers_are_neither_sent_nor_changed() -> None:
@@ -43,7 +103,7 @@ def test_constant_buffers_are_neither_sent_nor_changed() -> None:
     before = statistics(model)
     buffers = Buffers(model)
     model(torch.zeros(2, 2))
-    deltas = buffers.collect(weight=0.1, first=True)
+    deltas = buffers.collect(weight=0.1, first=True, step=begin(buffers, 1)[0])
     assert deltas == {}
     buffers.commit(deltas)
     assert torch.equal(model.mask, before["mask"])
@@ -53,7 +113,10 @@ def test_a_member_without_shards_gets_the_same_buffers_as_the_others() -> None:
     here, there = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
     mine, theirs = Buffers(here), Buffers(there)
     here(torch.randn(5, 2))
-    deltas = mine.collect(weight=1.0, first=True)
+    deltas = mine.collect(weight=1.0, first=True, step=begin(mine, 1)[0])
+    theirs.begin(local_plan(1, Interval(0, 0)))
+    for there_sums, here_sums in zip(theirs.sums, mine.sums, strict=True):
+        there_sums.copy_(here_sums)
     mine.commit(deltas)
     theirs.commit(deltas)
     for name, buffer in statistics(here).items():
@@ -63,10 +126,14 @@ def test_a_member_without_shards_gets_the_same_buffers_as_the_others() -> None:
 def test_what_a_body_changes_after_its_loss_does_not_reach_the_next_shard() -> None:
     norms = nn.ModuleList([nn.BatchNorm1d(2), nn.BatchNorm1d(2)])
     buffers = Buffers(norms)
+    steps = begin(buffers, 2)
     buffers.restore()
     norms[0](torch.randn(4, 2))
-    buffers.collect(weight=1.0, first=True)
+    buffers.collect(weight=0.5, first=True, step=steps[0])
     norms[1](torch.randn(4, 2))
     buffers.restore()
-    assert not buffers.collect(weight=1.0, first=False)
     assert torch.equal(norms[1].running_mean, torch.zeros(2))
+    assert not buffers.collect(weight=0.5, first=False, step=steps[1])
+    buffers.commit({})
+    assert torch.equal(norms[1].running_mean, torch.zeros(2))
+    assert not torch.equal(norms[0].running_mean, torch.zeros(2))

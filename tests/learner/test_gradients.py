@@ -8,7 +8,8 @@ from resile_learner.collectives.poller import LinkPoller
 from resile_learner.collectives.round import GradientExchange
 from resile_learner.collectives.spec import RoundSpec, Tag
 from resile_learner.collectives.tree import Interval, children, ranges
-from resile_learner.training.gradients import Gradients, cut_into_buckets, local_plan
+from resile_learner.training.gradients import Gradients
+from resile_learner.training.slots import cut_into_buckets, local_plan
 from resile_shared.errors import UsageError
 
 
@@ -98,9 +99,9 @@ def test_a_plan_reuses_its_slots() -> None:
 def test_buckets_are_of_one_dtype_aligned_and_complete() -> None:
     parameters = [torch.zeros(n, dtype=d) for n in (3, 1000, 17) for d in (torch.float32, torch.bfloat16)]
     buckets = cut_into_buckets(parameters, 2048)
-    assert sorted(index for bucket in buckets for index in bucket.parameters) == list(range(6))
+    assert sorted(index for bucket in buckets for index in bucket.members) == list(range(6))
     for bucket in buckets:
-        assert {parameters[index].dtype for index in bucket.parameters} == {bucket.dtype}
+        assert {parameters[index].dtype for index in bucket.members} == {bucket.dtype}
         assert all(offset * bucket.dtype.itemsize % 64 == 0 for offset in bucket.offsets)
 
 

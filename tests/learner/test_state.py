@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from resile_learner.state.flat import allocate, flatten, specs, unflatten
-from resile_learner.state.memory import ByteStream, StateError, tensor_bytes
+from resile_learner.state.memory import ByteStream, StateError, joined_bytes, tensor_bytes
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
@@ -227,6 +227,13 @@ def test_one_memory_is_never_the_target_of_two_tensors() -> None:
     shared = torch.empty(3)
     first, second = allocate(flat.skeleton, {"a": shared, "b": shared})
     assert first.data_ptr() == shared.data_ptr() != second.data_ptr()
+
+
+def test_bytes_of_many_tensors_are_joined_in_order() -> None:
+    tensors = [torch.tensor(7), torch.arange(6.0).view(2, 3).T, torch.empty(0, dtype=torch.bool), torch.tensor([True])]
+    expected = b"".join(bytes(tensor_bytes(tensor.contiguous())) for tensor in tensors)
+    assert joined_bytes(iter(tensors)) == expected
+    assert joined_bytes([]) == b""
 
 
 def test_bytes_of_a_tensor_are_its_memory() -> None:

@@ -17,7 +17,7 @@ from resile_learner.session import current_session
 from resile_learner.training.fetch import Collate
 from resile_learner.training.iteration import Iteration
 from resile_learner.training.loop import ElasticLoop
-from resile_learner.training.loss_scale import check_is_mean
+from resile_learner.training.losses import check_is_mean
 from resile_learner.training.reports import Result
 from resile_learner.training.samplers import planned
 from resile_learner.training.validation import Validation

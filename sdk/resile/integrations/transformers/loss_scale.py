@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from resile_learner.training.loss_scale import LossIsASum
+from resile_learner.training.losses import LossIsASum
 from resile_learner.training.seeds import seeded
 from resile_shared.errors import UsageError
 

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Generic, TypeVar
 
 import torch
@@ -32,6 +32,13 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 def byte_view(tensor: Tensor) -> Tensor:
     """View the memory of a contiguous tensor of any dtype and device as 1-dim uint8."""
     return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def joined_bytes(tensors: Iterable[Tensor]) -> bytes:
+    """Copy the bytes of ``tensors``, one after the other. Those on a device are joined there: it is waited for once."""
+    groups = groupby(tensors, key=lambda tensor: tensor.device)
+    joined = [torch.cat([byte_view(tensor.contiguous()) for tensor in group]) for _, group in groups]
+    return b"".join(tensor_bytes(tensor.cpu()) for tensor in joined)
 
 
 class ByteStream(Generic[Buffer]):

@@ -8,7 +8,8 @@ iteration.py  one iteration: its shards and the exchange
 batches.py    the order of samples, and how it is cut into batches and shards
 samplers.py   the order that a script's own sampler draws
 fetch.py      reading shards
-gradients.py  buckets, and this worker's part of the summation tree
+slots.py      this worker's part of the summation tree, in buckets: of gradients.py and buffers.py
+gradients.py  gradients, folded during the backward pass
 buffers.py    BatchNorm statistics and other buffers, under the same tree
 rounds.py     rounds: one exchange among all members; header.py is what each of them sends
 validation.py validation at the end of each epoch

@@ -3,12 +3,16 @@
 Every shard starts from the buffers of the last committed iteration. The changes that shards make to a floating-point
 buffer are weighted and summed in the same tree as the gradients; any other buffer takes the value that the first shard
 leaves in it.
+
+Running statistics change in every shard, and a device is not waited for to find that out: they travel in buckets, as
+gradients do. What changes in other buffers, which is rarely anything, travels in the headers.
 """
 
 import torch
 from torch import Tensor, nn
 
 from .digest import RollingDigest
+from .slots import LeafStep, LocalPlan, Slots
 
 Deltas = dict[int, Tensor]
 
@@ -22,7 +26,11 @@ class Buffers:
         self._versions = [self._now(index)._version for index in range(len(self._places))]
         self._touched: set[int] = set()
         self._digest = RollingDigest(self._committed)
-        self._unversioned = [key.startswith("running_") for _, key in self._places]
+        self._statistics = [index for index in range(len(self._places)) if self._is_statistic(index)]
+        self._others = [index for index in range(len(self._places)) if index not in self._statistics]
+        self._slots = Slots([self._committed[index] for index in self._statistics])
+        self._is_shard_open = False
+        """Whether running statistics may be those of a shard."""
 
     def _now(self, index: int) -> Tensor:
         module, key = self._places[index]
@@ -30,19 +38,48 @@ class Buffers:
         assert buffer is not None
         return buffer
 
+    def _is_statistic(self, index: int) -> bool:
+        return self._places[index][1].startswith("running_") and self._now(index).is_floating_point()
+
+    def begin(self, plan: LocalPlan) -> None:
+        """Begin an iteration in which this worker folds its shards by ``plan``."""
+        self._slots.reserve(plan)
+
+    def partials(self, plan: LocalPlan) -> list[list[Tensor]]:
+        """[bucket][piece]: flat tensors with this worker's partial sums of running statistics, after its last shard."""
+        return self._slots.partials(plan)
+
+    @property
+    def sums(self) -> list[Tensor]:
+        """[bucket]: the flat tensors into which an exchange writes the sums for `commit`."""
+        return self._slots.sums
+
     @torch.no_grad()
     def restore(self) -> None:
         """Before a shard: restore the committed values, also of what was changed after `collect`."""
-        self._touched.update(index for index in range(len(self._places)) if self._has_changed(index))
+        self._touched.update(index for index in self._others if self._has_changed(index))
         for index in self._touched:
             self._now(index).copy_(self._committed[index])
         self._note_versions(self._touched)
         self._touched.clear()
+        _copy_all(*self._of_statistics())
+        self._is_shard_open = False
 
     @torch.no_grad()
-    def collect(self, *, weight: float, first: bool) -> Deltas:
-        """After a shard: return its weighted changes, and of the ``first`` shard the values of all other buffers."""
-        changed = [index for index in range(len(self._places)) if self._has_changed(index)]
+    def collect(self, *, weight: float, first: bool, step: LeafStep | None) -> Deltas:
+        """After a shard: fold its weighted changes to running statistics by ``step``; None: they count for nothing.
+
+        Returns its weighted changes to other buffers, and of the ``first`` shard the values of those that are no
+        floating-point ones.
+        """
+        self._is_shard_open = True
+        if step and self._statistics:
+            now, committed = self._of_statistics()
+            changes = torch._foreach_sub(now, committed)
+            torch._foreach_mul_(changes, weight)
+            for number, bucket in enumerate(self._slots.buckets):
+                self._slots.fold(number, step, {index: changes[index] for index in bucket.members})
+        changed = [index for index in self._others if self._has_changed(index)]
         self._touched.update(changed)
         deltas = {}
         for index in changed:
@@ -54,16 +91,16 @@ class Buffers:
         return deltas
 
     def _has_changed(self, index: int) -> bool:
-        """By the tensor's version; fused normalisation kernels write running statistics without raising it."""
-        buffer = self._now(index)
-        if self._unversioned[index]:
-            return not torch.equal(buffer, self._committed[index])
-        return buffer._version != self._versions[index]
+        return self._now(index)._version != self._versions[index]
 
     @torch.no_grad()
     def commit(self, deltas: Deltas) -> None:
-        """After the exchange: apply the summed changes of all shards."""
+        """After the exchange: apply the summed changes of all shards, those in `sums` and ``deltas``."""
         self.restore()
+        if self._statistics:
+            now, committed = self._of_statistics()
+            torch._foreach_add_(committed, self._slots.sum_views)
+            _copy_all(now, committed)
         for index, delta in deltas.items():
             buffer = self._now(index)
             if buffer.is_floating_point():
@@ -78,16 +115,18 @@ class Buffers:
         """Make the model's current buffers the committed ones, after a state was loaded."""
         for index in range(len(self._places)):
             self._committed[index].copy_(self._now(index))
-        self._touched.clear()
-        self._note_versions(set(range(len(self._places))))
+        self._forget_shard()
 
     @torch.no_grad()
     def adopt_changed(self) -> None:
         """Before an iteration: what the script wrote into a buffer since the last exchange is committed."""
-        changed = {index for index in range(len(self._places)) if self._has_changed(index)} - self._touched
+        changed = {index for index in self._others if self._has_changed(index)} - self._touched
         for index in changed:
             self._committed[index].copy_(self._now(index))
         self._note_versions(changed)
+        if not self._is_shard_open:
+            now, committed = self._of_statistics()
+            _copy_all(committed, now)
 
     def committed(self) -> list[Tensor]:
         """Copies of the committed values."""
@@ -99,8 +138,7 @@ class Buffers:
         for index, value in enumerate(committed):
             self._committed[index].copy_(value)
             self._now(index).copy_(value)
-        self._touched.clear()
-        self._note_versions(set(range(len(self._places))))
+        self._forget_shard()
 
     def digest(self, number: int) -> int:
         """A cheap check of the committed values before iteration ``number``: see `RollingDigest`."""
@@ -110,9 +148,24 @@ class Buffers:
         """A buffer of the dtype and shape of buffer ``index``."""
         return self._committed[index]
 
+    def _of_statistics(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The running statistics: those of the model, and the committed ones."""
+        now = [self._now(index) for index in self._statistics]
+        return now, [self._committed[index] for index in self._statistics]
+
+    def _forget_shard(self) -> None:
+        self._touched.clear()
+        self._note_versions(set(range(len(self._places))))
+        self._is_shard_open = False
+
     def _note_versions(self, indices: set[int]) -> None:
         for index in indices:
             self._versions[index] = self._now(index)._version
+
+
+def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
 
 
 def add_deltas(left: Deltas, right: Deltas) -> Deltas:

@@ -1,80 +1,15 @@
-"""Gradients before the exchange: buckets, and this worker's part of the fixed tree."""
+"""Gradients before the exchange: folded leaf by leaf, and pushed bucket by bucket."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from resile_shared.errors import UsageError
 
-from ..collectives.tree import Interval, merges_after, pieces
-from ..state.memory import in_memory_order
-
-BUCKET_BYTES = 4 << 20
-DEVICE_BUCKET_BYTES = 32 << 20
-"""For gradients on a device: fewer and longer operations."""
-ALIGNMENT_BYTES = 64
-"""That of the allocator, for every gradient in a bucket: vectorised kernels depend on it."""
-
-
-@dataclass
-class Bucket:
-    """Parameters whose gradients travel together: flat, of one dtype and device."""
-
-    dtype: torch.dtype
-    device: torch.device
-    parameters: list[int]
-    offsets: list[int]
-    length: int = 0
-
-
-class LeafStep(NamedTuple):
-    """How to fold one leaf once its gradients are computed."""
-
-    slot: int
-    adds: bool  # add to the slot (it holds the left neighbour in the tree), or overwrite it
-    merges: tuple[tuple[int, int], ...]  # then add the second slot to the first, in this order
-
-
-class LocalPlan(NamedTuple):
-    """How one worker folds the leaves it holds."""
-
-    pieces: tuple[Interval, ...]
-    piece_slots: tuple[int, ...]
-    steps: tuple[LeafStep, ...]  # for each leaf held
-
-
-@lru_cache(maxsize=1024)
-def local_plan(num_leaves: int, held: Interval) -> LocalPlan:
-    """Fold complete subtrees as they finish, like carries of a binary counter; slots are used again."""
-    free: list[int] = []
-    used = 0
-    steps = []
-    piece_slots = []
-    mine = pieces(num_leaves, held)
-    for piece in mine:
-        stack: list[int] = []
-        for leaf in range(piece.lo, piece.hi):
-            merges = merges_after(num_leaves, leaf, piece)
-            if merges == 0:
-                if not free:
-                    free.append(used)
-                    used += 1
-                stack.append(free.pop())
-                steps.append(LeafStep(stack[-1], False, ()))
-                continue
-            slot = stack[-1]
-            pairs = []
-            for _ in range(merges - 1):
-                top = stack.pop()
-                free.append(top)
-                pairs.append((stack[-1], top))
-            steps.append(LeafStep(slot, True, tuple(pairs)))
-        piece_slots.append(stack[0])
-    return LocalPlan(mine, tuple(piece_slots), tuple(steps))
+from ..collectives.tree import Interval
+from .slots import LeafStep, LocalPlan, Slots, local_plan
 
 
 class Gradients:
@@ -84,11 +19,11 @@ class Gradients:
         self._parameters = list(parameters)
         self._measures_norms = False
         self._squares: list[list[Tensor]] = []
-        self.buckets = cut_into_buckets(self._parameters, bucket_bytes)
-        self._slots: list[_Slot] = []
+        self._slots = Slots(self._parameters, bucket_bytes=bucket_bytes)
+        self.buckets = self._slots.buckets
         self.used = [False] * len(self._parameters)
         self._leaf: _Leaf | None = None
-        self._bucket_of = {p: b for b, bucket in enumerate(self.buckets) for p in bucket.parameters}
+        self._bucket_of = {p: b for b, bucket in enumerate(self.buckets) for p in bucket.members}
         for index, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(_Hook(self, index))  # type: ignore[no-untyped-call]
 
@@ -99,18 +34,16 @@ class Gradients:
         self._leaf = None
         self._squares = []
         plan = local_plan(num_leaves, held)
-        needed = max([step.slot for step in plan.steps], default=0) + 1
-        while len(self._slots) < needed:
-            self._slots.append(_Slot(self.buckets, self._parameters))
+        self._slots.reserve(plan)
         return plan
 
     def partials(self, plan: LocalPlan) -> list[list[Tensor]]:
         """[bucket][piece]: the flat tensors that hold this worker's partial sums once they are pushed."""
-        return [[self._slots[slot].flats[b] for slot in plan.piece_slots] for b in range(len(self.buckets))]
+        return self._slots.partials(plan)
 
     def sums(self) -> list[Tensor]:
         """[bucket]: the flat tensors into which an exchange writes the sums."""
-        return self._slots[0].flats
+        return self._slots.sums
 
     def clear(self) -> None:
         """Clear all gradients before the next backward pass."""
@@ -139,11 +72,11 @@ class Gradients:
 
     def square_of_sums(self) -> float:
         """The squared norm of the summed gradients, once they are assigned."""
-        return sum(float(_square([flat])) for flat in self._slots[0].flats)
+        return sum(float(_square([flat])) for flat in self._slots.sums)
 
     def assign(self, used: Sequence[bool]) -> None:
         """Give each parameter its summed gradient, and None to those that no shard used."""
-        for parameter, view, is_used in zip(self._parameters, self._slots[0].views, used, strict=True):
+        for parameter, view, is_used in zip(self._parameters, self._slots.sum_views, used, strict=True):
             parameter.grad = view if is_used else None
 
     def arrived(self, index: int) -> None:
@@ -162,7 +95,7 @@ class Gradients:
             self._complete_bucket(leaf)
 
     def _num_parameters(self) -> list[int]:
-        return [len(bucket.parameters) for bucket in self.buckets]
+        return [len(bucket.members) for bucket in self.buckets]
 
     def _finish(self, leaf: "_Leaf") -> None:
         self._leaf = None
@@ -184,25 +117,16 @@ class Gradients:
 
         Returns their squared norm, if norms are measured.
         """
-        slot = self._slots[step.slot]
-        views: list[Tensor] = []
-        gradients: list[Tensor] = []
-        for index in self.buckets[b].parameters:
+        gradients: dict[int, Tensor] = {}
+        for index in self.buckets[b].members:
             gradient, self._parameters[index].grad = self._parameters[index].grad, None
             if gradient is not None:
                 self.used[index] = True
-                views.append(slot.views[index])
-                gradients.append(gradient)
-            elif not step.adds:
-                slot.views[index].zero_()
-        _check_dense(gradients)
-        if views and step.adds:
-            torch._foreach_add_(views, gradients)
-        elif views:
-            torch._foreach_copy_(views, gradients)
-        for left, right in step.merges:
-            self._slots[left].flats[b].add_(self._slots[right].flats[b])
-        return [_square(gradients)] if self._measures_norms and gradients else []
+                gradients[index] = gradient
+        dense = list(gradients.values())
+        _check_dense(dense)
+        self._slots.fold(b, step, gradients)
+        return [_square(dense)] if self._measures_norms and dense else []
 
 
 def gradients_of(optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Tensor]) -> list[Gradients]:
@@ -241,53 +165,6 @@ class _Hook:
 
     def __call__(self, parameter: Tensor) -> None:
         self._gradients.arrived(self._index)
-
-
-class _Slot:
-    """Storage for one partial sum of all gradients."""
-
-    def __init__(self, buckets: Sequence[Bucket], parameters: Sequence[Tensor]) -> None:
-        self.flats = [torch.zeros(bucket.length, dtype=bucket.dtype, device=bucket.device) for bucket in buckets]
-        views: dict[int, Tensor] = {}
-        for bucket, flat in zip(buckets, self.flats, strict=True):
-            for index, offset in zip(bucket.parameters, bucket.offsets, strict=True):
-                views[index] = _view_like(parameters[index], flat[offset : offset + parameters[index].numel()])
-        self.views = [views[index] for index in range(len(parameters))]
-
-
-def _view_like(parameter: Tensor, flat: Tensor) -> Tensor:
-    """View ``flat`` as a gradient that autograd makes: with the strides of a dense parameter, else in row-major order.
-
-    Fused optimizers walk through the memory of a parameter and of its gradient alike, whatever their strides say.
-    """
-    if in_memory_order(parameter)[1].data_ptr() == parameter.data_ptr():
-        return flat.as_strided(parameter.shape, parameter.stride())
-    return flat.view(parameter.shape)
-
-
-def cut_into_buckets(parameters: Sequence[Tensor], bucket_bytes: int | None = None) -> list[Bucket]:
-    """Cut parameters, last first (their gradients come first), into buckets of one dtype and device.
-
-    Every parameter starts at a multiple of 64 bytes. A bucket is closed once it holds ``bucket_bytes``; None: as many
-    as suits its device.
-    """
-    buckets: list[Bucket] = []
-    open_buckets: dict[tuple[torch.dtype, torch.device], Bucket] = {}
-    for index in reversed(range(len(parameters))):
-        parameter = parameters[index]
-        kind = (parameter.dtype, parameter.device)
-        if kind not in open_buckets:
-            open_buckets[kind] = Bucket(parameter.dtype, parameter.device, [], [])
-            buckets.append(open_buckets[kind])
-        bucket = open_buckets[kind]
-        bucket.parameters.append(index)
-        bucket.offsets.append(bucket.length)
-        step = ALIGNMENT_BYTES // parameter.element_size()
-        bucket.length += -(-parameter.numel() // step) * step
-        enough = bucket_bytes or (BUCKET_BYTES if parameter.device.type == "cpu" else DEVICE_BUCKET_BYTES)
-        if bucket.length * parameter.element_size() >= enough:
-            del open_buckets[kind]
-    return buckets
 
 
 def _square(tensors: list[Tensor]) -> Tensor:

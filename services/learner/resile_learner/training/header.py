@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..checkpoint.header import CheckpointHeader
 from ..collectives.tree import Interval, children, fold_values
-from ..state.memory import tensor_bytes
+from ..state.memory import joined_bytes
 from .batches import Indices
 from .buffers import Deltas, add_deltas
 from .repeatability import ShardFingerprint
@@ -85,8 +85,8 @@ class RoundHeader:
                 first_shard and list(first_shard),
             ]
         )
-        raw = [tensor_bytes(delta.cpu().contiguous()) for partial in partials for delta in partial.deltas.values()]
-        return b"".join([_LENGTH.pack(len(head)), head, indices.tobytes(), used, scalars.tobytes(), *raw])
+        raw = joined_bytes(delta for partial in partials for delta in partial.deltas.values())
+        return b"".join([_LENGTH.pack(len(head)), head, indices.tobytes(), used, scalars.tobytes(), raw])
 
     @staticmethod
     def decode(data: bytes, like: Callable[[int], Tensor]) -> "tuple[int, RoundHeader]":

@@ -24,7 +24,7 @@ from .determinism import Determinism
 from .fetch import Fetched
 from .gradients import Gradients
 from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, fold_leaves
-from .loss_scale import check_not_summed
+from .losses import NotANumber, check_not_summed
 from .noise import SquaredNorms
 from .repeatability import ShardFingerprint, check_same_batch, fingerprint, read_twice
 from .rounds import RoundResult, Rounds
@@ -36,16 +36,6 @@ T = TypeVar("T")
 
 SHARD_SQUARES = "resile/shard squares"
 """Among the scalars of a shard: the squared norm of its gradient."""
-
-
-class NotANumber(ResileError):
-    """The loss became NaN."""
-
-    def __init__(self, iteration: int) -> None:
-        super().__init__(
-            f"the loss is NaN at iteration {iteration}, which was not committed: look at the samples of this batch, "
-            "lower the learning rate, or clip gradients"
-        )
 
 
 class EvaluationAbandoned(Exception):
@@ -147,8 +137,12 @@ class Iteration:
         self._first_shard = None
         self._header = self._make_header(self.num_exchanges)
         self._plan = self._gradients.begin(self._batch.num_shards, self._held, measures_norms=self._measures_noise)
-        partials, sums = self._gradients.partials(self._plan), self._gradients.sums()
-        self._round = self._rounds.open(self._batch.num_shards, partials, sums)
+        self._buffers.begin(self._plan)
+        self._round = self._rounds.open(
+            self._batch.num_shards,
+            [*self._gradients.partials(self._plan), *self._buffers.partials(self._plan)],
+            [*self._gradients.sums(), *self._buffers.sums],
+        )
         self._leaves: list[tuple[dict[str, Tensor | float], Deltas]] = []
         self._indices: list[Indices] = []
 
@@ -322,13 +316,15 @@ class Iteration:
         weighted = loss if weight == 1.0 else loss * weight
         with self._determinism.backward(weighted):
             run(weighted)
-        deltas = self._buffers.collect(weight=weight, first=leaf == 0)
+        step = None if is_spare else self._plan.steps[leaf - self._held.lo]
+        deltas = self._buffers.collect(weight=weight, first=leaf == 0, step=step)
         if is_spare:
             self._gradients.clear()
             return
-        if leaf < self._held.hi - 1:
-            self._gradients.fold(self._plan.steps[leaf - self._held.lo])
-        self._leaves.append(({name: _detached(value) for name, value in values.items()}, deltas))
+        if step and leaf < self._held.hi - 1:
+            self._gradients.fold(step)
+        detached = {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
+        self._leaves.append((detached, deltas))
 
     @_remembered
     def exchange(self) -> bool:
@@ -344,6 +340,8 @@ class Iteration:
                 "iteration.exchange() was called before all shards were computed: take all of iteration.shards() first"
             )
         self._gradients.push_rest(self._round.exchange.push)
+        for number in range(len(self._buffers.sums)):
+            self._round.exchange.push(len(self._gradients.buckets) + number)
         partials = self._partials()  # on a device, this waits for the last of the compute
         self._phases.enter("waiting")
         try:
@@ -395,7 +393,3 @@ class Iteration:
     def _scale(self) -> float:
         """That of the GradScaler, which all gradients of the iteration have."""
         return float(self._scalers[0].get_scale()) if self._scalers else 1.0
-
-
-def _detached(value: Tensor | float) -> Tensor | float:
-    return value.detach() if isinstance(value, Tensor) else value

@@ -274,7 +274,8 @@ class ElasticLoop:
         if expected:
             num_shards = expected.size if self._settings.mode == "fast" else self.plan.num_shards
             for gradients, optimizer in zip(self._gradients, self._optimizers, strict=True):
-                gradients.begin(num_shards, ranges(num_shards, expected.size)[expected.rank])
+                plan = gradients.begin(num_shards, ranges(num_shards, expected.size)[expected.rank])
+                self._buffers.begin(plan)
                 prewarm_optimizer(optimizer)
 
     def _iterate(self) -> Iterator[Iteration]:

@@ -13,7 +13,7 @@ from .fetch import Collate
 from .iteration import Iteration
 from .learning_rate import LearningRateRule
 from .loop import ElasticLoop
-from .loss_scale import check_is_mean
+from .losses import check_is_mean
 from .reports import Result
 from .selection import Selection
 from .settings import Mode

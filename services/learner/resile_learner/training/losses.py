@@ -1,4 +1,4 @@
-"""Whether a loss is a mean over its batch. Shards are weighted by their samples: a sum would count them twice."""
+"""What is wrong with a loss: it is a sum over its batch, although shards are weighted by their samples, or NaN."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from resile_shared.errors import UsageError
+from resile_shared.errors import ResileError, UsageError
 
 _SUM = 2  # at::Reduction::Sum
 TOLERANCE = 0.05
@@ -20,6 +20,16 @@ class LossIsASum(UsageError):
         super().__init__(
             f"the loss is a sum over its batch, not a mean ({how}), and shards are weighted by their samples already: "
             'compute the mean, as by reduction="mean"'
+        )
+
+
+class NotANumber(ResileError):
+    """The loss became NaN."""
+
+    def __init__(self, iteration: int) -> None:
+        super().__init__(
+            f"the loss is NaN at iteration {iteration}, which was not committed: look at the samples of this batch, "
+            "lower the learning rate, or clip gradients"
         )
 
 
