@@ -37,8 +37,14 @@ def device_class(device: torch.device) -> str:
     """
     parts = [f"torch {torch.__version__}", f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"]
     if device.type == "cuda":
-        parts.append(f"{torch.cuda.get_device_name(device)} cudnn {torch.backends.cudnn.version()}")  # type: ignore[no-untyped-call]
+        parts.append(f"{_accelerator(device)} cuda {torch.version.cuda} cudnn {torch.backends.cudnn.version()}")  # type: ignore[no-untyped-call]
     return ", ".join([*parts, *_environment(), f"probe {probe_digest(device)[:12]}"])
+
+
+def _accelerator(device: torch.device) -> str:
+    """Name an accelerator and its number of multiprocessors: by both, libraries choose kernels."""
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} {properties.multi_processor_count} SMs"
 
 
 def _environment() -> list[str]:
@@ -77,10 +83,10 @@ def accelerators() -> list[tuple[str, str]]:
         )
     classes: dict[str, str] = {}
     for device in devices:
-        kind = torch.cuda.get_device_name(device)
+        kind = _accelerator(device)
         if kind not in classes:
             classes[kind] = device_class(device)
-    kinds = [classes[torch.cuda.get_device_name(device)] for device in devices]
+    kinds = [classes[_accelerator(device)] for device in devices]
     return list(zip(named or map(str, range(len(devices))), kinds, strict=False))
 
 
