@@ -35,9 +35,7 @@ def test_every_shard_starts_from_the_committed_buffers_and_they_average_by_weigh
         model(shard)
         assert torch.equal(model.running_mean, alone[leaf])  # type: ignore[arg-type]
         deltas.append(buffers.collect(weight=len(shard) / 12, first=leaf == 0, step=steps[leaf]))
-    assert [list(of_leaf) for of_leaf in deltas] == [[2], []], (
-        "statistics travel in buckets, the counter does not"
-    )
+    assert [list(of_leaf) for of_leaf in deltas] == [[2], []], "statistics travel in buckets, the counter does not"
     buffers.commit(add_deltas(deltas[0], deltas[1]))
     torch.testing.assert_close(model.running_mean, alone[0] * 4 / 12 + alone[1] * 8 / 12)  # type: ignore[operator]
     assert model.num_batches_tracked == 1

@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from resile_learner.collectives.round import GradientExchange
 from resile_learner.collectives.spec import RoundSpec, Tag
 from resile_learner.collectives.tree import Interval, children, ranges
 from resile_learner.training.gradients import Gradients
-from resile_learner.training.slots import cut_into_buckets, local_plan
+from resile_learner.training.slots import Slots, cut_into_buckets, local_plan
 from resile_shared.errors import UsageError
 
 
@@ -94,6 +96,16 @@ def test_a_plan_reuses_its_slots() -> None:
     plan = local_plan(24, Interval(0, 24))
     assert max(step.slot for step in plan.steps) < 6
     assert plan.piece_slots == (0,)
+
+
+def test_memory_for_what_others_hold_now_is_given_back() -> None:
+    slots = Slots([torch.zeros(3)])
+    wide, narrow = local_plan(24, Interval(1, 23)), local_plan(24, Interval(1, 2))
+    slots.reserve(wide)
+    in_use = [weakref.ref(partial) for partial in slots.partials(wide)[0]]
+    assert len(in_use) > 1
+    slots.reserve(narrow)
+    assert sum(partial() is not None for partial in in_use) == len(slots.partials(narrow)[0]) == 1
 
 
 def test_buckets_are_of_one_dtype_aligned_and_complete() -> None:

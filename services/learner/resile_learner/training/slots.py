@@ -84,8 +84,9 @@ class Slots:
         self._slots: list[_Slot] = []
 
     def reserve(self, plan: LocalPlan) -> None:
-        """Have memory for all slots of ``plan``."""
+        """Have memory for the slots of ``plan``, and give back what other workers hold now."""
         needed = max([step.slot for step in plan.steps], default=0) + 1
+        del self._slots[needed:]
         while len(self._slots) < needed:
             self._slots.append(_Slot(self.buckets, self._like))
 
