@@ -22,6 +22,8 @@ from resile_learner.agent.events import (
     MessageReceived,
     SendToWorker,
     StartWorker,
+    TemplateKept,
+    TemplateReady,
     Tick,
     UnwatchAllocation,
     WatchAllocation,
@@ -470,6 +472,13 @@ def test_the_host_is_announced_with_growing_pauses_until_the_registry_has_stored
     ]
     core.handle(record(), now=1040.0)
     assert AnnounceHost() not in core.handle(Tick(is_bus_up=True), now=2000.0)
+
+
+def test_the_host_is_announced_once_the_templates_of_its_previous_incarnation_are_ready() -> None:
+    core = AgentCore(HOST, INCARNATION)
+    core.handle(TemplateKept("old", "key", ()), now=1000.0)
+    assert AnnounceHost() not in core.handle(Tick(is_bus_up=True), now=1001.0)
+    assert core.handle(TemplateReady(1, 100, 100), now=1002.0) == [AnnounceHost()]
 
 
 @pytest.mark.parametrize("state", [HostState.LOST, HostState.LEFT])

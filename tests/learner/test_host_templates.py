@@ -11,11 +11,21 @@ import pytest
 import pytest_asyncio
 from opentelemetry.metrics import NoOpMeter
 
-from resile_learner.agent.events import Event, PrepareTemplate, TemplateEnded, TemplateReady
+from resile_learner.agent.events import (
+    EndTemplate,
+    Event,
+    PrepareTemplate,
+    TemplateEnded,
+    TemplateKept,
+    TemplateReady,
+    WorkerPrepared,
+)
 from resile_learner.agent.folder import AgentFolder
 from resile_learner.agent.host_templates import HostTemplates, Imports
 from resile_learner.agent.incarnation import AgentIncarnation
+from resile_learner.agent.kept_templates import KeptTemplate, KeptTemplates
 from resile_learner.agent.metrics import AgentMetrics
+from resile_learner.agent.packages import Packages
 from resile_learner.agent.workers import WorkerContext
 from resile_learner.messages import WorkerConfig
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
@@ -28,6 +38,7 @@ from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.waiting import until
 
 from .template_modules import write_modules
+from .test_packages import Shop, file
 
 CONFIG = WorkerConfig(job="job-1", worker=0, script="/none.py", directory="/", storage="file:///none")
 
@@ -46,7 +57,7 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 def imports(folder: Path, environment: str = "") -> Imports:
     (folder / "script.py").write_text("import harmless_one\n")
-    return Imports("code", str(folder / "script.py"), str(folder), environment, {})
+    return Imports("code", str(folder / "script.py"), "script.py", str(folder), environment, {})
 
 
 async def test_a_template_that_no_file_can_be_opened_for_has_ended_and_the_next_one_is_prepared(
@@ -57,7 +68,7 @@ async def test_a_template_that_no_file_can_be_opened_for_has_ended_and_the_next_
 
     events: list[Event] = []
     templates = HostTemplates(ForkServers(server, ForkServerSettings(), logs=tmp_path), events.append)
-    choosing = asyncio.create_task(templates.choose(CONFIG, imports(tmp_path), script="script.py"))
+    choosing = asyncio.create_task(templates.choose(CONFIG, imports(tmp_path)))
     await until(lambda: events)
     with monkeypatch.context() as patch:
         patch.setattr(os, "memfd_create", out_of_files)
@@ -68,6 +79,71 @@ async def test_a_template_that_no_file_can_be_opened_for_has_ended_and_the_next_
     await until(lambda: events[2:])
     assert isinstance(events[2], TemplateReady)
     choosing.cancel()
+
+
+async def test_templates_are_prepared_again_by_the_next_incarnation_until_one_is_refused_or_ended(
+    server: ForkServerClient, tmp_path: Path
+) -> None:
+    shop = Shop(tmp_path)
+    key = shop.store(file("script.py", b"import harmless_one\n"))
+    folder = await AgentFolder.open(tmp_path)
+    kept = KeptTemplates(tmp_path / "templates.json")
+    servers = ForkServers(server, ForkServerSettings(), logs=tmp_path)
+
+    async def restored() -> list[Event]:
+        events: list[Event] = []
+        await HostTemplates(servers, events.append, kept).restore(shop.packages, folder)
+        return events
+
+    assert await restored() == []
+    code = await shop.unpack(key)
+    events: list[Event] = []
+    templates = HostTemplates(servers, events.append, kept)
+    choosing = asyncio.create_task(
+        templates.choose(CONFIG, Imports(key, str(code / "script.py"), "script.py", str(code), "", {"A": "b"}))
+    )
+    await until(lambda: events)
+    await templates.carry_out(PrepareTemplate(1, "job-1", (), True))
+    await until(lambda: events[1:])
+    choosing.cancel()
+    (prepared,) = events[:1]
+    (again,) = await restored()
+    assert isinstance(prepared, WorkerPrepared)
+    assert isinstance(again, TemplateKept)
+    assert (again.key, again.modules) == (prepared.key, ())
+    assert (tmp_path / "templates.json").stat().st_mode & 0o777 == 0o600
+
+    events.clear()
+    templates = HostTemplates(servers, events.append, kept)
+    await templates.restore(shop.packages, folder)
+    await templates.carry_out(PrepareTemplate(2, again.name, ("no_such_module",), True))
+    await until(lambda: events[1:])
+    assert isinstance(events[1], TemplateEnded)
+    assert await restored() == [again], "the first one was not refused"
+    await templates.carry_out(PrepareTemplate(3, again.name, (), True))
+    await until(lambda: events[2:])
+    await templates.carry_out(EndTemplate(3))
+    assert await restored() == []
+    os.close(folder.lock)
+
+
+async def test_a_template_whose_package_is_not_here_is_forgotten(server: ForkServerClient, tmp_path: Path) -> None:
+    folder = await AgentFolder.open(tmp_path)
+    kept = KeptTemplates(tmp_path / "templates.json")
+    kept.add(
+        KeptTemplate(key="k", code="packages/gone.tar.gz", script="a.py", environment="", variables={}, modules=())
+    )
+    events: list[Event] = []
+    servers = ForkServers(server, ForkServerSettings(), logs=tmp_path)
+    await HostTemplates(servers, events.append, kept).restore(Packages("file:///none", folder.packages), folder)
+    assert events == []
+    assert kept.read() == ()
+    os.close(folder.lock)
+
+
+def test_a_file_of_templates_that_cannot_be_read_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "templates.json").write_text("{")
+    assert KeptTemplates(tmp_path / "templates.json").read() == ()
 
 
 class SlowForkServers:
@@ -105,9 +181,7 @@ async def test_heartbeats_go_on_while_a_template_waits_for_its_fork_server(
     hello = HostHello(host="host-1", incarnation=1, address="127.0.0.1", slots=(Slot(index=0),), device_class="cpu")
     incarnation = AgentIncarnation(bus, hello, context, servers, AgentMetrics(NoOpMeter("resile")))
     running = asyncio.create_task(incarnation.run())
-    choosing = asyncio.create_task(
-        incarnation._templates.choose(CONFIG, imports(tmp_path, "/environment"), script="script.py")
-    )
+    choosing = asyncio.create_task(incarnation._templates.choose(CONFIG, imports(tmp_path, "/environment")))
     async with asyncio.timeout(60):
         await servers.asked.wait()
         num_beats = len(beats)

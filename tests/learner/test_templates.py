@@ -9,6 +9,7 @@ from resile_learner.agent.events import (
     ForkWorker,
     PrepareTemplate,
     TemplateEnded,
+    TemplateKept,
     TemplateReady,
     WorkerPrepared,
 )
@@ -19,6 +20,7 @@ from resile_learner.agent.templates import (
     MAX_BYTES,
     MAX_ENDS,
     NOTHING,
+    RESTORE_SECONDS,
     RETIRE_SECONDS,
     URGENT_SECONDS,
     Templates,
@@ -69,6 +71,29 @@ def test_if_it_is_refused_the_first_one_stays() -> None:
     assert templates.handle(TemplateEnded(2, "threads", is_refused=True), 3.0) == []
     assert templates.on_imported("j", ["bad"], 2.0) == [], "it is not tried again"
     assert templates.handle(WorkerPrepared("j", 1, "k"), 5.0) == [ForkWorker("j", 1, 1)]
+
+
+def test_templates_of_the_previous_incarnation_are_prepared_again_and_used_by_the_first_workers() -> None:
+    templates = Templates()
+    assert not templates.is_restoring(0.0)
+    assert templates.handle(TemplateKept("old", "k", ("scipy",)), 0.0) == [
+        PrepareTemplate(1, "old", ("scipy",), is_urgent=True)
+    ]
+    templates.handle(TemplateKept("other", "l", ()), 0.0)
+    assert templates.is_restoring(1.0)
+    assert templates.handle(WorkerPrepared("j", 0, "k"), 1.5) == [], "it waits"
+    assert templates.handle(ready(1), 2.0) == [ForkWorker("j", 0, 1)]
+    assert templates.is_restoring(2.0)
+    templates.handle(TemplateEnded(2, "a thread", is_refused=True), 3.0)
+    assert not templates.is_restoring(3.0)
+    assert templates.on_imported("j", ["scipy"], 4.0) == [], "it is known"
+
+
+def test_a_host_waits_for_such_templates_for_a_while_only() -> None:
+    templates = Templates()
+    templates.handle(TemplateKept("old", "k", ()), 0.0)
+    assert templates.is_restoring(RESTORE_SECONDS - 1)
+    assert not templates.is_restoring(RESTORE_SECONDS)
 
 
 def test_a_script_with_nothing_to_import_at_its_head_waits_once_and_never_again() -> None:

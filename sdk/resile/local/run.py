@@ -385,8 +385,10 @@ class LocalRun:
             packages=environment.packages,
             detection_seconds=self._settings.detection_seconds,
         )
-        imports = Imports(start.job, config.script, config.directory, config.environment, self._settings.env)
-        return await self._templates.choose(config, imports, script=config.script)
+        imports = Imports(
+            start.job, config.script, config.script, config.directory, config.environment, self._settings.env
+        )
+        return await self._templates.choose(config, imports)
 
     def _print(self, worker: int, stream: Stream, line: str) -> None:
         """Show a line; what workers complain of while they are killed is for the log alone."""

@@ -17,7 +17,8 @@
   else is passed on in order, after the progress that preceded it.
 - A worker is forked once it is prepared, from a template if there is one for it: the rules are in `templates.py`.
 - The environments that the scheduler asks for are built before workers need them; heartbeats say how far each one is.
-- The host is announced with growing pauses until its stored record shows this incarnation. An incarnation that the
+- The host is announced with growing pauses until its stored record shows this incarnation, at first once the templates
+  of the previous incarnation are ready. An incarnation that the
   registry declares lost or left ends.
 """
 
@@ -71,6 +72,7 @@ from .events import (
     SendToWorker,
     StartWorker,
     TemplateEnded,
+    TemplateKept,
     TemplateReady,
     Tick,
     UnwatchAllocation,
@@ -162,8 +164,8 @@ class AgentCore:
                 return self._on_instruction(event, now)
             case MessageReceived(job, message):
                 return self._on_message(job, message, now)
-            case WorkerPrepared() | TemplateReady() | TemplateEnded():
-                return self._templates.handle(event, now)
+            case WorkerPrepared() | TemplateKept() | TemplateReady() | TemplateEnded():
+                return [*self._templates.handle(event, now), *self._announce(now)]
             case WorkerExited(job, worker, exit_):
                 return self._on_exit(job, worker, exit_, now)
             case EnvironmentReport():
@@ -364,13 +366,14 @@ class AgentCore:
         self._forget_workers(now)
         commands = [command for job in list(self._progress) for command in self._take_progress(job)]
         commands += self._templates.on_tick(self._watched, now)
-        if not tick.is_bus_up:
-            return commands
-        if not self.is_registered and now >= self._announce_due:
-            self._announce_due = now + self._announce_pause
-            self._announce_pause = min(2 * self._announce_pause, MAX_ANNOUNCE_SECONDS)
-            commands.append(AnnounceHost())
-        return [*commands, *self._heartbeat(now)]
+        return [*commands, *self._announce(now), *self._heartbeat(now)]
+
+    def _announce(self, now: float) -> list[Command]:
+        if self.is_registered or not self._is_bus_up or now < self._announce_due or self._templates.is_restoring(now):
+            return []
+        self._announce_due = now + self._announce_pause
+        self._announce_pause = min(2 * self._announce_pause, MAX_ANNOUNCE_SECONDS)
+        return [AnnounceHost()]
 
     def _heartbeat(self, now: float) -> list[Command]:
         if not self._is_bus_up:

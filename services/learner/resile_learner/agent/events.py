@@ -38,6 +38,16 @@ class WorkerPrepared:
 
 
 @dataclass(frozen=True)
+class TemplateKept:
+    """The previous incarnation of this host had a template of ``key`` with ``modules``."""
+
+    name: str
+    """Stands for a job in `PrepareTemplate`."""
+    key: str
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class TemplateReady:
     """Workers can be forked from template ``number``."""
 
@@ -85,6 +95,7 @@ Event = (
     | SendHeartbeat
     | MessageReceived
     | WorkerPrepared
+    | TemplateKept
     | TemplateReady
     | TemplateEnded
     | WorkerExited
@@ -146,6 +157,7 @@ class PrepareTemplate:
 
     number: int
     job: str
+    """Or the name of a `TemplateKept`."""
     modules: tuple[str, ...]
     """Modules that it imports after those of the script's head."""
     is_urgent: bool

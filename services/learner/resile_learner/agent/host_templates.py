@@ -3,20 +3,36 @@
 import asyncio
 import hashlib
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import orjson
 
+from resile_shared.errors import ResileError
+
 from ..messages import WorkerConfig
 from ..processes.client import ForkServerClient
 from ..processes.fork_servers import ForkServers
 from ..processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
-from .events import EndTemplate, Event, ForkWorker, PrepareTemplate, TemplateEnded, TemplateReady, WorkerPrepared
+from .events import (
+    EndTemplate,
+    Event,
+    ForkWorker,
+    PrepareTemplate,
+    TemplateEnded,
+    TemplateKept,
+    TemplateReady,
+    WorkerPrepared,
+)
+from .folder import AgentFolder
+from .kept_templates import KeptTemplate, KeptTemplates
+from .packages import Packages, find_script
 
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, int]
+UNPACK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -26,33 +42,63 @@ class Imports:
     code: str
     """Names the package."""
     script: str
+    name: str
+    """Of the script: its path relative to the package, which each job has in a folder of its own."""
     directory: str
     environment: str
     variables: Mapping[str, str]
     """The variables that all its workers have, on any slot and in any job with the same code."""
 
-    def key(self, script: str) -> str:
-        """Name it; ``script`` is relative to the package, which each job has in a folder of its own."""
-        parts = [self.code, script, self.environment, sorted(self.variables.items())]
+    @property
+    def key(self) -> str:
+        """What names it."""
+        parts = [self.code, self.name, self.environment, sorted(self.variables.items())]
         return hashlib.sha256(orjson.dumps(parts)).hexdigest()
 
 
 class HostTemplates:
     """The templates of one incarnation of a host; reports their outcomes to the core as events."""
 
-    def __init__(self, fork_servers: ForkServers, post: Callable[[Event], None]) -> None:
+    def __init__(
+        self, fork_servers: ForkServers, post: Callable[[Event], None], kept: KeptTemplates | None = None
+    ) -> None:
         self._fork_servers = fork_servers
         self._post = post
+        self._kept = kept
+        self._contents: dict[int, KeptTemplate] = {}
         self._imports: dict[str, Imports] = {}
         self._servers: dict[int, ForkServerClient] = {}
         self._waiting: dict[Key, asyncio.Future[int | None]] = {}
 
-    async def choose(self, config: WorkerConfig, imports: Imports, *, script: str) -> WorkerConfig:
+    async def restore(self, packages: Packages, folder: AgentFolder) -> None:
+        """Report the templates that the previous incarnation had, as far as their packages are still here."""
+        if self._kept is None:
+            return
+        for kept in self._kept.read():
+            name = f".template-{kept.key}"  # no job's folder
+            directory = folder.code(name)
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+            try:
+                async with asyncio.timeout(UNPACK_SECONDS):
+                    await packages.unpack_kept(kept.code, directory)
+                script = find_script(directory, kept.script)
+            except (ResileError, OSError) as error:  # TimeoutError is one
+                logger.info(
+                    "template not prepared again: %s", str(error) or "its package could not be unpacked in time"
+                )
+                self._kept.remove(kept)
+                continue
+            self._imports[name] = Imports(
+                kept.code, str(script), kept.script, str(directory), kept.environment, kept.variables
+            )
+            self._post(TemplateKept(name, self._imports[name].key, kept.modules))
+
+    async def choose(self, config: WorkerConfig, imports: Imports) -> WorkerConfig:
         """Return the configuration of a worker with the template that the core has chosen for it."""
         key = config.job, config.worker
         self._imports[config.job] = imports
         chosen = self._waiting[key] = asyncio.get_running_loop().create_future()
-        self._post(WorkerPrepared(*key, imports.key(script)))
+        self._post(WorkerPrepared(*key, imports.key))
         try:
             return config.model_copy(update={"template": await chosen})
         finally:
@@ -68,6 +114,7 @@ class HostTemplates:
             case PrepareTemplate():
                 await self._prepare(command)
             case EndTemplate(number):
+                self._drop(number)
                 if server := self._servers.pop(number, None):
                     await server.end_template(number)
 
@@ -87,12 +134,21 @@ class HostTemplates:
             env=dict(imports.variables),
             is_urgent=command.is_urgent,
         )
+        self._contents[command.number] = KeptTemplate(
+            key=imports.key,
+            code=imports.code,
+            script=imports.name,
+            environment=imports.environment,
+            variables=dict(imports.variables),
+            modules=command.modules,
+        )
         try:
             server = await self._fork_servers.get(imports.environment)
             self._servers[command.number] = server
             await server.prepare_template(command.number, content, self._on_template)
         except OSError as error:
             self._servers.pop(command.number, None)
+            self._drop(command.number)
             self._post(TemplateEnded(command.number, f"it cannot be started: {error}"))
 
     def _on_template(self, report: TemplateLoaded | TemplateExited) -> None:
@@ -100,7 +156,17 @@ class HostTemplates:
             case TemplateLoaded(template=number, num_modules=num_modules, num_bytes=num_bytes):
                 logger.info("template ready number=%s modules=%s bytes=%s", number, num_modules, num_bytes)
                 self._post(TemplateReady(number, num_modules, num_bytes))
+                if self._kept and (content := self._contents.get(number)):
+                    self._kept.add(content)
             case TemplateExited(template=number, reason=reason, is_refused=is_refused):
                 logger.info("template ended number=%s: %s", number, reason)
                 self._servers.pop(number, None)
+                if is_refused:  # else the next incarnation tries again
+                    self._drop(number)
                 self._post(TemplateEnded(number, reason, is_refused))
+
+    def _drop(self, number: int) -> None:
+        """Do not keep a template for the next incarnation."""
+        content = self._contents.pop(number, None)
+        if self._kept and content:
+            self._kept.remove(content)

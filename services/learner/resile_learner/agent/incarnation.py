@@ -42,6 +42,7 @@ from .events import (
 )
 from .host_templates import HostTemplates
 from .job_files import JobFiles
+from .kept_templates import KeptTemplates
 from .log_buffer import MAX_WAITING_LINES
 from .metrics import AgentMetrics
 from .reporting import ReportQueue, Spool
@@ -77,7 +78,7 @@ class AgentIncarnation:
         self._core = AgentCore(hello.host, hello.incarnation, builds_ahead=True)
         self._events: asyncio.Queue[tuple[Event, Context]] = asyncio.Queue()
         self._traces = Traces(hello.host)
-        self._templates = HostTemplates(fork_servers, self._post)
+        self._templates = HostTemplates(fork_servers, self._post, KeptTemplates(context.folder.path / "templates.json"))
         self._template_commands: asyncio.Queue[PrepareTemplate | EndTemplate] = asyncio.Queue()
         self._workers = HostWorkers(context, self._templates, self._post)
         self._builds = EnvironmentBuilds(context, on_line=self._workers.on_line, post=self._post)
@@ -95,6 +96,7 @@ class AgentIncarnation:
 
     async def run(self) -> EndIncarnation:
         """Serve the pool until this incarnation ends; return the reason."""
+        await self._templates.restore(self._context.packages, self._context.folder)
         instructions = await self._bus.subscribe(
             subjects.instruction(self._hello.host), Instruction, self._on_instruction
         )

@@ -52,6 +52,13 @@ class Packages:
         if unpacking := self._start(key, match[1], folder):
             await asyncio.shield(unpacking)  # the caller may be cancelled; others still need it
 
+    async def unpack_kept(self, key: str, folder: Path) -> None:
+        """The same, if the archive is here. Raises BrokenPackage if not."""
+        match = _KEY.fullmatch(key)
+        if match is None or not (self._folder / match[1]).is_file():
+            raise BrokenPackage(key, "it is not kept on this host")
+        await self.unpack(key, folder)
+
     def _start(self, key: str, sha256: str, folder: Path) -> "asyncio.Task[None] | None":
         """Return the task that unpacks ``folder``; None if that is complete."""
         if folder.is_dir():

@@ -11,17 +11,29 @@ A template (`processes/template.py`) serves all workers with the same key: code,
   import is useless and is ended. In these cases workers are forked from the fork server, with the reason.
 - A template is kept after its jobs have ended, for the next job with the same key: at most `KEEP` templates, and
   `MAX_BYTES` in total. The least recently used is ended first, and one that nobody has used for `IDLE_SECONDS`.
+- The templates that the previous incarnation had are prepared again before the host joins the pool: slots that join
+  while every worker has to wait for its imports would be idle. The host waits for them `RESTORE_SECONDS` at most.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .events import Command, EndTemplate, ForkWorker, PrepareTemplate, TemplateEnded, TemplateReady, WorkerPrepared
+from .events import (
+    Command,
+    EndTemplate,
+    ForkWorker,
+    PrepareTemplate,
+    TemplateEnded,
+    TemplateKept,
+    TemplateReady,
+    WorkerPrepared,
+)
 
 KEEP = 4
 MAX_BYTES = 2 << 30
 URGENT_SECONDS = 30.0
+RESTORE_SECONDS = 10.0
 BACKGROUND_SECONDS = 600.0
 IDLE_SECONDS = 900.0
 RETIRE_SECONDS = 10.0
@@ -40,6 +52,8 @@ class _Template:
     used: float
     is_urgent: bool
     modules: tuple[str, ...]
+    is_kept: bool = False
+    """Whether the previous incarnation had it."""
     is_ready: bool = False
     replaced: float | None = None
     """When another template replaced it."""
@@ -66,11 +80,18 @@ class Templates:
         """The key of each job that has had a worker here."""
         self._num = 0
 
-    def handle(self, event: WorkerPrepared | TemplateReady | TemplateEnded, now: float) -> list[Command]:
+    def is_restoring(self, now: float) -> bool:
+        """Whether to wait until templates of the previous incarnation are ready."""
+        kept = [template for template in self._templates.values() if template.is_kept]
+        return any(not template.is_ready and now - template.begun < RESTORE_SECONDS for template in kept)
+
+    def handle(self, event: WorkerPrepared | TemplateKept | TemplateReady | TemplateEnded, now: float) -> list[Command]:
         """Handle an event at ``now`` (seconds); return the commands to carry out, in order."""
         match event:
             case WorkerPrepared():
                 return self._on_prepared(event, now)
+            case TemplateKept():
+                return self._on_kept(event, now)
             case TemplateReady():
                 return self._on_ready(event, now)
             case TemplateEnded():
@@ -93,6 +114,14 @@ class Templates:
         prepare = self._prepare(job, key, known.modules, now, is_urgent=True)
         self._templates[self._num].waiting.append((job, event.worker))
         return [prepare, *self._evict()]
+
+    def _on_kept(self, event: TemplateKept, now: float) -> list[Command]:
+        """Prepare a template of the previous incarnation."""
+        known = self._key(event.key)
+        known.modules, known.num_lists = event.modules, 1 if event.modules else 0
+        prepare = self._prepare(event.name, event.key, event.modules, now, is_urgent=True)
+        self._templates[self._num].is_kept = True
+        return [prepare]
 
     def on_imported(self, job: str, modules: Iterable[str], now: float) -> list[Command]:
         """Prepare a template with the modules that a worker had to import itself, while the job trains."""

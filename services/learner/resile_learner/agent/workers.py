@@ -69,12 +69,12 @@ class HostWorkers:
         """Fetch what a worker needs; return its configuration once it can be forked. Raises ResileError, OSError."""
         logger.info("starting worker job=%s worker=%s slot=%s", start.job, start.worker, start.slot)
         with traced("prepare worker", job=start.job, worker=start.worker, slot=start.slot):
-            config, imports, script = await self._configure(start)
+            config, imports = await self._configure(start)
         if config.gang:  # what its script imports may depend on its place
             return config
-        return await self._templates.choose(config, imports, script=script)
+        return await self._templates.choose(config, imports)
 
-    async def _configure(self, start: StartWorker) -> tuple[WorkerConfig, Imports, str]:
+    async def _configure(self, start: StartWorker) -> tuple[WorkerConfig, Imports]:
         context = self._context
         entry = await context.jobs.get(start.job)
         if entry is None:
@@ -111,8 +111,8 @@ class HostWorkers:
             gang=start.gang,
             detection_seconds=context.pool.detection_seconds,
         )
-        imports = Imports(spec.package, config.script, config.directory, environment.folder, spec.env)
-        return config, imports, spec.script
+        imports = Imports(spec.package, config.script, spec.script, config.directory, environment.folder, spec.env)
+        return config, imports
 
     def on_message(self, job: str, message: FromWorker) -> None:
         """Post a worker's message."""

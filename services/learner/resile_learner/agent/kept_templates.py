@@ -1,0 +1,69 @@
+"""Which templates a host had, in a file of its agent's folder: the next incarnation prepares them before it joins."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pydantic
+
+from ..messages import Message
+from .templates import KEEP
+
+logger = logging.getLogger(__name__)
+
+
+class KeptTemplate(Message):
+    """What is needed to prepare a template again."""
+
+    key: str
+    code: str
+    """Names the package."""
+    script: str
+    """Relative to the package."""
+    environment: str
+    variables: dict[str, str]
+    modules: tuple[str, ...]
+
+
+class _Kept(Message):
+    templates: tuple[KeptTemplate, ...] = ()
+
+
+class KeptTemplates:
+    """The templates in ``file``, in the order in which they became ready; at most one of each key."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def read(self) -> Sequence[KeptTemplate]:
+        """Return them, the last one first; none if the file is not there or cannot be used."""
+        try:
+            kept = _Kept.model_validate_json(self._file.read_bytes())
+        except FileNotFoundError:
+            return ()
+        except (OSError, pydantic.ValidationError) as error:
+            logger.warning("%s is not used: %s", self._file, " ".join(str(error).split()))
+            return ()
+        return kept.templates[::-1]
+
+    def add(self, template: KeptTemplate) -> None:
+        """Keep a template instead of another one of its key, and of the oldest if there are too many."""
+        others = [other for other in self.read()[::-1] if other.key != template.key]
+        self._write([*others, template][-KEEP:])
+
+    def remove(self, template: KeptTemplate) -> None:
+        """Remove a template, unless another one of its key has replaced it."""
+        kept = self.read()[::-1]
+        if template in kept:
+            self._write([other for other in kept if other != template])
+
+    def _write(self, templates: Sequence[KeptTemplate]) -> None:
+        """Replace the file, readable for its owner alone: variables may be secret. Not durable: it is only a hint."""
+        draft = self._file.with_suffix(".new")
+        try:
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(_Kept(templates=tuple(templates)).model_dump_json().encode())
+            draft.replace(self._file)
+        except OSError as error:
+            logger.warning("templates are not kept for the next start: %s", error)
