@@ -4,7 +4,6 @@ An archive is read by a process of its own, which the kernel ends when it needs 
 `tarfile` does with bytes that nobody foresaw costs that process alone. It may hold files and folders, no links.
 """
 
-import asyncio
 import gzip
 import resource
 import sys
@@ -44,6 +43,8 @@ async def unpack_archive(archive: Path, folder: Path, *, max_bytes: int) -> None
 
 
 async def _run(*arguments: str) -> None:
+    import asyncio  # here: for the process that it starts that would be most of its time
+
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", __name__, *arguments),
         stdin=asyncio.subprocess.DEVNULL,
