@@ -9,6 +9,7 @@ All of them end with the same parameters, bit for bit. The data, 1797 images of 
 
 import argparse
 import math
+from functools import cache
 
 import torch
 from sklearn.datasets import load_digits
@@ -20,13 +21,18 @@ import resile.training
 from resile.training import ElasticModel
 
 
+@cache
+def images_and_digits() -> tuple[Tensor, Tensor]:
+    """Read all images, of shape (1797, 1, 8, 8) with values in 0..1, and their digits, once in each worker."""
+    digits = load_digits()
+    return torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)
+
+
 class Digits(Dataset[tuple[Tensor, Tensor]]):
     """Images of shape (1, 8, 8) with values in 0..1, and their digits."""
 
     def __init__(self, *, augment: bool) -> None:
-        digits = load_digits()
-        self.images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-        self.targets = torch.tensor(digits.target)
+        self.images, self.targets = images_and_digits()
         self.augment = augment
 
     def __len__(self) -> int:
