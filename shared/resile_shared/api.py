@@ -73,6 +73,9 @@ class JobView(JobSummary):
     gang: bool = Field(default=False, description="its workers run one script as torchrun would start it")
     restartable: bool = Field(default=False, description="of a gang: whether it may be ended and started again")
     checkpoint: int | None = Field(description="iteration of the newest complete checkpoint")
+    exchange_path: str = Field(
+        default="", description="how its workers exchange gradients, in words; empty: one worker, or not known"
+    )
     warnings: tuple[str, ...] = ()
     details: str = Field(default="", description="the traceback of a failed job, where there is one")
     history: tuple[HistoryItem, ...] = Field(description="the newest 1000 items; GET /v1/jobs/{job}/history has all")

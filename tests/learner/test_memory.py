@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from resile_learner.collectives.blocks import DIRECT_BYTES, MIN_SHARED_BYTES, NUM_SLOTS, SLOT_BYTES, Sharing
 from resile_learner.collectives.memory_agreement import (
@@ -19,6 +21,7 @@ from resile_learner.collectives.memory_agreement import (
     Host,
     MemoryAgreement,
     Status,
+    _slowest_rate,
     _smallest_grouped,
     decode_status,
     find_host,
@@ -113,26 +116,30 @@ def test_a_member_that_maps_late_joins_its_group_late(connect: Connect, monkeypa
     assert [partners(group, worker) for worker in range(3)] == [[1, 2], [0, 2], [0, 1]]
 
 
-def rates(*exponents: int, hosts: tuple[Host, ...] = (HERE, HERE, OTHER_CONTAINER, OTHER_CONTAINER)) -> list[Status]:
-    statuses = zip(hosts, exponents, strict=True)
-    return [Status(host, b"n" * 16, b"t" * 16, frozenset(), exponent) for host, exponent in statuses]
+def slowest(*rates: int, hosts: tuple[Host, ...] = (HERE, HERE, OTHER_CONTAINER, OTHER_CONTAINER)) -> int:
+    """By what each member has measured, in bytes a second."""
+    return _slowest_rate(
+        [Status(host, b"n" * 16, b"t" * 16, frozenset(), rate) for host, rate in zip(hosts, rates, strict=True)]
+    )
 
 
 def test_smaller_buckets_are_folded_by_host_on_a_slower_link() -> None:
-    gigabit = 26  # each of two members measures half of it
-    assert _smallest_grouped(rates(34, 34, gigabit, gigabit)) == int((2 << gigabit) * HOP_SECONDS)
-    assert _smallest_grouped(rates(20, 20, 34, 34)) == DIRECT_BYTES
-    assert _smallest_grouped(rates(34, 34, 34, 34)) == MIN_SHARED_BYTES
+    half_a_gigabit = 62_500_000  # each of two members measures half of the link's rate
+    assert slowest(10**10, 10**10, half_a_gigabit, half_a_gigabit) == 125_000_000
+    assert _smallest_grouped(125_000_000) == int(125_000_000 * HOP_SECONDS)
+    assert _smallest_grouped(1_000_000) == DIRECT_BYTES
+    assert _smallest_grouped(10**10) == MIN_SHARED_BYTES
 
 
 def test_what_is_not_measured_by_all_decides_nothing() -> None:
-    assert _smallest_grouped(rates(20, 20, 20, 0)) == MIN_SHARED_BYTES
-    assert _smallest_grouped(rates(20, 20, hosts=(HERE, HERE))) == MIN_SHARED_BYTES
+    assert slowest(10**6, 10**6, 10**6, 0) == 0
+    assert slowest(10**6, 10**6, hosts=(HERE, HERE)) == 0
+    assert _smallest_grouped(0) == MIN_SHARED_BYTES
 
 
 def test_one_measurement_that_is_far_off_decides_nothing() -> None:
     hosts = (HERE, HERE, HERE, OTHER_CONTAINER, OTHER_CONTAINER, OTHER_CONTAINER)
-    assert _smallest_grouped(rates(20, 20, 50, 50, 20, 20, hosts=hosts)) == DIRECT_BYTES
+    assert slowest(10**6, 10**6, 10**15, 10**15, 10**6, 10**6, hosts=hosts) == 3 * 10**6
 
 
 def test_all_members_draw_the_same_conclusion_from_what_each_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,8 +151,15 @@ def test_all_members_draw_the_same_conclusion_from_what_each_has_measured(monkey
         for link in node.poller.links.values():
             monkeypatch.setattr(link, "delivery_rate", lambda worker=worker: 1_000_000 << worker)
     run_rounds(group, [0, 1, 2, 3], generation=1, first=0, count=6)
-    foldings = {node.begin(WORK.spec(w, [0, 1, 2, 3], Tag(1, 6))).folding for w, node in enumerate(group.nodes)}
-    assert foldings == {f"by host from {DIRECT_BYTES} bytes: ranks 0 1 | 2 3"}
+    rounds = [node.begin(WORK.spec(w, [0, 1, 2, 3], Tag(1, 6))) for w, node in enumerate(group.nodes)]
+    assert {open_round.path for open_round in rounds} == {
+        "shared memory within 2 groups of 2 workers and one fold per group over TCP for buckets of 32 KiB and more, "
+        "TCP for smaller ones; the links of the slowest host carry 31 Mbit/s"
+    }
+    assert {
+        node.agreement and node.agreement.begin(WORK.spec(w, [0, 1, 2, 3], Tag(1, 6))).sharing
+        for w, node in enumerate(group.nodes)
+    } == {Sharing(((0, 1), (2, 3)), DIRECT_BYTES)}
     group.close()
 
 
@@ -220,6 +234,8 @@ def test_without_memory_for_segments_the_exchange_goes_on_over_tcp(connect: Conn
     assert partners(group, 0) == partners(group, 1) == []
     assert len(reasons) == 2
     assert all("exchange gradients over TCP, and not in shared memory: [Errno 27]" in reason for reason in reasons)
+    path = group.nodes[0].begin(WORK.spec(0, [0, 1], Tag(1, 5))).path
+    assert path.startswith("over TCP; not all workers of a host share memory: [Errno 27]")
 
 
 def test_a_worker_that_may_make_no_segment_does_not_keep_the_others_from_it(
@@ -234,6 +250,17 @@ def test_a_worker_that_may_make_no_segment_does_not_keep_the_others_from_it(
     assert [partners(group, worker) for worker in range(3)] == [[2], [], [0]]
     assert len(reasons) == 1
     assert "memfd_create is forbidden" in reasons[0]
+    path = group.nodes[1].begin(WORK.spec(1, [0, 1, 2], Tag(1, 5))).path
+    assert path == (
+        "shared memory within 2 groups of 1 to 2 workers and one fold per group over TCP for buckets of 128 KiB and "
+        "more, TCP for smaller ones; not all workers of a host share memory: memfd_create is forbidden"
+    )
+
+
+def test_a_single_worker_exchanges_nothing(connect: Connect) -> None:
+    group = connect(HERE)
+    run_rounds(group, [0], generation=1, first=0)
+    assert group.nodes[0].begin(make_work(4, [9]).spec(0, [0], Tag(1, 3))).path == ""
 
 
 def test_memory_is_used_only_where_both_have_mapped_the_other(
@@ -334,6 +361,13 @@ def test_a_mailbox_keeps_what_a_token_names_and_a_bounded_number_of_others() -> 
 
 
 def test_a_status_survives_encoding() -> None:
-    status = Status(HERE, b"n" * 16, b"t" * 16, frozenset({0, 8, 12}), 27)
+    status = Status(HERE, b"n" * 16, b"t" * 16, frozenset({0, 8, 12}))
     assert decode_status(status.encode(13)) == status
     assert len(status.encode(13)) == len(status._replace(mapped=frozenset()).encode(13))
+
+
+@given(st.integers(0, 1 << 62))
+def test_a_rate_is_known_to_one_part_in_eight(rate: int) -> None:
+    status = decode_status(Status(HERE, b"n" * 16, b"t" * 16, frozenset(), rate).encode(1))
+    assert abs(status.rate - rate) <= max(rate / 8, 8)
+    assert decode_status(status.encode(1)) == status

@@ -78,6 +78,7 @@ def _details(job: JobView) -> Iterator[tuple[str, str]]:
     yield "validation", _numbers(job.validation)
     yield "time left", clock(job.seconds_left) if job.seconds_left is not None else ""
     yield "checkpoint", f"iteration {job.checkpoint}" if job.checkpoint is not None else ""
+    yield "exchange", job.exchange_path
     yield from (("warning", warning) for warning in job.warnings)
     yield from (("ledger", line) for line in ledger_lines(job.ledger))
     yield "batches", batches_text(job.batches)

@@ -85,6 +85,7 @@ def job_view(record: JobRecord, reports: JobReports, history: Sequence[HistoryIt
         gang=spec.gang,
         restartable=spec.restartable,
         checkpoint=record.checkpoint.iteration if record.checkpoint else None,
+        exchange_path=reports.progress.exchange_path if reports.progress else "",
         warnings=tuple(reports.warnings),
         details=details if record.state is JobState.FAILED else "",
         history=tuple(history),

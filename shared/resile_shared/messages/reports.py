@@ -117,6 +117,7 @@ class Progress(Message):
         description="of the gradient, in samples: the ratio of its variance per sample to its squared norm; "
         "null: not known",
     )
+    exchange_path: Text = Field(default="", description="how gradients travel, in words; empty: one worker")
 
 
 class CheckpointSaved(Message):

@@ -44,12 +44,6 @@ class Sharing(NamedTuple):
         """Where its second half begins, in bytes: that for results."""
         return NUM_SLOTS * self.stage_blocks * ROUND_PAYLOAD_BYTES
 
-    def __str__(self) -> str:
-        if not self.groups:
-            return "flat"
-        hosts = " | ".join(" ".join(map(str, group)) for group in self.groups)
-        return f"by host from {self.min_bytes} bytes: ranks {hosts}"
-
     def group_of(self, rank: int) -> tuple[int, ...]:
         """The group of ``rank``."""
         return next((group for group in self.groups if rank in group), (rank,))

@@ -25,8 +25,10 @@ from .reduction import SharedMemory
 from .segments import NAME_BYTES, TOKEN_BYTES, Mailbox, Segment, create_segment, map_segment
 from .spec import RoundSpec
 
-HOP_SECONDS = 0.003
+HOP_SECONDS = 0.004
 """What two more hops inside a host may take: a bucket is folded by group if the link takes longer for it."""
+_RATE_BITS = 3
+"""Of a rate, that are sent after their number: it is known to one part in eight."""
 _STATUS = struct.Struct(f"<8s8s{NAME_BYTES}s{TOKEN_BYTES}sB")
 _NOTHING = bytes(NAME_BYTES)
 Key = tuple[int, tuple[int, ...]]
@@ -68,12 +70,12 @@ class Status(NamedTuple):
     mapped: frozenset[int]
     """The ranks whose segments it has mapped."""
     rate: int = 0
-    """The bytes a second that its links to other hosts carry, as the exponent of a power of 2; 0 if not known."""
+    """The bytes a second that its links to other hosts carry; 0 if not known."""
 
     def encode(self, num_ranks: int) -> bytes:
         """As bytes, whose number depends on ``num_ranks`` alone."""
         mapped = sum(1 << rank for rank in self.mapped).to_bytes(-(-num_ranks // 8), "little")
-        return _STATUS.pack(*self.host, self.name, self.token, self.rate) + mapped
+        return _STATUS.pack(*self.host, self.name, self.token, _encode_rate(self.rate)) + mapped
 
 
 def decode_status(data: bytes) -> Status:
@@ -81,7 +83,19 @@ def decode_status(data: bytes) -> Status:
     kernel, network, name, token, rate = _STATUS.unpack_from(data)
     bits = int.from_bytes(data[_STATUS.size :], "little")
     mapped = frozenset(rank for rank in range(8 * (len(data) - _STATUS.size)) if bits >> rank & 1)
-    return Status(Host(kernel, network), name, token, mapped, rate)
+    return Status(Host(kernel, network), name, token, mapped, _decode_rate(rate))
+
+
+def _encode_rate(rate: int) -> int:
+    """In a byte: the number of bits, and the two after the first."""
+    num_bits = rate.bit_length()
+    return min(255, num_bits << 2 | rate >> num_bits - _RATE_BITS & 3) if num_bits > _RATE_BITS else 0
+
+
+def _decode_rate(code: int) -> int:
+    """The middle of the rates with this code."""
+    num_bits, rest = divmod(code, 4)
+    return (9 + 2 * rest) << num_bits - _RATE_BITS - 1 if num_bits > _RATE_BITS else 0
 
 
 class MemoryAgreement:
@@ -106,7 +120,8 @@ class MemoryAgreement:
         self._descriptor: int | None = None
         """Of the own segment, until all of the group have been sent it."""
         self._has_failed = False
-        self._has_reported = False
+        self._reason = ""
+        """Why memory is not shared: the first cause."""
         self._key: Key | None = None
         self._known: dict[int, Status] = {}
         """By worker, the newest of those that are members."""
@@ -128,6 +143,8 @@ class MemoryAgreement:
         """Of a bucket that is folded by group; the same on all members in the same round."""
         self._rate = 0
         """See `Status`; measured once in a generation."""
+        self._slowest = 0
+        """The bytes a second that the links of the slowest host carry; the same on all members."""
 
     def _close_descriptor(self) -> None:
         if self._descriptor is not None:
@@ -158,7 +175,7 @@ class MemoryAgreement:
         """
         if not self._rate and self._group:
             elsewhere = [worker for rank, worker in enumerate(self._members) if rank not in self._group]
-            self._rate = delivery_rate(elsewhere).bit_length()
+            self._rate = delivery_rate(elsewhere)
         name = self._mailbox.name if self._mailbox else _NOTHING
         return Status(self._host, name, self._token, frozenset(self._mapped), self._rate).encode(len(self._members))
 
@@ -174,7 +191,20 @@ class MemoryAgreement:
         # Of the statuses alone: all members draw the same conclusion from them.
         statuses = [self._status_of(rank) for rank in range(len(self._members))]
         self._groups = _grown(self._groups, [status.mapped for status in statuses])
-        self._min_bytes = self._given_bytes or _smallest_grouped(statuses)
+        self._slowest = _slowest_rate(statuses)
+        self._min_bytes = self._given_bytes or _smallest_grouped(self._slowest)
+
+    @property
+    def path(self) -> str:
+        """How the members exchange gradients in the round that has begun, for people; empty for a single one."""
+        if len(self._members) < 2:
+            return ""
+        parts = [_path_of(Sharing(self._groups, self._min_bytes))]
+        if self._slowest:
+            parts.append(f"the links of the slowest host carry {_rate_text(self._slowest)}")
+        if self._reason:
+            parts.append(f"not all workers of a host share memory: {self._reason}")
+        return "; ".join(parts)
 
     def end(self) -> None:
         """The round has failed: what it used is not used again."""
@@ -272,13 +302,13 @@ class MemoryAgreement:
         self._report_once(str(error))
 
     def _report_once(self, reason: str) -> None:
-        if not self._has_reported:
-            self._has_reported = True
+        if not self._reason:
+            self._reason = reason
             self._report(f"workers of one host exchange gradients over TCP, and not in shared memory: {reason}")
 
 
-def _smallest_grouped(statuses: Sequence[Status]) -> int:
-    """The bytes that the slowest host's links carry in the time of two hops inside a host, within limits.
+def _slowest_rate(statuses: Sequence[Status]) -> int:
+    """The bytes a second that the links of the slowest host carry; 0 while not all have measured, or on one host.
 
     Of a host's members the median counts: a measurement may be far off.
     """
@@ -286,9 +316,30 @@ def _smallest_grouped(statuses: Sequence[Status]) -> int:
     for status in statuses:
         rates.setdefault(status.host, []).append(status.rate)
     if len(rates) == 1 or not all(map(all, rates.values())):
-        return MIN_SHARED_BYTES
-    slowest = min(len(of_host) << median_low(of_host) for of_host in rates.values())
-    return max(DIRECT_BYTES, min(MIN_SHARED_BYTES, int(slowest * HOP_SECONDS)))
+        return 0
+    return min(len(of_host) * median_low(of_host) for of_host in rates.values())
+
+
+def _smallest_grouped(slowest: int) -> int:
+    """The bytes that the slowest host's links carry in the time of two hops inside a host, within limits."""
+    return max(DIRECT_BYTES, min(MIN_SHARED_BYTES, int(slowest * HOP_SECONDS))) if slowest else MIN_SHARED_BYTES
+
+
+def _path_of(sharing: Sharing) -> str:
+    if not sharing.groups:
+        return "over TCP"
+    limit = f"for buckets of {sharing.min_bytes / 1024:.4g} KiB and more, TCP for smaller ones"
+    if len(sharing.groups) == 1:
+        return f"shared memory {limit}"
+    sizes = [len(group) for group in sharing.groups]
+    size = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    groups = f"{len(sizes)} groups of {size} workers"
+    return f"shared memory within {groups} and one fold per group over TCP {limit}"
+
+
+def _rate_text(bytes_per_second: int) -> str:
+    megabits = bytes_per_second * 8 / 1e6
+    return f"{megabits:.2g} Mbit/s" if megabits < 1000 else f"{megabits / 1000:.2g} Gbit/s"
 
 
 def _grown(groups: Groups, mapped: Sequence[frozenset[int]]) -> Groups:

@@ -65,8 +65,8 @@ class OpenRound:
         poller.newest_tag = spec.tag
         memory = agreement.begin(spec)
         self._status = agreement.status(self._delivery_rate)
-        self.folding = str(memory.sharing)
-        """Which buckets are folded by host, and which ranks are on one, for people."""
+        self.path = agreement.path
+        """How gradients are exchanged, for people."""
         self._reduction = Reduction(scratch, spec, self.rank, memory)
         self._connect()
 

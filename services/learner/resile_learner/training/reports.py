@@ -57,6 +57,8 @@ class Reports:
         self.noise_scale: float | None = None
         self.last = (0, 0.0)
         """Of the newest iteration: see `RoundResult`."""
+        self._path = ""
+        """Of the newest iteration: see `RoundResult`."""
 
     def on_begin(self) -> None:
         """An iteration begins."""
@@ -69,6 +71,7 @@ class Reports:
         The lowest rank reports progress if it is time to, and members that are slow.
         """
         paces = [header.computed.pace for header in outcome.headers]
+        self._path = outcome.path
         if self._session.view.rank == 0:
             now = time.perf_counter()
             self._measurements.add(batch, paces, seconds=now - self._begun)
@@ -103,6 +106,7 @@ class Reports:
                 iterations_total=None if self._schedule.has_fixed_length else progress.iterations_total,
                 measurement=self._measurements.take(view),
                 noise_scale=self.noise_scale,
+                exchange_path=self._path,
             )
             self._session.report(message)
 

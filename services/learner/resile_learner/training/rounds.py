@@ -27,6 +27,8 @@ class RoundResult:
     totals: Totals
     last: tuple[int, float]
     """The rank whose header came last, and the seconds for which it was the only one missing."""
+    path: str
+    """How gradients were exchanged, for people."""
 
 
 class Rounds:
@@ -64,7 +66,7 @@ class Round:
         Raises Abandoned when a member was lost meanwhile, MembersDiffer when members differ, OtherRound at once when
         they compute different things: the others then wait for what this member never sends.
         """
-        with self._session.changes.step("exchange", round=self._spec.tag.round, folding=self.exchange.folding):
+        with self._session.changes.step("exchange", round=self._spec.tag.round, path=self.exchange.path):
             raw = self.exchange.finish(header.encode(generation=self._session.named(next_iteration)))
         if not all(raw):  # a member agrees on how sums travel
             raise OtherRound("another worker")
@@ -76,7 +78,7 @@ class Round:
             self._await_all()
             raise
         totals = Totals.of([each.computed for each in headers], self._spec.pieces, self._spec.num_leaves)
-        return RoundResult(self._spec.tag, headers, named, totals, self.exchange.last)
+        return RoundResult(self._spec.tag, headers, named, totals, self.exchange.last, self.exchange.path)
 
     def _check_shards(self, headers: Sequence[RoundHeader]) -> None:
         computed = [

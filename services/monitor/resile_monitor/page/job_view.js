@@ -89,7 +89,7 @@ export class JobView {
     if (!this.#job) return;
     this.#failure.show(pick(job, "state", "reason", "details", "warnings"));
     this.#history.show({ ...pick(job, "id", "history", "history_length"), changes: this.#changes });
-    this.#facts.show(pick(job, "id", "script", "args", "min_workers", "max_workers", "priority", "tenant", "group", "submitted", "bits", "params_sha256", "checkpoint"));
+    this.#facts.show(pick(job, "id", "script", "args", "min_workers", "max_workers", "priority", "tenant", "group", "submitted", "bits", "params_sha256", "checkpoint", "exchange_path"));
     this.#ledger.show(pick(job, "ledger"));
     this.#code.show(pick(job, "id", "script"));
   }
@@ -264,6 +264,7 @@ function facts(job) {
     fact("Tenant", job.tenant),
     fact("Group", job.group),
     fact("Newest checkpoint", job.checkpoint === null ? "" : `iteration ${job.checkpoint}`),
+    fact("Exchange", job.exchange_path),
     fact("Bits", job.bits ?? ""),
     fact("sha256 of the parameters", job.params_sha256 && h("code", {}, job.params_sha256)),
   ];

@@ -62,6 +62,10 @@ class Carrier(ABC):
     def push(self, bucket: int) -> None:
         """Take a bucket whose partial sums are final."""
 
+    def path(self, inner: OpenRound) -> str:
+        """How they do, for people."""
+        return inner.path
+
     def settle(self, inner: OpenRound) -> str:
         """Before the header is sent: complete what does not travel over TCP; return why it failed, if so."""
         return ""
@@ -167,8 +171,8 @@ class ExchangeRound:
         self._inner = inner
         self._carrier = carrier
         self._is_finished = False
-        self.folding = "devices" if isinstance(carrier, _OnDevices) else inner.folding
-        """How sums travel, for traces."""
+        self.path = carrier.path(inner)
+        """How gradients are exchanged, for people."""
 
     @property
     def rank(self) -> int:
@@ -228,6 +232,10 @@ class _Staged(_OverTcp):
         self._spec = spec
         self._hosts = staged
 
+    def path(self, inner: OpenRound) -> str:
+        """See ``Carrier.path``."""
+        return f"copied from the devices; {inner.path}"
+
     def push(self, bucket: int) -> None:
         copy_all(self._hosts.partials[bucket], self._spec.partials[bucket])
         super().push(bucket)
@@ -261,6 +269,10 @@ class _OnDevices(Carrier):
         self._rows = rows
         self._num_pushed = 0
         self._num_summed = 0
+
+    def path(self, inner: OpenRound) -> str:
+        """See ``Carrier.path``."""
+        return "from device to device"
 
     def push(self, bucket: int) -> None:
         if bucket != self._num_pushed:
