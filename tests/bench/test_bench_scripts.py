@@ -22,9 +22,10 @@ RESULT_LINES = {
     "second_job.py": (
         r"first job with its variables +[\d.]+ ",
         r"second job +[\d.]+ ",
-        r"- +command to effect of a growth",
+        r"- +scikit-learn: command to effect of a growth",
+        r"- +transformers: command to effect of a growth",
     ),
-    "shards.py": (r"V = 2, N = 1 +[\d.]+ ", r"V = 2, N = 2 +[\d.]+ "),
+    "shards.py": (r"1 +[\d.]+ ", r"8 +[\d.]+ ", r"- +linear by the speed of 8 workers"),
     "simulate.py": (r"4, bursty, elastic-batch +1 ", r"- +4 slots, load low: seconds for 100,000 jobs"),
     "solver.py": (
         r"10 x 40, mixed +[\d.]+ ",
