@@ -141,6 +141,10 @@ def test_sizes_that_were_not_recorded_follow_from_those_that_were() -> None:
             SHARDED + "a,0,10000000000000,0.1,4,,,\n",
             "line 2, column iterations: '10000000000000' is not a whole number",
         ),
+        (
+            "name,time,iterations,shard_seconds,deadline\na,0,10,0.1,1e300\n",
+            "line 2, column deadline: '1e300' is not a number of seconds, of ten years at",
+        ),
         (SHARDED + "a,0,10,1e-300,4,,,\n", "line 2, column shard_seconds: '1e-300' is not a number of seconds from"),
         (SHARDED + "a,0,0,0.1,4,,,\n", "line 2, column iterations: '0' is not a whole number of iterations"),
         (SHARDED + "a,0,10,0.1,4,2000000,,\n", "line 2, column priority: 2000000 is above 1000000"),

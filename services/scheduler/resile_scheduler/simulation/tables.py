@@ -121,7 +121,7 @@ def _submission(
     priority = _optional(path, row, "priority", positive_int, "a priority") or DEFAULT_PRIORITY
     if priority > MAX_PRIORITY:
         raise MalformedFile(path, f"{priority} is above {MAX_PRIORITY}", line=row[0], column="priority")
-    deadline = _optional(path, row, "deadline", non_negative, "a number of seconds")
+    deadline = _optional(path, row, "deadline", moment, "a number of seconds, of ten years at most")
     try:
         tenant = row[1].get("tenant") or "default"
         spec = _spec(name, min_workers=least, max_workers=most, sizes=sizes, priority=priority, tenant=tenant)
