@@ -56,6 +56,17 @@ def test_a_workload_of_models_with_measured_throughputs(tmp_path: Path) -> None:
     assert (first.training.batch_range.least, first.training.batch_range.most) == (64, 512)
 
 
+@pytest.mark.parametrize(("column", "times"), [("submission_time", "1e12,"), ("deadline", "1700000000,1e12")])
+def test_times_by_a_clock_count_from_the_first_submission(column: str, times: str, tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles"
+    profiles.mkdir()
+    (profiles / "toy.csv").write_text("global_batch_size,1,2\n64,10,18\n")
+    header = "job_id,num_iteration,model_name,batch_size,submission_time,deadline\n"
+    path = csv(tmp_path, header + f"a,50,toy,64,1700000000,1700000100\nb,50,toy,64,{times}\n")
+    with pytest.raises(MalformedFile, match=rf"line 3, column {column}: '1e12' is not a number of seconds, of ten"):
+        read_trace(path, profiles=profiles)
+
+
 def test_a_workload_of_profiled_applications(tmp_path: Path) -> None:
     profile = tmp_path / "profiles" / "toy"
     profile.mkdir(parents=True)

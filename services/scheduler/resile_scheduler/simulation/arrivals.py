@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .csv_table import MalformedFile, Row, cell, moment, positive_int, read_rows
+from .csv_table import MOMENT, MalformedFile, Row, cell, moment, positive_int, read_rows
 from .profiles import Application
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
@@ -57,7 +57,7 @@ def _arrival(path: Path, row: Row, applications: Mapping[str, Application], num_
         raise MalformedFile(path, problem, line=line, column="batch_size")
     return Arrival(
         job=cells["name"],
-        time=cell(path, row, "time", moment, expected="a number of seconds, of ten years at most"),
+        time=cell(path, row, "time", moment, expected=MOMENT),
         application=application,
         workers=workers,
         batch_size=batch_size,

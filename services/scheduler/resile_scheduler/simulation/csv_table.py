@@ -15,6 +15,8 @@ Row = tuple[int, Mapping[str, str]]
 MOST = 10**12
 """Iterations, samples, or whatever else is counted."""
 MOST_SECONDS = 10 * 365 * 86400.0
+MOMENT = "a number of seconds, of ten years at most"
+"""What `moment` expects."""
 
 
 class MalformedFile(UsageError):
@@ -103,9 +105,9 @@ def positive(text: str) -> float:
     return number
 
 
-def moment(text: str) -> float:
-    """Return seconds after the start: at most `MOST_SECONDS`."""
-    number = non_negative(text)
+def moment(text: str, *, start: float = 0.0) -> float:
+    """Return seconds after ``start``: at most `MOST_SECONDS`. Raises ValueError otherwise."""
+    number = non_negative(text) - start
     if number > MOST_SECONDS:
         raise ValueError
     return number

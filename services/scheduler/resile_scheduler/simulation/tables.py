@@ -12,6 +12,7 @@ cell is as good as none.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +24,18 @@ from resile_shared.validation import phrase
 
 from .arrivals import COLUMNS as PROFILED
 from .arrivals import read_arrivals
-from .csv_table import MalformedFile, Row, cell, duration, moment, non_negative, positive_int, read_header, read_rows
+from .csv_table import (
+    MOMENT,
+    MalformedFile,
+    Row,
+    cell,
+    duration,
+    moment,
+    non_negative,
+    positive_int,
+    read_header,
+    read_rows,
+)
 from .profiles import read_application
 from .throughputs import read_models
 from .training import Modelled, Profiled, Sharded, Training
@@ -66,7 +78,7 @@ def _read_sharded(path: Path, _: Path, num_slots: int) -> Iterable[Submission]:
                 path, row, "shard_seconds", duration, expected="a number of seconds from 0.000001 to 86400"
             ),
         )
-        time = cell(path, row, "time", moment, expected="a number of seconds, of ten years at most")
+        time = cell(path, row, "time", moment, expected=MOMENT)
         yield _submission(path, row, number, training, name=row[1]["name"], time=time, num_slots=num_slots)
 
 
@@ -92,7 +104,7 @@ def _read_modelled(path: Path, profiles: Path, num_slots: int) -> Iterable[Submi
         iterations = cell(path, row, "num_iteration", positive_int, expected="a whole number of iterations")
         batches = BatchRange(least=batch, most=GROWTH * batch, per_slot=max(model.per_slot, batch))
         training = Modelled(batch * iterations, model.throughput, batch, min(MOST_SHARDS, batch), batches)
-        time = float(row[1]["submission_time"]) - start
+        time = cell(path, row, "submission_time", partial(moment, start=start), expected=MOMENT)
         name = row[1]["job_id"]
         yield _submission(path, row, number, training, name=name, time=time, num_slots=num_slots, start=start)
 
@@ -121,7 +133,7 @@ def _submission(
     priority = _optional(path, row, "priority", positive_int, "a priority") or DEFAULT_PRIORITY
     if priority > MAX_PRIORITY:
         raise MalformedFile(path, f"{priority} is above {MAX_PRIORITY}", line=row[0], column="priority")
-    deadline = _optional(path, row, "deadline", moment, "a number of seconds, of ten years at most")
+    deadline = _optional(path, row, "deadline", partial(moment, start=start), MOMENT)
     try:
         tenant = row[1].get("tenant") or "default"
         spec = _spec(name, min_workers=least, max_workers=most, sizes=sizes, priority=priority, tenant=tenant)
@@ -135,7 +147,7 @@ def _submission(
         spec,
         training,
         CHECKPOINT_SECONDS,
-        deadline=None if deadline is None else deadline - start,
+        deadline=deadline,
     )
 
 
