@@ -1,5 +1,6 @@
 """A run never says that its bits are the same when it did not see to it."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -253,3 +254,21 @@ def test_what_one_member_observed_is_known_to_all_and_to_those_that_join_or_resu
     states[1].load(flat.skeleton, flat.tensors)
     assert str(joiner) == "bits not guaranteed: put_"
     assert not np.any(totals.used)
+
+
+def test_compiled_functions_have_the_kernels_of_all_workers_whenever_the_compiler_is_loaded() -> None:
+    inductor = importlib.import_module("torch._inductor.config")
+    with deterministic(Reproducibility("same-bits"), threads=1) as determinism:
+        assert inductor.deterministic
+        inductor.deterministic = False
+        determinism.apply()
+        assert inductor.deterministic
+    assert not inductor.deterministic
+    script = """
+from resile_learner.training.determinism import Reproducibility, deterministic
+with deterministic(Reproducibility("same-bits"), threads=1):
+    import torch._inductor.config
+    print(torch._inductor.config.deterministic)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils import deterministic as _deterministic
 
-from .torch_settings import OWN
+from .torch_settings import OWN, set_compiled_alike
 
 _WARNING = re.compile(
     r"(.*?) (?:does not have a deterministic implementation|defaults to a non-deterministic algorithm)"
@@ -79,6 +79,7 @@ class Determinism:
         _deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
         torch.backends.cuda.enable_cudnn_sdp(False)  # no deterministic backward pass
+        set_compiled_alike(True)
         torch.set_warn_always(True)  # some operations warn once in a process, maybe before the training call
         self._record()
 
@@ -116,6 +117,7 @@ def deterministic(reproducibility: Reproducibility, *, threads: int) -> Iterator
     An operation without a deterministic form is recorded in ``reproducibility`` instead of failing.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # where a function is compiled first inside the run
     determinism = Determinism(reproducibility, threads=threads)
     before = [setting.get() for setting in OWN]
     with warnings.catch_warnings():

@@ -1,5 +1,6 @@
 """Settings of PyTorch that determine the bits: those that a run sets itself, and those that are the script's."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,17 @@ def _set_mode(value: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
+def _inductor() -> Any:
+    """The settings of torch.compile's backend, if it was loaded: that takes seconds, and few jobs need it."""
+    return sys.modules.get("torch._inductor.config")
+
+
+def set_compiled_alike(value: bool) -> None:
+    """Choose the kernels of compiled functions by rules, and not by what is fastest on this worker just now."""
+    if config := _inductor():
+        config.deterministic = value
+
+
 OWN = (
     Setting(
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
@@ -41,6 +53,7 @@ OWN = (
     Setting(torch.get_num_threads, torch.set_num_threads),
     Setting(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
     Setting(torch.is_warn_always_enabled, torch.set_warn_always),
+    Setting(lambda: getattr(_inductor(), "deterministic", False), set_compiled_alike),
 )
 
 _backends: Any = torch.backends  # parts of it are made at run time
