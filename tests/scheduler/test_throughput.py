@@ -1,6 +1,7 @@
 """The throughput model: what is measured is learnt, and what is not is taken to scale perfectly."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import hypothesis.strategies as st
 import numpy as np
@@ -110,6 +111,25 @@ def test_what_was_measured_corrects_the_lines_for_that_number_of_workers() -> No
     assert fitted.seconds(6, 64, across=True) < 0.5, "nothing is known of it across hosts"
 
 
+def test_what_was_measured_corrects_the_lines_for_those_samples_of_a_worker() -> None:
+    measurements = measured(*((n, b, 1) for n in (1, 2, 4) for b in (64, 128, 256)), times=16)
+    for _ in range(16):
+        measurements.add(Measurement(4, 512, 1, 0.3, 0.3))
+    fitted = measurements.fit()
+    assert fitted.seconds(4, 512) == pytest.approx(0.6, rel=0.05)
+    assert fitted.seconds(4, [64, 256]) == pytest.approx(TRUE.seconds(4, [64, 256]), rel=0.15)
+    between = float(fitted.seconds(4, 362))
+    assert float(fitted.seconds(4, 256)) < between < 0.6
+
+
+@pytest.mark.parametrize(("iterations", "is_noise"), [(1, True), (16, False)])
+def test_the_more_iterations_a_measurement_is_of_the_less_of_it_is_noise(iterations: int, is_noise: bool) -> None:
+    measurements = measured((1, 64, 1), (2, 64, 1), (4, 64, 1), (8, 64, 1), times=16)
+    seconds = 1.09 * float(TRUE.seconds(3, 64))
+    measurements.add(Measurement(3, 64, 1, seconds / 2, seconds / 2, iterations))
+    assert (not measurements.fit().corrections) == is_noise
+
+
 measurement = st.builds(
     Measurement,
     workers=st.integers(1, 64),
@@ -121,20 +141,28 @@ measurement = st.builds(
 
 
 @given(seen=st.lists(measurement, min_size=1, max_size=12), shards=st.none() | st.integers(1, 64))
-def test_whatever_is_measured_times_are_positive_and_a_larger_batch_is_never_slower(
+def test_whatever_is_measured_times_are_positive_and_no_batch_is_slower_than_those_that_were_measured_around_it(
     seen: list[Measurement], shards: int | None
 ) -> None:
+    """A larger batch may be slower, but only if that was measured."""
     measurements = Measurements(shards)
     for one in seen:
         measurements.add(one)
     fitted = measurements.fit()
-    workers, batches = np.meshgrid([1, 2, 7, 64], [1, 32, 1000])
-    for across in (False, True):
-        seconds = fitted.seconds(workers, batches, across=across)
-        assert (seconds > 0.0).all()
-        assert np.isfinite(seconds).all()
-        rates = fitted.rate(workers, batches, across=across)
-        assert (rates[1:] >= rates[:-1] * (1 - 1e-9)).all()
+    corrected = {(n, across): np.exp(samples) for n, across, samples, _ in fitted.corrections}
+    for workers in {1, 2, 7, 64, *(n for n, _ in corrected)}:
+        share = float(fitted.samples(workers, 1.0))
+        for across in (False, True):
+            ends = [1e-3, *(corrected.get((workers, across), np.array([])) / share), 1e6]
+            for low, high in pairwise(ends):
+                batches = np.geomspace(low, high, 7)
+                seconds = fitted.seconds(workers, batches, across=across)
+                assert (seconds > 0.0).all()
+                assert np.isfinite(seconds).all()
+                rates = fitted.rate(workers, batches, across=across)
+                assert (rates >= min(rates[0], rates[-1]) * (1 - 1e-6)).all()
+                if low == ends[0] or high == ends[-1]:
+                    assert (rates[1:] >= rates[:-1] * (1 - 1e-6)).all(), "beyond what was measured a larger one is not"
 
 
 def test_only_the_newest_configurations_are_kept() -> None:

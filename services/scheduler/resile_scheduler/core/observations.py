@@ -125,6 +125,7 @@ class Observer:
                 measured.hosts,
                 measured.compute_seconds,
                 measured.exchange_seconds,
+                measured.iterations,
             )
         )
 

@@ -11,7 +11,7 @@ number of workers than a job has is worth less by the training that the change c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -67,24 +67,35 @@ class _Options:
     scaling: Floats
     fewest: int
     """The number of workers whose scaling factor with the least batch is 1; it may be less than the job's minimum."""
+    is_measured: bool
+    known_targets: dict[tuple[int, int | None], Target] = field(default_factory=dict)
+    """Those that jobs had: most have the same as in the decision before."""
 
     def worth(self, demand: Demand) -> Floats:
         """Return the scaling factors, less what a change costs of the one with the workers that the job has."""
+        if not demand.assigned_workers or not demand.change_seconds:
+            return self.scaling
         is_change = self.sizes != demand.assigned_workers
-        if not demand.assigned_workers or not demand.change_seconds or is_change.all():
+        if is_change.all():
             return self.scaling
         lost = lost_share(demand) * float(self.scaling[~is_change][0])
         return np.where(is_change, self.scaling - lost, self.scaling)
 
     def target(self, demand: Demand, workers: int) -> Target:
         """Return ``workers`` with their batch, and why."""
-        index = int(np.searchsorted(self.sizes, workers))
+        least = None if demand.batch is None else demand.batch.least
+        if (workers, least) not in self.known_targets:
+            self.known_targets[workers, least] = self._target(workers, least)
+        return self.known_targets[workers, least]
+
+    def _target(self, workers: int, least_batch: int | None) -> Target:
+        index = int(self.sizes.searchsorted(workers))
         speed = f"{self.scaling[index]:.1f} times as fast as on {self.fewest} slot{'s' if self.fewest > 1 else ''}"
-        if demand.batch is not None:
-            speed += f" with a batch of {demand.batch.least}"
-        if demand.throughput is None or not demand.throughput.num_measured:
+        if least_batch is not None:
+            speed += f" with a batch of {least_batch}"
+        if not self.is_measured:
             speed = f"expected to be {speed}"
-        batch = int(self.batches[index]) if demand.batch is not None else None
+        batch = int(self.batches[index]) if least_batch is not None else None
         if workers == self.sizes[-1]:
             return Target(workers, f"all it can use: {speed}", batch_size=batch)
         return Target(workers, f"{speed}: all jobs together gain most this way", batch_size=batch)
@@ -119,19 +130,20 @@ def _options(
     rates = throughput.rate(sizes, best, across=across)
     scaling = rates / throughput.rate(sizes[:1], smallest[:1], across=across[:1]) if len(sizes) else rates
     enough = sizes >= least
-    return _Options(sizes[enough], best[enough], scaling[enough], fewest=int(sizes[0]) if len(sizes) else 0)
+    fewest = int(sizes[0]) if len(sizes) else 0
+    return _Options(sizes[enough], best[enough], scaling[enough], fewest, throughput.num_measured > 0)
 
 
 def _smallest_enough(throughput: Throughput, sizes: Ints, smallest: Ints, largest: Ints, across: Mask) -> Ints:
     """Return the least batches with `ENOUGH` of the throughput of the largest, for each number of workers.
 
-    The throughput rises with the batch b. Where the exchange follows the computation, an iteration takes
+    Where the exchange follows the computation, and nothing corrects the lines, an iteration takes
     ``fixed + slope * b``, so b has enough where
     ``b = ENOUGH * rate * (fixed + slope * b)``; else it is found by halving.
     """
     seconds = throughput.seconds(sizes, largest, across=across)
     rate = ENOUGH * largest / seconds
-    if throughput.overlap == 1.0:
+    if throughput.overlap == 1.0 and not throughput.corrections:
         fixed = throughput.seconds(sizes, 0.0, across=across)
         batch = rate * fixed / (1.0 - rate * (seconds - fixed) / largest)
     else:

@@ -18,7 +18,7 @@ Slots that would not make any job faster stay idle. A job that has waited for lo
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import isfinite
+from math import inf, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,14 +106,24 @@ def best_batches(demand: Demand, sizes: Sizes) -> tuple[Sizes, Floats, Floats]:
     """
     fixed = max(demand.batch_size, 1)
     batch = demand.batch or BatchRange(fixed, fixed, least_per_slot=0)
-    sizes = tuple(size for size in sizes if size * batch.least_per_slot <= batch.most)
-    batches = _batches(batch, sizes)
-    if demand.throughput is None or demand.noise_scale is None:
-        batches = batches[:1]
     if demand.throughput is None:
-        return sizes, batches[0], _speeds(demand, sizes)
-    rates = _rates(demand.throughput, batch, sizes, demand.slots_per_host or 0)[: len(batches)]
-    noise = demand.noise_scale
+        sizes = _holding(batch, sizes)
+        return sizes, _batches(batch, sizes)[0], _speeds(demand, sizes)
+    return _best_batches(demand.throughput, demand.noise_scale, batch, sizes, demand.slots_per_host or 0)
+
+
+def _holding(batch: BatchRange, sizes: Sizes) -> Sizes:
+    return tuple(size for size in sizes if size * batch.least_per_slot <= batch.most)
+
+
+@lru_cache(maxsize=16384)
+def _best_batches(
+    throughput: Throughput, noise: float | None, batch: BatchRange, sizes: Sizes, slots_per_host: int
+) -> tuple[Sizes, Floats, Floats]:
+    sizes = _holding(batch, sizes)
+    batches = _batches(batch, sizes)[: None if noise is not None else 1]
+    across = np.array(sizes) > (slots_per_host or inf)
+    rates = throughput.rate(np.array(sizes), batches, across=across)
     if noise is not None and isfinite(noise):
         rates = rates * ((noise + batch.least) / (noise + batches))
     best = rates.argmax(axis=0)
@@ -132,14 +142,6 @@ def _batches(batch: BatchRange, sizes: Sizes) -> Floats:
     """Return batch sizes, from the smallest that so many workers can share on: a column for each size."""
     least = np.maximum(batch.least, batch.least_per_slot * np.array(sizes, dtype=float))
     return np.asarray(np.rint(least * (batch.most / least) ** np.linspace(0.0, 1.0, NUM_BATCHES)[:, None]))
-
-
-@lru_cache(maxsize=4096)
-def _rates(throughput: Throughput, batch: BatchRange, sizes: Sizes, slots_per_host: int) -> Floats:
-    """Return the samples per second of `_batches`."""
-    batches, workers = _batches(batch, sizes), np.array(sizes)
-    across = workers > slots_per_host if slots_per_host else np.zeros(len(sizes), dtype=bool)
-    return throughput.rate(workers, batches, across=across)
 
 
 def _curve(demand: Demand, sizes: Sizes, _: Floats, goodputs: Floats, *, share: int, keeps: bool) -> Curve:

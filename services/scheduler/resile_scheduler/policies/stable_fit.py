@@ -2,16 +2,16 @@
 
 from collections import Counter
 
-from .throughput import MOST_ITERATIONS, Configuration, Measurement, Measurements, Throughput
+from .throughput import MOST_MEASUREMENTS, Configuration, Measurement, Measurements, Throughput
 
 TOLERANCE = 0.25
-"""Two medians of `MOST_ITERATIONS` iterations that jitter by 20 % hardly ever differ so much."""
+"""Two medians of `MOST_MEASUREMENTS` iterations that jitter by 20 % hardly ever differ so much."""
 
 
 class StableFit:
     """The throughput of a job, fitted anew only when there is something to learn.
 
-    That is when 1, 2, 4, ... up to `MOST_ITERATIONS` measurements of a configuration (workers, batch, whether across
+    That is when 1, 2, 4, ... up to `MOST_MEASUREMENTS` measurements of a configuration (workers, batch, whether across
     hosts) are known, and then when their median is off by more than `TOLERANCE` from what it was in the last fit.
     """
 
@@ -34,6 +34,6 @@ class StableFit:
 
     def _is_news(self, configuration: Configuration) -> bool:
         known, number = self._fitted.get(configuration), self._numbers[configuration]
-        if known is None or (number <= MOST_ITERATIONS and number & (number - 1) == 0):
+        if known is None or (number <= MOST_MEASUREMENTS and number & (number - 1) == 0):
             return True
         return abs(self._measurements.median(configuration) - known) > TOLERANCE * known

@@ -10,12 +10,14 @@ that the job scales perfectly. So an exchange never seen takes no time, until so
 batch may change, half of the computation is taken not to grow with the batch until two were measured, so that a larger
 one is tried; of any other all of it, so that more workers are.
 
-Jobs do not scale as smoothly as lines. What was measured with a number of workers corrects the lines there.
+Jobs do not scale as smoothly as lines. What was measured with a number of workers corrects the lines there, at the
+samples of a worker with which it was measured: a larger batch may need more memory than caches have, or more steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, inf
-from statistics import median
+from math import exp, inf, log
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -29,9 +31,9 @@ NOISE = 0.1
 """The standard deviation of one iteration's time, relative to it."""
 MISFIT = 0.2
 """That of what the lines predict for a number of workers, relative to it."""
-LEAST_CORRECTION = 0.1
-"""Relative. Less is noise, which must not make one number of workers look better than its neighbours."""
 MOST_ITERATIONS = 16
+"""That count in one configuration: more do not make its time more certain, as machines change their speed."""
+MOST_MEASUREMENTS = 16
 """That count in one configuration: the newest."""
 MOST_CONFIGURATIONS = 64
 """That count: the newest."""
@@ -44,9 +46,10 @@ FIXED_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Measurement:
-    """One iteration: its workers, the hosts these were on, and the samples of its global batch.
+    """Iterations: their workers, the hosts these were on, and the samples of the global batch.
 
-    ``compute_seconds`` is the time of the slowest worker, ``exchange_seconds`` what the exchange took beyond it.
+    ``compute_seconds`` is the time of the slowest worker, ``exchange_seconds`` what the exchange took beyond it: the
+    medians of ``iterations``.
     """
 
     workers: int
@@ -54,6 +57,7 @@ class Measurement:
     hosts: int
     compute_seconds: float
     exchange_seconds: float
+    iterations: int = 1
 
     @property
     def configuration(self) -> Configuration:
@@ -74,11 +78,17 @@ class Line:
 
 
 class Correction(NamedTuple):
-    """How many times as long as by the lines an iteration takes with so many workers."""
+    """How far the lines are off with so many workers.
+
+    Between two samples that were measured it is linear in their logarithm, beyond them constant.
+    """
 
     workers: int
     across: bool
-    factor: float
+    samples: tuple[float, ...]
+    """Logarithms of the samples of the slowest worker, rising."""
+    errors: tuple[float, ...]
+    """Logarithms of how many times as long as by the lines an iteration takes."""
 
 
 @dataclass(frozen=True)
@@ -105,30 +115,33 @@ class Throughput:
     def seconds(self, workers: ArrayLike, batch: ArrayLike, *, across: ArrayLike = False) -> Floats:
         """Return the seconds of an iteration; the arguments are broadcast. ``across``: on more than one host."""
         n = np.asarray(workers, dtype=float)
-        compute = self.compute.at(self.samples(n, batch))
+        samples = self.samples(n, batch)
+        compute = self.compute.at(samples)
         exchange = np.where(across, self.exchange_across.at(n - 2.0), self.exchange.at(n - 2.0)) * (n > 1.0)
         if self.overlap == 1.0:
             seconds = compute + exchange
         else:
             seconds = (compute**self.overlap + exchange**self.overlap) ** (1.0 / self.overlap)
-        return np.asarray(seconds * self._factors(n, across)) if self.corrections else seconds
+        return np.asarray(seconds * self._factors(n, across, samples)) if self.corrections else seconds
 
-    def _factors(self, workers: Floats, across: ArrayLike) -> Floats:
-        where = np.asarray(across)
-        factors = np.ones(np.broadcast_shapes(workers.shape, where.shape))
-        for number, is_across, factor in self.corrections:
-            factors[np.broadcast_to((workers == number) & (where == is_across), factors.shape)] = factor
-        return factors
+    def _factors(self, workers: Floats, across: ArrayLike, samples: Floats) -> Floats:
+        n, where, x = np.broadcast_arrays(workers, across, np.log(samples))
+        errors = np.zeros(n.shape)
+        for number, is_across, known, measured in self.corrections:
+            here = (n == number) & (where == is_across)
+            errors[here] = np.interp(x[here], known, measured)
+        return np.exp(errors)
 
     def seconds_of(self, workers: int, batch: int, *, across: bool = False) -> float:
         """Return `seconds` for one configuration, sooner."""
         line = self.exchange_across if across else self.exchange
         exchange = line.intercept + line.slope * (workers - 2) if workers > 1 else 0.0
-        compute = self.compute.intercept + self.compute.slope * self._samples_of(workers, batch)
+        samples = self._samples_of(workers, batch)
+        compute = self.compute.intercept + self.compute.slope * samples
         seconds: float = (compute**self.overlap + exchange**self.overlap) ** (1.0 / self.overlap)
-        for number, is_across, factor in self.corrections:
+        for number, is_across, known, errors in self.corrections:
             if number == workers and is_across == across:
-                return seconds * factor
+                return seconds * exp(np.interp(log(samples), known, errors))
         return seconds
 
     def _samples_of(self, workers: int, batch: int) -> float:
@@ -148,43 +161,47 @@ class Throughput:
 
 @dataclass
 class Measurements:
-    """The newest iterations of a job, by configuration: workers, batch, and whether across hosts.
+    """The newest measurements of a job, by configuration: workers, batch, and whether across hosts.
 
     ``may_grow``: whether its batch may change.
     """
 
     num_shards: int | None = None
     may_grow: bool = False
-    _times: dict[Configuration, list[tuple[float, float]]] = field(default_factory=dict)
-    """Compute and exchange seconds; the configuration measured last comes last."""
+    _newest: dict[Configuration, list[Measurement]] = field(default_factory=dict)
+    """The configuration measured last comes last."""
+    _medians: dict[Configuration, "_Median"] = field(default_factory=dict)
+    """In the same order."""
 
     def add(self, measurement: Measurement) -> None:
-        """Take one iteration into account; the oldest of many are forgotten."""
+        """Take a measurement into account; the oldest of many are forgotten."""
         key = measurement.configuration
-        times = self._times.pop(key, [])
-        self._times[key] = [*times, (measurement.compute_seconds, measurement.exchange_seconds)][-MOST_ITERATIONS:]
-        if len(self._times) > MOST_CONFIGURATIONS:
-            del self._times[next(iter(self._times))]
+        newest = [*self._newest.pop(key, ()), measurement][-MOST_MEASUREMENTS:]
+        self._medians.pop(key, None)
+        self._newest[key], self._medians[key] = newest, _Median.of(newest)
+        if len(self._newest) > MOST_CONFIGURATIONS:
+            oldest = next(iter(self._newest))
+            del self._newest[oldest], self._medians[oldest]
 
     def medians(self) -> dict[Configuration, float]:
         """Return the median seconds of an iteration in each configuration."""
-        return {configuration: self.median(configuration) for configuration in self._times}
+        return {configuration: found.seconds for configuration, found in self._medians.items()}
 
     def median(self, configuration: Configuration) -> float:
         """Return the median seconds of an iteration in one that was measured."""
-        return median(computing + exchanging for computing, exchanging in self._times[configuration])
+        return self._medians[configuration].seconds
 
     def fit(self) -> Throughput:
         """Return the throughput that fits the medians of the configurations best, with the prior."""
         unfitted = Throughput(self.num_shards)
-        if not self._times:
+        if not self._medians:
             return unfitted
-        n, batches, across = (np.array(column) for column in zip(*self._times, strict=True))
+        columns = np.array([(*key, *of[:3]) for key, of in self._medians.items()]).T
+        n, batches, far, compute, exchange, counts = columns
+        across = far > 0.0
         samples = unfitted.samples(n, batches)
-        times = [[median(seconds) for seconds in zip(*of, strict=True)] for of in self._times.values()]
-        compute, exchange = np.maximum(np.array(times).T, [[SHORTEST], [0.0]])
+        compute, exchange = np.maximum(compute, SHORTEST), np.maximum(exchange, 0.0)
         step = compute + exchange
-        counts = np.array([len(of) for of in self._times.values()], dtype=float)
         weights = counts / (NOISE * step) ** 2
         typical = float(np.median(compute))
         fixed = FIXED_SHARE * typical if self.may_grow else 0.0
@@ -193,18 +210,37 @@ class Measurements:
         if (n > 1).any():
             fitted = _with_exchange(fitted, _Rows(n, batches, across, step, compute, weights), typical)
         by_lines = fitted.seconds(n, batches, across=across)
-        return replace(fitted, corrections=_corrections(n, across, np.log(step / by_lines), counts))
+        return replace(fitted, corrections=_corrections(n, across, samples, np.log(step / by_lines), counts))
 
 
 SHORTEST = 1e-9
 """Seconds."""
 
 
+class _Median(NamedTuple):
+    """The median seconds in one configuration."""
+
+    compute: float
+    exchange: float
+    iterations: int
+    seconds: float
+    """Of both together."""
+
+    @classmethod
+    def of(cls, measurements: Sequence[Measurement]) -> "_Median":
+        return cls(
+            median(one.compute_seconds for one in measurements),
+            median(one.exchange_seconds for one in measurements),
+            min(sum(one.iterations for one in measurements), MOST_ITERATIONS),
+            median(one.compute_seconds + one.exchange_seconds for one in measurements),
+        )
+
+
 class _Rows(NamedTuple):
     """What was measured, by configuration."""
 
-    workers: NDArray[np.int64]
-    batches: NDArray[np.int64]
+    workers: Floats
+    batches: Floats
     across: NDArray[np.bool_]
     step: Floats
     compute: Floats
@@ -215,14 +251,15 @@ def _with_exchange(fitted: Throughput, rows: _Rows, typical: float) -> Throughpu
     """Return ``fitted`` with the exchange, and with the overlap for which all together is closest to ``rows``."""
     powers = OVERLAPS[:, None]
     exchange = np.asarray(rows.step * (1.0 - (rows.compute / rows.step) ** powers) ** (1.0 / powers), dtype=np.float64)
-    more = rows.workers.astype(np.float64) - 2.0
+    more = rows.workers - 2.0
     several = rows.workers > 1
     deviations = typical, typical / 10
     inside, across = several & ~rows.across, several & rows.across
-    prior: tuple[Floats | float, Floats | float] = (0.0, 0.0)
+    prior = np.zeros(len(OVERLAPS)), np.zeros(len(OVERLAPS))
     found = []
     for group in (inside, across):
-        prior = _lines(more[group], exchange[:, group], rows.weights[group], prior=prior, deviations=deviations)
+        if group.any():
+            prior = _lines(more[group], exchange[:, group], rows.weights[group], prior=prior, deviations=deviations)
         found.append(prior)
     (starts, slopes), (far_starts, far_slopes) = found
     lines = np.where(across, _at(far_starts, far_slopes, more), _at(starts, slopes, more)) * several
@@ -243,16 +280,20 @@ def _at(starts: Floats, slopes: Floats, x: Floats) -> Floats:
 
 
 def _corrections(
-    workers: NDArray[np.int64], across: NDArray[np.bool_], errors: Floats, counts: Floats
+    workers: Floats, across: NDArray[np.bool_], samples: Floats, errors: Floats, counts: Floats
 ) -> tuple[Correction, ...]:
     """Return what makes up for ``errors``, the logarithms of how far lines are off, as far as they are no noise."""
-    sums: dict[tuple[int, bool], tuple[float, float]] = {}
-    for number, is_across, error, count in zip(workers, across, errors, counts, strict=True):
-        key = int(number), bool(is_across)
-        known = sums.get(key, (0.0, 0.0))
-        sums[key] = known[0] + float(error * count), known[1] + float(count)
-    means = {key: total / (count + (NOISE / MISFIT) ** 2) for key, (total, count) in sorted(sums.items())}
-    return tuple(Correction(*key, exp(mean)) for key, mean in means.items() if abs(mean) >= LEAST_CORRECTION)
+    errors = errors * counts / (counts + (NOISE / MISFIT) ** 2)
+    errors = np.where(np.abs(errors) < NOISE / np.sqrt(counts), 0.0, errors)
+    columns = workers.tolist(), across.tolist(), np.log(samples).tolist(), errors.tolist()
+    found: dict[tuple[int, bool], dict[float, list[float]]] = {}
+    for number, is_across, x, error in zip(*columns, strict=True):
+        found.setdefault((int(number), is_across), {}).setdefault(x, []).append(error)
+    return tuple(
+        Correction(*key, *zip(*sorted((x, fmean(of)) for x, of in by_samples.items()), strict=True))
+        for key, by_samples in sorted(found.items())
+        if any(map(any, by_samples.values()))
+    )
 
 
 def _lines(

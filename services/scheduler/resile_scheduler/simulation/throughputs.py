@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..policies.throughput import Line, Measurement, Measurements, Throughput
+from ..policies.throughput import MOST_ITERATIONS, Line, Measurement, Measurements, Throughput
 from .csv_table import cell, non_negative, positive_int, read_header, read_rows
 
 SLOTS_PER_HOST = 8
@@ -54,12 +54,13 @@ def _read_model(path: Path) -> Model:
     alone = Measurements()
     for (workers, batch), time in seconds.items():
         if workers == 1:
-            alone.add(Measurement(1, batch, 1, time, 0.0))
+            alone.add(Measurement(1, batch, 1, time, 0.0, MOST_ITERATIONS))
     line = alone.fit().compute
     every = Measurements()
     for (workers, batch), time in seconds.items():
         computing = min(float(line.at(np.array(batch / workers))), time)
-        every.add(Measurement(workers, batch, -(-workers // SLOTS_PER_HOST), computing, time - computing))
+        num_hosts = -(-workers // SLOTS_PER_HOST)
+        every.add(Measurement(workers, batch, num_hosts, computing, time - computing, MOST_ITERATIONS))
     on_one = [batch for workers, batch in seconds if workers == 1]
     return Model(path.stem, every.fit(), min(batch for _, batch in seconds), max(on_one))
 
