@@ -15,10 +15,13 @@ MAX_DIRECT_BYTES = 1 << 18
 
 MIN_SHARED_BYTES = 512 << 10
 """The smallest bucket that is folded by group; sockets are as fast for smaller ones."""
-NUM_SLOTS = 4
+NUM_SLOTS = 2
 """Stages that a segment holds at a time."""
-SLOT_BYTES = 2 << 20
-"""The pieces of a stage in a segment; as much is kept for results."""
+SLOT_BYTES = 5 << 20
+"""The pieces of a stage in a segment; as much is kept for results.
+
+A bucket of 4 MiB is one stage among up to 8 workers: each stage costs each pair of workers four frames, and wakings.
+"""
 
 
 class Sharing(NamedTuple):
