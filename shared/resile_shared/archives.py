@@ -42,6 +42,15 @@ async def unpack_archive(archive: Path, folder: Path, *, max_bytes: int) -> None
     await _run(str(max_bytes), str(archive), str(folder))
 
 
+async def unpack_again(archive: Path, folder: Path, *, max_bytes: int) -> None:
+    """The same for the very bytes that `unpack_archive` has unpacked before: in a thread, which starts at once."""
+    import asyncio
+
+    status, reason = await asyncio.to_thread(judge, archive, folder, max_bytes)
+    if status:
+        raise InvalidArchive(reason, is_too_large=status == _TOO_LARGE)
+
+
 async def _run(*arguments: str) -> None:
     import asyncio  # here: for the process that it starts that would be most of its time
 

@@ -12,6 +12,7 @@ import pytest
 
 from resile_learner.agent import packages as module
 from resile_learner.agent.packages import BrokenPackage, Packages, find_script
+from resile_shared.archives import InvalidArchive
 from resile_shared.errors import ResileError
 from resile_shared.storage import ObjectStorage
 from resile_shared.testing.s3 import S3Server
@@ -67,6 +68,24 @@ async def test_a_package_is_fetched_once_and_unpacked_for_each_job(shop: Shop) -
     other = await shop.unpack(key, "job-2")
     assert sorted(path.name for path in other.rglob("*")) == ["data.txt", "inner", "train.py"]
     assert find_script(other, "train.py") == other / "train.py"
+
+
+async def test_a_small_package_is_unpacked_by_a_process_of_its_own_the_first_time_only(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (shop.store(file("train.py", code)) for code in (b"pass", b"import this"))
+    await shop.unpack(first)
+
+    async def refused(*arguments: object, **options: object) -> None:
+        raise InvalidArchive("it is unpacked by a process")
+
+    monkeypatch.setattr(module, "unpack_archive", refused)
+    assert (await shop.unpack(first, "job-2") / "train.py").read_bytes() == b"pass"
+    with pytest.raises(BrokenPackage, match="by a process"):
+        await shop.unpack(second, "job-3")
+    monkeypatch.setattr(module, "SMALL_BYTES", 1)
+    with pytest.raises(BrokenPackage, match="by a process"):
+        await shop.unpack(first, "job-4")
 
 
 async def test_what_a_job_writes_into_its_code_is_not_run_by_the_next(shop: Shop) -> None:

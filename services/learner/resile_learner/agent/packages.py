@@ -12,13 +12,15 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from resile_shared.archives import InvalidArchive, unpack_archive
+from resile_shared.archives import InvalidArchive, unpack_again, unpack_archive
 from resile_shared.errors import ResileError
 
 logger = logging.getLogger(__name__)
 
 MAX_UNPACKED_BYTES = 8 << 30
 KEEP_PACKAGES = 20
+SMALL_BYTES = 1 << 20
+"""A package up to this size that this agent has unpacked before is unpacked without a process of its own."""
 _NAME = re.compile(r"[0-9a-f]{64}")
 _KEY = re.compile(rf"packages/({_NAME.pattern})\.tar\.gz")
 RETRY_SECONDS = 5.0
@@ -39,6 +41,8 @@ class Packages:
             shutil.rmtree(left, ignore_errors=True)
         self._storage = storage
         self._folder = folder
+        self._unpacked: set[str] = set()
+        """The checksums of the packages in ``folder`` that this object has unpacked."""
         self._unpacking: dict[Path, asyncio.Task[None]] = {}
 
     async def unpack(self, key: str, folder: Path) -> None:
@@ -77,7 +81,10 @@ class Packages:
                 await self._download_with_retries(key, packed)
                 if await asyncio.to_thread(_digest, packed) != sha256:
                     raise BrokenPackage(key, "its content does not match the checksum in its name")
-            await unpack_archive(packed, unpacked, max_bytes=MAX_UNPACKED_BYTES)
+            is_harmless = sha256 in self._unpacked and packed.stat().st_size <= SMALL_BYTES
+            unpack = unpack_again if is_harmless else unpack_archive
+            await unpack(packed, unpacked, max_bytes=MAX_UNPACKED_BYTES)
+            self._unpacked.add(sha256)
             unpacked.rename(folder)
             self._keep(packed, sha256)
         except InvalidArchive as error:
@@ -102,6 +109,7 @@ class Packages:
         kept = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
         for path in sorted(kept, key=lambda path: path.stat().st_mtime)[:-KEEP_PACKAGES]:
             path.unlink()
+            self._unpacked.discard(path.name)
 
     async def _download_with_retries(self, key: str, packed: Path) -> None:
         from resile_shared.storage import MissingObjectError, StorageError  # loads the clients of all clouds
