@@ -9,8 +9,9 @@ REMEMBERS = "import os, random\nimporter = os.getpid()\ndrawn = random.random()\
 """A library that knows which process has imported it, and draws a random number meanwhile."""
 HEAD = """
 import remembers
-import os, random
-print("imported", "here" if remembers.importer == os.getpid() else "before", remembers.drawn, random.random())
+import os, random, signal
+when = "here" if remembers.importer == os.getpid() else "before"
+print("imported", when, remembers.drawn, random.random(), signal.getsignal(signal.SIGCHLD))
 """
 
 
@@ -29,7 +30,7 @@ def lines_of(resile: Any, library: str, *, home: str) -> tuple[set[tuple[str, ..
     return told, ended.json["params_sha256"]
 
 
-def test_workers_find_modules_imported_and_numbers_drawn_as_if_they_had_done_it(resile: Any, undisturbed: str) -> None:
+def test_workers_find_modules_numbers_and_signals_as_if_they_had_done_it(resile: Any, undisturbed: str) -> None:
     ((when, *drawn),), sha = lines_of(resile, REMEMBERS, home="warm")
     ((when_cold, *drawn_cold),), sha_cold = lines_of(resile, REMEMBERS + "kept = open(__file__)\n", home="cold")
     assert (when, when_cold) == ("before", "here"), "a library that leaves a file open is imported by each worker"
