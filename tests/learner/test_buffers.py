@@ -135,3 +135,75 @@ def test_what_a_body_changes_after_its_loss_does_not_reach_the_next_shard() -> N
     buffers.commit({})
     assert torch.equal(norms[1].running_mean, torch.zeros(2))
     assert not torch.equal(norms[0].running_mean, torch.zeros(2))
+
+
+class Holder(nn.Module):
+    """A module with one buffer."""
+
+    def __init__(self, name: str, value: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer(name, value)
+
+
+def train(model: nn.Module, *, num_iterations: int = 2) -> None:
+    """Run iterations of two shards that leave the buffers of ``model`` alone."""
+    buffers = Buffers(model)
+    for _ in range(num_iterations):
+        buffers.adopt_changed()
+        for leaf, step in enumerate(begin(buffers, 2)):
+            buffers.restore()
+            buffers.collect(weight=0.5, first=leaf == 0, step=step)
+        buffers.commit({})
+
+
+def test_statistics_that_no_shard_changes_keep_their_bits_also_infinities_and_negative_zeros() -> None:
+    model = Holder("running_min", torch.tensor([torch.inf, -torch.inf, -0.0, 1e-40]))
+    before = model.running_min.clone()  # type: ignore[operator,union-attr]
+    train(model)
+    assert torch.equal(model.running_min.view(torch.int32), before.view(torch.int32))  # type: ignore[operator,union-attr]
+
+
+def test_statistics_that_cannot_be_summed_or_written_are_left_alone() -> None:
+    expanded = Holder("running_scale", torch.ones(1).expand(8))
+    train(expanded)
+    assert torch.equal(expanded.running_scale, torch.ones(8))  # type: ignore[arg-type]
+    train(Holder("running_scale", torch.zeros(3).to(torch.float8_e4m3fn)))
+
+
+def test_statistics_of_any_shape_and_strides_are_summed() -> None:
+    values = [torch.zeros(()), torch.zeros(0), torch.zeros(6)[::2], torch.zeros(3, 4).t()]
+    model = nn.ModuleList(Holder("running_value", value) for value in values)
+    buffers = Buffers(model)
+    for leaf, step in enumerate(begin(buffers, 2)):
+        buffers.restore()
+        for buffer in model.buffers():
+            buffer.add_(leaf + 1.0)
+        buffers.collect(weight=0.5, first=leaf == 0, step=step)
+    buffers.commit({})
+    for buffer in model.buffers():
+        assert torch.equal(buffer, torch.full_like(buffer, 1.5))
+
+
+def test_a_buffer_that_is_replaced_by_assignment_has_changed() -> None:
+    model = Holder("average", torch.zeros(2))
+    buffers = Buffers(model)
+    for _ in range(2):
+        changes: list[Deltas] = []
+        for leaf, step in enumerate(begin(buffers, 2)):
+            buffers.restore()
+            model.average = model.average + (leaf + 1)
+            changes.append(buffers.collect(weight=0.5, first=leaf == 0, step=step))
+        buffers.commit(add_deltas(*changes))
+    assert model.average.tolist() == [3.0, 3.0]
+
+
+def test_a_buffer_that_is_replaced_by_equal_values_or_by_a_longer_cache_has_not_changed() -> None:
+    model = nn.ModuleList([Holder("mask", torch.full((2,), -torch.inf)), Holder("cache", torch.zeros(2))])
+    buffers = Buffers(model)
+    (step,) = begin(buffers, 1)
+    buffers.restore()
+    model[0].mask = model[0].mask.clone()  # type: ignore[operator,union-attr]
+    model[1].cache = torch.zeros(4)
+    assert buffers.collect(weight=0.5, first=True, step=step) == {}
+    buffers.commit({})
+    assert torch.equal(model[0].mask, torch.full((2,), -torch.inf))  # type: ignore[arg-type]

@@ -272,3 +272,14 @@ with deterministic(Reproducibility("same-bits"), threads=1):
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"]
+
+
+def test_settings_of_compiled_functions_need_no_name_that_an_older_pytorch_does_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Config:
+        __slots__ = ()
+
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", Config())  # type: ignore[arg-type]
+    with deterministic(Reproducibility("same-bits"), threads=1):
+        pass

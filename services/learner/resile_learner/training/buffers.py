@@ -23,12 +23,18 @@ class Buffers:
     def __init__(self, model: nn.Module) -> None:
         self._places = [_place(model, name) for name, _ in model.named_buffers()]
         self._committed = [self._now(index).detach().clone() for index in range(len(self._places))]
-        self._versions = [self._now(index)._version for index in range(len(self._places))]
+        self._seen = [self._version(index) for index in range(len(self._places))]
         self._touched: set[int] = set()
-        self._digest = RollingDigest(self._committed)
         self._statistics = [index for index in range(len(self._places)) if self._is_statistic(index)]
         self._others = [index for index in range(len(self._places)) if index not in self._statistics]
         self._slots = Slots([self._committed[index] for index in self._statistics])
+        self._base = self._slots.new_slot()
+        """The committed running statistics."""
+        self._left = self._slots.new_slot()
+        """Those that a shard leaves."""
+        for index, view in zip(self._statistics, self._base.views, strict=True):
+            self._committed[index] = view.copy_(self._committed[index])
+        self._digest = RollingDigest(self._committed)
         self._is_shard_open = False
         """Whether running statistics may be those of a shard."""
 
@@ -39,7 +45,10 @@ class Buffers:
         return buffer
 
     def _is_statistic(self, index: int) -> bool:
-        return self._places[index][1].startswith("running_") and self._now(index).is_floating_point()
+        """Whether a buffer travels in buckets: of a dtype in which sums are possible, and writable as a whole."""
+        buffer = self._now(index)
+        is_expanded = any(stride == 0 and size > 1 for size, stride in zip(buffer.shape, buffer.stride(), strict=True))
+        return self._places[index][1].startswith("running_") and _is_summable(buffer) and not is_expanded
 
     def begin(self, plan: LocalPlan) -> None:
         """Begin an iteration in which this worker folds its shards by ``plan``."""
@@ -74,33 +83,40 @@ class Buffers:
         """
         self._is_shard_open = True
         if step and self._statistics:
-            now, committed = self._of_statistics()
-            changes = torch._foreach_sub(now, committed)
-            torch._foreach_mul_(changes, weight)
-            for number, bucket in enumerate(self._slots.buckets):
-                self._slots.fold(number, step, {index: changes[index] for index in bucket.members})
+            _copy_all(self._left.views, self._of_statistics()[0])
+            for number, (now, committed) in enumerate(zip(self._left.flats, self._base.flats, strict=True)):
+                self._slots.fold_flat(number, step, _weighted_changes(now, committed, weight))
         changed = [index for index in self._others if self._has_changed(index)]
         self._touched.update(changed)
         deltas = {}
         for index in changed:
             buffer = self._now(index)
             if buffer.is_floating_point():
-                deltas[index] = (buffer - self._committed[index]).mul_(weight)
+                deltas[index] = _weighted_changes(buffer, self._committed[index], weight)
             elif first:
                 deltas[index] = buffer.clone()
         return deltas
 
     def _has_changed(self, index: int) -> bool:
-        return self._now(index)._version != self._versions[index]
+        now, committed = self._now(index), self._committed[index]
+        tensor, version = self._seen[index]
+        if now is tensor or now.shape != committed.shape or now.dtype != committed.dtype:  # a cache that has grown
+            return now._version != version
+        return not (_is_summable(now) and torch.equal(now, committed))  # replaced, maybe by the same values
+
+    def _version(self, index: int) -> tuple[Tensor, int]:
+        """What tells whether a buffer was written, or replaced by assignment."""
+        buffer = self._now(index)
+        return buffer, buffer._version
 
     @torch.no_grad()
     def commit(self, deltas: Deltas) -> None:
         """After the exchange: apply the summed changes of all shards, those in `sums` and ``deltas``."""
         self.restore()
         if self._statistics:
-            now, committed = self._of_statistics()
-            torch._foreach_add_(committed, self._slots.sum_views)
-            _copy_all(now, committed)
+            for flat, changes in zip(self._base.flats, self._slots.sums, strict=True):
+                flat.add_(changes)
+            _copy_all(*self._of_statistics())
         for index, delta in deltas.items():
             buffer = self._now(index)
             if buffer.is_floating_point():
@@ -160,12 +176,21 @@ class Buffers:
 
     def _note_versions(self, indices: set[int]) -> None:
         for index in indices:
-            self._versions[index] = self._now(index)._version
+            self._seen[index] = self._version(index)
 
 
 def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
     if targets:
         torch._foreach_copy_(targets, sources)
+
+
+def _weighted_changes(now: Tensor, committed: Tensor, weight: float) -> Tensor:
+    """Negative zeros where nothing has changed: adding them leaves any value as it is, also infinity and -0.0."""
+    return (now - committed).mul_(weight).masked_fill_(now == committed, -0.0)
+
+
+def _is_summable(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() and buffer.element_size() >= 2  # not those of 8 bits
 
 
 def add_deltas(left: Deltas, right: Deltas) -> Deltas:

@@ -81,14 +81,14 @@ class Slots:
     def __init__(self, like: Sequence[Tensor], *, bucket_bytes: int | None = None) -> None:
         self._like = like
         self.buckets = cut_into_buckets(like, bucket_bytes)
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
 
     def reserve(self, plan: LocalPlan) -> None:
         """Have memory for the slots of ``plan``, and give back what other workers hold now."""
         needed = max([step.slot for step in plan.steps], default=0) + 1
         del self._slots[needed:]
         while len(self._slots) < needed:
-            self._slots.append(_Slot(self.buckets, self._like))
+            self._slots.append(self.new_slot())
 
     def fold(self, b: int, step: LeafStep, tensors: Mapping[int, Tensor]) -> None:
         """Fold the values that a shard has for the tensors of one bucket, by number; the others count as zeros."""
@@ -103,8 +103,24 @@ class Slots:
                 torch._foreach_add_(views, values)
             else:
                 torch._foreach_copy_(views, values)
+        self._merge(b, step)
+
+    def fold_flat(self, b: int, step: LeafStep, flat: Tensor) -> None:
+        """Fold the values that a shard has for all tensors of one bucket, laid out as the bucket is."""
+        target = self._slots[step.slot].flats[b]
+        if step.adds:
+            target.add_(flat)
+        else:
+            target.copy_(flat)
+        self._merge(b, step)
+
+    def _merge(self, b: int, step: LeafStep) -> None:
         for left, right in step.merges:
             self._slots[left].flats[b].add_(self._slots[right].flats[b])
+
+    def new_slot(self) -> "Slot":
+        """Further storage of the same layout."""
+        return Slot(self.buckets, self._like)
 
     def partials(self, plan: LocalPlan) -> list[list[Tensor]]:
         """[bucket][piece]: the flat tensors that hold this worker's partial sums once they are pushed."""
@@ -121,8 +137,8 @@ class Slots:
         return self._slots[0].views
 
 
-class _Slot:
-    """Storage for one partial sum of all tensors."""
+class Slot:
+    """Storage for one value of each tensor, such as a partial sum."""
 
     def __init__(self, buckets: Sequence[Bucket], like: Sequence[Tensor]) -> None:
         self.flats = [torch.zeros(bucket.length, dtype=bucket.dtype, device=bucket.device) for bucket in buckets]

@@ -39,7 +39,8 @@ def _inductor() -> Any:
 
 def set_compiled_alike(value: bool) -> None:
     """Choose the kernels of compiled functions by rules, and not by what is fastest on this worker just now."""
-    if config := _inductor():
+    config = _inductor()
+    if hasattr(config, "deterministic"):  # since PyTorch 2.9; the settings refuse names that they do not have
         config.deterministic = value
 
 
