@@ -219,7 +219,7 @@ def test_members_that_agree_in_a_round_use_their_devices_from_the_next(make_grou
     nothing = RoundSpec(Tag(1, 0), (0, 1, 2), ((), (), ()), 0, (), ())
     wait([start(lambda w=w: exchanges[w].begin(nothing).finish(b"")) for w in range(3)])
     assert [exchange.needs_agreement((1, (0, 1, 2))) for exchange in exchanges] == [False] * 3
-    _check(exchanges, number=1)
+    assert _check(exchanges, number=1) == ["from device to device"] * 3
     assert [made[rank].num_operations for rank in range(3)] == [2, 2, 2]
 
 
@@ -240,7 +240,11 @@ def test_a_member_that_cannot_form_keeps_all_on_tcp_and_says_why(
         assert communicator is not None
         communicator.await_forming(PATIENCE_SECONDS)
         assert communicator.condition is Condition.ENDED
-    _check(exchanges, number=5)
+    assert _check(exchanges, number=5) == ["over TCP"] * 3
+    first, second, third = _check(exchanges, number=6)
+    assert first.startswith("over TCP; not from device to device: ")
+    assert second.startswith("over TCP; not from device to device: ")
+    assert third == "over TCP"
     assert not made
     assert all("over TCP" in group.nodes[worker].reports[0] for worker in (0, 1))
 
@@ -326,20 +330,23 @@ def _plain_exchange(node: Any) -> DeviceExchange:
     return DeviceExchange(node.poller, node.exchange._exchange, node.communicators, node.reports.append)
 
 
-def _check(exchanges: Sequence[DeviceExchange], *, number: int) -> None:
-    """One round over all, in generation 1."""
+def _check(exchanges: Sequence[DeviceExchange], *, number: int) -> list[str]:
+    """One round over all, in generation 1; return their paths."""
     members = list(range(len(exchanges)))
     work = make_work(5, [70_000], seed=number)
     specs = [work.spec(worker, members, Tag(1, number)) for worker in members]
 
-    def run(worker: int) -> None:
+    def run(worker: int) -> str:
         opened = exchanges[worker].begin(specs[worker])
         push_all(opened, specs[worker])  # type: ignore[arg-type]
         opened.finish(b"")
+        return opened.path
 
-    wait([start(lambda w=w: run(w)) for w in members])
+    calls = [start(lambda w=w: run(w)) for w in members]
+    paths = [call.result(PATIENCE_SECONDS) for call in calls]
     for spec in specs:
         assert all(map(same_bits, spec.sums, work.sums()))
+    return paths
 
 
 def test_entries_of_strangers_and_of_old_generations_take_no_memory() -> None:

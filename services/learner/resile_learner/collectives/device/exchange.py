@@ -92,6 +92,8 @@ class DeviceExchange:
         self._communicators = communicators
         self._report = report
         self._reported: set[str] = set()
+        self.reason = ""
+        """Why sums of this generation travel over TCP; empty if they do not, or if that is another member's."""
         self._staging = Staging()
         self._rows = Rows()
         self._stream: ExchangeStream | None = None
@@ -111,7 +113,7 @@ class DeviceExchange:
             self._open.abandon()
         key = spec.tag.generation, spec.members
         if key != self._key:
-            self._key, self._uses_devices, self._has_failed = key, False, False
+            self._key, self._uses_devices, self._has_failed, self.reason = key, False, False, ""
         self._open = ExchangeRound(self, *self._carry(spec, self._communicator(key)))
         return self._open
 
@@ -158,6 +160,7 @@ class DeviceExchange:
 
     def report(self, reason: str) -> None:
         """Say why the sums of this generation travel over TCP."""
+        self.reason = reason
         if reason not in self._reported:
             self._reported.add(reason)
             self._report(f"the workers exchange gradients over TCP, and not from device to device: {reason}")
@@ -171,7 +174,7 @@ class ExchangeRound:
         self._inner = inner
         self._carrier = carrier
         self._is_finished = False
-        self.path = carrier.path(inner)
+        self.path = carrier.path(inner) + (f"; not from device to device: {exchange.reason}" if exchange.reason else "")
         """How gradients are exchanged, for people."""
 
     @property
