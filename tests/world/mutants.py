@@ -138,8 +138,8 @@ MUTANTS = (
         "agent announces its host once",
         "a host whose first message was lost is never used",
         _AGENT,
-        "if not self.is_registered and now >= self._announce_due:",
-        "if not self.is_registered and self._announce_due == 0.0:",
+        "or now < self._announce_due or",
+        "or self._announce_due != 0.0 or",
     ),
     Mutant(
         "agent sends no order to a worker that starts to listen late",

@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import resile_learner.agent.host_templates
 import resile_learner.agent.incarnation
+import resile_learner.agent.kept_templates
 import resile_learner.agent.service
 import resile_learner.agent.workers
 import resile_learner.processes.runner
@@ -65,7 +67,8 @@ def surroundings(world: Any) -> Iterator[None]:
         (agent, "Environments", lambda folder, variables: folder),
         (agent, "JobEnvironments", world.environments),
         (agent, "Outputs", Outputs),
-        (workers, "find_script", lambda package, script: package / script),
+        (resile_learner.agent.kept_templates, "write_private", lambda file, content: file.write_bytes(content)),
+        *((module, "find_script", _find_script) for module in (workers, resile_learner.agent.host_templates)),
         (runner, "worker_log", _no_log),
     ):
         yield
@@ -80,6 +83,9 @@ class Packages:
     async def unpack(self, key: str, folder: object) -> None:
         pass
 
+    async def unpack_kept(self, key: str, folder: object) -> None:
+        pass
+
 
 class Outputs:
     """Workers write no files."""
@@ -92,6 +98,10 @@ class Outputs:
 
     def forget(self, job: str) -> None:
         pass
+
+
+def _find_script(package: Any, script: str) -> Any:
+    return package / script
 
 
 class _NoLog:
@@ -122,6 +132,9 @@ class SimPath:
             return self._files[self._path]
         except KeyError:
             raise FileNotFoundError(self._path) from None
+
+    def write_bytes(self, content: bytes) -> None:
+        self._files[self._path] = content
 
     def unlink(self, *, missing_ok: bool = False) -> None:
         self._files.pop(self._path, None)

@@ -1,11 +1,13 @@
 """Which templates a host had, in a file of its agent's folder: the next incarnation prepares them before it joins."""
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pydantic
+
+from resile_shared.credentials import write_private
+from resile_shared.errors import ResileError
 
 from ..messages import Message
 from .templates import KEEP
@@ -59,11 +61,8 @@ class KeptTemplates:
             self._write([other for other in kept if other != template])
 
     def _write(self, templates: Sequence[KeptTemplate]) -> None:
-        """Replace the file, readable for its owner alone: variables may be secret. Not durable: it is only a hint."""
-        draft = self._file.with_suffix(".new")
+        """Replace the file. Variables may be secret."""
         try:
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(_Kept(templates=tuple(templates)).model_dump_json().encode())
-            draft.replace(self._file)
-        except OSError as error:
+            write_private(self._file, _Kept(templates=tuple(templates)).model_dump_json().encode())
+        except ResileError as error:
             logger.warning("templates are not kept for the next start: %s", error)
