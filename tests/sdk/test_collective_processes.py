@@ -13,7 +13,7 @@ from resile.collectives import serve
 from .collective_members import PACED, Process, processes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "collectives.py"
-STEPS = 100
+STEPS = 300
 PACE_SECONDS = 0.1
 Start = Callable[..., Process]
 

@@ -25,7 +25,7 @@ from resile.collectives import (
     join,
     serve,
 )
-from resile.collectives.messages import Hello
+from resile.collectives.messages import Hello, LeaveRequested
 from resile.collectives.rendezvous import parse_address
 from resile_learner.collectives.link import Link
 from resile_learner.messages import encode
@@ -275,6 +275,18 @@ def test_a_start_from_which_a_member_is_lost_is_repeated_with_the_next_that_come
 def test_a_member_of_the_start_that_is_never_heard_of_is_a_join_that_ends(rendezvous: Rendezvous) -> None:
     with enroll(rendezvous, size=2), pytest.raises(JoinTimeout, match="could not be reached"):
         join(rendezvous.address, size=2, timeout=2.0)
+
+
+def test_a_member_that_was_removed_may_send_before_it_reads_so(rendezvous: Rendezvous) -> None:
+    with enroll(rendezvous, size=2) as removed:
+        with pytest.raises(JoinTimeout, match="could not be reached"):
+            join(rendezvous.address, size=2, timeout=2.0)
+        while b"stop" not in removed.recv(4096, socket.MSG_PEEK):
+            time.sleep(0.01)
+        for _ in range(3):
+            removed.sendall(encode(LeaveRequested()))
+            time.sleep(0.1)
+        assert b"stop" in removed.recv(4096)
 
 
 def test_garbage_ends_a_connection_and_nothing_else(rendezvous: Rendezvous) -> None:

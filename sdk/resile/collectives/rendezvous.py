@@ -28,6 +28,7 @@ from ..local.in_memory import Command, Event, HostCommand, HostEvent, HostFailed
 from .messages import MAX_MEMBERS, GroupEnded, Hello, LeaveRequested, Rejected, Waiting, Welcome, from_member
 
 HELLO_SECONDS = 10.0
+LINGER_SECONDS = 60.0
 TICK_SECONDS = 1.0
 MAX_LINE_BYTES = 4 << 20
 MAX_CONNECTIONS = 4096
@@ -53,10 +54,11 @@ class Connection:
         self.is_leaving = False
         """Whether it leaves by itself."""
         self._writer = writer
+        self._is_stopped = False
 
     def send(self, message: Message) -> None:
-        """Send ``message``; nothing once the process is gone."""
-        if not self._writer.is_closing():
+        """Send ``message``; nothing once the process is gone, or is no member any more."""
+        if not self._writer.is_closing() and not self._is_stopped:
             self._writer.write(encode(message))
 
     def close(self) -> None:
@@ -64,9 +66,16 @@ class Connection:
         self._writer.close()
 
     def stop(self) -> None:
-        """The process is no member any more."""
+        """The process is no member any more. Until it has read so, at most `LINGER_SECONDS`, its connection stays open.
+
+        A process that was frozen may send before it reads: an answer that the connection is closed would lose the rest.
+        """
         self.send(Stop())
-        self.close()
+        if not self._writer.is_closing() and not self._is_stopped:
+            self._is_stopped = True
+            with suppress(OSError):
+                self._writer.write_eof()
+            asyncio.get_running_loop().call_later(LINGER_SECONDS, self._writer.close)
 
     @property
     def host_hello(self) -> HostHello:
@@ -127,7 +136,8 @@ class RendezvousServer:
         with suppress(OSError, ValueError):  # a process that sends garbage counts as lost
             while line := await reader.readline():
                 self._on_line(connection, line)
-        self._remove(connection, "its process has ended, or left at once")
+        connection.close()
+        self._remove(connection)
 
     def _refusal(self, hello: Hello) -> str:
         """Why a process cannot become a member; empty if it can."""
@@ -185,14 +195,13 @@ class RendezvousServer:
                 event = agent.MessageReceived(f"{GROUP}-{self._groups}", message)
                 self._handle(HostEvent(connection.host, 1, event))
 
-    def _remove(self, connection: Connection, reason: str) -> None:
-        connection.close()
+    def _remove(self, connection: Connection) -> None:
         if self._connections.pop(connection.host, None) is None:
             return
         if self._pool is None:
             self._notify_waiting()
             return
-        self._handle(HostFailed(connection.host, reason))
+        self._handle(HostFailed(connection.host, "its process has ended, or left at once"))
         if not self._connections:
             self._end_group()
 
@@ -249,6 +258,7 @@ class RendezvousServer:
                 connection.send(message)
             case agent.KillWorker():
                 connection.stop()
+                asyncio.get_running_loop().call_soon(self._remove, connection)
 
 
 class Rendezvous:
