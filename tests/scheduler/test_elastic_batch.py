@@ -59,6 +59,16 @@ def test_a_batch_does_not_grow_without_a_gain() -> None:
     assert elastic_batch([demand(batch=BatchRange(64, 1024))], 8)["job-1"].batch_size == 64
 
 
+@pytest.mark.parametrize(("present", "stays"), [(800, True), (400, False)])
+def test_with_the_same_workers_a_batch_stays_that_hardly_differs(present: int, stays: bool) -> None:
+    job = demand(throughput=COMMUNICATES, batch=BatchRange(64, 1024), most=8)
+    best = elastic_batch([job], 8)["job-1"].batch_size
+    target = elastic_batch([replace(job, assigned_workers=8, batch_size=present)], 8)["job-1"]
+    assert target.batch_size == (present if stays else best)
+    elsewhere = elastic_batch([replace(job, assigned_workers=4, batch_size=present)], 8)["job-1"]
+    assert elsewhere.batch_size == best
+
+
 def test_the_memory_of_the_slots_limits_the_batch_and_may_ask_for_more_of_them() -> None:
     limited = demand(throughput=COMMUNICATES, batch=BatchRange(64, 1024, per_slot=40))
     target = elastic_batch([limited], 8)["job-1"]

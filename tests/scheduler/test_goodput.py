@@ -52,6 +52,23 @@ def test_more_noise_makes_larger_batches_worth_more() -> None:
     assert most == 512
 
 
+@pytest.mark.parametrize(("times", "stays"), [(1.0, True), (1.2, True), (0.8, True), (3.0, False), (0.3, False)])
+def test_with_the_same_workers_a_batch_stays_that_has_nearly_the_best_goodput(times: float, stays: bool) -> None:
+    sizes, batches, _ = best_batches(demand(sizes=(4,)), (4,))
+    present = round(times * batches[0])
+    job = demand(sizes=(4,), assigned_workers=4, batch_size=present)
+    assert goodput([job], 16)["a"].batch_size == (present if stays else batches[0])
+    elsewhere = demand(sizes=(4,), assigned_workers=2, batch_size=present)
+    assert goodput([elsewhere], 16)["a"].batch_size == batches[0]
+
+
+def test_a_batch_stays_only_within_the_limits_of_the_job() -> None:
+    _, (best,), _ = best_batches(demand(sizes=(4,)), (4,))
+    limits = BatchRange(16, 512, least_per_slot=int(best) // 4)
+    below = demand(sizes=(4,), assigned_workers=4, batch_size=int(best) - 4, batch=limits)
+    assert goodput([below], 16)["a"].batch_size >= 4 * limits.least_per_slot
+
+
 def test_a_job_without_measurements_keeps_the_smallest_batch_that_its_workers_can_share() -> None:
     unmeasured = demand(throughput=None, noise_scale=None, batch=BatchRange(16, 512, least_per_slot=8))
     sizes, batches, rates = best_batches(unmeasured, (1, 2, 4, 8))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import Tick, WriteAllocation
 from resile_scheduler.core.observations import CHANGE_SECONDS, OBSERVE_SECONDS, Observer
-from resile_scheduler.policies.changes import lost_share, seconds_left, steadily
+from resile_scheduler.policies.changes import lost_share, seconds_left
 from resile_scheduler.policies.demand import BatchRange, Demand, Policy
 from resile_scheduler.policies.elastic_batch import elastic_batch
 from resile_scheduler.policies.fairshare import fairshare
@@ -276,7 +276,7 @@ def test_measurements_that_jitter_by_a_fifth_do_not_move_slots_to_and_fro(
     jobs = [_Job(number, throughput, random.Random(seed + number)) for number, throughput in enumerate(true)]
     changes: list[int] = []
     for turn in range(50):
-        targets = steadily(policy)([job.demand() for job in jobs], 16)
+        targets = policy([job.demand() for job in jobs], 16)
         for job in jobs:
             target = targets[f"job-{job.number}"]
             wanted = target.workers, target.batch_size or job.batch

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 
 from resile_scheduler.core.events import Event, JobChangeRequested
 from resile_scheduler.core.observations import CHANGE_SECONDS
-from resile_scheduler.policies.changes import steadily
 from resile_scheduler.policies.demand import Demand
 from resile_scheduler.policies.elastic_batch import elastic_batch
 from resile_scheduler.policies.table import POLICIES
@@ -69,7 +68,7 @@ def settled_shares(sim: SimulatedPool, checker: Checker) -> dict[str, int]:
         for number, record in enumerate(sim.records.values())
         if is_sharing(record)
     ]
-    targets = steadily(sim.policy)(demands, len(checker.usable()))
+    targets = sim.policy(demands, len(checker.usable()))
     return {job: target.workers for job, target in targets.items() if target.workers}
 
 

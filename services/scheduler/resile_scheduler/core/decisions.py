@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from resile_shared.messages.jobs import Intent, JobState
 
-from ..policies.changes import steadily
 from ..policies.demand import Demand, Policy, Target
 from ..policies.no_slots import no_slots
 from .allocator import Allocator, next_change
@@ -65,7 +64,7 @@ class Decisions:
         self._environments = environments
         self._allocator = allocator
         self._recovery = recovery
-        self._policy = steadily(policy)
+        self._policy = policy
         self._is_suspended = False
         self._groups = HostGroups(pool)
         self._views: dict[str, JobView] = {}
@@ -87,7 +86,7 @@ class Decisions:
 
     def change_policy(self, policy: Policy, cause: str) -> None:
         """Use ``policy`` from now on; ``cause`` is the reason in the histories."""
-        self._policy = steadily(policy)
+        self._policy = policy
         self._pool.changed(None, cause)
 
     def suspend(self) -> None:

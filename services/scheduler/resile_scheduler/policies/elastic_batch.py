@@ -7,7 +7,8 @@ factor T(n, b*(n)) / T(n_min, b_min) says how many times as fast it is as on the
 
 Arrivals are admitted one at a time, after the jobs that hold slots, as long as the minimums of all fit; the others
 wait. A slot that makes no job faster stays idle. A job that was not measured is taken to scale perfectly. Another
-number of workers than a job has is worth less by the training that the change costs.
+number of workers than a job has is worth less by the training that the change costs. With as many as it has it keeps
+its batch, unless the best one is quite different.
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ Mask = NDArray[np.bool_]
 
 ENOUGH = 0.99
 """The best batch is the smallest with this much of the highest throughput: a larger one learns less per sample."""
+SAME_BATCH = 1.5
+"""A batch that differs by no more than this factor is not worth a change of its own."""
 NUM_HALVINGS = 8
 """Of the ratio between the least and the most, in search of it."""
 
@@ -47,10 +50,19 @@ def elastic_batch(demands: Sequence[Demand], num_slots: int) -> dict[str, Target
     given = targets([demand for demand in demands if demand.job not in shares], shares, num_slots)
     for demand in demands:
         if demand.job in shares:
-            given[demand.job] = options[demand.job].target(demand, shares[demand.job])
+            given[demand.job] = _steady(demand, options[demand.job].target(demand, shares[demand.job]))
         elif not len(options[demand.job].sizes):
             given[demand.job] = Target(0, _impossible(demand))
     return {demand.job: given[demand.job] for demand in demands}
+
+
+def _steady(demand: Demand, target: Target) -> Target:
+    """Return the target with the present batch, if that is nearly the same and has a change of its own."""
+    present, best = demand.batch_size, target.batch_size
+    if target.workers == demand.assigned_workers and present and best and present != best:
+        is_same = max(present, best) <= SAME_BATCH * min(present, best)
+        return replace(target, batch_size=present) if is_same else target
+    return target
 
 
 def _with_least(demand: Demand, sizes: Ints) -> Demand:

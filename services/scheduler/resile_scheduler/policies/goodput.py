@@ -11,7 +11,8 @@ al., "An empirical model of large-batch training", 2018). So each number of work
   more to be twice as slow than it is worth to another to be twice as fast.
 - The weight falls with the slot-seconds that the job has attained: as nobody knows how long jobs are, those that have
   had little are the likeliest to be complete soon. It rises with the job's priority.
-- Another size than now must earn more than the change costs, until the next decision that changes it.
+- Another size than now must earn more than the change costs, until the next decision that changes it. With the same
+  size the batch stays while it has nearly the best goodput.
 
 Slots that would not make any job faster stay idle. A job that has waited for long gets its minimum in its turn.
 """
@@ -41,6 +42,8 @@ NEW_SLOT_SECONDS = 3600.0
 """Up to about so many attained slot-seconds a job counts as new."""
 NUM_BATCHES = 50
 """So many batch sizes are compared, in equal ratios."""
+SAME_GOODPUT = 0.98
+"""A batch with so much of the best goodput is as good."""
 
 
 def goodput(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
@@ -170,7 +173,21 @@ def _target(
     index = sizes.index(workers)
     speed_up = goodputs[index] / _equal_share(sizes, goodputs, share)
     reason = f"goodput: {speed_up:.2g} times that of an equal share"
-    return Target(workers, reason, batch_size=int(batches[index]) if demand.batch else None)
+    best = int(batches[index]) if demand.batch else None
+    is_kept = workers == demand.assigned_workers and _present(demand) >= SAME_GOODPUT * goodputs[index]
+    return Target(workers, reason, batch_size=demand.batch_size if is_kept and best else best)
+
+
+def _present(demand: Demand) -> float:
+    """Return the goodput with the workers and the batch that the job has; 0 if that is not known, or not allowed."""
+    size, workers, noise, limits = demand.batch_size, demand.assigned_workers, demand.noise_scale, demand.batch
+    if limits is None or demand.throughput is None or noise is None:
+        return 0.0
+    if not max(limits.least, workers * limits.least_per_slot) <= size <= limits.most:
+        return 0.0
+    across = demand.slots_per_host is not None and workers > demand.slots_per_host
+    worth = (noise + limits.least) / (noise + size) if isfinite(noise) else 1.0
+    return worth * size / demand.throughput.seconds_of(workers, size, across=across)
 
 
 def _waiting(demand: Demand, sizes: Sizes, num_slots: int) -> str:
