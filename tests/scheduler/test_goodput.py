@@ -54,7 +54,7 @@ def test_more_noise_makes_larger_batches_worth_more() -> None:
 
 @pytest.mark.parametrize(("times", "stays"), [(1.0, True), (1.2, True), (0.8, True), (3.0, False), (0.3, False)])
 def test_with_the_same_workers_a_batch_stays_that_has_nearly_the_best_goodput(times: float, stays: bool) -> None:
-    sizes, batches, _ = best_batches(demand(sizes=(4,)), (4,))
+    _, batches, _ = best_batches(demand(sizes=(4,)), (4,))
     present = round(times * batches[0])
     job = demand(sizes=(4,), assigned_workers=4, batch_size=present)
     assert goodput([job], 16)["a"].batch_size == (present if stays else batches[0])
