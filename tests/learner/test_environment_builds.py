@@ -1,5 +1,6 @@
 """Environments asked for ahead are built one at a time, kept while they are asked for, and each step is reported."""
 
+import asyncio
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,6 +106,25 @@ async def test_builds_are_one_at_a_time_in_the_order_that_is_asked_for(tmp_path:
     await host.reports_last("later", "ready")
     assert list(host.reports) == ["there", "slow", "urgent", "later"]
     await until(lambda: has_ended(pid))
+    await host.builds.close()
+
+
+async def test_a_job_that_is_behind_another_does_not_build_before_that_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Builder(tmp_path, first="first", second="second")
+    add_wheel(host.wheels, "first", "1.0")
+    add_wheel(host.wheels, "second", "1.0")
+    has = JobEnvironments.has
+
+    async def has_slowly(self: JobEnvironments, storage: str, requirements: tuple[str, ...]) -> bool:
+        await asyncio.sleep(1.0 if requirements == ("first",) else 0.0)
+        return await has(self, storage, requirements)
+
+    monkeypatch.setattr(JobEnvironments, "has", has_slowly)
+    host.builds.prepare(("first", "second"))
+    await host.reports_last("second", "ready")
+    assert list(host.reports) == ["first", "second"]
     await host.builds.close()
 
 

@@ -34,6 +34,8 @@ class EnvironmentBuilds:
         """In the order in which they are asked for."""
         self._held: dict[str, ExitStack] = {}
         self.waiting: dict[str, asyncio.Event] = {}
+        self._undecided: set[str] = set()
+        """Jobs of which it is not known yet whether they have to wait for a turn: it comes before those behind them."""
         """The jobs whose builds wait for their turn."""
         self._building = ""
 
@@ -59,15 +61,20 @@ class EnvironmentBuilds:
             self._post(EnvironmentReport(job=job, state="failed", reason=reason, is_hosts_fault=is_hosts_fault))
 
     async def _build(self, job: str) -> None:
-        entry = await self._context.jobs.get(job)
-        if entry is None:
-            raise ResileError(f"no record of job {job} is stored")
-        requirements, storage = entry.value.spec.requirements, self._context.storage_of(job)
-        on_line = partial(self._on_line, job, None, "stderr")
+        self._undecided.add(job)
         environments = self._context.environments
-        is_there = await environments.has(storage, requirements)
-        if not is_there:
-            await self._wait_for_turn(job)
+        try:
+            entry = await self._context.jobs.get(job)
+            if entry is None:
+                raise ResileError(f"no record of job {job} is stored")
+            requirements, storage = entry.value.spec.requirements, self._context.storage_of(job)
+            on_line = partial(self._on_line, job, None, "stderr")
+            is_there = await environments.has(storage, requirements)
+            if not is_there:
+                await self._wait_for_turn(job)
+        finally:
+            self._undecided.discard(job)
+            self._give_turn()
         try:
             if not is_there:
                 self._post(EnvironmentReport(job=job, state="building"))
@@ -80,6 +87,7 @@ class EnvironmentBuilds:
 
     async def _wait_for_turn(self, job: str) -> None:
         turn = self.waiting[job] = asyncio.Event()
+        self._undecided.discard(job)
         self._give_turn()
         try:
             await turn.wait()
@@ -96,8 +104,8 @@ class EnvironmentBuilds:
 
     def _give_turn(self) -> None:
         """Let the first job that waits build, if none does."""
-        first = next((job for job in self._tasks if job in self.waiting), "")
-        if first and not self._building:
+        first = next((job for job in self._tasks if job in self.waiting or job in self._undecided), "")
+        if first in self.waiting and not self._building:
             self._building = first
             self.waiting.pop(first).set()
 
