@@ -87,11 +87,12 @@ class _Options:
         """Return the scaling factors, less what a change costs of the one with the workers that the job has."""
         if not demand.assigned_workers or not demand.change_seconds:
             return self.scaling
-        is_change = self.sizes != demand.assigned_workers
-        if is_change.all():
+        present = int(self.sizes.searchsorted(demand.assigned_workers))
+        if present == len(self.sizes) or self.sizes[present] != demand.assigned_workers:
             return self.scaling
-        lost = lost_share(demand) * float(self.scaling[~is_change][0])
-        return np.where(is_change, self.scaling - lost, self.scaling)
+        worth: Floats = self.scaling - lost_share(demand) * self.scaling[present]
+        worth[present] = self.scaling[present]
+        return worth
 
     def target(self, demand: Demand, workers: int) -> Target:
         """Return ``workers`` with their batch, and why."""

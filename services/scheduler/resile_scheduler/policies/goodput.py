@@ -17,6 +17,7 @@ al., "An empirical model of large-batch training", 2018). So each number of work
 Slots that would not make any job faster stay idle. A job that has waited for long gets its minimum in its turn.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from math import inf, isfinite
@@ -29,7 +30,7 @@ from .deadlines import with_needed
 from .demand import BatchRange, Demand, Target
 from .ranking import in_turn, is_due
 from .shares import admit, within_sizes
-from .solver import Curve, solve
+from .solver import Curve, Ints, solve
 from .throughput import Throughput
 
 Floats = NDArray[np.float64]
@@ -151,18 +152,26 @@ def _curve(demand: Demand, sizes: Sizes, _: Floats, goodputs: Floats, *, share: 
     """Return what sizes are worth; no slots at all is one of them, unless the job ``keeps`` its minimum."""
     if not sizes:
         return Curve(np.array([0]), np.array([0.0]))
-    speed_ups = goodputs / _equal_share(sizes, goodputs, share)
-    is_change = np.array(sizes) != demand.assigned_workers
-    speed_ups *= np.where(is_change, 1.0 - lost_share(demand), 1.0)
+    speed_ups, equal = np.zeros(len(sizes) + 1), _equal_share(sizes, goodputs, share)
+    speed_ups[1:] = goodputs * ((1.0 - lost_share(demand)) / equal)
+    if demand.assigned_workers in sizes:
+        present = sizes.index(demand.assigned_workers)
+        speed_ups[present + 1] = goodputs[present] / equal
     weight = demand.priority / np.sqrt(demand.attained + NEW_SLOT_SECONDS)
-    worth = -weight * (np.append(0.0, speed_ups) + WITHOUT_SLOTS) ** EXPONENT
-    return Curve(np.array(sizes), worth[1:]) if keeps else Curve(np.append(0, sizes), worth)
+    worth = -weight * (speed_ups + WITHOUT_SLOTS) ** EXPONENT
+    with_none = _with_none(sizes)
+    return Curve(with_none[1:], worth[1:]) if keeps else Curve(with_none, worth)
+
+
+@lru_cache(maxsize=4096)
+def _with_none(sizes: Sizes) -> Ints:
+    """Return the sizes after that without slots."""
+    return np.array((0, *sizes))
 
 
 def _equal_share(sizes: Sizes, goodputs: Floats, share: int) -> float:
     """Return the goodput of the largest size within an equal share, or of the smallest one."""
-    within = [index for index, size in enumerate(sizes) if size <= share]
-    return float(goodputs[within[-1] if within else 0])
+    return float(goodputs[max(bisect_right(sizes, share) - 1, 0)])
 
 
 def _target(

@@ -96,12 +96,16 @@ class _Points:
 
 def _firsts(groups: Ints) -> Ints:
     """Return where each run of equal numbers begins."""
-    return np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))
+    is_first = np.ones(len(groups), dtype=bool)
+    np.not_equal(groups[1:], groups[:-1], out=is_first[1:])
+    return is_first.nonzero()[0]
 
 
 def _lasts(groups: Ints) -> Ints:
     """Return where each run of equal numbers ends."""
-    return np.flatnonzero(np.diff(groups, append=groups[-1:] + 1))
+    is_last = np.ones(len(groups), dtype=bool)
+    np.not_equal(groups[1:], groups[:-1], out=is_last[:-1])
+    return is_last.nonzero()[0]
 
 
 def _price(points: _Points, num_slots: int) -> tuple[float, Ints]:
