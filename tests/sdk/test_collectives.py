@@ -281,9 +281,10 @@ def test_a_member_that_was_removed_may_send_before_it_reads_so(rendezvous: Rende
     with enroll(rendezvous, size=2) as removed:
         with pytest.raises(JoinTimeout, match="could not be reached"):
             join(rendezvous.address, size=2, timeout=2.0)
-        while b"stop" not in removed.recv(4096, socket.MSG_PEEK):
+        while b"stop" not in (unread := removed.recv(4096, socket.MSG_PEEK)):
+            assert unread, "the connection has ended without a word"
             time.sleep(0.01)
-        for _ in range(3):
+        for _ in range(3):  # to a closed connection the first is sent, and the next fails once its answer is here
             removed.sendall(encode(LeaveRequested()))
             time.sleep(0.1)
         assert b"stop" in removed.recv(4096)
