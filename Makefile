@@ -4,7 +4,7 @@
 #   TORCH_ARGS=...  more arguments for `pip install torch`, to choose another build of it
 #   PYTEST_ARGS=... more arguments for pytest; `-n 0` runs the tests in one process, for a debugger
 #   BENCH_ARGS=...  arguments for the benchmarks, instead of --quick
-#   CHAOS_ARGS=...  arguments for the campaign, instead of --minutes 10
+#   CHAOS_ARGS=...  arguments for the first campaign of `make chaos`, instead of --minutes 10
 #   FUZZ_SECONDS=... how long `make fuzz` tries new input for each fuzzer, instead of 120
 #   WORLD_SECONDS=... how long `make world` runs, instead of 60; SEED=... the world of one seed alone, with its story
 #   SOAK_MINUTES=... how long `make soak` runs, instead of 30
@@ -22,6 +22,7 @@ IN_PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?= --quick
 CHAOS_ARGS ?= --minutes 10
 FUZZ_SECONDS ?= 120
+CAMPAIGN := $(BIN)/resile chaos campaign --own-pool tests/chaos/scripts/attacked.py
 BENCHMARKS := $(wildcard bench/checkpoint.py bench/decisions.py bench/exchange.py bench/page.py bench/policies.py bench/pool.py bench/recovery.py bench/registry.py bench/rescale.py bench/second_job.py bench/shards.py bench/simulate.py bench/solver.py bench/startup.py bench/steady.py bench/tracing.py)
 
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
@@ -79,8 +80,10 @@ mutants: $(STAMP)
 holes: $(STAMP)
 	$(BIN)/python -m tests.world.holes
 
+# Hosts with networks of their own, and then a pool whose storage is an S3 server, which they could not reach.
 chaos: $(STAMP)
-	$(BIN)/resile chaos campaign --own-pool tests/chaos/scripts/attacked.py $(CHAOS_ARGS)
+	$(CAMPAIGN) $(CHAOS_ARGS)
+	$(CAMPAIGN) --s3 --minutes 3 $(foreach attack,kill freeze slow corrupt,--only '$(attack) object-store') --only 'kill job'
 
 # Pools that are wrong on purpose: a campaign against each must find its broken promise.
 chaos-wrong: $(STAMP)
