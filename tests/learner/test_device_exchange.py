@@ -13,14 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resile_learner.collectives.device import communicators
+from resile_learner.collectives.device import communicators, exchange
 from resile_learner.collectives.device.communicator import Condition
-from resile_learner.collectives.device.exchange import DeviceExchange
+from resile_learner.collectives.device.exchange import DeviceExchange, DeviceStuck
 from resile_learner.collectives.device.plan import plan_bucket
 from resile_learner.collectives.device.process_group import DeviceGroup as Group
 from resile_learner.collectives.device.process_group import Operand
 from resile_learner.collectives.device.selection import VARIABLE, exchange_device
 from resile_learner.collectives.device.store import Board
+from resile_learner.collectives.device.streams import ExchangeStream
 from resile_learner.collectives.spec import Abandoned, Repeated, RoundSpec, Tag
 from resile_learner.collectives.tree import pieces, ranges
 
@@ -38,6 +39,8 @@ class Watched:
         self.rank = group.rank
         self.group = group
         self.num_operations = 0
+        self.failure = ""
+        self.is_aborted = threading.Event()
         self._on_operation = on_operation
 
     @property
@@ -56,8 +59,12 @@ class Watched:
         self._on_operation(self.num_operations)
         self.num_operations += 1
 
+    def error(self) -> str:
+        return self.failure or self.group.error()
+
     def abort(self) -> None:
         self.group.abort()
+        self.is_aborted.set()
 
 
 @pytest.fixture
@@ -203,6 +210,78 @@ def test_a_device_that_fails_makes_all_members_repeat_the_round_over_tcp(make_gr
     assert "an uncorrectable ECC error" in group.nodes[1].reports[0]
     check_round(group, [0, 1], Tag(2, 3), work)
     assert made[0].num_operations, "the next generation uses its devices again"
+
+
+def test_an_error_that_no_call_raises_makes_all_members_repeat_the_round(
+    make_group, watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's operations are queued: an error shows when it is asked for, and an abort ends the wait as success does."""
+    made = watched()
+
+    def wait_for_device() -> None:
+        made[1].failure = "NCCL error: remote process exited or there was a network error"
+        assert made[1].is_aborted.wait(PATIENCE_SECONDS)
+
+    def check_and_wait() -> None:
+        check()
+        if communicator.condition is Condition.ENDED:
+            communicator._thread.join(PATIENCE_SECONDS)
+
+    group = make_group(3)
+    work = make_work(6, [70_000, 50_001])
+    specs = [work.spec(worker, [0, 1, 2], Tag(1, 0)) for worker in range(3)]
+    opened = wait([start(lambda w=w: group.nodes[w].begin(specs[w])) for w in range(3)])
+    monkeypatch.setattr(opened[1]._exchange._stream, "wait", wait_for_device)
+    communicator = group.nodes[1].communicators.of(1)
+    check = communicator.check
+    monkeypatch.setattr(communicator, "check", check_and_wait)
+    calls = [start(lambda w=w: _finish(opened[w], specs[w])) for w in range(3)]
+    assert all(isinstance(call.exception(PATIENCE_SECONDS), Repeated) for call in calls)
+    assert "remote process exited" in group.nodes[1].reports[0]
+    check_round(group, [0, 1, 2], Tag(1, 1), work)
+
+
+class LateCopy:
+    """The event of copies that are made when it has been asked three times: whoever reads them earlier reads others."""
+
+    def __init__(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        self._targets = targets
+        self._sources = sources
+        self._num_queries = 0
+
+    def query(self) -> bool:
+        self._num_queries += 1
+        if self._num_queries == 3:
+            for target, source in zip(self._targets, self._sources, strict=True):
+                target.copy_(source)
+        return self._num_queries >= 3
+
+
+def test_gradients_that_leave_the_device_late_are_sent_when_they_are_there(
+    make_group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over TCP and through the host's memory, where a hook does not wait for the device either."""
+    monkeypatch.setattr(exchange, "CPU", torch.device("meta"))
+    monkeypatch.setattr(ExchangeStream, "copy", lambda stream, targets, sources: LateCopy(targets, sources))
+    group = make_group(3)
+    exchanges = [_plain_exchange(node) for node in group.nodes]
+    for number in range(3):
+        assert _check(exchanges, number=number) == ["copied from the devices; over TCP"] * 3
+
+
+def test_a_worker_ends_if_its_device_does_not_leave_an_abandoned_round(
+    make_group, watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is queued behind aborted operations still writes sums; so the memory must not be used again."""
+    watched()
+    group = make_group(2)
+    work = make_work(4, [70_000])
+    spec = work.spec(0, [0, 1], Tag(1, 0))
+    opened = start(lambda: group.nodes[0].begin(spec)).result(PATIENCE_SECONDS)
+    opened.push(0)
+    monkeypatch.setattr(ExchangeStream, "drain", lambda stream, seconds: False)
+    with pytest.raises(DeviceStuck):
+        opened.abandon()
 
 
 def test_members_that_agree_in_a_round_use_their_devices_from_the_next(make_group, watched) -> None:

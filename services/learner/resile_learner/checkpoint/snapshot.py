@@ -73,4 +73,4 @@ def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
     for source, target in zip(sources, targets, strict=True):
         target.copy_(source, non_blocking=source.is_cuda)
     for device in {source.device for source in sources if source.is_cuda}:
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()  # others may wait for workers that are about to join

@@ -1,6 +1,6 @@
 """The communicator of one generation: a process group, and the thread that forms it and runs all of its operations.
 
-No other thread calls the library, except to abort: whoever gives up on a communicator never waits for a peer.
+No other thread calls the library, except to abort, and to ask for errors: nobody else ever waits for a peer.
 """
 
 import threading
@@ -12,6 +12,8 @@ from queue import SimpleQueue
 from .process_group import DeviceGroup
 
 Task = Callable[[DeviceGroup], None]
+Form = Callable[[Task], DeviceGroup]
+"""Forms a group; the argument is called with it as soon as it can be aborted."""
 
 
 class Condition(Enum):
@@ -25,7 +27,8 @@ class Condition(Enum):
 class Communicator:
     """Forms a group by ``form`` in the background, then runs tasks one after the other. From any thread.
 
-    ``give_up`` makes a ``form`` that waits for other members fail.
+    ``give_up`` makes a ``form`` that waits for other members fail. One that has not formed after ``forming_seconds``
+    ends, also where a call of the library does not return.
 
     ``on_change`` is called after each change of ``condition``, and after each task, by the communicator's thread.
     """
@@ -33,9 +36,10 @@ class Communicator:
     def __init__(
         self,
         name: str,
-        form: Callable[[], DeviceGroup],
+        form: Form,
         on_change: Callable[[], None],
         *,
+        forming_seconds: float,
         give_up: Callable[[], None] = lambda: None,
     ) -> None:
         self.reason = ""
@@ -45,10 +49,15 @@ class Communicator:
         self._on_change = on_change
         self._condition = Condition.FORMING
         self._group: DeviceGroup | None = None
-        self._has_aborted = False
+        self._has_aborted = threading.Event()
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._lock = threading.Lock()
+        self._abort_lock = threading.Lock()
         self._has_settled = threading.Event()
+        reason = f"the devices were not connected within {forming_seconds:g} seconds"
+        self._deadline = threading.Timer(forming_seconds, self._give_up_forming, [reason])
+        self._deadline.name, self._deadline.daemon = f"resile-{name}-deadline", True
+        self._deadline.start()
         self._thread = threading.Thread(target=self._run, name=f"resile-{name}", daemon=True)
         self._thread.start()
 
@@ -67,13 +76,21 @@ class Communicator:
             self._give_up()
             threading.Thread(target=self._abort, name=f"{self._thread.name}-abort", daemon=True).start()
 
+    def check(self) -> None:
+        """End it if the library has reported an error of an operation for which the device still waits."""
+        group = self._group
+        if group is not None and (error := group.error()):
+            self.abandon(error)
+
     def await_forming(self, seconds: float) -> None:
         """Wait until it has formed or ended."""
         self._has_settled.wait(seconds)
 
     def await_end(self, seconds: float) -> bool:
-        """After `abandon`: wait until it uses no memory of a task any more; return whether that is so."""
+        """After `abandon`: wait until its operations are aborted, and it queues none; return whether that is so."""
         deadline = time.monotonic() + seconds
+        if not self._has_aborted.wait(seconds):
+            return False
         while self._thread.is_alive() and not self._has_released_memory:
             if time.monotonic() > deadline:
                 return False
@@ -83,40 +100,57 @@ class Communicator:
     @property
     def _has_released_memory(self) -> bool:
         group = self._group
-        return self._has_aborted and group is not None and group.has_released_memory
+        return group is not None and group.has_released_memory
+
+    def _give_up_forming(self, reason: str) -> None:
+        if not self._has_settled.is_set():
+            self.abandon(reason)
+
+    def _settle(self) -> None:
+        self._has_settled.set()
+        self._deadline.cancel()
+        self._on_change()
 
     def _end(self, reason: str) -> bool:
         with self._lock:
             if self._condition is Condition.ENDED:
                 return False
             self._condition, self.reason = Condition.ENDED, reason
-        self._has_settled.set()
         self._tasks.put(None)
-        self._on_change()
+        self._settle()
         return True
 
     def _abort(self) -> None:
-        if group := self._group:
-            group.abort()
-            self._has_aborted = True
+        """Abort the group, if there is one: the first thread does, others wait for it."""
+        with self._abort_lock:
+            if self._group is not None and not self._has_aborted.is_set():
+                self._group.abort()
+                self._has_aborted.set()
+
+    def _on_group(self, group: DeviceGroup) -> None:
+        self._group = group
+        if self._condition is Condition.ENDED:
+            raise RuntimeError(self.reason)
 
     def _run(self) -> None:
         try:
-            self._group = self._form()
+            self._group = self._form(self._on_group)
             with self._lock:
                 if self._condition is Condition.FORMING:
                     self._condition = Condition.READY
-            self._has_settled.set()
-            self._on_change()
+            self._settle()
             while self._condition is Condition.READY and (task := self._tasks.get()) is not None:
                 task(self._group)
                 del task  # it holds tensors
                 self._on_change()
         except Exception as error:
-            if self._end(_first_line(error)):
-                self._abort()
+            self._end(_first_line(error))
         finally:
-            self._group = None
+            try:
+                self._abort()  # what is queued on the device may wait for a peer that does not come
+            finally:
+                self._has_aborted.set()  # or there was no group
+                self._group = None
 
 
 def _first_line(error: Exception) -> str:

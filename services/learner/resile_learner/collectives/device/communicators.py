@@ -8,9 +8,10 @@ from functools import partial
 import torch
 from torch._C._distributed_c10d import Store
 
-from .communicator import Communicator, Condition
+from .communicator import Communicator, Condition, Task
 from .process_group import DeviceGroup, GlooGroup, NcclGroup
 from .store import Board, PeerStore
+from .streams import ExchangeStream
 
 FORMING_SECONDS = 60.0
 OPERATION_SECONDS = 600.0
@@ -87,8 +88,9 @@ class Communicators:
         timeout = timedelta(seconds=FORMING_SECONDS)
         store = PeerStore(board, partial(self._send, others, generation), timeout=timeout)
         rank = workers.index(self._worker)
-        form = partial(connect, store, rank=rank, size=len(workers), host=self._host, device=device)
-        return Communicator(f"generation-{generation}", form, self._notify, give_up=store.close)
+        form = partial(connect, store=store, rank=rank, size=len(workers), host=self._host, device=device)
+        name = f"generation-{generation}"
+        return Communicator(name, form, self._notify, forming_seconds=FORMING_SECONDS, give_up=store.close)
 
     def _board(self, generation: int) -> Board:
         if generation not in self._boards:
@@ -98,21 +100,29 @@ class Communicators:
         return self._boards[generation]
 
 
-def connect(store: Store, *, rank: int, size: int, host: str, device: torch.device) -> DeviceGroup:
-    """Form the process group for tensors on ``device``, and move something between all ranks.
+def connect(on_group: Task, *, store: Store, rank: int, size: int, host: str, device: torch.device) -> DeviceGroup:
+    """Form the process group for tensors on ``device``, pass it to ``on_group``, and move something between all ranks.
 
-    Raises RuntimeError or TimeoutError, after ``FORMING_SECONDS`` at the latest.
+    This uses a stream of its own: the compute of the old generation goes on meanwhile, and waits for nobody here.
+    Raises RuntimeError or TimeoutError.
     """
     group: DeviceGroup
     if device.type == "cuda":
         group = NcclGroup(store, rank=rank, size=size, device=device, timeout=timedelta(seconds=OPERATION_SECONDS))
     else:
         group = GlooGroup(store, rank=rank, size=size, host=host, forming=timedelta(seconds=FORMING_SECONDS))
+    on_group(group)
+    with ExchangeStream(device).after(None):
+        _probe(group, size, device)
+    return group
+
+
+def _probe(group: DeviceGroup, size: int, device: torch.device) -> None:
     probe = torch.zeros(size, dtype=torch.uint8, device=device)
     own = torch.ones(1, dtype=torch.uint8, device=device)
+    rank = group.rank
     others = [peer for peer in range(size) if peer != rank]
     group.exchange([(peer, own) for peer in others], [(peer, probe[peer : peer + 1]) for peer in others])
     group.gather(probe, probe[rank : rank + 1].fill_(1))
     if int(probe.sum()) != size:
         raise RuntimeError("the devices moved other bytes than those that were sent")
-    return group

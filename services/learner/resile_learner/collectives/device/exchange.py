@@ -12,6 +12,7 @@ that is lost breaks its link, and the communicator is given up with the round.
 
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
@@ -33,6 +34,10 @@ from .streams import ExchangeStream
 from .summing import Rows, sum_bucket
 
 ABORT_SECONDS = 60.0
+CHECK_SECONDS = 1.0
+"""How often the library is asked for errors while the device is waited for."""
+COPY_SECONDS = 0.001
+"""How often a copy to the host is looked at while it is waited for."""
 Key = tuple[int, Workers]
 
 
@@ -132,7 +137,7 @@ class DeviceExchange:
             return self._exchange.begin(spec.without_sums()), _Alone(spec)
         staged = self._staging.stage(spec)
         inner = self._exchange.begin(staged)
-        return inner, _Staged(inner, spec, staged)
+        return inner, _Staged(inner, spec, staged, self._stream_of(spec))
 
     def _stream_of(self, spec: RoundSpec) -> ExchangeStream:
         if self._stream is None:
@@ -228,23 +233,48 @@ class _OverTcp(Carrier):
 
 
 class _Staged(_OverTcp):
-    """Sums on a device, over the links: copied to the host and back."""
+    """Sums on a device, over the links: copied to the host and back.
 
-    def __init__(self, inner: OpenRound, spec: RoundSpec, staged: RoundSpec) -> None:
+    A hook that pushes a bucket does not wait for the device: the bucket goes out from a later hook, or at the end.
+    """
+
+    def __init__(self, inner: OpenRound, spec: RoundSpec, staged: RoundSpec, stream: ExchangeStream) -> None:
         super().__init__(inner)
         self._spec = spec
         self._hosts = staged
+        self._stream = stream
+        self._copying: deque[tuple[int, torch.cuda.Event | None]] = deque()
+        """Buckets on their way to the host, in order, and when they are there."""
 
     def path(self, inner: OpenRound) -> str:
         """See ``Carrier.path``."""
         return f"copied from the devices; {inner.path}"
 
     def push(self, bucket: int) -> None:
-        copy_all(self._hosts.partials[bucket], self._spec.partials[bucket])
-        super().push(bucket)
+        copied = self._stream.copy(self._hosts.partials[bucket], self._spec.partials[bucket])
+        self._copying.append((bucket, copied))
+        self._push_copied()
+
+    def settle(self, inner: OpenRound) -> str:
+        while self._copying:
+            inner.progress_until(self._is_next_copied, seconds=COPY_SECONDS)
+            self._push_copied()
+        return ""
+
+    def _is_next_copied(self) -> bool:
+        _, copied = self._copying[0]
+        return copied is None or copied.query()  # type: ignore[no-untyped-call]
+
+    def _push_copied(self) -> None:
+        while self._copying and self._is_next_copied():
+            super().push(self._copying.popleft()[0])
 
     def complete(self) -> None:
         copy_all(self._spec.sums, self._hosts.sums)
+
+    def abandon(self) -> None:
+        if not self._stream.drain(ABORT_SECONDS):
+            raise DeviceStuck
 
 
 class _Alone(Carrier):
@@ -292,6 +322,8 @@ class _OnDevices(Carrier):
             sum_bucket(plan, spec.partials[bucket], sums, group, self._rows)
         if bucket == len(spec.sums) - 1:
             self._stream.wait()
+            if self._communicator.condition is Condition.ENDED:  # an abort ends the wait, too
+                raise RuntimeError(self._communicator.reason)
         self._num_summed += 1
 
     def settle(self, inner: OpenRound) -> str:
@@ -303,7 +335,9 @@ class _OnDevices(Carrier):
             is_done = self._num_summed == self._num_pushed or self._communicator.condition is Condition.ENDED
             return is_done or self._has_peer_failed(inner) or time.monotonic() > deadline
 
-        inner.progress_until(is_settled, seconds=OPERATION_SECONDS)
+        while not is_settled():
+            inner.progress_until(is_settled, seconds=CHECK_SECONDS)
+            self._communicator.check()
         if self._num_summed == self._num_pushed:
             return ""
         reason = self._communicator.reason or (
@@ -319,5 +353,5 @@ class _OnDevices(Carrier):
 
     def abandon(self) -> None:
         self._communicator.abandon("a round was abandoned")
-        if not self._communicator.await_end(ABORT_SECONDS):
+        if not (self._communicator.await_end(ABORT_SECONDS) and self._stream.drain(ABORT_SECONDS)):
             raise DeviceStuck

@@ -47,8 +47,14 @@ class DeviceGroup(Protocol):
     def gather(self, whole: Tensor, own: Tensor) -> None:
         """Fill ``whole`` with the equal parts of all ranks in rank order; ``own`` is a view of this rank's part."""
 
+    def error(self) -> str:
+        """Why operations for which the device still waits have failed; empty if none has. From any thread."""
+
     def abort(self) -> None:
-        """End all operations of this process, now and later. From any thread, and without waiting for a peer."""
+        """End all operations of this process, now and later. From any thread, and without waiting for a peer.
+
+        What is queued on the device behind them runs afterwards, with whatever they have left.
+        """
 
 
 class GlooGroup:
@@ -92,6 +98,10 @@ class GlooGroup:
         if self._is_aborted:
             raise RuntimeError("the process group was aborted")
 
+    def error(self) -> str:
+        """See ``DeviceGroup``. The calls wait for the operations, and raise."""
+        return ""
+
     def abort(self) -> None:
         """See ``DeviceGroup``."""
         self._is_aborted = True
@@ -113,11 +123,12 @@ class NcclGroup:
         self.rank = rank
         self._store = store
         self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+        self._last: dist.Work | None = None
         self._group.eager_connect_single_device(device)
 
     @property
     def has_released_memory(self) -> bool:
-        """See ``DeviceGroup``. What is queued on the device uses it until the thread that waits for it has ended."""
+        """See ``DeviceGroup``. The calls return at once; ``ExchangeStream.drain`` waits for what they have queued."""
         return False
 
     def exchange(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
@@ -129,11 +140,22 @@ class NcclGroup:
             self._group.recv([_bytes(data)], peer, 0)
         for peer, data in sends:
             self._group.send([_bytes(data)], peer, 0)
-        self._group._end_coalescing().wait()
+        self._queue(self._group._end_coalescing())
 
     def gather(self, whole: Tensor, own: Tensor) -> None:
         """See ``DeviceGroup``."""
-        self._group._allgather_base(_bytes(whole), _bytes(own)).wait()
+        self._queue(self._group._allgather_base(_bytes(whole), _bytes(own)))
+
+    def _queue(self, work: dist.Work) -> None:
+        """Let what follows on the current stream wait for an operation."""
+        self._last = work
+        work.wait()
+
+    def error(self) -> str:
+        """See ``DeviceGroup``. Errors are those of the communicator, so the last operation has them all."""
+        work = self._last
+        failure = work.exception() if work is not None and work.is_completed() else None
+        return str(failure or "")
 
     def abort(self) -> None:
         """See ``DeviceGroup``."""

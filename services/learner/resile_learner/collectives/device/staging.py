@@ -23,7 +23,8 @@ class Staging:
 
     def _host(self, tensor: Tensor) -> Tensor:
         if tensor not in self._hosts:
-            self._hosts[tensor] = torch.zeros_like(tensor, device="cpu").pin_memory()
+            pinned = tensor.is_cuda
+            self._hosts[tensor] = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
         return self._hosts[tensor]  # type: ignore[no-any-return]
 
 
