@@ -46,12 +46,24 @@ def test_validation_is_kept_apart_from_the_reports_that_repeat_it() -> None:
     assert message.training.iterations == (5, 10, 11)
 
 
+def test_the_scores_of_an_iteration_that_was_reported_before_its_validation_are_kept() -> None:
+    told = [(1, progress(9)), (1, progress(10)), (1, progress(10, 0.1, ends_epoch=True)), (1, progress(11))]
+    for curves in (curves_of(told), curves_of(told[1:], JobCurves.of(curves_of(told[:2]).message(sequence=1)))):
+        message = curves.message(sequence=1)
+        assert message.validation.iterations == (10,)
+        assert message.training.iterations == (9, 10, 11)
+        assert message.training.values["loss"] == (0.5, 0.5, 0.5), "a point is the first report of its iteration"
+    assert not curves_of(told[:3]).add(told[1][1], generation=1, time=0, workers=1), "it is read again"
+
+
 def test_a_job_that_resumes_from_a_checkpoint_draws_over_what_it_lost() -> None:
     curves = curves_of([(1, progress(10)), (1, progress(20)), (1, progress(30)), (2, progress(15, 0.25))])
     table = curves.message(sequence=1).training
     assert table.iterations == (10, 15)
     assert table.values["loss"] == (0.5, 0.25)
     assert table.workers == (1, 2)
+    scored = curves_of([(1, progress(10, ends_epoch=True)), (1, progress(20, ends_epoch=True)), (2, progress(15))])
+    assert scored.message(sequence=1).validation.iterations == (10,)
 
 
 def test_late_reports_change_nothing() -> None:
@@ -73,10 +85,11 @@ def test_a_job_with_too_many_metrics_has_curves_of_the_first() -> None:
     assert "loss" in table.values
 
 
-reports = st.tuples(st.integers(1, 3), st.builds(progress, st.integers(0, 3000), ends_epoch=st.booleans()))
+numbers = st.integers(0, 3000) | st.integers(0, 5)
+reports = st.tuples(st.integers(1, 3), st.builds(progress, numbers, ends_epoch=st.booleans()))
 
 
-@settings(max_examples=20)
+@settings(max_examples=40)
 @given(told=st.lists(reports, max_size=60), steps=st.integers(2, 3), data=st.data())
 def test_a_monitor_that_starts_anywhere_makes_the_same(told: list[Told], steps: int, data: st.DataObject) -> None:
     """What is stored, and the reports after it, some of them again: as if there had been one monitor all the time."""

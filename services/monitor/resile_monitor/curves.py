@@ -3,6 +3,8 @@
 - A point is a report as it was: of ``stride`` iterations the newest one. When a table is full, its stride doubles.
 - A job that resumes from a checkpoint draws over what it had trained beyond it.
 - A report that was handled already, or that is older than the newest, changes nothing: reports may be read again.
+- An iteration that ends an epoch may be reported twice: when it is committed, and once more with the scores of the
+  validation after it.
 """
 
 import math
@@ -36,8 +38,7 @@ class Table:
 
     def add(self, point: Point) -> None:
         """Add a point; those that are not before it are replaced."""
-        while self.points and self.points[-1].iteration >= point.iteration:
-            self.points.pop()
+        self.drop_from(point.iteration)
         if self.points and self._is_one(self.points[-1], point):
             self.points.pop()
         self.points.append(point)
@@ -45,6 +46,11 @@ class Table:
             self.stride *= 2
             newest = {self._place(point): point for point in self.points}
             self.points = list(newest.values())
+
+    def drop_from(self, iteration: int) -> None:
+        """Drop the points at ``iteration`` and after it."""
+        while self.points and self.points[-1].iteration >= iteration:
+            self.points.pop()
 
     def message(self) -> CurveTable:
         """Return what is stored of it."""
@@ -80,18 +86,25 @@ class JobCurves:
 
     generation: int = 0
     iteration: int = -1
+    has_scores: bool = False
+    """Whether the newest report held the scores of its iteration."""
     training: Table = field(default_factory=Table)
     validation: Table = field(default_factory=Table)
 
     def add(self, progress: Progress, *, generation: int, time: int, workers: int | None) -> bool:
         """Add what was reported at ``time``, in milliseconds, by ``workers``; return whether it is new."""
-        if (generation, progress.iteration) <= (self.generation, self.iteration):
+        has_scores = progress.ends_epoch and bool(progress.validation)
+        before = (self.generation, self.iteration)
+        now = (generation, progress.iteration)
+        if (*now, has_scores) <= (*before, self.has_scores):
             return False
-        self.generation, self.iteration = generation, progress.iteration
-        loss = {} if progress.loss is None else {"loss": progress.loss}
-        values = _present({**loss, **progress.metrics})
-        self.training.add(Point(progress.iteration, time, workers, values))
-        if progress.ends_epoch and progress.validation:
+        self.generation, self.iteration, self.has_scores = *now, has_scores
+        if now > before:
+            loss = {} if progress.loss is None else {"loss": progress.loss}
+            values = _present({**loss, **progress.metrics})
+            self.training.add(Point(progress.iteration, time, workers, values))
+            self.validation.drop_from(progress.iteration)
+        if has_scores:
             self.validation.add(Point(progress.iteration, time, workers, _present(progress.validation)))
         return True
 
@@ -108,7 +121,8 @@ class JobCurves:
     def of(cls, stored: Curves) -> "JobCurves":
         """Return curves that go on from what is stored."""
         last = stored.training.iterations[-1] if stored.training.iterations else -1
-        return cls(stored.generation, last, Table.of(stored.training), Table.of(stored.validation))
+        has_scores = stored.validation.iterations[-1:] == (last,)
+        return cls(stored.generation, last, has_scores, Table.of(stored.training), Table.of(stored.validation))
 
 
 def speeds(table: CurveTable) -> tuple[float | None, ...]:
