@@ -18,8 +18,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _main(list(arguments)) if arguments is not None else _process()
     except KeyboardInterrupt:
-        print("resile: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _interrupted()
+    except Exception as error:
+        if _is_caused_by_interrupt(error):  # in the middle of an import that makes another error of it
+            return _interrupted()
+        raise
+
+
+def _interrupted() -> int:
+    print("resile: interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _is_caused_by_interrupt(error: BaseException) -> bool:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
 
 
 def _process() -> int:
@@ -51,8 +66,8 @@ def _main(arguments: list[str]) -> int:
         command_line = getattr(getattr(error, "ctx", None), "command_path", "resile")
         print(f"resile: {_explain(error.format_message().rstrip('.'), command_line)}", file=sys.stderr)
         return error.exit_code
-    except typer.Abort:
-        return INTERRUPTED
+    except typer.Abort:  # what typer makes of a KeyboardInterrupt
+        return _interrupted()
     except BrokenPipeError:  # `resile events -f | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE

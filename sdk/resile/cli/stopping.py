@@ -31,12 +31,13 @@ class Supervising(Protocol):
 async def until_stopped(
     supervisor: Supervising, work: Coroutine[Any, Any, None], *, log: Callable[[str], None], messages: StopMessages
 ) -> int:
-    """Do ``work`` until a signal cancels it; return the exit status of the command."""
+    """Do ``work`` until a signal cancels it; return the exit status of the command.
+
+    Nothing is started if a signal came so early that asyncio has cancelled this task instead.
+    """
     from ..pool.orphans import kill_orphans
 
     loop = asyncio.get_running_loop()
-    orphans = asyncio.ensure_future(kill_orphans(supervisor.pids))
-    task = asyncio.ensure_future(work)
     signals: list[tuple[signal.Signals, float]] = []
 
     def stop(number: signal.Signals) -> None:
@@ -49,6 +50,12 @@ async def until_stopped(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # set by nohup
             loop.add_signal_handler(number, stop, number)
+    if _is_cancelled():
+        work.close()
+        await supervisor.kill()
+        raise asyncio.CancelledError
+    orphans = asyncio.ensure_future(kill_orphans(supervisor.pids))
+    task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task})
     finally:
@@ -60,3 +67,8 @@ async def until_stopped(
         return 128 + signals[-1][0]
     log(messages.final)
     return 0
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
