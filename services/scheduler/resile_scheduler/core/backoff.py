@@ -7,6 +7,8 @@ BACKOFF_SECONDS = 5.0
 MAX_BACKOFF_SECONDS = 300.0
 RESTART_SECONDS = 1.0
 """The first pause; each start that makes no progress doubles it."""
+MAX_DOUBLINGS = 10
+"""More make no difference, and after some days would be a number that no float holds."""
 
 
 class HostBackoff:
@@ -19,7 +21,7 @@ class HostBackoff:
     def add(self, host: str, *, now: float) -> None:
         """Avoid ``host``, twice as long as the last time."""
         times = self._times[host] = self._times.get(host, 0) + 1
-        self._until[host] = now + min(BACKOFF_SECONDS * 2 ** (times - 1), MAX_BACKOFF_SECONDS)
+        self._until[host] = now + _doubled(BACKOFF_SECONDS, times - 1)
 
     def forget(self, host: str) -> None:
         """Use ``host`` again, as if no worker had failed there."""
@@ -60,7 +62,7 @@ class StartBackoff:
         self._num_fruitless = 0 if iteration > self._begun else self._num_fruitless + 1
         self._begun = float("inf")
         if self._num_fruitless > 1:
-            self._until = now + min(RESTART_SECONDS * 2 ** (self._num_fruitless - 2), MAX_BACKOFF_SECONDS)
+            self._until = now + _doubled(RESTART_SECONDS, self._num_fruitless - 2)
 
     def forget(self) -> None:
         """Start at once, as if no start had been fruitless."""
@@ -81,3 +83,7 @@ class StartBackoff:
         if is_over:
             self._until = float("-inf")
         return is_over
+
+
+def _doubled(seconds: float, times: int) -> float:
+    return min(seconds * 2.0 ** min(times, MAX_DOUBLINGS), MAX_BACKOFF_SECONDS)
