@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from resile_scheduler.core.events import JobChangeRequested, RemoveJob, Reply
+from resile_scheduler.core import retention
+from resile_scheduler.core.events import JobChangeRequested, RemoveJob, Reply, Tick
 from resile_scheduler.core.retention import Limits
 from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
@@ -129,6 +130,23 @@ def test_a_removal_that_a_crash_interrupts_is_gone_on_with() -> None:
     sim.send_heartbeats()
     sim.run(until=sim.now - sim.start)
     assert not sim.records
+
+
+def test_a_limit_that_is_lowered_removes_jobs_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may concern thousands of jobs, and the scheduler has other things to do."""
+    monkeypatch.setattr(retention, "MAX_LEAVING", 3)
+    sim = pool(keep_jobs=100)
+    train(sim, 1, 2, 3, 4, 5, 6, 7, 8)
+    sim._limits = Limits(1, 1.0)
+    sim.restart_scheduler()
+    sim.send_heartbeats()
+    removed = [len(sim.removals)]
+    for _ in range(4):
+        sim.handle(Tick())
+        removed.append(len(sim.removals))
+        sim.run(until=sim.now - sim.start)
+    assert removed == [3, 3, 6, 7, 7], "the next are deleted when those before are gone"
+    assert set(sim.records) == {"job-8"}
 
 
 def test_a_package_is_removed_with_the_last_job_that_used_it() -> None:

@@ -50,6 +50,7 @@ TESTS = {
         "tests/scheduler/test_simulator.py",
         "tests/scheduler/test_environment_requests.py",
     ),
+    "resile_scheduler.core.backoff": ("tests/scheduler/test_backoff.py",),
     "resile_scheduler.core.retention": ("tests/scheduler/test_retention.py",),
     "resile_scheduler.core": (
         "tests/scheduler/test_core.py",
@@ -320,6 +321,22 @@ MUTANTS = (
         f"{_CORE}.retention",
         "if not self._deleted or any(host.is_alive and not host.is_heard for host in self._pool.hosts.values()):",
         "if not self._deleted:",
+    ),
+    Mutant(
+        "scheduler deletes all jobs beyond the limits at once",
+        "a limit that was lowered keeps the scheduler busy for so long that it is deposed",
+        f"{_CORE}.retention",
+        "kept[: max(0, MAX_LEAVING - num_leaving)]",
+        "kept",
+        once_missing=True,
+    ),
+    Mutant(
+        "a pause is doubled for ever",
+        "after some days of failures it is a number that no float holds, and the scheduler ends",
+        f"{_CORE}.backoff",
+        "2.0 ** min(times, MAX_DOUBLINGS)",
+        "2.0 ** times",
+        once_missing=True,
     ),
     Mutant(
         "scheduler asks once for a pause",

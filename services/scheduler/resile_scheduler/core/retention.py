@@ -16,6 +16,9 @@ from .job import Job
 from .pool import Pool
 
 DAY_SECONDS = 86400.0
+MAX_LEAVING = 100
+"""As long as so many jobs are being removed, no more are deleted because of the limits: a lower limit may concern
+thousands, and a decision takes milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class Retention:
         kept = sorted(entry for entry in ended if not entry[2].record.is_deleted)
         oldest = at(max(0.0, now - self._limits.days * DAY_SECONDS))
         num_beyond = len(kept) - self._limits.jobs
-        for position, (time, _, job) in enumerate(kept):
+        num_leaving = len(ended) - len(kept)
+        for position, (time, _, job) in enumerate(kept[: max(0, MAX_LEAVING - num_leaving)]):
             if position < num_beyond or time < oldest:
                 self.delete(job, keeps_results=True)
 
@@ -65,8 +69,15 @@ class Retention:
         if not self._deleted or any(host.is_alive and not host.is_heard for host in self._pool.hosts.values()):
             return []
         due = [name for name in sorted(self._deleted) if not self._pool.jobs[name].workers and is_counted(name)]
+        if not due:
+            return []
         self._deleted.difference_update(due)
-        return [RemoveJob(name, self._unused_package(name), self._pool.jobs[name].record.keeps_results) for name in due]
+        used = {job.record.spec.package for job in self._pool.jobs.values() if not job.record.is_deleted}
+        records = [self._pool.jobs[name].record for name in due]
+        return [
+            RemoveJob(record.job, "" if record.spec.package in used else record.spec.package, record.keeps_results)
+            for record in records
+        ]
 
     def is_going(self, package: str) -> bool:
         """Whether ``package`` is being removed with the last job that used it."""
@@ -93,7 +104,3 @@ class Retention:
             if name not in self._pool.hosts or not self._pool.held_on(name):
                 self._pool.forget_host(name)
                 self._left_hosts.discard(name)
-
-    def _unused_package(self, name: str) -> str:
-        package = self._pool.jobs[name].record.spec.package
-        return package if self.is_going(package) else ""
