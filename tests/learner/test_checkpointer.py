@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from torch import nn
 
 from resile_learner.checkpoint import checkpointer as module
@@ -165,6 +166,19 @@ def test_the_final_model_is_waited_for_and_the_user_warned_once(
     remove(obstacle)
     until(lambda: not checkpointer.is_busy)
     assert (tmp_path / "models/lineage-1.safetensors").is_file()
+
+
+def test_each_lineage_stores_a_final_model_of_its_own(tmp_path: Path) -> None:
+    """Members that were cut off may complete too: they do not replace the model that the job's completion names."""
+    for lineage, weight in ((2, 2.0), (1, 1.0)):
+        checkpointer = Checkpointer(StoredSession(tmp_path.as_uri(), lineage=lineage), every=None)
+        model = nn.Linear(1, 1)
+        nn.init.constant_(model.weight, weight)
+        checkpointer.store_model(model)
+        until(lambda checkpointer=checkpointer: not checkpointer.is_busy)
+        checkpointer.close()
+    weights = [load_file(tmp_path / f"models/lineage-{lineage}.safetensors")["weight"].item() for lineage in (1, 2)]
+    assert weights == [1.0, 2.0]
 
 
 def test_the_wait_for_the_final_model_has_an_end(
