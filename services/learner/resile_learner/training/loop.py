@@ -39,7 +39,7 @@ from .iteration import Iteration
 from .learning_rate import LearningRateRule, LearningRateScale
 from .noise import NOISE_EVERY, NoiseScale
 from .optimizer_watch import optimizer_parts
-from .prewarm import prewarm_optimizer
+from .prewarm import prewarm_devices, prewarm_optimizer
 from .protocol import TrainingProtocol
 from .repeatability import COMPARED_ITERATIONS, is_compared_in_epoch
 from .reports import Result
@@ -272,6 +272,7 @@ class ElasticLoop:
         """As a joiner, touch memory while the others still train without this worker, not while they wait for it."""
         expected = self._session.expected
         if expected:
+            prewarm_devices(self._state.devices)
             num_shards = expected.size if self._settings.mode == "fast" else self.plan.num_shards
             for gradients, optimizer in zip(self._gradients, self._optimizers, strict=True):
                 plan = gradients.begin(num_shards, ranges(num_shards, expected.size)[expected.rank])

@@ -1,9 +1,24 @@
-"""Touches the memory of an optimizer's first step before a worker joins."""
+"""What a worker's first step would cost the others is done before it joins: memory is touched, kernels are loaded."""
 
 import copy
+from collections.abc import Iterable
 from contextlib import suppress
 
 import torch
+
+from ..probe import probe_digest
+
+
+def prewarm_devices(devices: Iterable[torch.device]) -> None:
+    """Take a small step on each accelerator, and discard it.
+
+    It loads the libraries with their kernels, and allocates their workspaces: a process's first step on a GPU takes up
+    to seconds for that. It draws no random numbers.
+    """
+    for device in devices:
+        if device.type != "cpu":
+            with suppress(RuntimeError):  # an operation that the device lacks
+                probe_digest(device)
 
 
 def prewarm_optimizer(optimizer: torch.optim.Optimizer) -> None:
