@@ -9,6 +9,9 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -73,6 +76,34 @@ def test_each_alert_says_what_it_means_and_what_to_do(rule: dict[str, Any]) -> N
     section = re.search(rf"^### {rule['alert']}\n(.+)", OPERATIONS, re.MULTILINE)
     assert section is not None
     assert len(section[1]) > 40
+
+
+def unknown_fields(dashboard: Any) -> list[str]:
+    """The paths of what Grafana's schema, as it generates it for Python, does not have, or has with another value."""
+
+    def visit(given: Any, known: Any, path: str) -> Iterator[str]:
+        match given, known:
+            case dict(), dict():
+                for name, value in given.items():
+                    yield from visit(value, known.get(name), f"{path}/{name}")
+            case list(), list() if len(given) == len(known):
+                for index, pair in enumerate(zip(given, known, strict=True)):
+                    yield from visit(*pair, f"{path}/{index}")
+            case _ if given != known:
+                yield path
+
+    register_default_plugins()
+    known = json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+    return list(visit(dashboard, known, ""))
+
+
+@pytest.mark.parametrize("file", sorted((DEPLOY / "grafana/dashboards").glob("*.json")), ids=lambda file: file.name)
+def test_grafana_knows_each_field_of_a_dashboard(file: Path) -> None:
+    dashboard = json.loads(file.read_text())
+    assert unknown_fields(dashboard) == []
+    dashboard["panels"][0]["fieldConfig"]["defaults"]["unitt"] = "s"
+    dashboard["panels"][1]["targets"][0]["legend"] = "up"
+    assert unknown_fields(dashboard) == ["/panels/0/fieldConfig/defaults/unitt", "/panels/1/targets/0/legend"]
 
 
 def test_panels_have_titles_of_their_own_and_do_not_overlap() -> None:
