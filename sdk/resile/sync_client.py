@@ -255,7 +255,7 @@ class Client:
         """Return what ``call`` returns; cancel it when this thread is interrupted."""
         if self._loop.is_closed():
             call.close()
-            raise ResileError("this client is closed: make another one")
+            raise ResileError("this client is closed: create another one")
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return future.result()

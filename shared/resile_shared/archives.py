@@ -134,7 +134,7 @@ def judge(archive: Path, folder: Path | None, max_bytes: int) -> tuple[int, str]
     except tarfile.FilterError as error:
         status, reason = _INVALID, f"it cannot be unpacked safely: {error}"
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        status, reason = _INVALID, f"it is no tar.gz: {error}"
+        status, reason = _INVALID, f"it is not a tar.gz: {error}"
     except (OSError, ValueError, OverflowError) as error:
         status, reason = _INVALID, f"it cannot be unpacked: {error}"
     else:

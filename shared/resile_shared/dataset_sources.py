@@ -89,7 +89,7 @@ def list_source(uri: str, *, pool: str = "") -> Listing:
     except OSError as error:
         raise SourceUnusable(uri, error.strerror or repr(error)) from error
     except ValueError as error:
-        raise SourceUnusable(uri, f"it is no valid URI: {error}") from error
+        raise SourceUnusable(uri, f"it is not a valid URI: {error}") from error
 
 
 def check_unchanged(dataset: Dataset, listing: Listing, *, is_local: bool = False) -> None:
@@ -125,7 +125,7 @@ def _url_of(uri: str, pool: str) -> str:
             raise SourceUnusable(uri, f"write {quote(mark)} instead of {mark}, which ends the path of a URL")
         return uri
     if not pool:
-        raise SourceUnusable(uri, "there is no pool here whose storage has it")
+        raise SourceUnusable(uri, "it is in the storage of a pool, and there is no pool here")
     folder = uri.removeprefix(POOL_SCHEME).strip("/")
     if {"", ".", ".."} & set(folder.split("/")):
         raise SourceUnusable(uri, "name a folder of the pool's storage, as in pool:jobs/job-3/output")

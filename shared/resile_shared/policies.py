@@ -16,5 +16,5 @@ class PolicyName(StrEnum):
 POLICIES_HELP = (
     "fairshare: slots in proportion to priority; fifo: the job submitted first takes all it can use, then the next; "
     "priority: the highest priority first; elastic-batch: slots and batches where they speed jobs up most; goodput: "
-    "the same, with what a sample is worth in a larger batch"
+    "the same, weighted by the value of a sample in a larger batch"
 )

@@ -547,7 +547,7 @@ def test_the_loss_of_a_host_during_the_start_starts_again_elsewhere() -> None:
     bench.beat(worker(0, 0))
     bench.host("host-2", 1, state=HostState.LOST)
     assert bench.records["job-1"].state is JobState.QUEUED
-    assert bench.histories["job-1"][-1].reason == "its start was given up: host-2 lost"
+    assert bench.histories["job-1"][-1].reason == "its start was cancelled: host-2 lost"
     bench.beat(gone(0, kind="exited"))
     assert [p.worker for p in bench.newest().placements] == [2]
     assert bench.newest().cold_start

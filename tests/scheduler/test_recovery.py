@@ -611,7 +611,7 @@ def test_the_initial_members_of_a_new_start_are_no_members_for_a_new_scheduler()
     bench.restart()
     bench.beat(gone(1, 0, kind="killed"))
     reasons = [item.reason for item in bench.histories["job-1"]]
-    assert reasons[-1].startswith("its start was given up"), "though they have the slots of those that trained before"
+    assert reasons[-1].startswith("its start was cancelled"), "though they have the slots of those that trained before"
 
 
 def test_a_new_scheduler_counts_failures_on_and_none_twice() -> None:

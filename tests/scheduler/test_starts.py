@@ -48,7 +48,7 @@ def test_a_start_whose_members_do_not_reach_each_other_is_given_up_and_avoids_a_
     passes(bench, 0.1)
     assert bench.records["job-1"].state is JobState.QUEUED
     assert reason(bench) == (
-        "its start was given up: worker 0 on host-1/0 is ready, but the workers had no links to each other after 30 "
+        "its start was cancelled: worker 0 on host-1/0 is ready, but the workers had no links to each other after 30 "
         "seconds"
     )
     ends(bench)
@@ -100,7 +100,7 @@ def test_a_start_in_which_links_break_is_not_waited_for_as_long_as_a_checkpoint_
     accuses_for(bench, 1, "broken link")
     assert bench.records["job-1"].state is JobState.QUEUED
     assert reason(bench) == (
-        f"its start was given up: worker {bench.allocations[-2].placements[1].worker} on host-2/0 is cut off: the "
+        f"its start was cancelled: worker {bench.allocations[-2].placements[1].worker} on host-2/0 is cut off: the "
         "workers lost their links to each other 30 seconds ago"
     )
 

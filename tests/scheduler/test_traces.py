@@ -188,8 +188,8 @@ def without_a_time(event: dict[str, Any]) -> dict[str, Any]:
     ("text", "fault"),
     [
         ("", "line 1: it is empty: `resile events --tail 10000 --json` prints a history"),
-        ('{"events": [\n{"stream" 5}]}', "line 2, column 11: no JSON: "),
-        ('{"stream": "events"}\n{"stream"\n', "line 2, column 10: no JSON: "),
+        ('{"events": [\n{"stream" 5}]}', "line 2, column 11: not JSON: "),
+        ('{"stream": "events"}\n{"stream"\n', "line 2, column 10: not JSON: "),
         (json.dumps({"events": [{"stream": 5}]}), "line 1, column events[0].stream: must be"),
         (
             "".join(json.dumps(event) + "\n" for event in (traces.story()[2], without_a_time(traces.story()[3]))),

@@ -77,7 +77,7 @@ MISTAKES = [
     (["run"], "Missing argument 'SCRIPT'"),
     (["run", "{script}", "--lr", "3"], "put options of the script after `--`"),
     (["nonsense"], "No such command 'nonsense'"),
-    (["run", "--resume", "xx", "{script}"], "--resume xx: 'xx' is no id of a run, such as train-1a2b3c"),
+    (["run", "--resume", "xx", "{script}"], "--resume xx: 'xx' is not the id of a run, such as train-1a2b3c"),
     (["run", "{script}", "--workers", "many"], "valid integer"),
     (["run", "{script}", "--workers", "0"], "--workers 0: a run on this machine has 1 to"),
     (["run", "{script}", "--workers", "-3"], "--workers -3: a run on this machine has 1 to"),

@@ -38,7 +38,7 @@ def test_a_malformed_plan_is_explained(text: str, fault: str) -> None:
         ("", "it is empty"),
         ("0:64,20", "'20' is not a pair"),
         ("20:64", "it starts at iteration 20, not at 0"),
-        ("0:64,20:0", "'20:0' is no batch; it has at least 1 sample"),
+        ("0:64,20:0", "'20:0' is not a batch; a batch has at least 1 sample"),
         ("0:" + "9" * 30, "is too large"),
         (",".join(f"{n}:64" for n in range(1001)), "it has 1001 pairs, and a run has at most 1000"),
     ],

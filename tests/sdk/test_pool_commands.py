@@ -80,10 +80,10 @@ def test_what_is_too_large_to_be_sent_is_named_beside_the_id(script: Path, capsy
     [
         (["--max-workers", "0"], "--max-workers must be greater than or equal to 1"),
         (["--min-workers", "4", "--max-workers", "2"], "min_workers 4 is above max_workers 2"),
-        (["--sizes", "1,two"], "--sizes: 1,two is not a list of whole numbers: give them as in 1,2,4,8"),
-        (["--deadline", "soon"], "--deadline: soon is no time: give it as in 90m, 2h, 3d or 2026-01-02T18:00"),
+        (["--sizes", "1,two"], "--sizes: 1,two is not a list of whole numbers: use a form such as 1,2,4,8"),
+        (["--deadline", "soon"], "--deadline: soon is not a time: use a form such as 90m, 2h, 3d or 2026-01-02T18:00"),
         (["--deadline", "2001-01-01"], "--deadline: 2001-01-01 has passed: give a later time"),
-        (["--sizes", "4,2"], "sizes must rise, without repetition, as in 1,2,4,8"),
+        (["--sizes", "4,2"], "sizes must be in increasing order without duplicates, as in 1,2,4,8"),
         (["--sizes", "4,8", "--max-workers", "2"], "no size of 4, 8 is from min_workers 1 to max_workers 2"),
         (["--placement", "near"], "--placement must be 'pack' or 'spread'"),
         (["--group", "gpu"], "'gpu' is not a label: give name and value, as in gpu=h200,zone=a"),
@@ -370,4 +370,4 @@ def test_models_are_listed_and_compared_side_by_side(api_server: ApiServer, caps
     assert ["loss", "0.25", "0.5"] in rows
     assert ["validation", "accuracy", "0.98", "0.98"] in rows
     assert ["sha256", "12" * 6, "34" * 6] in rows
-    assert "has left no model" in failure(["models", "digits-1"], capsys, status=2)
+    assert "has no model" in failure(["models", "digits-1"], capsys, status=2)

@@ -60,7 +60,7 @@ async def test_a_pool_that_does_not_answer_is_not_waited_for_for_ever(
     ("arguments", "says"),
     [
         (["job.submit", "{}"], "'job.submit' cannot be published: use one of host.drain, "),
-        (["job.priority", "{"], "the body is no job.priority: Invalid JSON"),
+        (["job.priority", "{"], "invalid body of job.priority: Invalid JSON"),
         (["job.priority", '{"job_id": "a", "priority": 0}'], "priority must be an integer from 1 to"),
         (["host.drain", '{"host_id": "a b"}'], "its schema is docs/schemas/HostDrain.json"),
         (["job.stop", '{"job_id": "a"}'], "bus credentials"),

@@ -43,7 +43,7 @@ def test_what_workers_measure_has_no_number_that_is_infinite_or_negative() -> No
             Measurement.model_validate(measured | {"exchange_seconds": seconds})
         with pytest.raises(ValidationError):
             Progress(iteration=1, epoch=0, noise_scale=seconds)
-    with pytest.raises(ValidationError, match="the least batch, 128, is above the most, 64"):
+    with pytest.raises(ValidationError, match="the smallest batch, 128, is larger than the largest, 64"):
         BatchRange(least=128, most=64)
 
 
@@ -66,7 +66,7 @@ def test_a_job_whose_minimum_is_above_its_maximum_says_so() -> None:
 
 def test_allowed_sizes_rise_and_one_is_within_the_limits() -> None:
     assert JobSpec(name="a", package="p", script="s.py", sizes=(1, 2, 4)).sizes == (1, 2, 4)
-    with pytest.raises(ValidationError, match=r"sizes must rise, without repetition, as in 1,2,4,8"):
+    with pytest.raises(ValidationError, match=r"sizes must be in increasing order without duplicates, as in 1,2,4,8"):
         JobSpec(name="a", package="p", script="s.py", sizes=(2, 1))
     with pytest.raises(ValidationError, match=r"no size of 1, 2 is from min_workers 3 to max_workers 10000"):
         JobSpec(name="a", package="p", script="s.py", sizes=(1, 2), min_workers=3)

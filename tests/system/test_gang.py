@@ -38,7 +38,7 @@ def test_one_that_may_not_start_again_fails_with_its_worker(pool: UpPool, tmp_pa
     options = ("--snapshot", tmp_path / "snapshot.pt", "--kill", tmp_path / "killed")
     ended = pool.run("wait", pool.submit("--gang", 4, "--", SCRIPT, *options))
     assert ended.status != 0
-    assert "was killed by SIGKILL (Killed): a gang cannot go on without all its workers" in ended.err
+    assert "was killed by SIGKILL (Killed): a gang cannot continue without all its workers" in ended.err
 
 
 def test_one_that_may_start_again_does_when_a_host_is_lost(pool: UpPool, tmp_path: Path) -> None:
@@ -57,4 +57,4 @@ def test_one_that_may_start_again_does_when_a_host_is_lost(pool: UpPool, tmp_pat
 
 def test_what_contradicts_itself_is_refused(pool: UpPool) -> None:
     assert "it always has 4 workers" in pool.run("submit", "--gang", 4, "--max-workers", 8, "--", SCRIPT).err
-    assert "only of a gang job" in pool.run("submit", "--restartable", "--", SCRIPT).err
+    assert "only for gang jobs" in pool.run("submit", "--restartable", "--", SCRIPT).err

@@ -179,7 +179,7 @@ class Campaign:
                 if job.id in self.jobs and not job.state.is_final and left <= LATE_ITERATIONS:
                     return job.id
             await asyncio.sleep(LATE_POLL_SECONDS)
-        raise ResileError("no job came to its end before the campaign did")
+        raise ResileError("no job ended before the campaign did")
 
     def _skip(self, attack: str, reason: str, *, number: int | None = None) -> None:
         self.skipped.append(Skipped(attack, reason))

@@ -48,7 +48,7 @@ def _other(planned: PlannedAttack, name: str, processes: PoolProcesses) -> str:
         return ""
     others = [host for host in sorted(processes.hosts()) if host != name]
     if not others:
-        raise ResileError("there is no second host to be cut off from")
+        raise ResileError("the attack needs a second host, and there is none")
     return _pick(planned, others)
 
 

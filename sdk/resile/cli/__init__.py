@@ -108,8 +108,8 @@ def with_resume_value(arguments: Sequence[str]) -> list[str]:
             run = rest.pop(0) if rest and _RUN_ID.fullmatch(rest[0]) else ""
             if not run and _is_no_script(rest):
                 raise UsageError(
-                    f"--resume {rest[0]}: {rest[0]!r} is no id of a run, such as train-1a2b3c: omit it to resume the "
-                    "script's newest run"
+                    f"--resume {rest[0]}: {rest[0]!r} is not the id of a run, such as train-1a2b3c: omit it to resume "
+                    "the script's newest run"
                 )
             word = f"--resume={run}"
         changed.append(word)

@@ -132,8 +132,8 @@ def run(
 ) -> int:
     r"""Train SCRIPT on this machine, with any number of workers, without a pool.
 
-    The trained parameters are the same, bit for bit, for any number of workers, however often it changes; of a script
-    that lets its batch change, for the same batches.
+    The trained parameters are the same, bit for bit, for any number of workers, however often it changes. If the
+    script lets its batch change, this holds for the same batches.
 
     \b
     resile run train.py                           one worker for each core, at most 4

@@ -37,7 +37,7 @@ def add(
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
-    r"""Register data under NAME, as it is now, for `resile submit --data NAME`. The same again takes in new files.
+    r"""Register the current data under NAME, for `resile submit --data NAME`. Repeat the command to use new files.
 
     \b
     resile dataset add mnist s3://datasets/mnist
@@ -101,7 +101,9 @@ def _add_locally(name: str, uri: str, home: Path) -> "Dataset":
     try:
         added = list_source(uri).registered(name, uri)
     except ValidationError as error:
-        raise UsageError(f"{name} is no name of a dataset: use up to 63 lower-case letters, digits and -") from error
+        raise UsageError(
+            f"{name} is not a valid name of a dataset: use up to 63 lower-case letters, digits and -"
+        ) from error
     with changing_datasets(home) as registered:
         registered[name] = added
     return added

@@ -45,9 +45,9 @@ async def _show(home: Path, output: Path, console: Console, *, as_json: bool) ->
 
     cores = len(os.sched_getaffinity(0))
     console.print(f"Two jobs learn handwritten digits on a pool of {NUM_HOSTS} hosts of {SLOTS_PER_HOST} slots.")
-    console.print(f"This machine has {cores} core(s); workers beyond that share them, and make nothing faster.\n")
+    console.print(f"This machine has {cores} core(s); more workers share them, and make nothing faster.\n")
     story, jobs = await _run_story(home, console)
-    console.print("\nThe same two trainings, each alone on one worker ...")
+    console.print("\nThe same two jobs, each alone on one worker ...")
     alone = await train((FIRST, SECOND), home=home / "undisturbed")
     shas = [result.completed.params_sha256 for result in alone if result.completed]
     ended = endings((FIRST, SECOND), jobs, story.recording, shas)

@@ -42,7 +42,8 @@ def host(
         typer.Option(metavar="FILE", help="Read the token from here: a copy of `token` in the pool's home; -: stdin."),
     ] = None,
     slots: Annotated[
-        int | None, typer.Option(metavar="S", min=1, max=256, help="Number of slots. Default: what this machine has.")
+        int | None,
+        typer.Option(metavar="S", min=1, max=256, help="Number of slots. Default: as many as this machine has."),
     ] = None,
     data_cache: DataCache = DEFAULT_DATA_CACHE,
     label: Annotated[

@@ -86,9 +86,14 @@ def submit(
         int | None, typer.Option(metavar="N", help="A higher priority means a larger share. Default: 5000.")
     ] = None,
     tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Tenant that the job belongs to.")] = None,
-    group: Annotated[str, typer.Option(metavar="LABELS", help="Only hosts with these labels: gpu=h200,zone=a")] = "",
+    group: Annotated[
+        str, typer.Option(metavar="LABELS", help="Use only hosts with these labels: gpu=h200,zone=a")
+    ] = "",
     placement: Annotated[
-        str, typer.Option(metavar="pack|spread", help="On as few hosts as can be, near each other, or on many.")
+        str,
+        typer.Option(
+            metavar="pack|spread", help="pack: use as few hosts as possible, near each other; spread: use many."
+        ),
     ] = "pack",
     env: Annotated[
         list[str] | None,
@@ -109,7 +114,7 @@ def submit(
 ) -> None:
     r"""Submit a script or a folder to the pool as a job, and print its id.
 
-    The job is stored when the id is printed, and is not lost whatever fails afterwards.
+    Once the id is printed, the job is stored and cannot be lost.
 
     \b
     resile submit train.py                                 as many workers as are free
@@ -122,10 +127,10 @@ def submit(
     resile submit project/ --priority 8000                 a folder with train.py, main.py or one *.py
     resile wait $(resile submit train.py)                  submit, and wait until it ends
 
-    A folder is uploaded whole. With a script go the Python files, packages (folders with an __init__.py) and files of
-    up to 1 MB beside and below it; what is left out is named. A script in a home directory is uploaded alone. Hidden
-    files, virtual environments, links to folders, and what .resileignore names, are not uploaded. The limit is 50 MB
-    and 5000 files: register data with `resile dataset`.
+    A folder is uploaded whole. A script is uploaded with the Python files, packages (folders with an __init__.py) and
+    files of up to 1 MB beside and below it; the command lists what it leaves out. A script in a home directory is
+    uploaded alone. Hidden files, virtual environments, links to folders, and files that match .resileignore are not
+    uploaded. The limit is 50 MB and 5000 files: register data with `resile dataset`.
     """
     from ..package import pack
 
@@ -182,7 +187,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(number) for number in text.split(",")) if text else ()
     except ValueError as error:
-        raise UsageError(f"--sizes: {text} is not a list of whole numbers: give them as in 1,2,4,8") from error
+        raise UsageError(f"--sizes: {text} is not a list of whole numbers: use a form such as 1,2,4,8") from error
 
 
 def _time(text: str) -> datetime:
@@ -193,7 +198,9 @@ def _time(text: str) -> datetime:
     try:
         time = datetime.fromisoformat(text).astimezone()
     except ValueError as error:
-        raise UsageError(f"--deadline: {text} is no time: give it as in 90m, 2h, 3d or 2026-01-02T18:00") from error
+        raise UsageError(
+            f"--deadline: {text} is not a time: use a form such as 90m, 2h, 3d or 2026-01-02T18:00"
+        ) from error
     if time <= now:
         raise UsageError(f"--deadline: {text} has passed: give a later time")
     return time
@@ -247,14 +254,14 @@ async def priority(
     return {"id": found}, [f"{found} has priority {number}"]
 
 
-@pool_command(app, short_help="Stop a job for good.")
+@pool_command(app, short_help="Stop a job permanently.")
 async def stop(
     client: "AsyncClient",
     job: Job,
     *,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Recorded in the job's history.")] = "",
 ) -> Answer:
-    """Stop a job for good; its slots go to other jobs."""
+    """Stop a job permanently; its slots go to other jobs."""
     found = await client.find(job)
     await client.stop(found, reason=reason)
     return {"id": found}, [f"{found} is stopping"]

@@ -26,7 +26,7 @@ async def models(
         list[str] | None, typer.Argument(metavar="ID...", help="Compare the models of these jobs side by side.")
     ] = None,
 ) -> Answer:
-    r"""List the models that completed jobs have left, the newest first; with ids, compare them side by side.
+    r"""List the models of completed jobs, newest first; with ids, compare them side by side.
 
     \b
     resile models
@@ -41,7 +41,7 @@ async def models(
     for name in jobs:
         job = await client.find(name)
         if job not in by_job:
-            raise UsageError(f"job {job} has left no model: `resile models` lists those that have")
+            raise UsageError(f"job {job} has no model: `resile models` lists the jobs that have one")
         chosen.append(by_job[job])
     return {"models": chosen}, _side_by_side(chosen)
 

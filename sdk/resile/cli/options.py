@@ -63,11 +63,11 @@ Data = Annotated[
 ]
 Mounts = Annotated[
     list[str] | None,
-    typer.Option("--mount", metavar="PATH", help="Only hosts on which this path exists. May be repeated."),
+    typer.Option("--mount", metavar="PATH", help="Use only hosts on which this path exists. May be repeated."),
 ]
 DEFAULT_DATA_CACHE = 200.0
 DataCache = Annotated[
-    float, typer.Option(metavar="GB", min=0, max=1e6, help="What fetched datasets may take on the disk of a host.")
+    float, typer.Option(metavar="GB", min=0, max=1e6, help="Disk space for fetched datasets on each host.")
 ]
 COMPAT = "RESILE_COMPAT"
 """The environment variable of workers that names a module of `COMPAT_MODULES`: see `worker/bootstrap.py`."""
@@ -77,7 +77,7 @@ Compat = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Run a script for another platform as it is: ibm-edt (IBM Elastic Distributed Training).",
+        help="Run a script for another platform unchanged: ibm-edt (IBM Elastic Distributed Training).",
     ),
 ]
 Job = Annotated[str, typer.Argument(metavar="ID", help="The job, by id, or by name if the name is unique.")]

@@ -20,7 +20,7 @@ async def page(
     *,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser of this machine.")] = False,
 ) -> Answer:
-    r"""Print the address of the pool's page. It logs on whoever opens it: treat it as the token.
+    r"""Print the address of the pool's page. It logs on anyone who opens it: keep it as secret as the token.
 
     \b
     resile page                               print it

@@ -18,14 +18,14 @@ app = typer.Typer(rich_markup_mode=None)
 async def policy(
     client: "AsyncClient",
     name: Annotated[
-        PolicyName | None, typer.Argument(metavar="[NAME]", help=f"{POLICIES_HELP}. Default: as it is.")
+        PolicyName | None, typer.Argument(metavar="[NAME]", help=f"{POLICIES_HELP}. Default: unchanged.")
     ] = None,
     *,
     preemption: Annotated[
         bool | None,
         typer.Option(
             "--preemption/--no-preemption",
-            help="Whether a job may lose slots to another one. Default: as it is.",
+            help="Whether a job may lose slots to another one. Default: unchanged.",
             show_default=False,
         ),
     ] = None,

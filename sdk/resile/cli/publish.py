@@ -23,11 +23,15 @@ app = typer.Typer(rich_markup_mode=None)
 @app.command(short_help="Send a command over the bus, as a system outside the pool does.")
 def publish(
     name: Annotated[str, typer.Argument(metavar="COMMAND", help=f"One of {', '.join(PUBLISHER_COMMANDS)}.")],
-    body: Annotated[str, typer.Argument(metavar="JSON", help="Its body: docs/schemas/ has the schema of each.")],
+    body: Annotated[str, typer.Argument(metavar="JSON", help="Body of the command: docs/schemas/ has the schemas.")],
     *,
     message_id: Annotated[
         str | None,
-        typer.Option("--id", metavar="ID", help="Sent again with the same id, it has its effect once. Default: new."),
+        typer.Option(
+            "--id",
+            metavar="ID",
+            help="Id of the command, which takes effect once however often it is sent. Default: new.",
+        ),
     ] = None,
     credentials: Annotated[
         Path | None,
@@ -76,7 +80,7 @@ def _request(name: str, body: str) -> "BaseModel":
         return model.model_validate_json(body)
     except ValidationError as error:
         schema = f"docs/schemas/{model.__name__}.json"
-        raise UsageError(f"the body is no {name}: {describe(error, model)}; its schema is {schema}") from error
+        raise UsageError(f"invalid body of {name}: {describe(error, model)}; its schema is {schema}") from error
 
 
 async def _ask(

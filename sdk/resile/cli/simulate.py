@@ -26,13 +26,13 @@ app = typer.Typer(rich_markup_mode=None)
 REPORT_SECONDS = 5.0
 
 
-@app.command(short_help="Try policies against a workload, in simulated time.")
+@app.command(short_help="Try policies on a workload, in simulated time.")
 def simulate(
     trace: Annotated[
         str,
         typer.Argument(
             metavar="TRACE",
-            help="A file, or a made-up load: low, high or bursty. A file is the history of a pool, as `resile events "
+            help="A file, or a synthetic load: low, high or bursty. A file is the history of a pool, as `resile events "
             "--json` prints it, or a workload (.csv).",
         ),
     ],
@@ -46,17 +46,19 @@ def simulate(
     ] = True,
     slots: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Slots of the pool. Default: 40; of a history, those it had."),
+        typer.Option(metavar="N", min=1, help="Slots of the pool. Default: 40, or those of the history."),
     ] = None,
     hosts: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Hosts that share the slots evenly. Default: one for 8.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Hosts that share the slots evenly. Default: one for 8 slots."),
     ] = None,
     profiles: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Measured speeds of what the jobs of a workload train.", exists=True),
+        typer.Option(metavar="DIR", help="Measured speeds of a workload's applications or models.", exists=True),
     ] = None,
     hours: Annotated[
-        float, typer.Option(metavar="H", min=0.01, max=10_000, help="For so long jobs arrive in a made-up load.")
+        float,
+        typer.Option(metavar="H", min=0.01, max=10_000, help="Hours during which jobs of a synthetic load arrive."),
     ] = 4.0,
     change_seconds: Annotated[
         float | None,
@@ -64,30 +66,29 @@ def simulate(
             metavar="S",
             min=0.0,
             max=86_400,
-            help="Training time that a job loses when its workers change. Default: 0.5; of a history, what it "
-            "recorded.",
+            help="Training time that a job loses when its workers change. Default: 0.5, or what the history recorded.",
         ),
     ] = None,
     host_failures: Annotated[
         float | None,
-        typer.Option(metavar="H", min=0.01, help="A host crashes after H hours in the mean, and is back 10 min later."),
+        typer.Option(metavar="H", min=0.01, help="Mean hours until a host crashes; it is back 10 min later."),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of a made-up load, and of the crashes of hosts.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of a synthetic load, and of host crashes.")] = 0,
     chart: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the slots of the jobs over time into this PNG file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    r"""Try policies against a workload: the scheduler that runs a pool decides, in simulated time.
+    r"""Try policies on a workload: the scheduler that runs a pool decides, in simulated time.
 
     \b
-    resile simulate high --policy fairshare --policy priority      a made-up load on 40 slots
-    resile events --tail 10000 --json > history.json               what has happened on a pool ...
+    resile simulate high --policy fairshare --policy priority      a synthetic load on 40 slots
+    resile events --tail 10000 --json > history.json               the history of a pool ...
     resile simulate history.json --policy fifo --chart fifo.png    ... under another policy
     resile simulate jobs.csv --slots 64 --host-failures 24         a workload, on hosts that crash once a day
 
-    Shown are, for each policy, completion times, fairness, utilization and changes. The same arguments always give the
-    same figures. docs/scheduling.md describes the files, the figures, and what is simulated.
+    For each policy, this shows completion times, fairness, utilization and changes. The same arguments always give
+    the same figures. docs/scheduling.md describes the files, the figures, and what is simulated.
     """
     from resile_scheduler.simulation.traces import read_trace
 
@@ -95,7 +96,7 @@ def simulate(
         _check_chart(chart)
         workload = read_trace(trace, num_slots=slots, num_hosts=hosts, profiles=profiles, hours=hours, seed=seed)
         for job in workload.left_out:
-            print(f"resile: {job} is left out: it has not trained long enough to know its speed", file=sys.stderr)
+            print(f"resile: {job} is left out: it has not trained long enough to measure its speed", file=sys.stderr)
         tried = dict.fromkeys(policy or PolicyName)
         settings = [
             _settings(workload, name, preemption, change_seconds, host_failures=host_failures, seed=seed)

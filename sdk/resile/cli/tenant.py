@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..client import AsyncClient
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Show or change what tenants get of the slots.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Show or change the shares of tenants.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The tenant, as in `resile submit --tenant`.")]
 
 
@@ -32,7 +32,7 @@ async def set_tenant(
     weight: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, max=MAX_WEIGHT, help="Slots are divided in proportion to weights. Default: as it is."
+            metavar="N", min=1, max=MAX_WEIGHT, help="Slots are divided in proportion to weights. Default: unchanged."
         ),
     ] = None,
     quota: Annotated[
@@ -41,7 +41,7 @@ async def set_tenant(
             metavar="SLOTS",
             min=0,
             max=MAX_QUOTA,
-            help="Slots that the tenant gets before others, if its jobs can use them. Default: as it is.",
+            help="Slots that the tenant gets before others, if its jobs can use them. Default: unchanged.",
         ),
     ] = None,
 ) -> Answer:
@@ -61,7 +61,7 @@ async def set_tenant(
 
 @pool_command(app, "delete", short_help="Give a tenant the default weight and no quota.")
 async def delete_tenant(client: "AsyncClient", name: Name) -> Answer:
-    """Delete the settings of a tenant: it has weight 1 and no quota then. Its jobs go on, and its usage stays."""
+    """Delete the settings of a tenant: it has weight 1 and no quota again. Its jobs and its usage stay."""
     return _shown(await client.delete_tenant(name))
 
 

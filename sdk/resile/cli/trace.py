@@ -35,7 +35,8 @@ async def trace(
         ),
     ] = None,
     show_all: Annotated[
-        bool, typer.Option("--all", help="Also show messages, and steps for other jobs; of the list all checkpoints.")
+        bool,
+        typer.Option("--all", help="Also show messages and steps for other jobs; in the list, show all checkpoints."),
     ] = False,
 ) -> Answer:
     r"""Show the changes of a job, or the steps of one as a waterfall.

@@ -32,7 +32,7 @@ def up(
     hosts: Annotated[int, typer.Option(metavar="H", min=1, max=64, help="Number of hosts to run.")] = 1,
     slots: Annotated[
         int | None,
-        typer.Option(metavar="S", min=1, max=256, help="Slots of each host. Default: what this machine has."),
+        typer.Option(metavar="S", min=1, max=256, help="Slots of each host. Default: as many as this machine has."),
     ] = None,
     port: Annotated[
         int,
@@ -55,13 +55,13 @@ def up(
     data_cache: DataCache = DEFAULT_DATA_CACHE,
     policy: Annotated[
         PolicyName | None,
-        typer.Option(help=f"{POLICIES_HELP}. Default: the one chosen last, at first fairshare.", show_default=False),
+        typer.Option(help=f"{POLICIES_HELP}. Default: the last choice, initially fairshare.", show_default=False),
     ] = None,
     preemption: Annotated[
         bool | None,
         typer.Option(
             "--preemption/--no-preemption",
-            help="Whether a job may lose slots to another one. Default: as chosen last, at first it may.",
+            help="Whether a job may lose slots to another one. Default: the last choice, initially yes.",
             show_default=False,
         ),
     ] = None,
@@ -89,7 +89,7 @@ def up(
             metavar="N",
             min=0,
             max=100_000,
-            help="Of the jobs that have ended, keep the newest N, and of others their models and output alone.",
+            help="Keep the newest N jobs that have ended; of older ones, keep only models and output.",
         ),
     ] = 1000,
     keep_days: Annotated[

@@ -26,25 +26,24 @@ async def usage(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Only the last hours or days, as in 24h or 7d, from the beginning of an hour on; at most 7d. "
-            "Default: all that was ever used.",
+            help="Only the last hours or days, as in 24h or 7d, from a full hour on; at most 7d. Default: all usage.",
         ),
     ] = None,
 ) -> Answer:
-    r"""Show how many slots jobs have held for how long, in slot-hours, by tenant and job.
+    r"""Show the slot-hours that jobs have used, by tenant and job.
 
     \b
-    resile usage                              all that was ever used
+    resile usage                              all usage
     resile usage --since 24h                  in the last day
     resile usage --tenant vision --json       one tenant, with its jobs, as JSON
 
-    A slot counts from its allocation to a job until the job has released it. Jobs that are removed stay counted.
+    A slot counts from its allocation to a job until the job has released it. Removed jobs still count.
     """
     from .tables import moment, usage_table
 
     view = await client.usage(tenant=tenant, hours=_hours(since) if since is not None else None)
     if tenant is not None and not view.tenants and tenant not in {one.id for one in await client.tenants()}:
-        raise UsageError(f"there is no tenant {tenant}: `resile usage` lists those that have used something")
+        raise UsageError(f"there is no tenant {tenant}: `resile usage` lists the tenants with usage")
     period = f"since {moment(view.since)}" if view.since else "ever"
     return view, usage_table(view) if view.tenants else [f"nothing was used {period}"]
 

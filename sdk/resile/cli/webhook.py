@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from ..client import AsyncClient
 
 app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Show or change whom the pool calls when a job ends."
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Show or change the receivers that the pool calls when a job ends.",
 )
 
 
-@pool_command(app, "list", short_help="List the webhooks, and how their deliveries go.")
+@pool_command(app, "list", short_help="List the webhooks and the state of their deliveries.")
 async def list_webhooks(client: "AsyncClient") -> Answer:
     """List the webhooks in the order of their creation, with the error of the newest attempt."""
     webhooks = await client.webhooks()
@@ -27,7 +29,7 @@ async def list_webhooks(client: "AsyncClient") -> Answer:
 @pool_command(app, "add", short_help="Call a URL when a job completes or fails.")
 async def add_webhook(
     client: "AsyncClient",
-    url: Annotated[str, typer.Argument(metavar="URL", help="Where a POST request goes: http:// or https://")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Receiver of the POST requests: http:// or https://")],
     *,
     event: Annotated[
         list[str] | None,
@@ -55,7 +57,7 @@ async def add_webhook(
 @pool_command(app, "remove", short_help="Remove a webhook.")
 async def remove_webhook(
     client: "AsyncClient",
-    webhook: Annotated[str, typer.Argument(metavar="ID", help="As `resile webhook list` has it.")],
+    webhook: Annotated[str, typer.Argument(metavar="ID", help="The webhook, as in `resile webhook list`.")],
 ) -> Answer:
     """Remove a webhook. What was not delivered yet never is."""
     await client.remove_webhook(webhook)

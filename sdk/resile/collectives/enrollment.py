@@ -112,4 +112,4 @@ def _parse(address: str, line: bytes) -> Waiting | Welcome | Rejected:
     try:
         return to_process.validate_json(line)
     except ValueError as error:
-        raise JoinRefused(address, "what answers there is no rendezvous: check the address") from error
+        raise JoinRefused(address, "the process there is not a rendezvous: check the address") from error

@@ -24,7 +24,7 @@ class Removed(ResileError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this member was removed from the group: the others could not reach it, or heard nothing from it, for "
+            "this member was removed from the group: the others could not reach it, or received nothing from it, for "
             "the rendezvous' detection_seconds. Call join() to become a member again"
         )
 

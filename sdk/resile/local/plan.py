@@ -54,7 +54,7 @@ def parse_batches(text: str) -> tuple[BatchStep, ...]:
         raise BatchesError(text, f"it has {len(pairs)} pairs, and a run has at most {MAX_BATCH_STEPS}")
     for iteration, size in pairs:
         if size < 1:
-            raise BatchesError(text, f"'{iteration}:{size}' is no batch; it has at least 1 sample")
+            raise BatchesError(text, f"'{iteration}:{size}' is not a batch; a batch has at least 1 sample")
     return tuple(BatchStep(iteration=iteration, batch_size=size) for iteration, size in pairs)
 
 

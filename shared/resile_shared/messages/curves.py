@@ -29,7 +29,7 @@ class CurveTable(Message):
     def _has_equal_columns(self) -> Self:
         lengths = {len(column) for column in (self.iterations, self.times, self.workers, *self.values.values())}
         if len(lengths) > 1:
-            raise ValueError(f"columns must have the same length, and these have {sorted(lengths)}")
+            raise ValueError(f"columns must have the same length, not {sorted(lengths)}")
         return self
 
 

@@ -114,7 +114,7 @@ class JobSpec(Message):
         if self.gang and (self.min_workers != self.max_workers or self.sizes):
             raise ValueError("gang: min_workers and max_workers must be the same number, and sizes empty")
         if self.restartable and not self.gang:
-            raise ValueError("restartable: only of a gang job; others go on by themselves")
+            raise ValueError("restartable: only for gang jobs; other jobs recover by themselves")
         return self
 
     @model_validator(mode="after")
@@ -153,7 +153,7 @@ class JobSpec(Message):
     @model_validator(mode="after")
     def _has_an_allowed_size(self) -> Self:
         if any(after <= before for before, after in pairwise(self.sizes)):
-            raise ValueError("sizes must rise, without repetition, as in 1,2,4,8")
+            raise ValueError("sizes must be in increasing order without duplicates, as in 1,2,4,8")
         if self.sizes and not any(self.min_workers <= size <= self.max_workers for size in self.sizes):
             limits = f"from min_workers {self.min_workers} to max_workers {self.max_workers}"
             raise ValueError(f"no size of {', '.join(map(str, self.sizes))} is {limits}: add one, or change these")

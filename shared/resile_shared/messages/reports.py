@@ -39,7 +39,7 @@ class BatchRange(Message):
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
         if self.least > self.most:
-            raise ValueError(f"the least batch, {self.least}, is above the most, {self.most}")
+            raise ValueError(f"the smallest batch, {self.least}, is larger than the largest, {self.most}")
         return self
 
     def __str__(self) -> str:

@@ -25,7 +25,7 @@ _INSTEAD = {
     "join_uneven_inputs": "workers share each batch: leave it out",
     "save_state": "Resile stores checkpoints by itself: see checkpoint_every",
     "load_state": "a job resumes from Resile's checkpoints by itself: leave it out",
-    "skip_first_batches": "a resumed run goes on at the batch where it stopped: leave it out",
+    "skip_first_batches": "a resumed run continues at the batch where it stopped: leave it out",
     "set_trigger": "call loader.stop() on all workers, by what is equal on all of them",
     "check_trigger": "call loader.stop() on all workers, by what is equal on all of them",
     "init_trackers": "write where accelerator.is_main_process, once training has begun",
@@ -247,7 +247,7 @@ class Accelerator(accelerate.Accelerator):
 
     def __getattribute__(self, name: str) -> Any:
         if name in _INSTEAD:
-            raise UsageError(f"accelerator.{name}() cannot hold in an elastic run: {_INSTEAD[name]}")
+            raise UsageError(f"accelerator.{name}() does not work in an elastic run: {_INSTEAD[name]}")
         return super().__getattribute__(name)
 
     def _check_outside(self, method: str) -> None:

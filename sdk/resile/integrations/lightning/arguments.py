@@ -58,7 +58,7 @@ REFUSED_CALLBACKS: dict[type, str] = {
     callbacks.EMAWeightAveraging: _AVERAGES,
     callbacks.GradientAccumulationScheduler: "it changes the global batch by itself; use accumulate_grad_batches",
     callbacks.LearningRateFinder: _TRIES,
-    callbacks.ModelPruning: "it replaces the parameters of the model, whose gradients nobody would exchange",
+    callbacks.ModelPruning: "it replaces the model's parameters, and the gradients of the new ones are not exchanged",
     callbacks.SpikeDetection: "it judges the loss of one worker's shards; judge trainer.callback_metrics instead",
     callbacks.StochasticWeightAveraging: _AVERAGES,
     callbacks.ThroughputMonitor: "it measures one worker's shards alone; `resile job` and the page show the speed",
@@ -105,7 +105,7 @@ def check_fit(trainer: pl.Trainer, module: pl.LightningModule, ckpt_path: Any, *
         raise UsageError("training_step takes a dataloader_iter, which reads batches by itself: take a batch instead")
     check_callbacks(trainer)
     if trainer.max_epochs == -1 and trainer.max_steps == -1:
-        raise UsageError("max_epochs is -1 without max_steps, and a run has an end: name one of them")
+        raise UsageError("max_epochs is -1 without max_steps, and a run needs an end: set one of them")
     _check_checkpoint(ckpt_path, is_plain=is_plain)
 
 

@@ -30,7 +30,7 @@ _REFUSED = {
     "push_to_hub": "workers come and go while it uploads; call trainer.model.push_to_hub() after the training call, "
     "where trainer.is_world_process_zero()",
     "save_on_each_node": "checkpoint folders are written by one worker",
-    "ignore_data_skip": "a resumed run goes on at exactly the sample where it stopped",
+    "ignore_data_skip": "a resumed run continues at exactly the sample where it stopped",
     "skip_memory_metrics": "each worker would report its own memory as that of the run",
     "debug": "its hooks look at one worker's shards alone",
 }

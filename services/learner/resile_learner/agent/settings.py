@@ -30,7 +30,7 @@ def parse_labels(text: str) -> dict[str, str]:
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
         if not (name and equals and value and is_line(part)):
-            raise ValueError(f"{part!r} is no label: write name=value, with commas between labels")
+            raise ValueError(f"{part!r} is not a label: use name=value, with commas between labels")
         labels[name.strip()] = value.strip()
     return labels
 

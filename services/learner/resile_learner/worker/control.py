@@ -277,7 +277,7 @@ class WorkerControl:
     def _on_silent(self, peer: int) -> None:
         """Close all connections to ``peer``, so that nothing waits for it any more."""
         seconds = self._config.detection_seconds
-        self._report_if_counted_on(peer, "silence", f"nothing was heard from it for {seconds:g} seconds")
+        self._report_if_counted_on(peer, "silence", f"nothing was received from it for {seconds:g} seconds")
         self._peers.disconnect(peer)
         self._poller.remove(peer)
 

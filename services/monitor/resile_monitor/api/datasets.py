@@ -117,7 +117,7 @@ def _is_name(name: str) -> bool:
 def _checked(name: str) -> str:
     if not _is_name(name):
         raise ProblemError(
-            "invalid", f"{name[:64]!r} is no name of a dataset: use up to 63 lower-case letters, digits and -"
+            "invalid", f"{name[:64]!r} is not a valid name of a dataset: use up to 63 lower-case letters, digits and -"
         )
     return name
 

@@ -43,9 +43,7 @@ class Downloads:
         query = read_query(request, ModelQuery)
         record = await self._pool.record(request.match_info["job"])
         if record.completed is None:
-            raise ProblemError(
-                "unknown", f"job {record.job} has no final model: it is {record.state}, and not completed"
-            )
+            raise ProblemError("unknown", f"job {record.job} has no final model: it is {record.state}, not completed")
         if record.completed.model is None:
             raise ProblemError(
                 "unknown", f"job {record.job} completed without a file of its model: its warnings say why"
@@ -113,6 +111,6 @@ async def _tar(storage: ObjectStorage, folder: str, keys: list[str]) -> AsyncIte
             num_sent += len(piece)
             yield piece
         if num_sent != entry.size:
-            raise OSError(f"{key} has shrunk while it was sent")
+            raise OSError(f"{key} shrank while it was being sent")
         yield bytes(-entry.size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)

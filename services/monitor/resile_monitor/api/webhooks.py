@@ -96,7 +96,7 @@ class Webhooks:
                     return answer(Empty())
                 except ConflictError:
                     continue
-        raise ProblemError("unavailable", f"webhook {id_} changes all the time: try again")
+        raise ProblemError("unavailable", f"webhook {id_} was changed by other requests at the same time: try again")
 
     async def _entries(self) -> dict[str, Entry[Webhook]]:
         async with bus_timeout(NO_ANSWER):

@@ -204,7 +204,7 @@ class Allocator:
 
     def cancel_start(self, job: Job) -> None:
         """Cancel a start, and return the job to the queue."""
-        self.abandon(job, "its start was given up")
+        self.abandon(job, "its start was cancelled")
         job.enter(Step.REQUEUE)
 
     def abandon(self, job: Job, reason: str) -> None:

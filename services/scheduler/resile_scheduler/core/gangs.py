@@ -23,7 +23,7 @@ MAX_RESTARTS = 3
 STEADY_SECONDS = 600.0
 DETECTIONS = 2.0
 """The number of `detection_seconds` that pass until the loss of a host is known."""
-_HOW = "a gang cannot go on without all its workers; with --restartable it starts again"
+_HOW = "a gang cannot continue without all its workers; with --restartable it starts again"
 
 
 class Fail(Protocol):

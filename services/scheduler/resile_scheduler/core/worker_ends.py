@@ -104,7 +104,7 @@ class WorkerEnds:
         job.backoff.add(worker.slot.host, now=now)
         job.start_backoff.end(job.iteration, now=now)
         self._allocator.cancel_start(job)
-        job.note("queued", f"its start was given up: {reason}", now=now)
+        job.note("queued", f"its start was cancelled: {reason}", now=now)
 
     def _lose_member(self, job: Job, worker: Worker, now: float) -> None:
         """Record the loss of a member: all members that are lost by the next decision are answered together."""

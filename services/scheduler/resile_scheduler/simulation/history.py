@@ -128,7 +128,7 @@ def _parse(path: Path, text: str, *, first: int) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise MalformedFile(
-            path, f"no JSON: {error.msg}", line=first + error.lineno - 1, column=str(error.colno)
+            path, f"not JSON: {error.msg}", line=first + error.lineno - 1, column=str(error.colno)
         ) from error
 
 
