@@ -140,7 +140,7 @@ def test_callbacks_that_differ_between_workers_are_refused() -> None:
     mine.check(0.3 * mine.digest() + 0.7 * other.digest())
     callback.calls.append(time.time())
     callback.epoch, callback.at = 1, 2  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match="callbacks know different things"):
+    with pytest.raises(UsageError, match="the state of callbacks differs between workers"):
         mine.check(0.3 * mine.digest() + 0.7 * other.digest())
     elsewhere.at = 0  # type: ignore[attr-defined]
     other.load_state_dict(mine.state_dict())

@@ -338,7 +338,7 @@ class Stream(IterableDataset[Any]):
         (lambda make: make().fit(Gathers(), loader()), r"all_gather\(\) was called in training_step"),
         (lambda make: make().fit(LogsMaximum(), loader()), "reduce_fx='max'"),
         (lambda make: make().fit(LogsSometimes(), loader()), "for some shards of a batch and not for others"),
-        (lambda make: make().fit(Curve(BinaryAUROC()), loader()), "'curve' .BinaryAUROC.* is no sum"),
+        (lambda make: make().fit(Curve(BinaryAUROC()), loader()), "'curve' .BinaryAUROC.* is not a sum"),
         (lambda make: make().fit(Curve(BinaryAUROC(thresholds=2000)), loader()), "8000 elements"),
         (lambda make: make().fit(Largest(), loader()), "'largest' .MaxMetric"),
         (lambda make: make().fit(UsesBatch(), loader()), "used the batch"),

@@ -34,8 +34,8 @@ class RendezvousLost(ResileError):
 
     def __init__(self, address: str) -> None:
         super().__init__(
-            f"the rendezvous at {address} is gone, and without it nobody can join, leave or be removed. Start it again "
-            "and have all members join anew with their state"
+            f"the rendezvous at {address} is gone, and without it no member can join, leave or be removed: start it "
+            "again, and let all members join again with their state"
         )
 
 

@@ -139,9 +139,7 @@ def _check_onnx(is_wanted: bool) -> None:
     missing = [name for name in ("onnx", "onnxscript") if is_wanted and find_spec(name) is None]
     if missing:
         options = " ".join(f"--with {name}" for name in missing)
-        raise UsageError(
-            f"the model is to be saved as ONNX, which needs {' and '.join(missing)}: start the script with {options}"
-        )
+        raise UsageError(f"saving the model as ONNX needs {' and '.join(missing)}: start the script with {options}")
 
 
 def _check_more(more: Mapping[str, Any]) -> None:

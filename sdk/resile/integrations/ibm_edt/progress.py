@@ -49,7 +49,7 @@ class FabricProgress:
         """Compare the mean of all workers' digests with this worker's. Raises UsageError if they differ."""
         if not is_everywhere(self.digest(), mean_digest):
             raise UsageError(
-                "callbacks know different things on different workers, so that a worker that joins could not go on: "
+                "the state of callbacks differs between workers, so a joining worker could not continue: "
                 "an attribute of theirs depends on the time or on the worker. Keep it in a variable of the script "
                 "instead of an attribute"
             )

@@ -133,7 +133,7 @@ def _check_checkpoint(ckpt_path: Any, *, is_plain: bool) -> None:
         )
     if is_plain:
         raise UsageError(
-            "ckpt_path='last' in a plain run, which stores no checkpoints of Resile, would begin anew: start it with "
+            "ckpt_path='last' in a plain run, which stores no checkpoints of Resile, would start over: start it with "
             "`resile run train.py --resume`"
         )
 

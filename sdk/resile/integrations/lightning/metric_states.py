@@ -111,7 +111,7 @@ def _shares(name: str, metric: Metric, num_samples: int) -> dict[str, float]:
         if not isinstance(default, Tensor) or metric._reductions[state] is not dim_zero_sum:
             raise UsageError(
                 f"the metric {name!r} ({type(metric).__name__}) was updated in training_step, and its state {state!r} "
-                "is no sum over samples, so that shards cannot be added: update it in validation_step, or choose a "
+                "is not a sum over samples, so shards cannot be added: update it in validation_step, or choose a "
                 "form of it with sums (as thresholds=100 of a curve)"
             )
         share = (getattr(metric, state) - default.to(metric.device)).to(torch.float64).flatten()

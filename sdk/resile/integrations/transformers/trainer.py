@@ -235,6 +235,6 @@ def _check_resume(resume_from_checkpoint: str | bool | None) -> None:
         )
     if isinstance(current_session(), SoloSession):
         raise UsageError(
-            "resume_from_checkpoint=True in a plain run, which stores no checkpoints of Resile, would begin anew: "
+            "resume_from_checkpoint=True in a plain run, which stores no checkpoints of Resile, would start over: "
             "start it with `resile run train.py --resume`"
         )

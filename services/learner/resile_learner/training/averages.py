@@ -147,6 +147,6 @@ def _marks(copy: Copy) -> Marks:
 
 def _not_in_state(what: str) -> UsageError:
     return UsageError(
-        f"{what} changes as training goes on and is not part of the run's state, so that a worker that joins or "
-        f"resumes would begin it anew: a moving average of weights or a target network, it seems. {_IN_STATE}"
+        f"{what} changes as training goes on and is not part of the run's state, so a worker that joins or "
+        f"resumes would start it over: it seems to be a moving average of weights or a target network. {_IN_STATE}"
     )

@@ -56,7 +56,7 @@ class BatchOrder:
             raise UsageError(
                 f"the batch sampler ({self._name}) yields other batches each time it is asked for the same epoch, and "
                 "workers would not use the same samples: let it draw from the global generators, from its own "
-                "self.generator, or from what set_epoch(epoch) is told, and keep nothing from epoch to epoch"
+                "self.generator, or from the epoch that set_epoch(epoch) gets, and keep no state between epochs"
             )
 
     def __call__(self, epoch: int) -> DrawnBatches:
@@ -104,8 +104,8 @@ class BatchOrder:
     def _wrong_number(self, found: str, epoch: int) -> UsageError:
         return UsageError(
             f"the batch sampler ({self._name}) yields {found} batches in epoch {epoch} instead of "
-            f"{self._num_batches or 'one or more'}: the number of iterations depends on it, so let all epochs have as "
-            "many, and __len__ tell"
+            f"{self._num_batches or 'one or more'}: the number of iterations depends on it, so give all epochs the "
+            "same number, and let __len__ return it"
         )
 
 

@@ -47,7 +47,7 @@ def read_loader(loader: Any) -> LoaderSettings:
     batches = loader.batch_sampler
     if batches is None:
         raise UsageError(
-            "the loader has batch_size=None, so that each item of the dataset is a batch, which nobody could cut into "
+            "the loader has batch_size=None, so that each item of the dataset is a batch, which cannot be cut into "
             "shards: let the dataset return samples, and give the loader a batch_size or a batch_sampler"
         )
     if loader.worker_init_fn is not None:

@@ -59,7 +59,7 @@ class OptimizerWatch:
         if self._ids() != self._trained:
             raise UsageError(
                 "the optimizer got other parameters after the training call began, whose gradients no worker would "
-                "exchange: give it all of them before, with a learning rate of 0 as long as they are not to be trained"
+                "exchange: give it all of them before, with a learning rate of 0 while they should not be trained"
             )
 
     def check_steps(self, *, before: int, is_lost: bool, may_skip: bool) -> None:

@@ -77,7 +77,7 @@ class SamplerOrder:
             raise UsageError(
                 f"the sampler ({type(sampler).__name__}) yields other indices each time it is asked for the same "
                 "epoch, and workers would not use the same samples: let it draw from the global generators, from its "
-                "own self.generator, or from what set_epoch(epoch) is told, and keep nothing from epoch to epoch"
+                "own self.generator, or from the epoch that set_epoch(epoch) gets, and keep no state between epochs"
             )
 
     def __call__(self, epoch: int) -> Indices:

@@ -53,7 +53,7 @@ class StreamReader:
         if self._iterator is self._stream and not _has_state(self._stream):
             raise UsageError(
                 f"the dataset ({type(self._stream).__name__}) is an iterator, which can be read once: give one whose "
-                "__iter__ begins anew for each epoch, or with state_dict and load_state_dict"
+                "__iter__ starts over for each epoch, or with state_dict and load_state_dict"
             )
         if state and state["iterator"] is not None:
             self._iterator.load_state_dict(copy.deepcopy(state["iterator"]))  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ class StreamReader:
         if before and before[0] == self._epoch and before != self.first:
             raise UsageError(
                 f"the stream ({type(self._stream).__name__}) begins epoch {self._epoch} with another sample than "
-                "before: let __iter__ begin anew each time, whatever was read before, or give the stream state_dict "
+                "before: let __iter__ start over each time, whatever was read before, or give the stream state_dict "
                 "and load_state_dict"
             )
 

@@ -127,7 +127,7 @@ class StreamShards:
         self._fill(samples, size + margin)
         if not samples:
             raise UsageError(
-                f"the stream ({self._name}) has no samples in epoch {position.epoch}: let __iter__ begin anew for each "
+                f"the stream ({self._name}) has no samples in epoch {position.epoch}: let __iter__ start over for each "
                 "epoch"
             )
         if len(samples) < size + margin:
