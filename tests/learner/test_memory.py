@@ -360,6 +360,39 @@ def test_a_mailbox_keeps_what_a_token_names_and_a_bounded_number_of_others() -> 
     assert num_descriptors() == before - 2
 
 
+def test_a_worker_without_room_for_a_descriptor_says_so(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system takes the message and drops the descriptor; its sender does not learn of it."""
+    one, other = Mailbox(), Mailbox()
+    _, fd = create_segment(4096)
+    token = b"t" * TOKEN_BYTES
+    one.send(other.name, token, fd)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as raised:
+            other.take(token)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    one.send(other.name, token, fd)
+    taken = other.take(token)
+    assert taken is not None
+    for descriptor in (fd, taken):
+        os.close(descriptor)
+    one.close()
+    other.close()
+
+    def take(mailbox: Mailbox, token: bytes) -> None:
+        raise raised.value
+
+    monkeypatch.setattr(Mailbox, "take", take)
+    reasons: list[str] = []
+    group = connect(HERE, HERE, report=reasons.append)
+    run_rounds(group, [0, 1], generation=1, first=0, count=5)
+    assert partners(group, 0) == partners(group, 1) == []
+    assert len(reasons) == 2
+    assert all("[Errno 24] Too many open files" in reason for reason in reasons)
+
+
 def test_a_status_survives_encoding() -> None:
     status = Status(HERE, b"n" * 16, b"t" * 16, frozenset({0, 8, 12}))
     assert decode_status(status.encode(13)) == status

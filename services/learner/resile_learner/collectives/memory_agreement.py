@@ -286,7 +286,11 @@ class MemoryAgreement:
             token = self._status_of(rank).token
             if rank == self._rank or rank in self._mapped or token == _NOTHING or self._mailbox is None:
                 continue
-            fd = self._mailbox.take(token)
+            try:
+                fd = self._mailbox.take(token)
+            except OSError as error:
+                self._fail(error)
+                continue
             if fd is None:
                 continue
             try:

@@ -5,6 +5,7 @@ sent, and nobody can change its size. It is gone when the last process that maps
 """
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -12,6 +13,7 @@ import secrets
 import socket
 import weakref
 from array import array
+from collections.abc import Iterable
 from contextlib import suppress
 
 import torch
@@ -105,7 +107,8 @@ class Mailbox:
     def __init__(self) -> None:
         self.name = secrets.token_bytes(NAME_BYTES)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._pending: dict[bytes, int] = {}
+        self._pending: dict[bytes, int | None] = {}
+        """By token; None: this process has no room for the descriptor."""
         try:
             self._socket.setblocking(False)
             self._socket.bind(_address(self.name))
@@ -119,28 +122,37 @@ class Mailbox:
         self._socket.sendmsg([token], [rights], 0, _address(name))  # socket.send_fds ignores the address
 
     def take(self, token: bytes) -> int | None:
-        """Return the descriptor that came with ``token``; the caller closes it."""
+        """Return the descriptor that came with ``token``, None until it does; the caller closes it.
+
+        Raises OSError if it came when this process could open no more.
+        """
         self._receive()
-        return self._pending.pop(token, None)
+        if token not in self._pending:
+            return None
+        fd = self._pending.pop(token)
+        if fd is None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return fd
 
     def _receive(self) -> None:
         """Read what has come; of what nobody takes the oldest is closed."""
         for _ in range(MAX_PENDING):
             try:
-                token, fds, *_ = socket.recv_fds(self._socket, TOKEN_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC)
+                token, fds, flags, _ = socket.recv_fds(self._socket, TOKEN_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC)
             except OSError:
                 return
-            if len(token) != TOKEN_BYTES or len(fds) != 1 or token in self._pending:
+            has_no_room = not fds and bool(flags & socket.MSG_CTRUNC)
+            if len(token) != TOKEN_BYTES or not (len(fds) == 1 or has_no_room) or token in self._pending:
                 _close_all(fds)
                 continue
-            self._pending[token] = fds[0]
+            self._pending[token] = None if has_no_room else fds[0]
             if len(self._pending) > MAX_PENDING:
                 _close_all([self._pending.pop(next(iter(self._pending)))])
 
     def close(self) -> None:
         """Close the socket and what nobody has taken."""
         self._socket.close()
-        _close_all(list(self._pending.values()))
+        _close_all(self._pending.values())
         self._pending.clear()
 
 
@@ -153,7 +165,8 @@ def _address(name: bytes) -> bytes:
     return b"\0resile/" + name
 
 
-def _close_all(fds: list[int]) -> None:
+def _close_all(fds: Iterable[int | None]) -> None:
     for fd in fds:
-        with suppress(OSError):
-            os.close(fd)
+        if fd is not None:
+            with suppress(OSError):
+                os.close(fd)
