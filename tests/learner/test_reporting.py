@@ -86,3 +86,28 @@ async def test_a_spool_that_cannot_be_written_costs_only_the_survival(pool: Pool
     await queue.flush()
     await until(lambda: reader.seen == [("checkpoint", 1)])
     reader.task.cancel()
+
+
+async def test_what_is_kept_after_half_a_line_survives_too(pool: Pool, tmp_path: Path) -> None:
+    """The agent before this one ended while it wrote, and this one ends before it could publish anything."""
+    await pool.bus("scheduler")
+    bus = await pool.bus("learner")
+    spool = tmp_path / "facts"
+    ReportQueue(bus, Spool(spool)).put(checkpoint(1))
+    spool.write_bytes(spool.read_bytes() + b'{"id": "cut sho')
+    ReportQueue(bus, Spool(spool)).put(checkpoint(2))
+    assert ReportQueue(bus, Spool(spool)).num_facts == 2
+
+
+async def test_what_is_kept_once_a_full_disk_has_room_again_survives(pool: Pool, tmp_path: Path) -> None:
+    """Half a line may have been written when no space was left."""
+    await pool.bus("scheduler")
+    bus = await pool.bus("learner")
+    spool = tmp_path / "facts"
+    queue = ReportQueue(bus, Spool(spool))
+    spool.mkdir()
+    queue.put(checkpoint(1))
+    spool.rmdir()
+    spool.write_bytes(b'{"id": "cut sho')
+    queue.put(checkpoint(2))
+    assert ReportQueue(bus, Spool(spool)).num_facts == 1

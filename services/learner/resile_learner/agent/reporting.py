@@ -42,36 +42,41 @@ class Spool:
 
     path: Path
     is_empty: bool = True
+    ends_torn: bool = False
+    """Whether the last line may be incomplete."""
 
     def read(self) -> list[Spooled]:
         """Return what an earlier agent left, in order; the last line may be incomplete."""
         try:
-            lines = self.path.read_bytes().splitlines()
+            content = self.path.read_bytes()
         except FileNotFoundError:
             return []
+        lines = content.splitlines()
         found = []
         for line in lines:
             try:
                 found.append(Spooled.model_validate_json(line))
             except ValidationError:
                 logger.warning("%s: skipped a line of %s bytes that cannot be read", self.path, len(line))
-        self.is_empty = not lines
+        self.is_empty, self.ends_torn = not lines, not content.endswith(b"\n")
         return found
 
     def add(self, spooled: Spooled) -> None:
         """Append a report. If the disk is full, the report just does not survive the agent."""
+        line = spooled.model_dump_json().encode() + b"\n"
         try:
             with self.path.open("ab") as file:
-                file.write(spooled.model_dump_json().encode() + b"\n")
-            self.is_empty = False
+                file.write(b"\n" + line if self.ends_torn else line)
+            self.is_empty = self.ends_torn = False
         except OSError as error:
+            self.ends_torn = True
             logger.warning("%s: a report is kept in memory only: %s", self.path, error.strerror)
 
     def clear(self) -> None:
         """Remove all reports: they are published."""
         if not self.is_empty:
             self.path.unlink(missing_ok=True)
-            self.is_empty = True
+            self.is_empty, self.ends_torn = True, False
 
 
 @dataclass(frozen=True)
