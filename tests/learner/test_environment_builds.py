@@ -91,6 +91,26 @@ async def test_each_step_is_reported_and_pip_writes_into_the_log_of_no_worker(tm
     await host.builds.close()
 
 
+async def test_a_job_does_not_wait_for_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its build would never be reported."""
+    host = Builder(tmp_path, damaged="marker", unforeseen="marker")
+    (tmp_path / "storage/damaged").mkdir(parents=True)
+    (tmp_path / "storage/damaged/packages.txt").write_bytes(b"\xff")
+    host.builds.prepare(("damaged",))
+    report = await host.reports_last("damaged", "failed")
+    assert (report.is_hosts_fault, "packages.txt of this job is damaged" in report.reason) == (False, True)
+
+    def fails(self: Environments, *_: object, **__: object) -> bool:
+        raise ZeroDivisionError("by a bug")
+
+    monkeypatch.setattr(Environments, "has", fails)
+    host.builds.prepare(("unforeseen",))
+    report = await host.reports_last("unforeseen", "failed")
+    assert report.is_hosts_fault
+    assert report.reason == "the environment cannot be prepared: ZeroDivisionError('by a bug')"
+    await host.builds.close()
+
+
 async def test_builds_are_one_at_a_time_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
     host = Builder(tmp_path, slow="slow", later="marker", urgent="marker", there="marker==1.0")
     add_slow_source(host.wheels, "slow", started=host.started)

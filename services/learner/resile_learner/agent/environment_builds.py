@@ -1,6 +1,7 @@
 """Builds the environments of jobs before their workers are placed: one at a time, in the order that is asked for."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -12,6 +13,8 @@ from resile_shared.messages.hosts import EnvironmentReport
 from ..preparation import PreparationFailed
 from ..processes.worker_process import Stream
 from .workers import WorkerContext
+
+logger = logging.getLogger(__name__)
 
 
 class OnLineOfJob(Protocol):
@@ -57,8 +60,13 @@ class EnvironmentBuilds:
             await self._build(job)
         except (ResileError, OSError) as error:
             is_hosts_fault = not isinstance(error, PreparationFailed) or error.is_hosts_fault
-            reason = " ".join(str(error).split())
-            self._post(EnvironmentReport(job=job, state="failed", reason=reason, is_hosts_fault=is_hosts_fault))
+            self._fail(job, " ".join(str(error).split()), is_hosts_fault=is_hosts_fault)
+        except Exception as error:  # a bug, or what is stored is damaged: the job must not wait for this host for ever
+            logger.exception("preparing environment failed job=%s", job)
+            self._fail(job, f"the environment cannot be prepared: {error!r}", is_hosts_fault=True)
+
+    def _fail(self, job: str, reason: str, *, is_hosts_fault: bool) -> None:
+        self._post(EnvironmentReport(job=job, state="failed", reason=reason, is_hosts_fault=is_hosts_fault))
 
     async def _build(self, job: str) -> None:
         self._undecided.add(job)

@@ -50,6 +50,8 @@ def _read_pins(storage: str) -> str:
         return ObjectStorage(storage).read(KEY).decode()
     except MissingObjectError:
         return ""
+    except UnicodeDecodeError as error:
+        raise EnvironmentFailed(f"{KEY} of this job is damaged: submit the job again") from error
     except StorageError as error:
         raise EnvironmentFailed(str(error), is_hosts_fault=True) from error
 
