@@ -53,6 +53,10 @@ class StorageURLError(StorageError, UsageError):
     """What was given is not a URL of storage."""
 
 
+class NameRefused(StorageError):
+    """No object can have that name."""
+
+
 class MissingObjectError(StorageError):
     """There is no such object."""
 
@@ -228,7 +232,7 @@ class _Cause(NamedTuple):
     """With the groups of the pattern, as in `re.Match.expand`."""
     advice: str
     transient: bool = False
-    is_usage: bool = False
+    kind: type[StorageError] = StorageError
 
 
 _CAUSES = (
@@ -236,7 +240,7 @@ _CAUSES = (
         r"Unable to recognise URL|relative URL|Unknown url scheme",
         "it is not a URL of storage",
         "use file:///folder, s3://bucket/folder, gs://bucket/folder or az://container/folder",
-        is_usage=True,
+        kind=StorageURLError,
     ),
     _Cause(
         r"service account file|Invalid Access Key|application credentials file",
@@ -255,13 +259,15 @@ _CAUSES = (
         r"\1\2 is a link that leads back to itself, or to a folder that contains it",
         "remove the link",
     ),
-    _Cause(r"Path \"/?([^\"]*)\" contained non-unicode", r"the name \1 is not UTF-8", "rename it"),
+    _Cause(r"Path \"/?([^\"]*)\" contained non-unicode", r"the name \1 is not UTF-8", "rename it", kind=NameRefused),
+    _Cause(r"surrogates not allowed", "the name is not UTF-8", "rename it", kind=NameRefused),
     _Cause(
         r"(?s)illegal character sequence .*whilst parsing path segment \"(.*?)\"\n",
         r"the name \1 has a control character",
         "rename it",
+        kind=NameRefused,
     ),
-    _Cause(r"trailing '/#\\d\+/' are not supported", "its name ends with # and digits", "rename it"),
+    _Cause(r"trailing '/#\\d\+/' are not supported", "its name ends with # and digits", "rename it", kind=NameRefused),
     _Cause(r"os error (28|122)\b", "no space is left there", "free some space, or keep fewer checkpoints"),
     _Cause(r"os error 27\b", "the file would be too large", "raise the limit on file sizes (ulimit -f)"),
     _Cause(r"os error (1|13)\b", "permission denied", "let this user read and write there, or use other storage"),
@@ -301,8 +307,8 @@ def _translated(action: str, key: str, error: Exception) -> StorageError:
     text = f"{error}\n{type(error).__name__}"
     for cause in _CAUSES:
         if match := re.search(cause.pattern, text):
-            kind = StorageURLError if cause.is_usage else StorageError
-            return kind(action, printable(match.expand(cause.reason)), cause.advice, transient=cause.transient)
+            reason = printable(match.expand(cause.reason))
+            return cause.kind(action, reason, cause.advice, transient=cause.transient)
     if isinstance(error, FileNotFoundError):
         return MissingObjectError(action, key)
     summary = text.partition("\n")[0] or repr(error)

@@ -1,10 +1,14 @@
 """Output folders: every change of a regular file reaches the storage, and nothing else does."""
 
+import asyncio
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from resile_learner.agent.outputs import Outputs
+from resile_shared.storage import ObjectStorage
 
 
 @pytest.fixture
@@ -49,3 +53,47 @@ async def test_what_cannot_be_stored_is_tried_again(folder: Path, stored: Path) 
     stored.unlink()
     assert await outputs.upload("job-1", folder)
     assert (stored / "notes.txt").read_text() == "1"
+
+
+async def test_a_name_that_no_object_can_have_keeps_no_other_file_from_being_stored(folder: Path, stored: Path) -> None:
+    """The files behind it in the folder were never stored, and the agent tried again every few seconds."""
+    outputs = Outputs(stored.parents[2].as_uri())
+    names = [os.fsdecode(b"\xff"), "two\nlines", "model#1", *(f"file-{number}" for number in range(20))]
+    for name in names:
+        (folder / name).write_text("1")
+    assert await outputs.upload("job-1", folder)
+    assert sorted(path.name for path in stored.iterdir()) == sorted(names[3:])
+    assert sorted(outputs.take_refused("job-1")) == [
+        "the output file \\udcff is not stored: the name is not UTF-8; rename it",
+        "the output file model#1 is not stored: its name ends with # and digits; rename it",
+        "the output file two\\nlines is not stored: the name two\\nlines has a control character; rename it",
+    ]
+    (folder / "model#1").write_text("changed")
+    assert await outputs.upload("job-1", folder)
+    assert outputs.take_refused("job-1") == [], "each is named once"
+
+
+async def test_an_upload_that_takes_long_is_not_begun_again(
+    folder: Path, stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that wait for it give up. Each held a thread with an upload of the same file, until none was left."""
+    may_end = threading.Event()
+    begun: list[str] = []
+    upload = ObjectStorage.upload
+
+    def slowly(self: ObjectStorage, key: str, path: Path) -> None:
+        begun.append(key)
+        may_end.wait()
+        upload(self, key, path)
+
+    monkeypatch.setattr(ObjectStorage, "upload", slowly)
+    outputs = Outputs(stored.parents[2].as_uri())
+    (folder / "large").write_text("1")
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await outputs.upload("job-1", folder)
+    may_end.set()
+    assert await outputs.upload("job-1", folder)
+    assert begun == ["jobs/job-1/output/large"]
+    assert (stored / "large").read_text() == "1"

@@ -30,6 +30,7 @@ _CORE = "resile_scheduler.core"
 TESTS = {
     "resile_learner.agent.core": ("tests/learner/test_agent_core.py",),
     "resile_learner.agent.job_files": ("tests/learner/test_job_files.py",),
+    "resile_learner.agent.outputs": ("tests/learner/test_outputs.py",),
     "resile_learner.agent.reporting": ("tests/learner/test_reporting.py",),
     "resile_learner.membership": ("tests/learner/test_membership.py", "tests/learner/test_membership_machine.py"),
     "resile_learner.worker": ("tests/learner/test_suspicions.py", "tests/world/test_worker.py"),
@@ -190,6 +191,30 @@ MUTANTS = (
         "resile_learner.agent.job_files",
         "        return entry is None or entry.value.is_deleted\n",
         "        return False\n",
+    ),
+    Mutant(
+        "agent writes facts behind half a line",
+        "facts that were kept while a disk was full, or after a crash, cannot be read",
+        _REPORTING,
+        'file.write(b"\\n" + line if self.ends_torn else line)',
+        "file.write(line)",
+        once_missing=True,
+    ),
+    Mutant(
+        "agent begins uploads again that take long",
+        "each holds a thread, and the same file is uploaded several times at once",
+        "resile_learner.agent.outputs",
+        "while running := self._running.get(job):",
+        "while running := None:",
+        once_missing=True,
+    ),
+    Mutant(
+        "a name that cannot be stored keeps back the files behind it",
+        "the output of a job that completed is lost, and the agent tries again for ever",
+        "resile_learner.agent.outputs",
+        "except NameRefused as error:",
+        "except ZeroDivisionError as error:",
+        once_missing=True,
     ),
     Mutant(
         "agent keeps no facts on its disk",

@@ -96,6 +96,9 @@ class Outputs:
     async def upload(self, job: str, folder: object) -> bool:
         return True
 
+    def take_refused(self, job: str) -> list[str]:
+        return []
+
     def forget(self, job: str) -> None:
         pass
 

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resile_shared.errors import ResileError
+from resile_shared.text import printable
+
+from ..threads import in_thread
 
 if TYPE_CHECKING:
     from resile_shared.storage import ObjectStorage
@@ -27,30 +30,55 @@ class Outputs:
         self._url = storage
         self._storage: ObjectStorage | None = None
         self._uploaded: defaultdict[str, dict[str, Version]] = defaultdict(dict)
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._running: dict[str, asyncio.Task[bool]] = {}
+        self._refused: defaultdict[str, list[str]] = defaultdict(list)
 
     async def upload(self, job: str, folder: Path) -> bool:
-        """Upload what has changed; return whether all of it is stored now. What failed is retried by the next call."""
-        async with self._locks[job]:
-            try:
-                await asyncio.to_thread(self._upload, job, folder)
-            except (ResileError, OSError) as error:
-                logger.warning("the output of job %s is not stored yet: %s", job, error)
-                return False
-            return True
+        """Upload what has changed; return whether all of it is stored now. What failed is retried by the next call.
+
+        When the caller is cancelled, the upload continues, and the next call waits for it: a large file is not begun
+        again and again beside itself.
+        """
+        while running := self._running.get(job):
+            await asyncio.wait({running})
+        uploading = self._running[job] = asyncio.create_task(self._try_upload(job, folder))
+        uploading.add_done_callback(lambda _: self._running.pop(job))
+        return await asyncio.shield(uploading)
+
+    async def _try_upload(self, job: str, folder: Path) -> bool:
+        try:
+            await in_thread(self._upload, job, folder)
+        except (ResileError, OSError) as error:
+            logger.warning("the output of job %s is not stored yet: %s", job, error)
+            return False
+        return True
+
+    def take_refused(self, job: str) -> list[str]:
+        """Return, once, which files of ``job`` can never be stored, and why: one line for each."""
+        return self._refused.pop(job, [])
 
     def forget(self, job: str) -> None:
         """Forget a job whose output folder is removed."""
         self._uploaded.pop(job, None)
-        self._locks.pop(job, None)
+        self._refused.pop(job, None)
 
     def _upload(self, job: str, folder: Path) -> None:
+        """Upload the files that have changed, but for those whose names no object can have."""
+        from resile_shared.storage import NameRefused  # loads the clients of all clouds
+
         uploaded = self._uploaded[job]
         for path, version in _files(folder):
             name = path.relative_to(folder).as_posix()
-            if uploaded.get(name) != version:
+            if uploaded.get(name) == version:
+                continue
+            try:
                 self._open().upload(f"jobs/{job}/output/{name}", path)
-                uploaded[name] = version
+            except NameRefused as error:
+                if name not in uploaded:
+                    line = f"the output file {printable(name)} is not stored: {error.reason}; {error.advice}"
+                    logger.warning("job %s: %s", job, line)
+                    self._refused[job].append(line)
+            uploaded[name] = version
 
     def _open(self) -> "ObjectStorage":
         if self._storage is None:

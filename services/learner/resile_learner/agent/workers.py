@@ -134,6 +134,8 @@ class HostWorkers:
         logger.info("worker exited job=%s worker=%s: %s", job, worker, reason)
         if exit_.kind in ("finished", "left"):
             await self.upload_output(job)
+            for line in self._context.outputs.take_refused(job):
+                self.on_line(job, worker, "stderr", line)
         else:
             for line in (exit_.details or reason).splitlines():
                 self.on_line(job, worker, "stderr", line)
