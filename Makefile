@@ -4,6 +4,7 @@
 #   TORCH_ARGS=...  more arguments for `pip install torch`, to choose another build of it
 #   PYTEST_ARGS=... more arguments for pytest; `-n 0` runs the tests in one process, for a debugger
 #   BENCH_ARGS=...  arguments for the benchmarks, instead of --quick
+#   SCREENSHOTS=... the folder of `make screenshots`, instead of build/screenshots
 #   CHAOS_ARGS=...  arguments for the first campaign of `make chaos`, instead of --minutes 10
 #   FUZZ_SECONDS=... how long `make fuzz` tries new input for each fuzzer, instead of 120
 #   WORLD_SECONDS=... how long `make world` runs, instead of 60; SEED=... the world of one seed alone, with its story
@@ -20,6 +21,7 @@ PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest
 IN_PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?= --quick
+SCREENSHOTS ?= build/screenshots
 CHAOS_ARGS ?= --minutes 10
 FUZZ_SECONDS ?= 120
 CAMPAIGN := $(BIN)/resile chaos campaign --own-pool tests/chaos/scripts/attacked.py
@@ -30,7 +32,7 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
 PYTHON ?= $(shell for python in $(CANDIDATES); do \
 	if $$python -c '$(NEW_ENOUGH)' 2>/dev/null; then command -v $$python; break; fi; done)
 
-.PHONY: install demo test test-long test-quick test-gpu lint bench chaos chaos-wrong chaos-nightly fuzz world mutants holes soak clean
+.PHONY: install demo test test-long test-quick test-gpu lint screenshots bench chaos chaos-wrong chaos-nightly fuzz world mutants holes soak clean
 
 # In .venv/installed is what TORCH_ARGS was: pip keeps a torch that is there, whatever build of it is asked for.
 define CHECK_TORCH
@@ -67,6 +69,11 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/mypy examples
 	$(BIN)/lint-imports
+
+# Pictures of every view of the page, in SCREENSHOTS (index.html shows all): phone, desktop, light, dark, empty, failed.
+screenshots: $(STAMP)
+	PAGE_PICTURES=$(SCREENSHOTS) $(PYTEST) tests/monitor/test_page.py tests/system/test_page.py $(PYTEST_ARGS)
+	@echo 'open $(SCREENSHOTS)/index.html'
 
 bench: $(STAMP)
 	@status=0; for script in $(BENCHMARKS); do \

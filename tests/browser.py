@@ -13,7 +13,7 @@ from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
 
 CHROMIUM = shutil.which("chromium")
 PICTURES = os.environ.get("PAGE_PICTURES")
-"""The folder in which the tests keep pictures of what they see, for people."""
+"""The folder in which the tests keep pictures of what they see, for people: `make screenshots`."""
 DESKTOP = {"width": 1280, "height": 900}
 LAUNCH_MILLISECONDS = 120_000
 expect.set_options(timeout=30_000)  # a page shows what it has to when it gets there, on a busy machine later
@@ -45,7 +45,7 @@ class Tab:
             await expect(self.page.locator(selector)).to_contain_text(text, use_inner_text=True)
 
     async def picture(self, name: str) -> None:
-        """Keep a picture of the page, as it is and on a desktop, if somebody asks for it: ``PAGE_PICTURES=folder``."""
+        """Keep a picture of the page, as it is and on a desktop, if somebody asks for it: ``make screenshots``."""
         if not PICTURES:
             return
         Path(PICTURES).mkdir(parents=True, exist_ok=True)
@@ -56,6 +56,16 @@ class Tab:
                 await self.page.set_viewport_size(viewport)  # type: ignore[arg-type]
                 await self.page.wait_for_timeout(400)
                 await self.page.screenshot(path=Path(PICTURES) / f"{prefix}-{name}.png", full_page=True)
+        list_pictures(Path(PICTURES))
+
+
+def list_pictures(folder: Path) -> None:
+    """Write ``index.html``, which shows all pictures of the folder."""
+    shown = "\n".join(
+        f'<figure><figcaption>{file.stem}</figcaption><img src="{file.name}" alt="{file.stem}" width="45%"></figure>'
+        for file in sorted(folder.glob("*.png"))
+    )
+    (folder / "index.html").write_text(f"<!doctype html><title>Pictures of the page</title>\n{shown}\n")
 
 
 @asynccontextmanager

@@ -213,7 +213,7 @@ class NewAttack(Message):
 class EventView(View):
     """One event of the bus, as stored."""
 
-    stream: Literal["events", "reports", "progress"]
+    stream: Literal["events", "reports", "progress", "logs"]
     sequence: int
     time: Time
     subject: str

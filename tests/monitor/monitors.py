@@ -23,6 +23,8 @@ from resile_shared.testing.fixtures import Pool
 
 M = TypeVar("M", bound=BaseModel)
 TOKEN = "a-token-for-tests-alone"
+START_SECONDS = 90
+"""In which a monitor is up, on a busy machine."""
 
 
 @dataclass
@@ -72,7 +74,7 @@ class Monitor:
 
     async def answers(self, path: str, status: int) -> None:
         """Wait until it does."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(START_SECONDS):
             while True:
                 async with self.http.get(path) as answer:
                     if answer.status == status:
@@ -81,9 +83,7 @@ class Monitor:
 
     async def kill(self) -> None:
         await self.http.close()
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
+        await end(self.process)
 
 
 class Monitors:
@@ -103,7 +103,7 @@ class Monitors:
         file = self.folder / f"url-{self._num}"
         guard = ("--token-file", str(self._token_file(token))) if token else ()
         process = await self.process("--api-port", str(port), "--url-file", str(file), *guard, *flags, **options)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(START_SECONDS):
             while not file.exists():
                 assert process.returncode is None
                 await asyncio.sleep(0.02)
@@ -120,7 +120,18 @@ class Monitors:
 
     async def process(self, *flags: str, **options: Any) -> asyncio.subprocess.Process:
         common = ("--credentials", str(self.pool.server.credentials("monitor")), "--storage", self.storage.url)
-        return await asyncio.create_subprocess_exec(sys.executable, "-m", "resile_monitor", *common, *flags, **options)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "resile_monitor", *common, *flags, **options
+        )
+        self._stack.push_async_callback(end, process)
+        return process
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """End a process, also one that was never ready."""
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
 
 
 @pytest_asyncio.fixture

@@ -137,6 +137,29 @@ async def test_a_job_is_followed_in_two_streams_at_once(monitors: Monitors, scen
     assert (late[0].data["stream"], late[0].data["sequence"]) == ("progress", 7)
 
 
+async def test_one_stream_has_the_events_of_a_job_and_what_it_prints(monitors: Monitors, scene: Scene) -> None:
+    await scene.store_job(job())
+    monitor = await monitors.start()
+    await announce(scene, 1)
+    await say(scene, "one", "two", dropped=3)
+    await say(scene, "of another", name="job-2")
+    await tell(scene, 1)
+    path = "/v1/events?job=job-1&logs=1"
+    listed = (await monitor.get(path, EventList)).events
+    streams = ["events", "logs", "logs", "logs", "progress"]
+    assert sorted(event.stream for event in listed) == streams
+    lines = (await monitor.get("/v1/jobs/job-1/logs", LogList)).lines
+    assert [LogEntry.model_validate(event.data) for event in listed if event.stream == "logs"] == list(lines)
+    for num in range(1, 5):  # also in the midst of a batch of lines
+        head = await take(monitor, f"{path}&follow=1&tail=5", num)
+        rest = await take(monitor, f"{path}&follow=1", 5 - num, last=head[-1].id)
+        assert sorted(event.data["stream"] for event in head + rest) == streams
+        texts = [event.data["data"]["text"] for event in head + rest if event.data["stream"] == "logs"]
+        assert texts == [line.text for line in lines]
+    problem = await monitor.problem("GET", "/v1/events?logs=1")
+    assert (problem.status, problem.detail) == (422, "invalid query: logs=1 needs a job: add job=ID")
+
+
 async def test_events_of_hosts_and_jobs_are_listed_from_the_newest_back(monitors: Monitors, scene: Scene) -> None:
     monitor = await monitors.start()
     assert (await monitor.get("/v1/events", EventList)).events == ()
@@ -162,7 +185,7 @@ async def test_logs_are_lines_whatever_batches_they_came_in(monitors: Monitors, 
     await say(scene, "other", name="job-2")
     await say(scene, "d", "e", dropped=7)
     lines = (await monitor.get(path, LogList)).lines
-    note = "7 lines were dropped here, for want of room"
+    note = "7 lines were dropped here: the buffer was full"
     assert [line.text for line in lines] == ["a", "b", "c", note, "d", "e"]
     assert (lines[0].host, lines[0].stream, lines[3].stream) == ("host-1", "stdout", "note")
     assert (await monitor.get(f"{path}?tail=2", LogList)).lines == lines[-2:]

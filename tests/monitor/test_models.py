@@ -46,8 +46,8 @@ async def test_the_page_lists_models_compares_those_that_are_chosen_and_links_th
         await page.click("nav >> text=Models")
         await expect(page.locator("tbody tr")).to_have_count(2)
         await expect(page.locator("tbody tr").first).to_contain_text(HOSTILE)
-        fetch = page.get_by_label("Fetch the model of job-1")
-        assert await fetch.get_attribute("href") == "/v1/jobs/job-1/model"
+        download = page.get_by_label("Download the model of job-1")
+        assert await download.get_attribute("href") == "/v1/jobs/job-1/model"
         assert await serious_faults(page) == []
         for name in ("job-1", "job-2"):
             await page.get_by_label(f"Compare {name}").check()

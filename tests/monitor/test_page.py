@@ -2,10 +2,12 @@
 
 import asyncio
 import io
+import math
 import re
 import tarfile
 from datetime import UTC, datetime, timedelta
 from importlib import resources
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +43,26 @@ DROPPED = """() => {
   return transfer;
 }"""
 CODE = ("import that", f"print('trains {HOSTILE}')")
+NUM_PAGES = 5
+"""More than a browser has connections for, were each page to follow the pool, a job and its log by one each."""
+HIDE = """(isHidden) => {
+  Object.defineProperty(document, "hidden", { value: isHidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+IS_UNSCALED = """(chart) => {
+  const box = chart.getBoundingClientRect();
+  const texts = [...chart.querySelectorAll("text")].map((text) => text.getBoundingClientRect());
+  return Math.abs(box.height - chart.viewBox.baseVal.height) < 1 && texts.every(({ right }) => right <= box.right + 1);
+}"""
 BEGIN = datetime.now(UTC) - timedelta(minutes=4)
 PLACES = {
-    "jobs/job-1": ".readout >> text=loss 0.05128 at 39",
+    "jobs/job-1": ".readout >> text=loss 0.05128 at iteration 39",
     "jobs/job-3": ".failure pre",
     "scheduler": "td.reason >> text=waiting for 2 slots",
-    "models": "td >> text=done",
+    "models": ".models th >> text=done",
     "submit": "h1:text-is('Submit a job')",
     "jobs/nothing": ".empty >> text=There is no job nothing",
+    "jobs/%zz": ".empty >> text=There is no job %zz",
 }
 """Views of the scene, and what is there when one is complete."""
 
@@ -195,20 +209,71 @@ async def test_a_job_is_shown_with_its_curves_its_history_and_its_log(monitors: 
     async with browsing() as browser, tab(browser) as seen:
         await seen.open(monitor.url, token=TOKEN)
         await seen.page.click(".jobs a:text-is('digits')")
-        await seen.waits_for(".readout", "loss 0.05128 at 39")
-        await seen.waits_for(".readout", "accuracy 0.9744 at 39")
+        await seen.waits_for(".readout", "loss 0.05128 at iteration 39")
+        await seen.waits_for(".readout", "accuracy 0.9744 at iteration 39")
         await seen.waits_for(".log", "second line")
         rows = seen.page.locator("section:has(#history) tbody tr")
         await expect(rows.locator("th")).to_have_text(["3", "2", "1"])
         await expect(rows.first).to_contain_text("fair share")
         await scene.learner.publish(subjects.report("job-1", "progress"), report(progress(40, loss=0.5), generation=3))
-        await seen.waits_for(".readout", "loss 0.5 at 40")
+        await seen.waits_for(".readout", "loss 0.5 at iteration 40")
         await say(scene, "third line")
         await seen.waits_for(".log", "third line")
-        await seen.page.click("summary:text-is('The code that was submitted')")
+        await seen.page.click("summary:text-is('Submitted code')")
         await seen.waits_for(".code pre", CODE[1])
         await expect(seen.page.locator(".code summary code")).to_have_text(["train.py", "a/module.py"])
         assert seen.faults == []
+
+
+@needs_browser
+async def test_pages_of_one_browser_do_not_keep_each_other_waiting(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    await make_scene(scene)
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        pages = [seen.page, *[await seen.page.context.new_page() for _ in range(NUM_PAGES - 1)]]
+        for page in pages:
+            await page.goto(f"{monitor.url}/#/jobs/job-1")
+            await page.locator(".log", has_text="second line").wait_for()
+            await page.locator(".readout", has_text="loss 0.05128").wait_for()
+        await say(scene, "third line", "fourth line")
+        for page in pages:
+            await expect(page.locator(".log .line")).to_have_text([re.compile("line")] * 4)
+            await expect(page.locator(".log .line").last).to_contain_text("fourth line")
+
+
+@needs_browser
+async def test_a_page_that_nobody_sees_follows_nothing_and_catches_up(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    await make_scene(scene)
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        pages = [seen.page, *[await seen.page.context.new_page() for _ in range(2 * NUM_PAGES)]]
+        for page in pages:
+            await page.goto(f"{monitor.url}/#/jobs/job-1")
+            await page.locator(".log", has_text="second line").wait_for()
+            await page.evaluate(HIDE, True)
+        await say(scene, "third line")
+        await seen.page.evaluate(HIDE, False)
+        await seen.waits_for(".log", "third line")
+        assert seen.faults == []
+
+
+@needs_browser
+async def test_times_and_durations_are_written_for_people(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    async with browsing() as browser, tab(browser, locale="en-US", timezone_id="UTC") as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        found = await seen.page.evaluate("""async () => {
+          const { duration, moment, number, time, timeOrDay } = await import("/page/format.js");
+          const lengths = [0, 0.0000004, 0.00025, 0.0126, 0.9996, 1.66, 9.96, 59.4, 59.6, 112, 120, 601, 3700, 1e6];
+          const at = "2026-01-02T15:04:05.678Z";
+          return [lengths.map(duration), time(at), timeOrDay(at), moment(at), number(0.123456)];
+        }""")
+    lengths, *rest = found
+    wanted = "0 ms;1 µs;250 µs;13 ms;1 s;1.7 s;10 s;59 s;1 min;1 min 52 s;2 min;10 min;1 h 1 min;11 days"
+    assert lengths == wanted.split(";")
+    assert rest == ["15:04:05", "Jan 2, 15:04:05", "Jan 2, 2026, 15:04:05", "0.1235"]
 
 
 @needs_browser
@@ -330,6 +395,7 @@ async def test_the_page_comes_back_by_itself_after_a_restart_of_the_monitor(moni
         feed, hosts = await seen.text(".feed"), await seen.text(".hosts")
         await monitor.kill()
         await seen.waits_for("#connection", "disconnected")
+        await seen.picture("disconnected")
         await store(
             scene,
             job("job-5", spec=SPEC.model_copy(update={"name": "later"}), ready=READY, state=JobState.ACCEPTED),
@@ -352,18 +418,19 @@ async def test_nobody_is_kept_out(monitors: Monitors, scene: Scene, scheme: Any)
         await seen.page.wait_for_selector("#token")
         assert await serious_faults(seen.page) == []
         await seen.open(monitor.url, token=TOKEN)
-        await seen.waits_for(".empty", "No job was submitted yet.")
+        await seen.waits_for(".empty", "No job has been submitted yet.")
         assert await serious_faults(seen.page) == []
         await seen.picture(f"empty-{scheme}")
         await make_scene(scene)
         await seen.waits_for(".feed", "lost")
         assert await serious_faults(seen.page) == []
+        assert await seen.page.locator("svg[role=img]").evaluate(IS_UNSCALED)
         await seen.picture(f"pool-{scheme}")
         for place, shown in PLACES.items():
             await seen.page.goto(f"{monitor.url}/#/{place}")
             await seen.page.wait_for_selector(shown)
             assert await serious_faults(seen.page) == [], place
-            await seen.picture(f"{place.replace('/', '-')}-{scheme}")
+            await seen.picture(f"{re.sub('[^a-z0-9]', '-', place)}-{scheme}")
             assert await seen.page.evaluate("document.documentElement.scrollWidth") <= 390, place
         await seen.page.goto(f"{monitor.url}/#/jobs/job-1")
         await seen.page.click("button:text-is('Priority')")
@@ -399,6 +466,9 @@ async def test_a_change_is_shown_step_by_step(monitors: Monitors, scene: Scene, 
         await seen.page.wait_for_url(f"**/#/jobs/job-1/changes/{trace}")
         await seen.waits_for(".summary", "digits was submitted at")
         await expect(seen.page.locator(".step")).to_have_count(3)
+        assert await seen.page.locator(".waterfall svg").evaluate(IS_UNSCALED)
+        await seen.picture(f"change-{scheme}")
+        await expect(seen.page.locator(".waterfall .legend li")).to_have_text(["learner"])
         await seen.waits_for(".step", "form generation")
         assert "Z" not in await seen.text(".summary"), "times are those of the clock here"
         await seen.page.locator(".step").first.focus()
@@ -411,7 +481,7 @@ async def test_a_change_is_shown_step_by_step(monitors: Monitors, scene: Scene, 
         assert await serious_faults(seen.page) == []
         assert await seen.page.evaluate("document.documentElement.scrollWidth") <= 390
         await seen.page.goto(f"{monitor.url}/#/jobs/job-1/changes/{'0' * 32}")
-        await seen.waits_for(".waterfall .empty", "not kept any more")
+        await seen.waits_for(".waterfall .empty", "no longer kept")
         await seen.waits_for(".head .empty", "no such change")
         assert await serious_faults(seen.page) == []
         assert [fault for fault in seen.faults if "404" not in fault] == []
@@ -435,6 +505,23 @@ async def test_the_files_of_the_page_are_served_and_nothing_else(monitors: Monit
 def test_the_page_offers_all_policies() -> None:
     text = (resources.files("resile_monitor") / "page" / "actions.js").read_text()
     assert re.findall(r"const names = \[(.*)\];", text) == [", ".join(f'"{name}"' for name in PolicyName)]
+
+
+def test_colours_of_jobs_differ_and_numbers_on_them_can_be_read() -> None:
+    text = (resources.files("resile_monitor") / "page" / "style.css").read_text()
+    colours = [bytes.fromhex(found) for found in re.findall(r"--c\d: #([0-9a-f]{6})", text)]
+    assert len(colours) == 10
+    (ink,) = re.findall(r"color: #([0-9a-f]{6}); background: var\(--own\)", text)
+    for colour in colours:
+        assert (luminance(colour) + 0.05) / (luminance(bytes.fromhex(ink)) + 0.05) >= 4.5, colour.hex()
+    for first, second in combinations(colours, 2):
+        assert math.dist(first, second) > 40, (first.hex(), second.hex())
+
+
+def luminance(colour: bytes) -> float:
+    """The relative luminance of WCAG 2."""
+    channels = [part / 3294.6 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), channels, strict=True))
 
 
 def test_the_page_asks_nobody_outside() -> None:

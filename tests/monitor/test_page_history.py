@@ -16,7 +16,12 @@ from .monitors import TOKEN, Monitors, Scene
 from .test_page import BEGIN, has_the_scene, make_scene, serious_faults
 
 SUBJECT = subjects.report("job-1", "progress")
-READ = ("loss 0.05128 at 39", "accuracy 0.9744 at 39", "validation accuracy 0.5 at 41", "iterations per second 2 at 41")
+READ = (
+    "loss 0.05128 at iteration 39",
+    "accuracy 0.9744 at iteration 39",
+    "validation accuracy 0.5 at iteration 41",
+    "iterations per second 2 at iteration 41",
+)
 
 
 async def train(scene: Scene, *iterations: int) -> None:
@@ -46,11 +51,11 @@ async def test_curves_are_the_same_after_a_restart_without_the_reports(monitors:
         await monitors.start(port=port)
         await expect(seen.page.locator("#connection")).to_have_text("live")
         await train(scene, 42, 43)
-        await seen.waits_for(".readout", "iterations per second 2 at 43")
+        await seen.waits_for(".readout", "iterations per second 2 at iteration 43")
         await seen.page.reload()
         for text in READ[:2]:
             await seen.waits_for(".readout", text)
-        await seen.waits_for(".readout", "iterations per second 2 at 43")
+        await seen.waits_for(".readout", "iterations per second 2 at iteration 43")
 
 
 async def chart_of_the_day(seen: Tab) -> dict[str, str]:

@@ -102,6 +102,13 @@ def test_a_job_that_lost_all_its_workers_recovers_from_a_checkpoint() -> None:
     )
 
 
+def test_a_short_switch_is_told_in_milliseconds() -> None:
+    traces = Traces()
+    traces.add(message(span(1, "switch generation", begin=25.0, end=25.004, trace="3" * 32)))
+    *_, growth = changes_of("job-1", "digits", HISTORY, traces)
+    assert growth.summary.endswith("(fair share); the switch took 4 ms.")
+
+
 def test_changes_are_told_without_any_spans_or_trace() -> None:
     history = [
         *(TracedItem(traced.item) for traced in HISTORY),

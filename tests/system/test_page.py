@@ -83,7 +83,7 @@ async def test_a_job_is_submitted_changed_paused_followed_through_a_loss_and_fet
                 pace.fast_until(10**6)
             await seen.waits_for("h1 .badge", "completed")
             async with page.expect_download() as download:
-                await page.click("a:text-is('Model')")
+                await page.click("a:text-is('Download model')")
             await (await download.value).save_as(tmp_path / "fetched")
             assert pool.run("model", job, "--output", tmp_path / "model").status == 0
             assert (tmp_path / "fetched").read_bytes() == (tmp_path / "model").read_bytes()

@@ -78,6 +78,13 @@ def test_prometheus_scrapes_a_pool_and_evaluates_all_rules_and_panels(tmp_path: 
         for words in (("check", "rules", tmp_path / "alerts.yaml"), ("check", "config", configuration)):
             done = subprocess.run(["promtool", *words], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
+        for file in (pool.home / "health").glob("*.json"):
+            (target,) = json.loads(file.read_text())
+            with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics", timeout=30) as answer:
+                done = subprocess.run(
+                    ["promtool", "check", "metrics"], input=answer.read(), capture_output=True, check=False
+                )
+            assert (done.returncode, done.stdout + done.stderr) == (0, b""), "names, types or help texts are unusual"
         with prometheus(configuration) as url:
 
             def up() -> set[str]:

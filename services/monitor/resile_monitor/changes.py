@@ -286,4 +286,5 @@ def _time(microseconds: int) -> str:
 
 
 def _seconds(seconds: float | None) -> str:
-    return f"{seconds or 0.0:.2f} s"
+    seconds = seconds or 0.0
+    return f"{seconds:.2f} s" if seconds >= 0.0995 else f"{1000 * seconds:.0f} ms"

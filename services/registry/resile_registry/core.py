@@ -198,7 +198,7 @@ class Registry:
         lost: list[Command] = []
         if hello.host in self._last_heard:
             lost = self._gone(hello.host, HostState.LOST, "its agent restarted", now)
-        record = HostRecord(**hello.model_dump(), state=HostState.UP, since=at(now), reason="said hello")
+        record = HostRecord(**hello.model_dump(), state=HostState.UP, since=at(now), reason="registered")
         return [*lost, *self._change(record, now)]
 
     def _hello_again(self, hello: HostHello, known: HostRecord, now: float) -> list[Command]:

@@ -44,14 +44,15 @@ class Logs:
             record = self._pool.projection.record(job)
             return record is not None and record.state.is_final
 
-        readings = [Reading("logs", self._pool.bus.read_stream(LOGS, LogLines, subject=log(job)), _entries)]
+        readings = [Reading("logs", self._pool.bus.read_stream(LOGS, LogLines, subject=log(job)), log_entries)]
         if query.follow:
             return await follow(request, readings, num=query.tail, pool=self._pool, is_over=is_over)
         entries, _ = await newest(readings, query.tail)
         return answer(LogList(lines=tuple(entry.view for entry in entries)))
 
 
-def _entries(received: Received[LogLines]) -> Sequence[LogEntry]:
+def log_entries(received: Received[LogLines]) -> Sequence[LogEntry]:
+    """Return the lines of one message, with a note if some were dropped before them."""
     batch = received.message
     assert received.stored is not None
 
@@ -63,4 +64,4 @@ def _entries(received: Received[LogLines]) -> Sequence[LogEntry]:
     if not batch.dropped:
         return entries
     time = entries[0].time if entries else received.stored
-    return [entry(time, "note", f"{batch.dropped} lines were dropped here, for want of room"), *entries]
+    return [entry(time, "note", f"{batch.dropped} lines were dropped here: the buffer was full"), *entries]

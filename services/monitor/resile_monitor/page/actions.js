@@ -13,10 +13,10 @@ export function jobActions(job, live) {
   const act = (question, detail, run, input) => () => ask({ question, detail, input, run, live });
   const buttons = [];
   if (isFinal(job)) {
-    if (job.state === "completed") buttons.push(h("a", { class: "button", href: `${path}/model`, download: "" }, "Model"));
-    buttons.push(h("a", { class: "button", href: `${path}/output`, download: "" }, "Output"));
+    if (job.state === "completed") buttons.push(h("a", { class: "button", href: `${path}/model`, download: "" }, "Download model"));
+    buttons.push(h("a", { class: "button", href: `${path}/output`, download: "" }, "Download output"));
     buttons.push(button("Delete", "delete", act(`Delete ${job.id}?`,
-      "Its record, history, logs, checkpoints, model and output are removed for good.",
+      "This removes its record, history, logs, checkpoints, model and output. It cannot be undone.",
       async () => {
         await send("DELETE", path);
         location.hash = "#/";
@@ -26,9 +26,9 @@ export function jobActions(job, live) {
   buttons.push(button("Priority", "priority", act(`Priority of ${job.id}`, "A higher number means a larger share; others follow at their next iteration.",
     (priority) => send("POST", `${path}/priority`, { priority: Number(priority) }),
     { label: "Priority", type: "number", min: 1, max: 1000000, step: 1, value: job.priority })));
-  if (job.state === "paused") buttons.push(button("Resume", "resume", act(`Resume ${job.id}?`, "It goes on from its checkpoint when it is given slots.", () => send("POST", `${path}/resume`))));
+  if (job.state === "paused") buttons.push(button("Resume", "resume", act(`Resume ${job.id}?`, "It continues from its checkpoint as soon as it gets slots.", () => send("POST", `${path}/resume`))));
   else buttons.push(button("Pause", "pause", act(`Pause ${job.id}?`, "It saves a checkpoint and releases all of its slots. No iteration is lost.", () => send("POST", `${path}/pause`))));
-  buttons.push(button("Stop", "stop", act(`Stop ${job.id} for good?`, "It ends without a final model, and cannot be resumed.",
+  buttons.push(button("Stop", "stop", act(`Stop ${job.id}?`, "It ends without a final model and cannot be resumed. Pause it instead to continue later.",
     (reason) => send("POST", `${path}/stop`, { reason }), { label: "Reason (optional)", type: "text", maxlength: 1000, value: "" }), "danger"));
   return buttons;
 }
@@ -50,7 +50,7 @@ export function policyButton(policy, live) {
   return button("Change", "policy", () => ask({
     question: "Policy of the pool",
     detail: "Jobs follow at their next iteration boundary.",
-    fields: [h("label", { for: "policy" }, "Policy"), choice, h("label", {}, preemption, " jobs may lose slots to others")],
+    fields: [h("label", { for: "policy" }, "Policy"), choice, h("label", {}, preemption, " Jobs may lose slots to others")],
     run: () => send("PUT", "/v1/policy", { policy: choice.value, preemption: preemption.checked }),
     live,
   }), "small");
@@ -77,7 +77,7 @@ function ask({ question, detail, input, fields = [], run, live }) {
     try {
       await run(entry?.value);
       dialog.close();
-      notify(`${question.replace(/\?$/, "")}: done`, "done");
+      notify(`${question.replace(/\?$/, "")}: done.`, "done");
       live.refresh();
     } catch (problem) {
       error.textContent = problem.message;

@@ -40,25 +40,34 @@ async function request(method, path, body, headers = {}) {
 
 /**
  * Follow server-sent events until the returned function is called. `onOpen` is called at each connection: what was
- * received before it comes again, up to the `tail` of the path. `isOver` says that nothing more will come.
+ * received before it comes again, up to the `tail` of the path.
+ *
+ * A browser opens six connections to one address, for all of its tabs and windows together. So each view follows one
+ * stream at most, and none while it is hidden.
  */
-export function follow(path, { onOpen, onEvent, isOver = () => false }) {
-  let source;
+export function follow(path, { onOpen, onEvent }) {
+  let source = null;
   let timer;
-  let isClosed = false;
+  const close = () => {
+    clearTimeout(timer);
+    source?.close();
+    source = null;
+  };
   const open = () => {
+    close();
+    if (document.hidden) return;
     source = new EventSource(path);
     source.onopen = () => onOpen();
     source.onmessage = (message) => onEvent(JSON.parse(message.data));
     source.onerror = () => {
-      source.close();
-      if (!isClosed && !isOver()) timer = setTimeout(open, 1000);
+      close();
+      timer = setTimeout(open, 1000);
     };
   };
+  document.addEventListener("visibilitychange", open);
   open();
   return () => {
-    isClosed = true;
-    clearTimeout(timer);
-    source.close();
+    document.removeEventListener("visibilitychange", open);
+    close();
   };
 }

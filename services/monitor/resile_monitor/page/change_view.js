@@ -5,11 +5,15 @@ import { Panel, h, svg } from "./dom.js";
 import { colour, duration, moment, preciseTime, withLocalTimes } from "./format.js";
 
 const ROW = 20;
+const NARROW = 560; // pixels: on less, each step has its name above its bar
+const NARROW_ROW = 36;
 const TOP = 26;
+const SERVICES = ["monitor", "registry", "scheduler", "learner"];
 const MAX_ROWS = 600;
 const MESSAGES = /^(handle|answer|ask|publish) resile\./;
 
 export class ChangeView {
+  hasOwnStream = true; // none: it asks
   #live;
   #job;
   #trace;
@@ -32,8 +36,8 @@ export class ChangeView {
     this.title = `Change of ${job}`;
     this.element = h("div", {}, this.#head.element,
       h("section", { class: "card", "aria-labelledby": "steps" },
-        h("div", { class: "row" }, h("h2", { id: "steps" }, "Step by step"),
-          h("label", { class: "check" }, this.#all, " Messages, and steps of all workers")),
+        h("div", { class: "row" }, h("h2", { id: "steps" }, "Steps"),
+          h("label", { class: "check" }, this.#all, " Show all steps, with messages")),
         this.#waterfall, this.#details.element));
     this.#waterfall.append(h("p", { class: "empty" }, "Loading…"));
     this.#resized.observe(this.#waterfall);
@@ -72,18 +76,18 @@ export class ChangeView {
 
   #draw() {
     if (!this.#spans) {
-      this.#waterfall.replaceChildren(h("p", { class: "empty" }, "The steps of this change are not kept any more: a monitor remembers the newest since it started. A collector keeps them longer."));
+      this.#waterfall.replaceChildren(h("p", { class: "empty" }, "The steps of this change are no longer kept: a monitor keeps the newest ones since its start. An OpenTelemetry collector keeps them longer."));
       return;
     }
     const rows = arranged(this.#spans, this.#job, this.#showsAll);
-    const width = Math.max(this.#waterfall.clientWidth, 520);
+    const width = Math.max(this.#waterfall.clientWidth, 300);
     const choose = (span) => {
       this.#chosen = span;
       this.#details.show(span);
       for (const row of this.#waterfall.querySelectorAll(".step")) row.classList.toggle("chosen", row.dataset.id === span.id);
     };
     const focused = document.activeElement?.dataset?.id;
-    this.#waterfall.replaceChildren(drawn(rows.slice(0, MAX_ROWS), width, choose, this.#chosen?.id),
+    this.#waterfall.replaceChildren(legend(rows), drawn(rows.slice(0, MAX_ROWS), width, choose, this.#chosen?.id),
       ...(rows.length > MAX_ROWS || this.#dropped ? [h("p", { class: "more" }, `${Math.max(0, rows.length - MAX_ROWS) + this.#dropped} more steps are not shown.`)] : []));
     if (focused) this.#waterfall.querySelector(`[data-id="${CSS.escape(focused)}"]`)?.focus();
   }
@@ -92,12 +96,12 @@ export class ChangeView {
 function head({ job, name, change, problem, isThere }) {
   return [
     h("p", {}, h("a", { href: `#/jobs/${encodeURIComponent(job)}` }, h("i", { class: `swatch ${colour(job)}` }), name), " ", h("small", {}, job)),
-    h("h1", {}, change ? { start: "Start", resize: "Change of size", recovery: "Recovery", pause: "Pause", checkpoint: "Checkpoint", end: "End", other: "Change" }[change.kind] : "Change"),
+    h("h1", {}, change ? { start: "Start", resize: "Resize", recovery: "Recovery", pause: "Pause", checkpoint: "Checkpoint", end: "End", other: "Change" }[change.kind] : "Change"),
     change && h("p", { class: "summary" }, withLocalTimes(change.summary)),
     change && h("p", { class: "reason" }, [
       moment(change.time), change.seconds !== null && duration(change.seconds), change.kind !== "checkpoint" && `workers ${change.workers_before} → ${change.workers}`, `iteration ${change.iteration}`,
     ].filter(Boolean).join(" · ")),
-    !change && isThere && h("p", { class: "empty" }, "The history of this job has no such change."),
+    !change && isThere && h("p", { class: "empty" }, "This job's history has no such change."),
     problem && h("p", { class: "error" }, problem),
   ];
 }
@@ -165,16 +169,23 @@ function about({ attributes, service }) {
   return parts.length ? parts.join(" ") : service;
 }
 
+function legend(rows) {
+  const isThere = (kind) => rows.some(({ span }) => kindOf(span) === kind);
+  return h("ul", { class: "legend" }, [...SERVICES, "attack"].filter(isThere).map((kind) => h("li", {}, h("i", { class: `swatch ${kind}` }), kind)));
+}
+
 function drawn(rows, width, choose, chosen) {
   const begin = Math.min(...rows.map(({ span }) => span.begin));
   const end = Math.max(...rows.map(({ span }) => span.begin + span.seconds), begin + 0.001);
-  const height = TOP + rows.length * ROW + 4;
-  const names = Math.max(230, Math.min(420, width / 3));
+  const isNarrow = width < NARROW;
+  const row = isNarrow ? NARROW_ROW : ROW;
+  const height = TOP + rows.length * row + 4;
+  const names = isNarrow ? 16 : Math.max(230, Math.min(420, width / 3));
   const x = (at) => names + ((at - begin) / (end - begin)) * (width - names - 70);
   const ticks = ticksOf(end - begin, (width - names) / 90).map((at) => svg("g", { class: "grid", "aria-hidden": "true" },
     svg("line", { x1: x(begin + at), x2: x(begin + at), y1: TOP - 6, y2: height }),
     svg("text", { x: x(begin + at), y: 12, "text-anchor": "middle" }, duration(at))));
-  const steps = rows.map(({ span, depth }, n) => step(span, { x, names, y: TOP + n * ROW, depth, choose, isChosen: span.id === chosen }));
+  const steps = rows.map(({ span, depth }, n) => step(span, { x, room: isNarrow ? width : names, y: TOP + n * row, row, depth, choose, isChosen: span.id === chosen }));
   const label = `${rows.length} steps in ${duration(end - begin)}`;
   const made = svg("svg", { role: "list", "aria-label": label, viewBox: `0 0 ${width} ${height}`, width, height }, ticks, steps);
   made.addEventListener("keydown", (event) => {
@@ -190,30 +201,39 @@ function drawn(rows, width, choose, chosen) {
   return made;
 }
 
-function step(span, { x, names, y, depth, choose, isChosen }) {
+function step(span, { x, room, y, row, depth, choose, isChosen }) {
   const from = x(span.begin);
   const wide = Math.max(2, x(span.begin + span.seconds) - from);
   const indent = Math.min(depth, 10) * 8;
   const number = span.attributes["resile.iteration"];
-  const text = `${span.name}${number === undefined ? "" : ` ${number}`} · ${about(span)}${isAbandoned(span) ? " · abandoned" : ""}`;
-  const room = Math.floor((names - indent - 8) / 5.9);
+  const text = `${nameOf(span)}${number === undefined ? "" : ` ${number}`} · ${about(span)}${isAbandoned(span) ? " · abandoned" : ""}`;
+  const most = Math.floor((room - indent - 8) / 5.9); // characters
+  const bar = y + row - ROW; // where its line begins
   return svg("g", {
-    class: `step ${span.name === "attack" ? "attack" : span.service}${span.error ? " failed" : ""}${isAbandoned(span) ? " abandoned" : ""}${isChosen ? " chosen" : ""}`, role: "listitem", tabindex: "-1", "data-id": span.id,
+    class: `step ${kindOf(span)}${span.error ? " failed" : ""}${isAbandoned(span) ? " abandoned" : ""}${isChosen ? " chosen" : ""}`, role: "listitem", tabindex: "-1", "data-id": span.id,
     "aria-label": `${text}: ${duration(span.seconds)}, from ${preciseTime(span.begin * 1000)}`,
     onclick: () => choose(span), onfocus: () => choose(span),
   },
-    svg("rect", { class: "row", x: 0, y, width: "100%", height: ROW }),
-    svg("text", { class: "name", x: indent + 4, y: y + 14 }, text.length > room ? `${text.slice(0, room - 1)}…` : text),
-    svg("rect", { class: "bar", x: from, y: y + 4, width: wide, height: ROW - 8, rx: 2 }),
-    svg("text", { class: "time", x: from + wide + 4, y: y + 14 }, duration(span.seconds)),
+    svg("rect", { class: "row", x: 0, y, width: "100%", height: row }),
+    svg("text", { class: "name", x: indent + 4, y: y + 14 }, text.length > most ? `${text.slice(0, most - 1)}…` : text),
+    svg("rect", { class: "bar", x: from, y: bar + 4, width: wide, height: ROW - 8, rx: 2 }),
+    svg("text", { class: "time", x: from + wide + 4, y: bar + 14 }, duration(span.seconds)),
     svg("title", {}, text));
 }
 
+const kindOf = (span) => (span.name === "attack" ? "attack" : span.service);
+
+/** The name of a step; that of a decision names an event in words. */
+const nameOf = ({ name }) => name.replace(/^(decide upon) ([A-Z]\w+)$/, (_, what, event) => `${what} ${event.replace(/\B[A-Z]/g, " $&").toLowerCase()}`);
+
 const isAbandoned = (span) => Boolean(span.attributes["resile.abandoned"]);
+
+const STEPS = [10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400]; // seconds
 
 function ticksOf(seconds, wanted) {
   const power = 10 ** Math.floor(Math.log10(seconds / Math.max(wanted, 1)));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => seconds / s <= wanted) ?? seconds;
+  const steps = power < 10 ? [1, 2, 5, 10].map((m) => m * power) : STEPS;
+  const step = steps.find((s) => seconds / s <= wanted) ?? seconds;
   const found = [];
   for (let n = 0; n * step <= seconds; n += 1) found.push(n * step);
   return found;
@@ -222,7 +242,7 @@ function ticksOf(seconds, wanted) {
 function details(span) {
   const fact = (name, value) => [h("dt", {}, name), h("dd", {}, String(value))];
   return [
-    h("h3", {}, span.name),
+    h("h3", {}, nameOf(span)),
     span.error && h("p", { class: "error" }, span.error),
     h("dl", { class: "facts" },
       fact("service", span.service), fact("began", preciseTime(span.begin * 1000)), fact("took", duration(span.seconds)),

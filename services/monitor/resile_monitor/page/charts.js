@@ -10,7 +10,6 @@ const TOP = 14;
 /** Draw lines of `{label, className, points: [[x, y], ...]}` over iterations; what is under the pointer is written. */
 export function lines({ series, width, height = 180, isWhole = false }) {
   const points = series.flatMap((line) => line.points);
-  if (!points.length) return h("p", { class: "empty" }, "Nothing is reported yet.");
   const xs = points.map(([x]) => x);
   const ys = points.map(([, y]) => y);
   const [least, most] = padded(isWhole ? 0 : extreme(Math.min, ys), extreme(Math.max, ys));
@@ -23,17 +22,22 @@ export function lines({ series, width, height = 180, isWhole = false }) {
   const read = h("p", { class: "readout" });
   const write = (x) => read.replaceChildren(...series.map(({ label, className, points: own }) => {
     const [at, value] = nearest(own, x);
-    return h("span", {}, h("i", { class: `swatch ${className}` }), `${label} ${number(value)} at ${at}`);
+    return h("span", {}, h("i", { class: `swatch ${className}` }), `${label} ${number(value)} at iteration ${at}`);
   }));
   write(end);
-  const label = series.map((line) => `${line.label}: ${number(line.points.at(-1)?.[1])} at ${line.points.at(-1)?.[0]}`).join(", ");
+  const label = series.map((line) => `${line.label}: ${number(line.points.at(-1)?.[1])} at iteration ${line.points.at(-1)?.[0]}`).join(", ");
   const drawn = frame({ width, height, label, scale, xText: number, xTicks: ticks(begin, end, width / 80, true), least, most, isWhole }, paths, dots);
-  drawn.addEventListener("pointermove", (event) => {
+  onPointer(drawn, (event) => {
     const box = drawn.getBoundingClientRect();
     write(begin + ((event.clientX - box.left - LEFT) / (box.width - LEFT - 4)) * (end - begin));
   });
   drawn.addEventListener("pointerleave", () => write(end));
   return h("div", { class: "chart" }, read, drawn);
+}
+
+/** Call `show` where a pointer moves over a chart, or a finger touches it. */
+export function onPointer(drawn, show) {
+  for (const kind of ["pointermove", "pointerdown"]) drawn.addEventListener(kind, show);
 }
 
 export function scales({ begin, end, least, most, width, height, top = TOP }) {
@@ -48,7 +52,11 @@ export function frame({ width, height, label, scale, xText, xTicks, least, most,
   const rows = ticks(least, most, 4, isWhole).map((value) => svg("g", { class: "grid" },
     svg("line", { x1: LEFT, x2: width - 4, y1: scale.y(value), y2: scale.y(value) }),
     svg("text", { x: LEFT - 6, y: scale.y(value) + 4, "text-anchor": "end" }, number(value))));
-  const columns = xTicks.map((at) => svg("text", { class: "tick", x: scale.x(at), y: height - 6, "text-anchor": "middle" }, xText(at)));
+  const columns = xTicks.map((at) => {
+    const text = xText(at);
+    const half = 3.3 * String(text).length; // pixels, as wide as it is at most
+    return svg("text", { class: "tick", x: Math.min(scale.x(at), width - half), y: height - 6, "text-anchor": "middle" }, text);
+  });
   const drawn = svg("svg", { role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height}`, width, height }, rows);
   drawn.append(...content.flat().filter(Boolean), ...columns);
   return drawn;

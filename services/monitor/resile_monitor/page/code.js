@@ -24,8 +24,8 @@ export function codeOf(job, script) {
     }
   };
   const details = h("details", { class: "code", ontoggle: () => details.open && !list.firstChild && load() },
-    h("summary", {}, "The code that was submitted"), list,
-    h("p", {}, h("a", { class: "button", href: path, download: "" }, "Fetch the code")));
+    h("summary", {}, "Submitted code"), list,
+    h("p", {}, h("a", { class: "button", href: path, download: "" }, "Download code")));
   return details;
 }
 
@@ -33,6 +33,6 @@ function shown({ path, bytes }, isOpen) {
   const isText = !bytes.subarray(0, 8000).includes(0);
   const text = isText ? new TextDecoder().decode(bytes.subarray(0, MAX_SHOWN)) : "";
   return h("details", { open: isOpen }, h("summary", {}, h("code", {}, path), ` ${bytes.length.toLocaleString()} bytes`),
-    isText ? h("pre", { tabindex: "0", role: "region", "aria-label": path }, text) : h("p", { class: "empty" }, "It is not a text."),
+    isText ? h("pre", { tabindex: "0", role: "region", "aria-label": path }, text) : h("p", { class: "empty" }, "This file is not text."),
     text.length >= MAX_SHOWN && h("p", { class: "more" }, "The rest is not shown."));
 }

@@ -1,8 +1,26 @@
 // How numbers, times and events are written.
 
-const TIME = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
-const MOMENT = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const CLOCK = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+const DAY = { day: "numeric", month: "short" };
+const format = (options) => {
+  const made = new Intl.DateTimeFormat(undefined, options);
+  return (when) => made.format(new Date(when));
+};
+
+export const clock = format(CLOCK);
+
+export const time = format({ ...CLOCK, second: "2-digit" });
+
+export const preciseTime = format({ ...CLOCK, second: "2-digit", fractionalSecondDigits: 3 });
+
+export const moment = format({ dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
+
+const day = format(DAY);
+
+const dayAndTime = (when) => `${day(when)}, ${time(when)}`;
+
+/** A time of today, or the day and the time. */
+export const timeOrDay = (when) => (day(when) === day(Date.now()) ? time(when) : dayAndTime(when));
 
 export const count = (number, thing) => `${number} ${thing}${number === 1 ? "" : "s"}`;
 
@@ -13,24 +31,17 @@ export const workersOf = (job) => (job.max_workers < NO_MAXIMUM ? `${job.workers
 
 export const number = (value) => (value === null || value === undefined ? "–" : Number(value.toPrecision(4)).toString());
 
-export const time = (moment) => TIME.format(new Date(moment));
-
-export const clock = (moment) => CLOCK.format(new Date(moment));
-
-export const moment = (when) => MOMENT.format(new Date(when));
-
-const PRECISE = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3, hourCycle: "h23" });
-
-export const preciseTime = (moment) => PRECISE.format(new Date(moment));
-
 /** A text of the API with its times as clocks here show them. */
 export const withLocalTimes = (text) => text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (found) => preciseTime(found));
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 60) return `${seconds.toPrecision(2)} s`;
-  const minutes = Math.floor(seconds / 60);
+  if (seconds < 0.001) return seconds > 0 ? `${Math.max(1, Math.round(seconds * 1e6))} µs` : "0 ms";
+  if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 59.5) return `${seconds < 9.95 ? Number(seconds.toPrecision(2)) : Math.round(seconds)} s`;
+  const whole = Math.round(seconds);
+  const minutes = Math.floor(whole / 60);
+  if (minutes < 10) return whole % 60 ? `${minutes} min ${whole % 60} s` : `${minutes} min`;
   if (minutes < 60) return `${minutes} min`;
   const hours = Math.floor(minutes / 60);
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} days`;

@@ -5,15 +5,17 @@ import { follow, get } from "./api.js";
 import { lines } from "./charts.js";
 import { codeOf } from "./code.js";
 import { Panel, h } from "./dom.js";
-import { colour, count, duration, moment, number, time, workersOf } from "./format.js";
+import { colour, count, duration, moment, number, timeOrDay, workersOf } from "./format.js";
+import { Log } from "./log.js";
 import { stackedSteps } from "./stacked.js";
 
 const MAX_REPORTS = 500;
 const OVERLAP = 50; // events before the connection, which the monitor may not have in its curves yet
-const MAX_LINES = 2000;
+const END_MS = 10000; // after the end of a job, for its last lines
 const NUM_ITEMS = 100;
 
 export class JobView {
+  hasOwnStream = true;
   #live;
   #id;
   #job = null;
@@ -22,7 +24,8 @@ export class JobView {
   #stored = null;
   #reports = [];
   #generation = 0;
-  #unfollow = [];
+  #unfollow;
+  #ending = null;
   #head = new Panel(h("div", { class: "head" }), (job) => head(job, this.#live));
   #now = new Panel(h("dl", { class: "tiles" }), now);
   #failure = new Panel(h("div", {}), failure);
@@ -31,8 +34,7 @@ export class JobView {
   #ledger = new Panel(h("div", {}), ledger);
   #code = new Panel(h("div", {}), ({ id, script }) => codeOf(id, script));
   #curves = h("div", { class: "curves" });
-  #workers = h("div", {}, h("p", { class: "empty" }, "It has not trained yet."));
-  #log = h("pre", { class: "log", tabindex: "0", "aria-label": "Log" });
+  #log;
   #resized = new ResizeObserver(() => this.#draw());
   #drawing = null;
   #missing;
@@ -42,14 +44,13 @@ export class JobView {
     this.#live = live;
     this.#id = id;
     this.title = id;
+    this.#log = new Log(id);
     this.#missing = h("p", { class: "empty" }, `There is no job ${id} in this pool. `, h("a", { href: "#/" }, "All jobs"));
     this.#content = h("div", {}, this.#head.element, this.#failure.element, this.#now.element,
-      h("div", { class: "columns" },
-        h("section", { class: "card", "aria-labelledby": "curves" }, h("h2", { id: "curves" }, "Curves"), this.#curves),
-        h("section", { class: "card", "aria-labelledby": "workers" }, h("h2", { id: "workers" }, "Workers over time"), this.#workers)),
-      h("section", { class: "card", "aria-labelledby": "log" }, h("h2", { id: "log" }, "Log"), this.#log),
+      h("section", { class: "card", "aria-labelledby": "curves" }, h("h2", { id: "curves" }, "Curves"), this.#curves),
+      h("section", { class: "card", "aria-labelledby": "log" }, h("h2", { id: "log" }, "Log"), this.#log.element),
       h("section", { class: "card", "aria-labelledby": "history" }, h("h2", { id: "history" }, "History"), this.#history.element),
-      h("section", { class: "card", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "As submitted, and what came out"), this.#facts.element, this.#ledger.element, this.#code.element));
+      h("section", { class: "card", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "Submission and result"), this.#facts.element, this.#ledger.element, this.#code.element));
     this.element = h("div", {}, h("p", { class: "empty" }, "Loading…"));
     this.#resized.observe(this.#curves);
     this.#follow();
@@ -58,16 +59,23 @@ export class JobView {
   async update() {
     const summary = this.#live.job(this.#id);
     const shown = summary ? this.#content : this.#missing;
-    if (this.element.firstChild !== shown) this.element.replaceChildren(shown);
+    if (this.element.firstChild !== shown) {
+      this.element.replaceChildren(shown);
+      this.#log.scrollToEnd();
+    }
     if (!summary) return;
     this.title = summary.name;
     this.#show({ ...this.#job, ...summary });
+    if (isFinal(summary)) this.#ending ??= setTimeout(() => this.#unfollow(), END_MS);
     if (this.#isStale || (this.#job && summary.state !== this.#job.state)) await this.#load();
   }
 
   close() {
     this.#resized.disconnect();
-    for (const unfollow of this.#unfollow) unfollow();
+    this.#log.close();
+    this.#unfollow();
+    clearTimeout(this.#ending);
+    clearTimeout(this.#drawing);
   }
 
   async #load() {
@@ -95,24 +103,29 @@ export class JobView {
   }
 
   #follow() {
-    const path = `/v1/jobs/${encodeURIComponent(this.#id)}`;
-    const isOver = () => Boolean(this.#job && isFinal(this.#job));
-    this.#unfollow.push(
-      follow(`/v1/events?job=${encodeURIComponent(this.#id)}&follow=1&tail=${OVERLAP}`, {
-        onOpen: () => this.#loadCurves(),
-        onEvent: (event) => {
-          if (event.stream !== "progress") {
-            this.#isStale = true;
-            return;
-          }
-          this.#reports.push({ ...event.data.content, time: Date.parse(event.data.time) });
-          if (this.#reports.length > MAX_REPORTS || event.data.generation > this.#generation) this.#loadCurves();
-          this.#generation = event.data.generation;
-          this.#drawSoon();
-        },
-      }),
-      follow(`${path}/logs?follow=1&tail=500`, { onOpen: () => this.#log.replaceChildren(h("span", { class: "note" }, "Nothing was printed yet.")), onEvent: (line) => this.#write(line), isOver }),
-    );
+    const path = `/v1/events?job=${encodeURIComponent(this.#id)}&logs=1&follow=1&tail=${OVERLAP}`;
+    this.#unfollow = follow(path, {
+      onOpen: () => {
+        this.#isStale = true;
+        this.#loadCurves();
+        this.#log.load();
+      },
+      onEvent: (event) => this.#add(event),
+    });
+  }
+
+  #add(event) {
+    if (event.stream === "logs") {
+      this.#log.add(event);
+    } else if (event.stream === "progress") {
+      this.#reports.push({ ...event.data.content, time: Date.parse(event.data.time) });
+      if (this.#reports.length > MAX_REPORTS || event.data.generation > this.#generation) this.#loadCurves();
+      this.#generation = event.data.generation;
+      this.#drawSoon();
+    } else {
+      this.#isStale = true;
+      this.#live.refresh();
+    }
   }
 
   /** Ask for the curves so far; what is reported meanwhile, or after, is drawn behind them. */
@@ -126,15 +139,6 @@ export class JobView {
     }
   }
 
-  #write(line) {
-    if (this.#log.firstChild?.className === "note") this.#log.replaceChildren();
-    const isAtEnd = this.#log.scrollTop + this.#log.clientHeight >= this.#log.scrollHeight - 20;
-    const source = `${line.host} ${line.worker ?? "environment"} `;
-    this.#log.append(h("span", { class: `line ${line.stream}` }, h("i", { title: moment(line.time) }, source), line.text, "\n"));
-    while (this.#log.childElementCount > MAX_LINES) this.#log.firstChild.remove();
-    if (isAtEnd) this.#log.scrollTop = this.#log.scrollHeight;
-  }
-
   #drawSoon() {
     this.#drawing ??= setTimeout(() => this.#draw(), 500);
   }
@@ -142,10 +146,12 @@ export class JobView {
   #draw() {
     clearTimeout(this.#drawing);
     this.#drawing = null;
-    const width = this.#curves.clientWidth;
-    if (!width) return;
-    this.#curves.replaceChildren(...curves(this.#stored, this.#reports).map((series) => lines({ series, width })));
-    if (this.#job?.history.some((item) => item.workers)) this.#workers.replaceChildren(workersOverTime(this.#job, this.#workers.clientWidth));
+    const width = parseFloat(getComputedStyle(this.#curves).gridTemplateColumns); // of the first column, in pixels
+    if (!this.#curves.clientWidth || !width) return;
+    const charts = curves(this.#stored, this.#reports).map((series) => lines({ series, width }));
+    if (this.#job?.history.some((item) => item.workers)) charts.push(workersOverTime(this.#job, width));
+    const nothing = this.#job && isFinal(this.#job) ? "It ended before it reported anything." : "Nothing has been reported yet.";
+    this.#curves.replaceChildren(...(charts.length ? charts : [h("p", { class: "empty" }, nothing)]));
   }
 }
 
@@ -169,7 +175,7 @@ function now(job) {
     tile("Epoch", job.epoch, job.epochs ? `of ${job.epochs}` : ""),
     tile("Loss", number(job.loss), scores.map(([name, value]) => `${name} ${number(value)}`).join(", ")),
     tile("Iteration time", job.workers ? duration(job.iteration_seconds) : "–"),
-    tile("Left", duration(job.seconds_left)),
+    tile("Time left", duration(job.seconds_left)),
   ];
 }
 
@@ -216,7 +222,7 @@ function curves(stored, reports) {
     last = report;
   }
   found.set("iterations per second", speeds);
-  return [...found].filter(([label, values]) => values.size || label === "loss")
+  return [...found].filter(([, values]) => values.size)
     .map(([label, values], n) => [{ label, className: `c${n % 10}`, points: [...values].sort(([a], [b]) => a - b) }]);
 }
 
@@ -230,7 +236,7 @@ function workersOverTime(job, width) {
   const marks = job.history.filter((item) => item.kind !== "allocation").map((item) => ({ time: Date.parse(item.time), kind: item.kind, name: job.name, text: item.reason }));
   return stackedSteps({
     jobs: [{ id: job.id, name: job.name, className: colour(job.id), steps }],
-    begin, end: Math.max(end, begin + 1000), marks, width,
+    begin, end: Math.max(end, begin + 1000), marks, width, height: 180, hint: "workers over time",
   });
 }
 
@@ -240,14 +246,14 @@ function historyTable({ id, history, history_length, changes }) {
   const traces = new Map(changes.filter(({ trace }) => trace).flatMap((change) => change.items.map((number) => [number, change])));
   const linked = (item, text) => {
     const change = traces.get(item.number);
-    return change ? h("a", { href: `#/jobs/${encodeURIComponent(id)}/changes/${change.trace}`, "data-key": `change-${item.number}`, title: "Step by step" }, text) : text;
+    return change ? h("a", { href: `#/jobs/${encodeURIComponent(id)}/changes/${change.trace}`, "data-key": `change-${item.number}`, title: "Show the steps of this change" }, text) : text;
   };
   const checkpoints = changes.filter(({ kind }) => kind === "checkpoint").slice(-20).reverse();
   return [
     h("table", { class: "jobs" },
       h("thead", {}, h("tr", {}, ["#", "Time", "What", "Workers", "Iteration", "Why"].map((head) => h("th", { scope: "col" }, head)))),
       h("tbody", {}, items.map((item) => h("tr", {},
-        h("th", { scope: "row" }, item.number), h("td", { "data-label": "Time" }, h("time", { datetime: item.time, title: moment(item.time) }, time(item.time))),
+        h("th", { scope: "row" }, item.number), h("td", { "data-label": "Time" }, h("time", { datetime: item.time, title: moment(item.time) }, timeOrDay(item.time))),
         h("td", { "data-label": "What" }, linked(item, item.kind)), h("td", { "data-label": "Workers", title: item.slots.join(", ") }, item.workers), h("td", { "data-label": "Iteration" }, item.iteration), h("td", { class: "reason" }, item.reason))))),
     checkpoints.length > 0 && h("p", { class: "more" }, "Checkpoints: ", checkpoints.map((change, n) => [n > 0 && ", ",
       h("a", { href: `#/jobs/${encodeURIComponent(id)}/changes/${change.trace}`, "data-key": change.trace }, `iteration ${change.iteration}`), ` (${duration(change.seconds)})`])),
@@ -259,14 +265,14 @@ function facts(job) {
   const fact = (name, value) => value !== "" && value !== null && value !== undefined && [h("dt", {}, name), h("dd", {}, value)];
   return [
     fact("Script", h("code", {}, [job.script, ...job.args].join(" "))),
-    fact("Fewest workers", job.min_workers),
+    fact("Minimum workers", job.min_workers),
     fact("Submitted", moment(job.submitted)),
     fact("Tenant", job.tenant),
     fact("Group", job.group),
-    fact("Newest checkpoint", job.checkpoint === null ? "" : `iteration ${job.checkpoint}`),
+    fact("Latest checkpoint", job.checkpoint === null ? "" : `iteration ${job.checkpoint}`),
     fact("Exchange", job.exchange_path),
-    fact("Bits", job.bits ?? ""),
-    fact("sha256 of the parameters", job.params_sha256 && h("code", {}, job.params_sha256)),
+    fact("Reproducibility", job.bits ?? ""),
+    fact("sha256 of parameters", job.params_sha256 && h("code", {}, job.params_sha256)),
   ];
 }
 

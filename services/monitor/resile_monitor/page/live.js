@@ -1,5 +1,5 @@
-// What the pool is doing now: its newest events, and jobs, hosts and policy, which are asked for again after events and
-// every other second.
+// What the pool is doing now: its newest events, while somebody looks at them, and jobs, hosts and policy, which are
+// asked for again after events and every other second.
 
 import { follow, get } from "./api.js";
 
@@ -19,22 +19,32 @@ export class Live extends EventTarget {
 
   #seen = new Set();
   #unfollow = null;
+  #isStopped = false;
   #event = Promise.withResolvers();
+  #onVisibility = () => this.refresh();
 
   start() {
-    this.#unfollow = follow(`/v1/events?follow=1&tail=${TAIL}`, {
+    document.addEventListener("visibilitychange", this.#onVisibility);
+    this.#poll();
+  }
+
+  stop() {
+    this.#isStopped = true;
+    document.removeEventListener("visibilitychange", this.#onVisibility);
+    this.follow(false);
+  }
+
+  /** Start or stop to follow the events of the pool. */
+  follow(isFollowed) {
+    if (isFollowed === Boolean(this.#unfollow)) return;
+    this.#unfollow?.();
+    this.#unfollow = isFollowed ? follow(`/v1/events?follow=1&tail=${TAIL}`, {
       onOpen: () => {
         this.connection += 1;
         this.#event.resolve();
       },
       onEvent: (event) => this.#add(event),
-    });
-    this.#poll(this.#unfollow);
-  }
-
-  stop() {
-    this.#unfollow?.();
-    this.#unfollow = null;
+    }) : null;
   }
 
   job(id) {
@@ -56,8 +66,8 @@ export class Live extends EventTarget {
     this.#event.resolve();
   }
 
-  async #poll(started) {
-    while (this.#unfollow === started) {
+  async #poll() {
+    while (!this.#isStopped) {
       this.#event = Promise.withResolvers();
       const begun = performance.now();
       await this.#load();

@@ -22,8 +22,8 @@ export class LogOnView {
     };
     this.element = h("form", { class: "card narrow", onsubmit: submit },
       h("h1", {}, "Log on to the pool"),
-      h("p", {}, "The token is in ", h("code", {}, "pool.json"), " of the pool's home; ",
-        h("code", {}, "resile up"), " prints a link that holds it. This browser keeps it as a cookie for 30 days."),
+      h("p", {}, "Run ", h("code", {}, "resile page"), " on the pool's machine for a link that logs on, or enter the token from ",
+        h("code", {}, "pool.json"), " in the pool's home. This browser stays logged on for 30 days."),
       h("label", { for: "token" }, "Token"), token, error,
       h("button", { class: "primary" }, "Log on"));
     setTimeout(() => token.focus());

@@ -27,7 +27,7 @@ function connect() {
 
 function onChange(detail) {
   connection.className = live.status.replace(" ", "-");
-  connection.textContent = live.status === "disconnected" ? "disconnected, trying again…" : live.status;
+  connection.textContent = live.status === "disconnected" ? "disconnected, reconnecting…" : live.status;
   connection.title = detail;
   logOffButton.hidden = live.status !== "live";
   if (live.status === "logged off") {
@@ -41,7 +41,7 @@ function onChange(detail) {
 
 /** Show what the part of the address after # names: #/, #/jobs/job-1, #/jobs/job-1/changes/<trace>, #/scheduler, … */
 function open() {
-  const [, place, id, part, trace] = location.hash.split("/").map(decodeURIComponent);
+  const [, place, id, part, trace] = location.hash.split("/").map(decoded);
   if (place === "jobs" && part === "changes" && trace) show(new ChangeView(live, id, trace));
   else if (place === "jobs" && id) show(new JobView(live, id));
   else if (place === "scheduler") show(new SchedulerView(live));
@@ -51,9 +51,19 @@ function open() {
   if (live.jobs) view.update();
 }
 
+/** A part of the address; one that cannot be decoded names nothing that there is. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 function show(next) {
   view?.close();
   view = next;
+  live.follow(!(view.hasOwnStream || view instanceof LogOnView));
   main.replaceChildren(next.element);
   document.title = next.title ? `${next.title} · Resile` : "Resile";
   for (const link of document.querySelectorAll("nav a")) {

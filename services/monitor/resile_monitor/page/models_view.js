@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { h, Panel } from "./dom.js";
-import { moment, number } from "./format.js";
+import { colour, moment, number } from "./format.js";
 
 const REFRESH_MS = 5000;
 
@@ -45,16 +45,16 @@ export class ModelsView {
   }
 
   #table(models) {
-    if (!models.length) return h("p", { class: "empty" }, "No job has completed yet. What completes leaves its model here.");
+    if (!models.length) return h("p", { class: "empty" }, "No job has completed yet. The models of completed jobs appear here.");
     const row = (model) => h("tr", {},
-      h("td", {}, h("input", { type: "checkbox", checked: model.chosen, "data-key": `choose-${model.job}`, "aria-label": `Compare ${model.job}`, onchange: (event) => {
+      h("td", { class: "choose" }, h("input", { type: "checkbox", checked: model.chosen, "data-key": `choose-${model.job}`, "aria-label": `Compare ${model.job}`, onchange: (event) => {
         this.#chosen[event.target.checked ? "add" : "delete"](model.job);
         this.#show();
       } })),
-      h("td", {}, h("a", { href: `#/jobs/${model.job}` }, model.name), ` ${model.job}`),
-      h("td", {}, moment(model.completed)), h("td", {}, number(model.loss)), h("td", {}, values(model.validation)),
-      h("td", {}, h("code", { title: model.params_sha256 }, model.params_sha256.slice(0, 12))), h("td", {}, fetched(model)));
-    return h("table", {},
+      h("th", { scope: "row" }, h("i", { class: `swatch ${colour(model.job)}` }), h("a", { href: `#/jobs/${model.job}` }, model.name), h("small", {}, model.job)),
+      cell("Completed", moment(model.completed)), cell("Loss", number(model.loss)), cell("Validation", values(model.validation)),
+      cell("sha256", h("code", { title: model.params_sha256 }, model.params_sha256.slice(0, 12))), h("td", {}, fetched(model)));
+    return h("table", { class: "jobs models" },
       h("thead", {}, h("tr", {}, ["Compare", "Job", "Completed", "Loss", "Validation", "sha256", "File"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, models.map(row)));
   }
@@ -76,6 +76,8 @@ export class ModelsView {
   }
 }
 
+const cell = (label, ...content) => h("td", { "data-label": label }, content);
+
 const values = (found) => Object.entries(found).map(([name, value]) => `${name} ${number(value)}`).join(", ") || "–";
 
-const fetched = (model) => h("a", { class: "button", href: `/v1/jobs/${model.job}/model`, download: "", "aria-label": `Fetch the model of ${model.job}` }, "Fetch");
+const fetched = (model) => h("a", { class: "button", href: `/v1/jobs/${model.job}/model`, download: "", "aria-label": `Download the model of ${model.job}` }, "Download");

@@ -2,7 +2,7 @@
 
 import { drainButton, isFinal, policyButton } from "./actions.js";
 import { Panel, h } from "./dom.js";
-import { colour, count, describe, duration, number, time, when, workersOf } from "./format.js";
+import { colour, count, describe, duration, number, timeOrDay, when, workersOf } from "./format.js";
 import { SlotHistory } from "./slots.js";
 import { stackedSteps } from "./stacked.js";
 
@@ -10,7 +10,7 @@ const RANGES = { "5 min": 300, "30 min": 1800, "3 h": 10800, "24 h": 86400 };
 const NUM_EVENTS = 60;
 const NUM_ENDED = 20;
 const NUM_NAMED = 12;
-const KEY = "● job submitted, host joined ◆ priority or policy changed ▼ host lost";
+const KEY = [["submitted", "●", "job submitted, host joined"], ["priority", "◆", "priority or policy changed"], ["lost", "▼", "host lost"], ["limit", "╌", "slots of the pool"]];
 
 export class PoolView {
   title = "Pool";
@@ -39,7 +39,7 @@ export class PoolView {
       this.#summary.element,
       h("section", { class: "card", "aria-labelledby": "slots" },
         h("div", { class: "row" }, h("h2", { id: "slots" }, "Slots of each job"), h("fieldset", { class: "ranges" }, h("legend", { class: "hidden" }, "Time shown"), ranges)),
-        this.#chart, h("p", { class: "key" }, KEY), this.#legend.element),
+        this.#chart, h("ul", { class: "key" }, KEY.map(([kind, symbol, text]) => h("li", { class: kind }, h("i", {}, symbol), text))), this.#legend.element),
       h("section", { class: "card", "aria-labelledby": "jobs" }, h("h2", { id: "jobs" }, "Jobs"), this.#jobs.element),
       h("div", { class: "columns" },
         h("section", { class: "card", "aria-labelledby": "hosts" }, h("h2", { id: "hosts" }, "Hosts"), this.#hosts.element),
@@ -122,15 +122,15 @@ function slotSquare(slot) {
 
 function jobTable({ active, ended, numEnded }) {
   if (!active.length && !ended.length) {
-    return h("p", { class: "empty" }, "No job was submitted yet. ", h("a", { href: "#/submit" }, "Submit one"), " or run ", h("code", {}, "resile submit train.py"), ".");
+    return h("p", { class: "empty" }, "No job has been submitted yet. ", h("a", { href: "#/submit" }, "Submit one"), " or run ", h("code", {}, "resile submit train.py"), ".");
   }
-  const heads = ["Job", "State", "Workers", "Progress", "Loss", "Speed", "Left", "Priority", "Why"];
+  const heads = ["Job", "State", "Workers", "Progress", "Loss", "Speed", "Time left", "Priority", "Why"];
   return [
     h("table", { class: "jobs" },
       h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
       h("tbody", {}, active.map(jobRow)),
       ended.length > 0 && h("tbody", { class: "ended" }, ended.map(jobRow))),
-    numEnded > ended.length && h("p", { class: "more" }, `${count(numEnded - ended.length, "older job")} not shown.`),
+    numEnded > ended.length && h("p", { class: "more" }, `${count(numEnded - ended.length, "older job")} not shown: resile jobs lists all.`),
   ];
 }
 
@@ -141,10 +141,10 @@ function jobRow(job) {
     h("th", { scope: "row" }, h("i", { class: `swatch ${colour(job.id)}` }), h("a", { href: `#/jobs/${job.id}`, "data-key": job.id }, job.name), h("small", {}, job.id)),
     cell("State", h("span", { class: `badge ${job.state}` }, job.state)),
     cell("Workers", workersOf(job)),
-    cell("Progress", total ? h("progress", { max: total, value: job.iteration, "aria-label": `progress of ${job.name}` }) : null, h("small", {}, total ? `${job.iteration} of ${total}` : job.iteration || "–")),
+    cell("Progress", total ? h("progress", { max: total, value: job.iteration, "aria-label": `progress of ${job.name}` }) : null, total ? h("small", {}, `${job.iteration} of ${total}`) : job.iteration || "–"),
     cell("Loss", number(job.loss)),
     cell("Speed", job.workers && job.iteration_seconds ? `${number(1 / job.iteration_seconds)} it/s` : "–"),
-    cell("Left", duration(job.seconds_left)),
+    cell("Time left", duration(job.seconds_left)),
     cell("Priority", String(job.priority)),
     h("td", { class: "reason", "data-label": "Why" }, job.reason));
 }
@@ -153,7 +153,7 @@ function feed(events) {
   if (!events.length) return h("li", { class: "empty" }, "Nothing has happened yet.");
   return events.map((event) => {
     const { job, about, what, reason } = describe(event);
-    return h("li", {}, h("time", { datetime: when(event) }, time(when(event))), " ",
+    return h("li", {}, h("time", { datetime: when(event) }, timeOrDay(when(event))), " ",
       job ? h("a", { href: `#/jobs/${job}` }, about) : h("b", {}, about), ` ${what}`, reason && h("span", { class: "reason" }, ` — ${reason}`));
   });
 }

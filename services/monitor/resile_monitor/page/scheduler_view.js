@@ -28,7 +28,7 @@ export class SchedulerView {
     this.#live = live;
     const card = (id, title, panel) => h("section", { class: "card", "aria-labelledby": id }, h("h2", { id }, title), panel.element);
     this.element = h("div", {}, h("h1", { class: "hidden" }, "Scheduler"), this.#policy.element,
-      card("shares", "Who has what", this.#shares), card("waiting", "Who is waiting, and for what", this.#waiting), card("tenants", "Tenants", this.#tenantTable));
+      card("shares", "Jobs with slots", this.#shares), card("waiting", "Waiting jobs", this.#waiting), card("tenants", "Tenants", this.#tenantTable));
     this.#load();
     this.#timer = setInterval(() => this.#load(), REFRESH_MS);
   }
@@ -41,7 +41,7 @@ export class SchedulerView {
     const holds = active.filter((job) => job.workers || !isWaiting(job));
     const sum = (list, of) => list.reduce((total, job) => total + of(job), 0);
     this.#policy.show(policy);
-    this.#shares.show({ jobs: holds.map(facts), numSlots, idle: Math.max(0, numSlots - sum(holds, (job) => job.workers)), priorities: sum(active.filter(({ state }) => state !== "paused"), (job) => job.priority) });
+    this.#shares.show({ jobs: holds.map(facts), numSlots, idle: Math.max(0, numSlots - sum(holds, (job) => job.workers)), priorities: sum(holds, (job) => job.priority) });
     this.#waiting.show(active.filter(isWaiting).map((job) => ({ ...facts(job), since: duration(Math.max(0, (Date.now() - Date.parse(job.submitted)) / 1000)) })));
     this.#tenantTable.show(this.#tenants);
   }
@@ -80,14 +80,16 @@ const cell = (label, ...content) => h("td", { "data-label": label }, content);
 
 const named = (job) => h("th", { scope: "row" }, h("i", { class: `swatch ${colour(job.id)}` }), h("a", { href: `#/jobs/${job.id}`, "data-key": job.id }, job.name), h("small", {}, job.id));
 
+const canUse = (job) => (job.max_workers < 10000 ? `${job.min_workers} to ${job.max_workers}` : `${job.min_workers} or more`);
+
 const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "–");
 
 function shareTable({ jobs, numSlots, idle, priorities }) {
   if (!jobs.length) return h("p", { class: "empty" }, `No job has slots now. ${count(numSlots, "slot")} idle.`);
   const rows = [...jobs].sort((a, b) => b.workers - a.workers).map((job) => h("tr", {}, named(job),
     cell("Slots", h("meter", { min: 0, max: Math.max(numSlots, 1), value: job.workers, "aria-label": `slots of ${job.name}` }), h("small", {}, `${job.workers} of ${numSlots}, ${percent(job.workers, numSlots)}`)),
-    cell("Can use", `${job.min_workers} to ${job.max_workers < 10000 ? job.max_workers : "any"}`),
-    cell("Priority", `${job.priority}`, h("small", {}, `${percent(job.priority, priorities)} of all`)),
+    cell("Can use", canUse(job)),
+    cell("Priority", `${job.priority}`, h("small", {}, `${percent(job.priority, priorities)} of the sum`)),
     cell("Tenant", job.tenant),
     h("td", { class: "reason", "data-label": "Why" }, job.reason)));
   return [table("jobs", ["Job", "Slots", "Can use", "Priority", "Tenant", "Why"], rows),
@@ -98,13 +100,13 @@ function waitingTable(jobs) {
   if (!jobs.length) return h("p", { class: "empty" }, "No job is waiting.");
   return table("jobs", ["Job", "State", "Submitted", "Can use", "Priority", "Why"], jobs.map((job) => h("tr", {}, named(job),
     cell("State", h("span", { class: `badge ${job.state}` }, job.state)), cell("Submitted", `${job.since} ago`),
-    cell("Can use", `${job.min_workers} to ${job.max_workers < 10000 ? job.max_workers : "any"}`), cell("Priority", job.priority),
-    h("td", { class: "reason", "data-label": "Why" }, job.state === "paused" ? `paused until somebody resumes it${job.reason ? ` — ${job.reason}` : ""}` : job.reason))));
+    cell("Can use", canUse(job)), cell("Priority", job.priority),
+    h("td", { class: "reason", "data-label": "Why" }, job.state === "paused" ? `paused until it is resumed${job.reason ? ` — ${job.reason}` : ""}` : job.reason))));
 }
 
 function tenantTable(tenants) {
   if (!tenants.length) return h("p", { class: "empty" }, "No tenant has jobs, and none is configured.");
   return table("", ["Tenant", "Weight", "Quota", "Jobs", "Workers"], tenants.map((tenant) => h("tr", {},
     h("th", { scope: "row" }, tenant.id), h("td", {}, tenant.weight, !tenant.is_configured && h("small", {}, "default")),
-    h("td", {}, count(tenant.quota, "slot")), h("td", {}, tenant.jobs), h("td", {}, tenant.workers))));
+    h("td", {}, tenant.quota ? count(tenant.quota, "slot") : "none"), h("td", {}, tenant.jobs), h("td", {}, tenant.workers))));
 }

@@ -1,8 +1,8 @@
 // The chart of slots as SVG: who had how many over time, and the moments that explain it.
 
-import { LEFT, frame, scales, timeTicks } from "./charts.js";
+import { LEFT, frame, onPointer, scales, timeTicks } from "./charts.js";
 import { h, svg } from "./dom.js";
-import { count, time } from "./format.js";
+import { count, time, timeOrDay } from "./format.js";
 
 const COLUMNS = 500;
 const MARKS_TOP = 26; // pixels above the stack, for marks
@@ -10,7 +10,7 @@ const MANY_JOBS = 12;
 const MANY_MARKS = 30;
 const CLUSTER = 14; // pixels within which marks are one
 const NUM_TOLD = 12;
-const HINT = "Point at the chart to see who had how many slots.";
+const HINT = "Point at the chart to see how many slots each job had.";
 const WORDS = {
   submitted: ["job submitted", "jobs submitted"],
   priority: ["priority changed", "priorities changed"],
@@ -27,11 +27,12 @@ const URGENCY = Object.keys(WORDS); // of marks that are one, the last in this o
  *
  * `jobs` are `{id, name, className, steps: [[time, number], ...]}`, `marks` `{time, kind, name, text}`; times are in
  * milliseconds. `capacity` are steps, drawn as a line. `all` are steps of what all jobs held, up to `until`: what none
- * of `jobs` held is drawn as that of removed jobs. `pointer` is kept from one drawing to the next.
+ * of `jobs` held is drawn as that of removed jobs. `pointer` is kept from one drawing to the next, and `hint` is
+ * shown while nothing is pointed at.
  */
-export function stackedSteps({ jobs, begin, end, all = [], until = 0, capacity = [], marks, width, pointer = {} }) {
+export function stackedSteps({ jobs, begin, end, all = [], until = 0, capacity = [], marks, width, height = 240, hint = HINT, pointer = {} }) {
   const isDense = jobs.length > MANY_JOBS;
-  const height = isDense ? 380 : 240;
+  if (isDense) height = 380;
   const edges = moments([...jobs.map(({ steps }) => steps), capacity, all], begin, end);
   const layers = stack(jobs, edges, all, until);
   const limits = columnsOf(capacity, edges);
@@ -51,9 +52,9 @@ export function stackedSteps({ jobs, begin, end, all = [], until = 0, capacity =
     const chosen = at < 0 ? -1 : layers.findIndex(({ lows, highs }) => scale.y(highs[column]) <= pointer.y && pointer.y < scale.y(lows[column]));
     areas.forEach((area, n) => area.classList.toggle("chosen", n === chosen));
     drawn.classList.toggle("pointed", chosen >= 0);
-    read.replaceChildren(...(at < 0 ? [HINT] : readout(edges[column], totals[column], limits[column], layers[chosen], column)));
+    read.replaceChildren(...(at < 0 ? [h("span", { class: "hint" }, hint)] : readout(edges[column], totals[column], limits[column], layers[chosen], column)));
   };
-  drawn.addEventListener("pointermove", (event) => {
+  onPointer(drawn, (event) => {
     const box = drawn.getBoundingClientRect();
     Object.assign(pointer, { x: ((event.clientX - box.left) * width) / box.width, y: ((event.clientY - box.top) * height) / box.height });
     point();
@@ -69,7 +70,7 @@ export function stackedSteps({ jobs, begin, end, all = [], until = 0, capacity =
 function readout(at, total, limit, layer, column) {
   const { job } = layer ?? {};
   return [
-    h("span", {}, `${time(at)}: ${total}${limit ? ` of ${limit}` : ""} slots in use`),
+    h("span", {}, `${timeOrDay(at)}: ${total}${limit ? ` of ${limit}` : ""} slots in use`),
     ...(job ? [h("span", {}, h("i", { class: `swatch ${job.className}` }), `${job.name}${job.id ? ` (${job.id})` : ""}: ${count(layer.highs[column] - layer.lows[column], "slot")}`)] : []),
   ];
 }
@@ -129,12 +130,12 @@ function drawMarks(marks, scale, height, begin, end) {
   }
   return clusters.map(({ x, marks: near }) => {
     const kind = URGENCY.findLast((each) => near.some((mark) => mark.kind === each)) ?? "other";
-    const told = near.slice(0, NUM_TOLD).map((mark) => `${time(mark.time)} ${inWords(mark)}`);
+    const told = near.slice(0, NUM_TOLD).map((mark) => `${timeOrDay(mark.time)} ${inWords(mark)}`);
     if (near.length > told.length) told.push(`and ${near.length - told.length} more`);
     return svg("g", { class: `mark ${kind}` },
       (kind === "lost" || within.length <= MANY_MARKS) && svg("line", { x1: x, x2: x, y1: 12, y2: scale.y(0) }),
       svg("path", { d: symbol(kind, x) }),
-      near.length > 1 && svg("text", { x, y: 23, "text-anchor": "middle" }, near.length),
+      near.length > 1 && svg("text", { x: x + 7, y: 10 }, near.length),
       svg("title", {}, told.join("\n")));
   });
 }

@@ -11,7 +11,7 @@ export class SubmitView {
   title = "Submit a job";
   #files = [];
   #script = h("select", { id: "script", name: "script", required: true });
-  #chosen = h("p", { role: "status" }, "Nothing is chosen yet.");
+  #chosen = h("p", { role: "status" }, "No files chosen yet.");
   #error = h("p", { class: "error", role: "alert" });
   #submit = h("button", { class: "primary" }, "Submit");
 
@@ -32,15 +32,15 @@ export class SubmitView {
     this.element = h("form", { class: "card narrow", onsubmit: (event) => this.#send(event, live) },
       h("h1", {}, "Submit a job"), drop,
       h("p", {}, h("label", { for: "script" }, "Script to run"), this.#script),
-      field("name", "Name", { maxlength: 200, placeholder: "that of the script" }),
-      field("args", "Arguments, each on its own or in double quotes", { placeholder: '--lr 0.1 --note "first try"' }),
-      field("requirements", "Packages beyond those of the pool", { placeholder: "einops>=0.8 tiny-package==1.2" }),
+      field("name", "Name", { maxlength: 200, placeholder: "the name of the script" }),
+      field("args", "Arguments, separated by spaces (double quotes keep spaces)", { placeholder: '--lr 0.1 --note "first try"' }),
+      field("requirements", "Additional Python packages", { placeholder: "einops>=0.8 tiny-package==1.2" }),
       h("div", { class: "pair" },
-        field("min_workers", "Minimum of workers", { type: "number", min: 1, value: 1 }),
-        field("max_workers", "Maximum of workers", { type: "number", min: 1, placeholder: "its number of shards" })),
+        field("min_workers", "Minimum workers", { type: "number", min: 1, value: 1 }),
+        field("max_workers", "Maximum workers", { type: "number", min: 1, placeholder: "as many as it can use" })),
       h("div", { class: "pair" },
         field("priority", "Priority", { type: "number", min: 1, max: 1000000, value: 5000 }),
-        field("group", "Labels that hosts must have", { placeholder: "gpu=h200,zone=a" })),
+        field("group", "Required host labels", { placeholder: "gpu=h200,zone=a" })),
       this.#error, h("p", { class: "buttons" }, this.#submit));
   }
 
@@ -58,7 +58,7 @@ export class SubmitView {
     const size = this.#files.reduce((sum, { file }) => sum + file.size, 0);
     const omitted = files.length - sent.length;
     this.#chosen.textContent = `${count(this.#files.length, "file")}, ${(size / 1024).toFixed(1)} KiB` +
-      (omitted ? `; ${count(omitted, "hidden or generated file")} left out` : "") + (scripts.length ? "" : "; there is no Python script among them");
+      (omitted ? `; ${count(omitted, "hidden or generated file")} left out` : "") + (scripts.length ? "" : "; none of them is a Python script");
   }
 
   async #send(event, live) {
