@@ -20,11 +20,13 @@ from resile_learner.state.facts import MembersDiffer, check_members_agree
 from resile_learner.training.averages import AverageWatch
 from resile_learner.training.carried_state import CarriedState
 from resile_learner.training.digest import dataset_digest
+from resile_learner.training.losses import LossIsASum, LossIsDivided
 from resile_learner.training.repeatability import (
     NotRepeatable,
     ShardFingerprint,
     check_fingerprints,
     is_compared_in_epoch,
+    is_compared_iteration,
 )
 from resile_shared.errors import UsageError
 
@@ -63,7 +65,7 @@ class Body:
     def after_step(self) -> None:
         """What comes after the update, in each batch."""
 
-    def train(self, *, epochs: int = 3, num_shards: int = SHARDS) -> str:
+    def train(self, *, epochs: int = 3, num_shards: int | None = SHARDS) -> str:
         def run() -> str:
             loader = DataLoader(self.dataset, batch_size=8)
             _, _, self.loader = prepare(self.model, self.optimizer, loader, num_shards=num_shards, **self.options)
@@ -213,11 +215,14 @@ class Copying(Body):
         self.kind = kind
         self.decay = decay
         self.copy = copy.deepcopy(self.model)
+        self.listed = [parameter.detach().clone() for parameter in self.model.parameters()]
         self.shadow = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
 
     @torch.no_grad()
     def after_step(self) -> None:
         if self.loader.sync_gradients:
+            if self.kind == "list":
+                torch._foreach_lerp_(self.listed, list(self.model.parameters()), 1 - self.decay)
             for (name, parameter), twin in zip(self.model.named_parameters(), self.copy.parameters(), strict=True):
                 if self.kind == "model":
                     twin.lerp_(parameter, 1 - self.decay)
@@ -228,7 +233,10 @@ class Copying(Body):
                     self.shadow[name] = parameter.grad.clone()
 
 
-@pytest.mark.parametrize(("kind", "what"), [("model", "a second Linear like the model"), ("dict", "a dict of tensors")])
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [("model", "a second Linear like the model"), ("dict", "a dict of tensors"), ("list", "a list of tensors")],
+)
 def test_an_average_by_hand_that_a_joiner_would_begin_anew_is_refused(kind: str, what: str) -> None:
     with pytest.raises(UsageError, match=f"{what}.* is not part of the run's state"):
         Copying(kind).train()
@@ -317,6 +325,14 @@ def test_members_that_make_something_else_of_the_first_shard_are_named(other: Sh
 
 def test_the_first_shard_is_compared_seldom() -> None:
     assert [epoch for epoch in range(40) if is_compared_in_epoch(epoch)] == [0, 1, 2, 4, 8, 16, 32]
+    numbers = [number for number in range(100) if is_compared_iteration(number)]
+    assert numbers == [0, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
+
+
+@pytest.mark.parametrize("threshold", [8, 9, 13, 100, 777, 1000, 12345])
+def test_what_begins_with_a_number_of_batches_is_seen_while_workers_with_fewer_shards_lack_it(threshold: int) -> None:
+    begins = -(-threshold // 2)  # for a worker with two shards, while one with a single shard still has to come there
+    assert any(is_compared_iteration(number) for number in range(begins, threshold))
 
 
 def test_the_comparison_of_shards_reads_the_first_one_again_only_then() -> None:
@@ -331,7 +347,7 @@ def test_the_comparison_of_shards_reads_the_first_one_again_only_then() -> None:
     dataset_digest(body.dataset)
     in_digest = len(reads)
     body.train(epochs=6)
-    compared = 1 + 1 + 3  # iterations 0 and 2, the first of epochs 1, 2 and 4
+    compared = len([0, 2, 4, 6, 8, 12, 16])  # of 24; the first ones of epochs 1, 2 and 4 are among them
     assert len(reads) - 2 * in_digest - 6 * 32 == compared * 2 * 4  # two more times a shard of four
 
 
@@ -383,3 +399,123 @@ def test_the_search_for_averages_ends_with_the_third_iteration() -> None:
         watch.begin_iteration(iteration)
     assert not watch._copies
     assert twin is not model
+
+
+class ChangesParameters(Body):
+    """Weights that are decayed by hand."""
+
+    def __init__(self, *, gated: bool) -> None:
+        super().__init__()
+        self.gated = gated
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        if self.loader.sync_gradients or not self.gated:
+            for parameter in self.model.parameters():
+                parameter.data.mul_(0.99)
+
+
+def test_parameters_that_change_with_each_batch_are_refused_on_a_single_worker_too() -> None:
+    with pytest.raises(UsageError, match=r"changed the parameter weight in a batch .*if loader.sync_gradients:"):
+        ChangesParameters(gated=False).train()
+    ChangesParameters(gated=True).train()
+
+
+class OtherOptimizer(Body):
+    """A second optimizer, of which the training call knows nothing."""
+
+    def __init__(self, *, parameters: Callable[[nn.Sequential], Any]) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        super().__init__(model)
+        self.optimizer = torch.optim.SGD(model[0].parameters(), lr=0.01)
+        self.other = torch.optim.Adam(parameters(model), lr=0.01)
+
+    def after_step(self) -> None:
+        self.other.step()
+
+
+def test_an_optimizer_that_the_training_call_was_not_given_may_not_step_the_model() -> None:
+    with pytest.raises(UsageError, match=r"an optimizer \(Adam\) that the training call was not given stepped"):
+        OtherOptimizer(parameters=lambda model: model[1].parameters()).train()
+    OtherOptimizer(parameters=lambda model: nn.Linear(2, 2).parameters()).train()
+
+
+class DividesLoss(Body):
+    """A loss that was made for accumulated gradients."""
+
+    def __init__(self, *, num_losses: int = 1) -> None:
+        super().__init__(accumulate=2)
+        self.num_losses = num_losses
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = super().loss(inputs, targets)
+        return (loss if self.num_losses == 1 else loss + self.model(inputs).square().mean()) / 2
+
+
+def test_a_loss_that_is_divided_by_the_number_of_accumulated_batches_is_refused() -> None:
+    with pytest.raises(LossIsDivided, match=r"divided by 2, .* remove `/ 2` from the loss"):
+        DividesLoss().train(num_shards=None)
+    DividesLoss(num_losses=2).train(num_shards=None)
+
+
+class SumsLoss(Body):
+    """A sum over the samples of a shard, divided by a number."""
+
+    def __init__(self, divided: Callable[[Tensor], Tensor], *, reduction: str) -> None:
+        super().__init__()
+        self.divided = divided
+        self.reduction = reduction
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = F.cross_entropy(self.model(inputs), targets, reduction=self.reduction)
+        return self.divided(loss if self.reduction == "sum" else loss.sum())
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+@pytest.mark.parametrize("divided", [lambda loss: loss / 8, lambda loss: loss * (1 / 8), lambda loss: 0.5 * loss])
+def test_a_sum_that_is_divided_by_the_size_of_the_whole_batch_is_refused(
+    divided: Callable[[Tensor], Tensor], reduction: str
+) -> None:
+    with pytest.raises(LossIsASum, match=r"divided by 8, which belongs to the whole batch of 8|half of a sum"):
+        SumsLoss(divided, reduction=reduction).train()
+    SumsLoss(lambda loss: loss / 4, reduction=reduction).train()
+    SumsLoss(lambda loss: loss / 8, reduction=reduction).train(num_shards=1)
+
+
+def test_a_model_whose_parameters_have_no_shape_yet_is_refused_with_the_remedy() -> None:
+    with pytest.raises(UsageError, match=r"nn.LazyLinear .* compute one batch with it before the training call"):
+        Body(nn.LazyLinear(2)).train()
+
+
+class EasierEachEpoch(Samples):
+    """A dataset that the script changes between epochs."""
+
+    noise = 1.0
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = super().__getitem__(index)
+        return inputs + self.noise, target
+
+
+def test_worker_processes_of_a_loader_see_what_a_script_changes_in_its_dataset_between_epochs() -> None:
+    def train(num_workers: int) -> list[float]:
+        seed(0)
+        dataset, model = EasierEachEpoch(), nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        losses = []
+        _, _, loader = prepare(model, optimizer, DataLoader(dataset, batch_size=16, num_workers=num_workers))
+        for epoch in loader.epochs(3):
+            dataset.noise = float(epoch)
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            losses.append(loader.loss)
+        return losses
+
+    assert copy_context().run(train, 1) == copy_context().run(train, 0)
+
+
+def test_a_prepared_loader_has_the_batch_size_of_the_one_that_it_was_made_of() -> None:
+    body = Body(accumulate=2)
+    body.train(num_shards=None)
+    assert (body.loader.batch_size, body.loader.dataset) == (8, body.dataset)

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from resile_learner.messages import WorkerConfig
+from resile_learner.processes.exits import classify
 from resile_learner.session import StateLost
 from resile_learner.worker.failure import raised, stalled
 from resile_learner.worker.stalls import Stall
+from resile_shared.errors import UsageError
 
 CONFIG = WorkerConfig(job="job-1", worker=3, script=__file__, directory="/", storage="file:///none")
 
@@ -19,6 +21,26 @@ def test_an_error_is_told_in_one_line_with_its_place() -> None:
     failed = raised(CONFIG, caught.value)
     assert failed.message.startswith("ValueError: two lines (test_failure.py, line ")
     assert "Traceback (most recent call last)" in failed.details
+
+
+def test_a_refusal_of_the_script_says_so_with_its_line() -> None:
+    with pytest.raises(UsageError) as caught:
+        raise UsageError("the loss is a sum")
+    refused = raised(CONFIG, caught.value)
+    assert refused.message.startswith("the loss is a sum (test_failure.py, line ")
+    assert refused.is_refusal
+    assert classify(1, refused, memory_ran_out=False).is_refusal
+    assert not raised(CONFIG, ValueError("other")).is_refusal
+
+
+def test_gradients_that_are_not_there_yet_are_told_with_the_remedy() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(AttributeError) as caught:
+        parameter.grad.norm()  # type: ignore[union-attr]
+    assert "write `if loader.sync_gradients:` before" in raised(CONFIG, caught.value).message
+    with pytest.raises(AttributeError) as caught:
+        None.norm()  # type: ignore[attr-defined]
+    assert "sync_gradients" not in raised(CONFIG, caught.value).message
 
 
 def test_that_no_member_has_the_state_is_no_fault_of_the_script() -> None:

@@ -179,6 +179,21 @@ def test_a_failure_has_the_reason_that_was_reported_first() -> None:
     assert "no member has a whole state any more: no worker is left" in bench.histories["job-1"][-1].reason
 
 
+def test_a_script_that_one_member_refuses_fails_its_job_though_the_others_noticed_nothing() -> None:
+    bench = running(3)
+    bench.report(Failed(message="the dataset gives other samples", is_refusal=True), worker=1)
+    assert bench.records["job-1"].state is JobState.FAILED
+    assert bench.histories["job-1"][-1].reason == "worker 1 on host-1/1 failed: the dataset gives other samples"
+
+
+def test_a_script_that_a_joiner_refuses_does_not_end_its_job() -> None:
+    bench = running(2)
+    bench.host("host-2", 1)
+    bench.beat(worker(2, 0), host="host-2")
+    bench.report(Failed(message="the dataset is another one", is_refusal=True), worker=2)
+    assert bench.records["job-1"].state is JobState.RUNNING
+
+
 def test_a_joiner_that_was_a_member_by_then_is_lost_like_one() -> None:
     bench = running(2)
     bench.host("host-2", 1)

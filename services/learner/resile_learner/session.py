@@ -16,13 +16,17 @@ from .collectives.device.exchange import DeviceExchange, ExchangeRound
 from .collectives.poller import LinkPoller
 from .collectives.round import GradientExchange
 from .collectives.spec import Abandoned, RoundSpec, Tag
+from .hints import hint_for
 from .lone_launch import check_not_started_several_times
 from .membership.events import Switch
 from .messages import Completed, Message, Progress, Ready
 from .phases import Phases
 from .state.run import RunState
 
-LEFT = "the training loop was left before its end: call loop.stop() instead of `break`"
+LEFT = (
+    "the training loop was left before its end: to end training early, call loop.stop() (loader.stop() of a prepared "
+    "loader) instead of `break` or `return`, on all workers in the same iteration, and let the loop go on to its end"
+)
 
 
 class SecondTrainingCall(UsageError):
@@ -211,8 +215,11 @@ class SoloSession:
             print(f"completed: params_sha256 {message.params_sha256}", file=sys.stderr)
 
     def warn_if_left(self) -> None:
-        """The script has ended: say so if training has not, unless it ended by an error."""
-        if not (self._has_completed or self.failure or hasattr(sys, "last_value")):
+        """The script has ended: say so if training has not; if it ended by an error, say what helps."""
+        if (error := getattr(sys, "last_value", None)) is not None:
+            if hint := hint_for(error):
+                print(hint, file=sys.stderr)
+        elif not (self._has_completed or self.failure):
             print(f"{LEFT}. With several workers this is an error", file=sys.stderr)
 
     def complete(self) -> None:

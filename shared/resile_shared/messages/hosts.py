@@ -85,6 +85,7 @@ class WorkerExit(Message):
     status: int = Field(default=0, ge=-MAX_INTEGER, le=MAX_INTEGER, description="exit status, or minus the signal")
     message: Text = Field(default="", description="one line for the user; of an abandoned worker, the whole sentence")
     details: Details = Field(default="", description="the traceback, where there is one")
+    is_refusal: bool = Field(default=False, description="its script was refused: see `reports.Failed`")
 
     def describe(self, who: str) -> str:
         """Return one line for the user about the worker named ``who``, for example "worker 3 on host-1/2"."""

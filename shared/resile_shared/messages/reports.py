@@ -217,6 +217,9 @@ class Failed(Message):
         default=False,
         description="no fault of the script: no member has a whole state any more, and the job needs its checkpoint",
     )
+    is_refusal: bool = Field(
+        default=False, description="the script would train wrongly, on the other workers, too, if they did not notice"
+    )
 
 
 Content = Annotated[

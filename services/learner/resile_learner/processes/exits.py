@@ -15,8 +15,8 @@ def classify(status: int, last_message: LastMessage, *, memory_ran_out: bool) ->
     match last_message:
         case Failed(is_state_lost=True, message=message):
             return WorkerExit(kind="abandoned", status=status, message=message)
-        case Failed(message=message, details=details):
-            return WorkerExit(kind="failed", status=status, message=message, details=details)
+        case Failed(message=message, details=details, is_refusal=is_refusal):
+            return WorkerExit(kind="failed", status=status, message=message, details=details, is_refusal=is_refusal)
         case Finished():  # the script is complete: how the process is taken down afterwards changes nothing
             return WorkerExit(kind="finished", status=status)
         case _ if status == -signal.SIGKILL and memory_ran_out:

@@ -15,11 +15,13 @@ from resile_shared.errors import UsageError
 _SEARCHED_AT = 1
 """The iteration before which copies are searched for: a script has made its average by then."""
 _COMPARED_AT = (2, 3)
+_NEAR = 0.1
+"""Lists of tensors are common, those of gradients among them: they count as copies only if they are this near."""
 
 _IN_STATE = (
     'Pass it to the training call, as in prepare(..., state={"ema": ema}) or ElasticLoop(..., state={"ema": ema})'
 )
-Copy = list[Tensor] | dict[str, Tensor]
+Copy = list[Tensor] | tuple[Tensor, ...] | dict[str, Tensor]
 Marks = tuple[tuple[int, int], ...]
 
 
@@ -27,8 +29,8 @@ class AverageWatch:
     """Refuses averages that a worker which joins or resumes would begin anew, and those that take in each batch.
 
     ``state`` are the script's own parts of the run's state. An `AveragedModel` is recognised at its first update. Any
-    other copy of the model, or dict of tensors by the names of its parameters, is recognised when it has changed in two
-    iterations. Raises UsageError.
+    other copy of the model, dict of tensors by the names of its parameters, or list of tensors in their order, is
+    recognised when it has changed in two iterations. Raises UsageError.
     """
 
     def __init__(self, model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -91,6 +93,7 @@ class AverageWatch:
         trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         shapes = [parameter.shape for parameter in named.values()]
         own = {id(module) for module in self._model.modules()}
+        listed = [shapes, [parameter.shape for parameter in trained.values()]]
         known = {tensor.data_ptr() for tensor in named.values()} | set(_addresses(self._state))
         is_module: dict[type, bool] = {}
         for value in gc.get_objects():
@@ -99,6 +102,10 @@ class AverageWatch:
                 like = next((each for each in (named, trained) if value.keys() == each.keys()), None)
                 if like and all(isinstance(v, Tensor) and v.shape == like[name].shape for name, v in value.items()):
                     yield from self._unless_known("a dict of tensors by the names of the parameters", value, known)
+            elif kind is list or kind is tuple:
+                is_of_tensors = bool(value) and all(isinstance(each, Tensor) for each in value)
+                if is_of_tensors and [each.shape for each in value] in listed:
+                    yield from self._unless_known("a list of tensors like the parameters", value, known)
             elif is_module.setdefault(kind, issubclass(kind, nn.Module)) and id(value) not in own:
                 tensors = list(value.parameters())
                 if [tensor.shape for tensor in tensors] == shapes:
@@ -113,9 +120,12 @@ class AverageWatch:
         """Whether a copy is closer to the parameters than these are to zero: gradients, say, are not."""
         parameters = dict(self._model.named_parameters())
         own = [parameters[name] for name in copy] if isinstance(copy, dict) else list(parameters.values())
+        if len(own) != len(copy):
+            own = [parameter for parameter in own if parameter.requires_grad]
         pairs = list(zip(_values(copy), own, strict=True))
         distance = sum(float((one.to(other.device) - other).float().square().sum()) for one, other in pairs)
-        return distance < sum(float(other.float().square().sum()) for _, other in pairs)
+        length = sum(float(other.float().square().sum()) for _, other in pairs)
+        return distance < length * (1.0 if isinstance(copy, dict) or isinstance(copy[0], nn.Parameter) else _NEAR)
 
 
 def _is_part_of(value: Any, state: Mapping[str, Any]) -> bool:
@@ -137,7 +147,7 @@ def _addresses(state: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _values(copy: Copy) -> list[Tensor]:
-    return list(copy.values()) if isinstance(copy, dict) else copy
+    return list(copy.values() if isinstance(copy, dict) else copy)
 
 
 def _marks(copy: Copy) -> Marks:

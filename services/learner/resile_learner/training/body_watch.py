@@ -25,6 +25,7 @@ class BodyWatch:
 
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], state: Mapping[str, Any]) -> None:
         models = list(model) if isinstance(model, nn.ModuleList) else [model]
+        self._model = model
         self._optimizers = optimizers
         self._state = state
         self._generators = OwnGenerators(model)
@@ -49,12 +50,14 @@ class BodyWatch:
                 self._generators.begin()
             options = self.options()
             sums = None if is_last or not self._is_compared else self._sums()
+            parameters = {} if sums is None else self._parameters()
             yield
         if is_last:
             return
         self._check_options(options)
         if sums is not None:
             self._check_state(sums)
+            self._check_parameters(parameters)
 
     def on_loss(self) -> None:
         """The loss of the shard was computed."""
@@ -75,6 +78,18 @@ class BodyWatch:
                         "Set it once an iteration, after `if loader.sync_gradients:` (or iteration.exchange()), by "
                         "loader.iteration, or use a learning-rate schedule"
                     )
+
+    def _parameters(self) -> dict[str, object]:
+        return {name: next(_summed(parameter.detach())) for name, parameter in self._model.named_parameters()}
+
+    def _check_parameters(self, before: dict[str, object]) -> None:
+        for name, value in self._parameters().items():
+            if repr(value) != repr(before.get(name)):  # NaN equals itself here
+                raise UsageError(
+                    f"the body of the loop changed the parameter {name} in a batch that does not complete an "
+                    "iteration, so that it would change more often on a worker that computes more batches. Change it "
+                    "once an iteration, after `if loader.sync_gradients:` (or iteration.exchange())"
+                )
 
     def _sums(self) -> dict[str, list[object]]:
         return {name: list(_summed(part.state_dict())) for name, part in self._state.items()}

@@ -22,6 +22,7 @@ from .data_loader import read_loader
 from .fetch import checked_dataset
 from .iteration import EvaluationAbandoned, Iteration
 from .loop import ElasticLoop
+from .losses import check_not_divided
 from .reports import Result
 from .samplers import planned
 from .seeds import mix, seed_all
@@ -49,11 +50,14 @@ class ElasticLoader:
     ) -> None:
         settings = read_loader(loader)
         self.dataset = settings.dataset
+        self.batch_size = settings.batch_size
+        """That of the loader that `prepare` was given; None with a batch sampler."""
         self._model = model
         self._optimizers = optimizers
         self._grad_scaler = grad_scaler
         if grad_scaler is not None and len(optimizers) > 1:
             raise UsageError("prepare() was given a GradScaler and several optimizers: use torch.bfloat16 without it")
+        self._accumulate = accumulate or 1
         batch_size, shards = cut_batch(settings.batch_size, accumulate, num_shards)
         self._seed, self._mode = options["seed"], options["mode"]
         self._plan: BatchPlan | None = None
@@ -360,6 +364,7 @@ class ElasticLoader:
             )
         if turn != iteration.turn:
             return  # the loss of another turn with this batch
+        check_not_divided(loss, accumulate=self._accumulate)
         value = loss.detach() if self._grad_scaler is None else loss.detach() / self._grad_scaler.get_scale()
         self._batch_loss = float(value) if self._step else None
         iteration.compute(loss, run, {"loss": value}, allows_nan=self._grad_scaler is not None)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from resile_shared.errors import UsageError
 
@@ -131,6 +132,11 @@ class Gradients:
 
 def gradients_of(optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Tensor]) -> list[Gradients]:
     """The gradients that each optimizer steps with: with a single one, those of all trainable parameters."""
+    if any(is_lazy(parameter) for parameter in parameters):
+        raise UsageError(
+            "the model has parameters without a shape (of nn.LazyLinear or another lazy module): compute one batch "
+            "with it before the training call, as in `model(dataset[0][0][None])`, and then make the optimizer"
+        )
     if len(optimizers) == 1:
         return [Gradients([parameter for parameter in parameters if parameter.requires_grad])]
     order = {id(parameter): index for index, parameter in enumerate(parameters)}

@@ -306,7 +306,7 @@ class Iteration:
             raise UsageError(
                 f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
             )
-        check_not_summed(loss, num_samples=len(self._batch.shard(leaf)))
+        check_not_summed(loss, num_samples=len(self._batch.shard(leaf)), batch_size=self.num_samples)
         if self._compares:
             self._watch.on_loss()
             if leaf == 0:

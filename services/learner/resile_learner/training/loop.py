@@ -41,7 +41,7 @@ from .noise import NOISE_EVERY, NoiseScale
 from .optimizer_watch import optimizer_parts
 from .prewarm import prewarm_devices, prewarm_optimizer
 from .protocol import TrainingProtocol
-from .repeatability import COMPARED_ITERATIONS, is_compared_in_epoch
+from .repeatability import is_compared_in_epoch, is_compared_iteration
 from .reports import Result
 from .rounds import Rounds
 from .samplers import Sampler, order_digest
@@ -107,7 +107,6 @@ class ElasticLoop:
             batch_sampler=batch_sampler,
             collate_fn=collate_fn,
             num_workers=num_workers,
-            epochs=epochs,
             num_turns=self._num_turns,
             is_fast=mode == "fast",
             position=lambda: self._position,
@@ -343,7 +342,8 @@ class ElasticLoop:
         if self._settings.mode == "fast":
             return False
         starts = self._position.sample == 0 and is_compared_in_epoch(self._position.epoch)
-        return starts or self.iteration // self._num_turns in COMPARED_ITERATIONS or view.workers != self._last_members
+        is_due = starts or is_compared_iteration(self.iteration // self._num_turns)
+        return is_due or view.workers != self._last_members
 
     def _may_update(self) -> bool:
         return self._open is None or self._open.is_exchanged

@@ -1,12 +1,14 @@
 """What a script does with its optimizer, as far as the other workers could not know or do alike."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import is_not
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from resile_shared.errors import UsageError
 
@@ -36,7 +38,8 @@ class OptimizerWatch:
         if any("initial_lr" in group for group in optimizer.param_groups) and not _has_schedule(state):
             raise UsageError(
                 "the learning-rate schedule is not part of the run's state, so that a worker that joins or resumes "
-                'would begin it anew: pass it to the training call, as in ElasticLoop(..., state={"schedule": ...})'
+                "would begin it anew: pass it to the training call, as in prepare(model, optimizer, loader, scheduler) "
+                'or ElasticLoop(..., state={"schedule": schedule})'
             )
         self._has_begun = False
         """Whether a step has begun since one ended: a step may call that of its base class, and counts once."""
@@ -99,6 +102,34 @@ class OptimizerWatch:
     def _after_step(self, *arguments: object) -> None:
         self.steps += self._has_begun
         self._has_begun = False
+
+
+@contextmanager
+def watch_other_optimizers(model: nn.Module, known: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """In this context no optimizer but the ``known`` ones may step parameters of ``model`` that these do not train.
+
+    One that these contain, and that steps for them, trains the same parameters. Raises UsageError.
+    """
+    own = {id(parameter) for parameter in model.parameters()} - _trained_by(known)
+
+    def check(optimizer: torch.optim.Optimizer, *arguments: object) -> None:
+        if own and not any(optimizer is each for each in known) and own & _trained_by([optimizer]):
+            raise UsageError(
+                f"an optimizer ({type(optimizer).__name__}) that the training call was not given stepped parameters of "
+                "the model, for each batch and with a state that no joining worker would have: give the training call "
+                "one optimizer with several parameter groups or, where each has a loss of its own, all of them, as in "
+                "prepare(model, [first, second], loader)"
+            )
+
+    hook = register_optimizer_step_pre_hook(check)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
+    return {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
 
 
 def optimizer_parts(

@@ -36,9 +36,15 @@ def is_compared_in_epoch(epoch: int) -> bool:
     return epoch & (epoch - 1) == 0
 
 
-COMPARED_ITERATIONS = (0, 2)
-"""Two that are not neighbours: a generator that goes on from shard to shard cannot be at the same number in both on
-workers that compute one shard more or less than others."""
+def is_compared_iteration(number: int) -> bool:
+    """Whether iteration ``number`` compares the first shard: 0, 2, 4, 6, 8, 12, 16, 24 and so on, ever more seldom.
+
+    No two are neighbours: a generator that goes on from shard to shard cannot be at the same number in both on workers
+    that compute one shard more or less than others. And each is at most twice the one before: what a body does from a
+    certain number of its own batches on, it does on a worker with fewer shards so much later.
+    """
+    power = number & -number
+    return number % 2 == 0 and number in (0, power, 3 * power)
 
 
 def read_twice(read: Callable[[], Fetched]) -> Fetched:

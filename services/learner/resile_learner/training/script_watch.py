@@ -11,7 +11,7 @@ from torch import nn
 from .averages import AverageWatch
 from .body_watch import BodyWatch
 from .buffers import Buffers
-from .optimizer_watch import OptimizerWatch
+from .optimizer_watch import OptimizerWatch, watch_other_optimizers
 from .schedules import check_schedules
 from .settings import Mode
 from .torch_settings import check_unchanged, script_settings
@@ -32,6 +32,8 @@ class ScriptWatch:
         mode: Mode,
         has_fixed_length: bool,
     ) -> None:
+        self._model = model
+        self._given = optimizers
         self.body = BodyWatch(model, optimizers, state)
         self.optimizers = [OptimizerWatch(model, each, state) for each in optimizers]
         self._averages = AverageWatch(model, state)
@@ -44,7 +46,7 @@ class ScriptWatch:
     def watching(self, may_update: Callable[[], bool]) -> Iterator[None]:
         """Training runs in this context; averages of weights may be updated only while ``may_update()`` is true."""
         self._torch_settings = script_settings()
-        with self._averages.watch_updates(may_update):
+        with self._averages.watch_updates(may_update), watch_other_optimizers(self._model, self._given):
             yield
 
     def begin_iteration(self, *, is_compared: bool) -> None:

@@ -60,17 +60,16 @@ class DatasetShards:
         *,
         collate_fn: Collate | None,
         num_workers: int,
-        epochs: int,
         num_turns: int,
         is_fast: bool,
     ) -> None:
         self.plan = plan
         self._num_samples = len(dataset)
         self._fetcher = Fetcher(dataset, seed=plan.seed, collate_fn=collate_fn, num_workers=num_workers)
-        self._epochs = epochs
         self._num_turns = num_turns
         self._is_fast = is_fast
         self._stream: Iterator[Fetched] | None = None
+        self._stream_epoch = 0
 
     def facts_of_batch(self) -> Facts:
         """Nothing to compare: the settings determine what a batch contains."""
@@ -101,7 +100,8 @@ class DatasetShards:
 
     def next_shard(self, position: Position, turn: int, view: View) -> Fetched:
         """Read the next shard of this worker, the first one from iteration ``turn`` of the batch at ``position`` on."""
-        if self._stream is None:
+        if self._stream is None or self._stream_epoch != position.epoch:
+            self._stream_epoch = position.epoch
             self._stream = self._fetcher.stream(self._upcoming(position, turn, view))
         return next(self._stream)
 
@@ -110,8 +110,12 @@ class DatasetShards:
         return self._fetcher.read(ShardKey(batch.epoch, batch.shard(leaf)))
 
     def _upcoming(self, position: Position, turn: int, view: View) -> Iterator[ShardKey]:
-        """This worker's shards from here to the end, for as long as the membership stays; a change starts a new one."""
-        while position.epoch < self._epochs:
+        """This worker's shards from here to the end of the epoch; a change of membership starts a new one.
+
+        The next epoch has readers of its own, as with a DataLoader: a script may change its dataset in between.
+        """
+        epoch = position.epoch
+        while position.epoch == epoch:
             batch = self.batch(position, view)
             for _ in range(turn, self._num_turns):
                 for leaf in range(*batch.held_by(view.rank, view.size)):

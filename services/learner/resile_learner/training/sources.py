@@ -28,7 +28,6 @@ def open_source(
     batch_sampler: BatchSampler | None,
     collate_fn: Collate | None,
     num_workers: int,
-    epochs: int,
     num_turns: int,
     is_fast: bool,
     position: Callable[[], Position],
@@ -66,7 +65,6 @@ def open_source(
         plan,
         collate_fn=collate_fn,
         num_workers=num_workers,
-        epochs=epochs,
         num_turns=num_turns,
         is_fast=is_fast,
     )

@@ -8,11 +8,14 @@ from collections.abc import Iterable
 
 import torch
 
-from resile_shared.errors import ResileError
+from resile_shared.errors import ResileError, UsageError
 from resile_shared.recent_events import InternalError
 
+from ..hints import hint_for
 from ..messages import Failed, WorkerConfig
 from ..session import StateLost
+from ..state.facts import MembersDiffer
+from ..training.losses import NotANumber
 from .stalls import Stall
 
 _CPU_OUT_OF_MEMORY = "can't allocate memory"  # torch has no error of its own for it
@@ -31,12 +34,16 @@ def raised(config: WorkerConfig, error: BaseException) -> Failed:
         return failed(config, message, details=f"{events}\n{_user_traceback(error)}")
     if isinstance(error, StateLost):
         return failed(config, str(error)).model_copy(update={"is_state_lost": True})
-    if isinstance(error, ResileError):
-        return failed(config, str(error))
     place = _place_in_script(traceback.extract_tb(error.__traceback__), config.script)
+    if isinstance(error, UsageError):
+        return failed(config, f"{error}{place}").model_copy(update={"is_refusal": True})
+    if isinstance(error, ResileError):
+        return failed(config, f"{error}{place}" if isinstance(error, MembersDiffer | NotANumber) else str(error))
     text = f"{type(error).__name__}: {error}{place}"
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_OUT_OF_MEMORY in str(error):
         text += "; memory ran out: fewer workers or a smaller batch need less"
+    elif hint := hint_for(error):
+        text += f"; {hint}"
     return failed(config, text, details=_user_traceback(error))
 
 
@@ -50,8 +57,12 @@ def stalled(config: WorkerConfig, stall: Stall) -> Failed:
 
 
 def _place_in_script(stack: Iterable[traceback.FrameSummary], script: str) -> str:
-    frames = [frame for frame in stack if frame.filename == script]
-    return f" ({os.path.basename(script)}, line {frames[-1].lineno})" if frames else ""
+    """Where it happened: the innermost line of the script, or of a module in its folder."""
+    folder = os.path.join(os.path.dirname(script), "")
+    frames = [frame for frame in stack if frame.filename.startswith(folder) and "site-packages" not in frame.filename]
+    if not frames:
+        return ""
+    return f" ({os.path.relpath(frames[-1].filename, folder)}, line {frames[-1].lineno})"
 
 
 def _user_traceback(error: BaseException) -> str:

@@ -3,7 +3,8 @@
 - A joiner is withdrawn. The last one of those that a whole job moves to is a lost member: it may have the state
   already, and those that gave it wait for a recovery.
 - An initial member that ends before its job has started makes the job start again, unless its script is at fault.
-- A member is lost; `recovery.py` decides how its job goes on.
+- A member is lost; `recovery.py` decides how its job goes on. If its script was refused, the job fails at once: the
+  others would train wrongly, though they did not notice.
 - Once training is complete, only an error of the script can fail its job.
 - The end of a worker that no generation names means nothing.
 """
@@ -54,7 +55,7 @@ class WorkerEnds:
         worker.fail(how, now=now)
         runs_script = job.is_gang and job.generations.is_cold_starting
         if runs_script or is_active or was_member or worker.phase is Phase.MEMBER or _may_have_taken_over(job, worker):
-            self._lose_member(job, worker, now)
+            self._lose_member(job, worker, now, is_refused=how.is_refusal)
         elif job.generations.names(worker.number) and job.generations.has_started:
             self._withdraw_joiner(job, worker, now)
         elif job.generations.names(worker.number):
@@ -106,9 +107,9 @@ class WorkerEnds:
         self._allocator.cancel_start(job)
         job.note("queued", f"its start was cancelled: {reason}", now=now)
 
-    def _lose_member(self, job: Job, worker: Worker, now: float) -> None:
+    def _lose_member(self, job: Job, worker: Worker, now: float, *, is_refused: bool) -> None:
         """Record the loss of a member: all members that are lost by the next decision are answered together."""
-        if job.record.completed:
+        if job.record.completed or (is_refused and not job.is_gang):
             self._recovery.fail(job, worker.reason, now=now)
             return
         worker.lose()

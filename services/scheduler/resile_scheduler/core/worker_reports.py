@@ -72,9 +72,9 @@ class WorkerReports:
                 self._pool.advance(job, worker, Phase.LEFT)
             case Warned(message=message):
                 job.warn(message, now=now)
-            case Failed(message=message, details=details, is_state_lost=is_state_lost):
-                kind: Literal["abandoned", "failed"] = "abandoned" if is_state_lost else "failed"
-                how = WorkerExit(kind=kind, message=message, details=details)
+            case Failed(message=message, details=details) as failed:
+                kind: Literal["abandoned", "failed"] = "abandoned" if failed.is_state_lost else "failed"
+                how = WorkerExit(kind=kind, message=message, details=details, is_refusal=failed.is_refusal)
                 self._ends.on_failed(job, worker, how, now=now)
 
     def _on_ready(self, job: Job, worker: Worker, ready: Ready, now: float) -> None:

@@ -45,8 +45,8 @@ class PlanPolicy:
         if self.fits_shards or most <= num_shards:
             return ""
         return (
-            f"{most} workers are too many: a batch of {batch_size} is cut into {num_shards} shards, so at most "
-            f"{num_shards} workers can share it (num_shards in the training call)"
+            f"the plan has up to {most} workers, but a batch of {batch_size} samples is cut into {num_shards} "
+            f"shard{'s' * (num_shards != 1)}, one for each worker: set num_shards={most} or more in the training call"
         )
 
     def _target(self, demand: Demand) -> Target:
