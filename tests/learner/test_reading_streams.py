@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from resile_learner.training.stream_reader import StreamReader, is_stream
-from resile_shared.errors import UsageError
 
 
 class Sized(IterableDataset[int]):
@@ -189,53 +188,3 @@ def test_the_first_samples_of_epochs_may_differ() -> None:
     for epoch in (0, 1, 0):
         reader.open(epoch, 1, None)
         assert len(read(reader, 2)) == 2
-
-
-class GoesOn:
-    """A stream whose __iter__ goes on with the next chunk, counted when it begins or when it has ended."""
-
-    def __init__(self, *, counts_at_the_end: bool) -> None:
-        self.chunk = 0
-        self.counts_at_the_end = counts_at_the_end
-
-    def __iter__(self) -> Iterator[int]:
-        chunk = self.chunk
-        self.chunk += not self.counts_at_the_end
-        yield from range(10 * chunk, 10 * chunk + 3)
-        self.chunk += self.counts_at_the_end
-
-
-def read_epoch(reader: StreamReader, epoch: int) -> list[int]:
-    reader.open(epoch, 0, None)
-    samples = []
-    try:
-        while True:
-            samples.append(reader.read())
-    except StopIteration:
-        return samples
-
-
-def test_a_stream_that_goes_on_with_another_chunk_is_refused_before_it_is_trained_on() -> None:
-    with pytest.raises(UsageError, match=r"the stream \(GoesOn\) begins epoch 0 with another sample than before"):
-        read_epoch(StreamReader(GoesOn(counts_at_the_end=False), seed=0), 0)
-
-
-def test_a_stream_that_counts_its_epochs_is_refused_in_the_second_one() -> None:
-    reader = StreamReader(GoesOn(counts_at_the_end=True), seed=0)
-    assert read_epoch(reader, 0) == [0, 1, 2]
-    with pytest.raises(UsageError, match="begins epoch 0 with another sample than before"):
-        read_epoch(reader, 1)
-
-
-@pytest.mark.parametrize("epoch", [2, 3])
-def test_a_worker_that_begins_with_a_later_epoch_finds_out_whether_the_stream_would_go_on_elsewhere(epoch: int) -> None:
-    others = StreamReader(Permuted(), seed=0)
-    for number in range(epoch):
-        samples = read_epoch(others, number)
-    assert samples
-
-    alike, other = StreamReader(Permuted(), seed=0), StreamReader(Sized(), seed=0)
-    alike.first = other.first = others.first
-    assert read_epoch(alike, epoch) == read_epoch(others, epoch)
-    with pytest.raises(UsageError, match=f"begins epoch {epoch - 1} with another sample than before"):
-        read_epoch(other, epoch)

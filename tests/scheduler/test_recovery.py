@@ -191,7 +191,8 @@ def test_a_script_that_a_joiner_refuses_does_not_end_its_job() -> None:
     bench.host("host-2", 1)
     bench.beat(worker(2, 0), host="host-2")
     bench.report(Failed(message="the dataset is another one", is_refusal=True), worker=2)
-    assert bench.records["job-1"].state is JobState.RUNNING
+    assert not bench.records["job-1"].state.is_final
+    assert not bench.newest().is_recovery
 
 
 def test_a_joiner_that_was_a_member_by_then_is_lost_like_one() -> None:

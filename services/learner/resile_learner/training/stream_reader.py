@@ -9,7 +9,6 @@ from torch.utils.data import IterableDataset
 from resile_shared.errors import UsageError
 
 from .digest import content_digest
-from .repeatability import is_compared_in_epoch
 from .seeds import mix, seed_all
 
 StreamState = dict[str, Any]
@@ -29,9 +28,7 @@ class StreamReader:
     Sample i of epoch e is read with all generators seeded by (seed, e, i); ``set_epoch(e)`` is called where there is
     one. A stream that has ``state_dict`` and ``load_state_dict``, itself or its iterator, continues from a state, as
     torchdata's StatefulDataLoader has it; any other is read again up to the sample. Raises UsageError for iterators,
-    which can be read once, and for an epoch that begins with another sample when it is read again: the first one is
-    read twice, and so is the epoch before 1, 2, 4, 8, ... and before the one that this process begins with, as far as
-    the stream has no state.
+    which can be read once, and for an epoch that begins with another sample when it is read again.
     """
 
     def __init__(self, stream: Any, *, seed: int) -> None:
@@ -46,9 +43,9 @@ class StreamReader:
 
     def open(self, epoch: int, sample: int, state: StreamState | None) -> None:
         """Continue with ``sample`` of ``epoch``, from a ``state`` that was taken there, if any."""
-        if sample == 0 and not _has_state(self._stream):
-            self._check_begins_anew(epoch)
-        self._begin_epoch(epoch)
+        seed_all(mix(self._seed, "stream", epoch))
+        if hasattr(self._stream, "set_epoch"):
+            self._stream.set_epoch(epoch)
         if state and state["stream"] is not None:
             self._stream.load_state_dict(copy.deepcopy(state["stream"]))
         self._epoch, self.sample = epoch, sample if state else 0
@@ -69,41 +66,20 @@ class StreamReader:
                     "before: let it yield the same samples each time it is read, on every worker"
                 ) from None
 
-    def _begin_epoch(self, epoch: int) -> None:
-        seed_all(mix(self._seed, "stream", epoch))
-        if hasattr(self._stream, "set_epoch"):
-            self._stream.set_epoch(epoch)
-
-    def _check_begins_anew(self, epoch: int) -> None:
-        """Read the first sample of the epoch before, or of the first one, which is then read a second time."""
-        before, is_new = max(0, epoch - 1), self._epoch < 0
-        if not (is_new or is_compared_in_epoch(epoch)) or (epoch and (self.first is None or self.first[0] != before)):
-            return
-        self._begin_epoch(before)
-        iterator = iter(self._stream)
-        if iterator is self._stream or _has_state(iterator):
-            return  # `open` refuses the one, and the other has a position of its own
-        seed_all(mix(self._seed, "sample", before, 0))
-        for item in iterator:
-            self._check_first(before, item)
-            break
-        if hasattr(iterator, "close"):
-            iterator.close()
-
     def read(self) -> Any:
         """Return the next sample. Raises StopIteration at the end of the epoch."""
         seed_all(mix(self._seed, "sample", self._epoch, self.sample))
         item = next(self._iterator)
         if self.sample == 0:
-            self._check_first(self._epoch, item)
+            self._check_first(item)
         self.sample += 1
         return item
 
-    def _check_first(self, epoch: int, item: Any) -> None:
-        before, self.first = self.first, (epoch, content_digest(item)[:16])
-        if before and before[0] == epoch and before != self.first:
+    def _check_first(self, item: Any) -> None:
+        before, self.first = self.first, (self._epoch, content_digest(item)[:16])
+        if before and before[0] == self._epoch and before != self.first:
             raise UsageError(
-                f"the stream ({type(self._stream).__name__}) begins epoch {epoch} with another sample than "
+                f"the stream ({type(self._stream).__name__}) begins epoch {self._epoch} with another sample than "
                 "before: let __iter__ start over each time, whatever was read before, or give the stream state_dict "
                 "and load_state_dict"
             )
