@@ -78,7 +78,7 @@ def test_labels_are_names_and_values() -> None:
 def test_errors_in_the_settings_name_their_flags() -> None:
     flags = ["--credentials", "c", "--folder", "f", "--storage", "file:///s"]
     assert load(LearnerSettings, program="learner", arguments=flags).host
-    with pytest.raises(UsageError, match=r"--labels or RESILE_LABELS.*'gpu' is no label"):
+    with pytest.raises(UsageError, match=r"--labels or RESILE_LABELS.*'gpu' is not a label: use name=value"):
         load(LearnerSettings, program="learner", arguments=[*flags, "--labels", "gpu"])
     with pytest.raises(UsageError, match="--host or RESILE_HOST"):
         load(LearnerSettings, program="learner", arguments=[*flags, "--host", "a.b"])
