@@ -62,6 +62,24 @@ def test_with_the_same_workers_a_batch_stays_that_has_nearly_the_best_goodput(ti
     assert goodput([elsewhere], 16)["a"].batch_size == batches[0]
 
 
+def test_workers_on_several_hosts_get_the_batch_that_is_best_there_though_one_host_could_hold_them() -> None:
+    scattered = demand(sizes=(2,), assigned_workers=2, batch_size=16, is_scattered=True)
+    candidates = np.rint(np.geomspace(16, 512, 50))
+    goodputs = candidates / MEASURED.seconds(2, candidates, across=True) * (200 + 16) / (200 + candidates)
+    best = candidates[goodputs.argmax()]
+    assert goodput([scattered], 16)["a"].batch_size == best
+    _, (packed,), _ = best_batches(demand(sizes=(2,)), (2,))
+    assert best > packed
+
+
+def test_workers_on_several_hosts_keep_a_batch_that_is_nearly_the_best_there() -> None:
+    (chosen,) = (goodput([demand(sizes=(2,), assigned_workers=2, is_scattered=True)], 16)["a"].batch_size,)
+    assert chosen is not None
+    present = round(1.2 * chosen)
+    job = demand(sizes=(2,), assigned_workers=2, batch_size=present, is_scattered=True)
+    assert goodput([job], 16)["a"].batch_size == present
+
+
 def test_a_batch_stays_only_within_the_limits_of_the_job() -> None:
     _, (best,), _ = best_batches(demand(sizes=(4,)), (4,))
     limits = BatchRange(16, 512, least_per_slot=int(best) // 4)

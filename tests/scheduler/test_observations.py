@@ -1,6 +1,7 @@
 """What jobs measure reaches policies, and what these decide reaches the jobs: sizes and batches."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -11,7 +12,7 @@ from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import Tick, WriteAllocation
 from resile_scheduler.core.observations import CHANGE_SECONDS, OBSERVE_SECONDS, Observer
 from resile_scheduler.policies.changes import lost_share, seconds_left
-from resile_scheduler.policies.demand import BatchRange, Demand, Policy
+from resile_scheduler.policies.demand import BatchRange, Demand, Policy, Target
 from resile_scheduler.policies.elastic_batch import elastic_batch
 from resile_scheduler.policies.fairshare import fairshare
 from resile_scheduler.policies.goodput import goodput
@@ -89,6 +90,21 @@ def test_a_batch_alone_changes_with_a_generation_of_the_same_members() -> None:
     assert item.reason.startswith("batch of 1483: all it can use: ")
     assert item.reason.endswith(" times as fast as on 1 slot with a batch of 192")
     assert bench.tick(10 * OBSERVE_SECONDS) == [], "nothing more is measured, and nothing moves"
+
+
+@pytest.mark.parametrize(("placement", "is_scattered"), [("pack", False), ("spread", True)])
+def test_policies_see_whether_workers_are_on_several_hosts(placement: str, is_scattered: bool) -> None:
+    seen: list[Sequence[Demand]] = []
+
+    def observed(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
+        seen.append(demands)
+        return goodput(demands, num_slots)
+
+    bench = MeasuredBench(2, 2, policy=observed)
+    bench.submit(max_workers=2, placement=placement)
+    bench.start()
+    (demand,) = seen[-1]
+    assert (demand.assigned_workers, demand.slots_per_host, demand.is_scattered) == (2, 2, is_scattered)
 
 
 def test_a_job_of_a_fixed_batch_is_never_given_one_and_shares_as_if_batches_were_unknown() -> None:

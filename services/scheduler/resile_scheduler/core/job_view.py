@@ -75,6 +75,8 @@ class JobView:
         self._joining = frozenset(held[worker] for worker in job.joiners & held.keys())
         self.avoided = job.backoff.avoided(now=now)
         self.demand = _demand(job, now=now)
+        if len({slot.host for slot in self.held}) > 1:
+            self.demand = replace(self.demand, is_scattered=True)
         self.limit = job.record.spec.max_workers
         if self.demand.num_shards is not None:
             self.limit = min(self.limit, self.demand.num_shards)

@@ -26,5 +26,4 @@ def seconds_left(demand: Demand, workers: int = 0) -> float | None:
     if throughput is None or not throughput.num_measured or demand.iterations_total is None or not demand.batch_size:
         return None
     left = max(demand.iterations_total - demand.iteration, 0)
-    across = demand.slots_per_host is not None and workers > demand.slots_per_host
-    return left * throughput.seconds_of(workers, demand.batch_size, across=across)
+    return left * throughput.seconds_of(workers, demand.batch_size, across=demand.is_across(workers))

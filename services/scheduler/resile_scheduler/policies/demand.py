@@ -58,6 +58,8 @@ class Demand:
     """None: nothing is measured yet."""
     slots_per_host: int | None = None
     """More workers than this train across hosts; None: not known, as if on one host."""
+    is_scattered: bool = False
+    """Whether the workers that it has train across hosts, however few they are."""
     noise_scale: float | None = None
     """Of the gradient, in samples: the ratio of its variance per sample to its squared norm. None: not measured."""
     attained: float = 0.0
@@ -72,6 +74,12 @@ class Demand:
     due_since: float = inf
     """When it had waited for so long that its minimum comes before those of jobs that got slots since; inf: it has not.
     """
+
+    def is_across(self, workers: int) -> bool:
+        """Whether so many workers train across hosts. Others than those that it has are taken to be packed."""
+        if self.is_scattered and workers == self.assigned_workers:
+            return True
+        return self.slots_per_host is not None and workers > self.slots_per_host
 
 
 @dataclass(frozen=True)

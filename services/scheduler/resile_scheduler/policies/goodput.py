@@ -113,7 +113,7 @@ def best_batches(demand: Demand, sizes: Sizes) -> tuple[Sizes, Floats, Floats]:
     if demand.throughput is None:
         sizes = _holding(batch, sizes)
         return sizes, _batches(batch, sizes)[0], _speeds(demand, sizes)
-    return _best_batches(demand.throughput, demand.noise_scale, batch, sizes, demand.slots_per_host or 0)
+    return _best_batches(demand.throughput, demand.noise_scale, batch, sizes, demand.slots_per_host or inf)
 
 
 def _holding(batch: BatchRange, sizes: Sizes) -> Sizes:
@@ -122,11 +122,11 @@ def _holding(batch: BatchRange, sizes: Sizes) -> Sizes:
 
 @lru_cache(maxsize=16384)
 def _best_batches(
-    throughput: Throughput, noise: float | None, batch: BatchRange, sizes: Sizes, slots_per_host: int
+    throughput: Throughput, noise: float | None, batch: BatchRange, sizes: Sizes, slots_per_host: float
 ) -> tuple[Sizes, Floats, Floats]:
     sizes = _holding(batch, sizes)
     batches = _batches(batch, sizes)[: None if noise is not None else 1]
-    across = np.array(sizes) > (slots_per_host or inf)
+    across = np.array(sizes) > slots_per_host
     rates = throughput.rate(np.array(sizes), batches, across=across)
     if noise is not None and isfinite(noise):
         rates = rates * ((noise + batch.least) / (noise + batches))
@@ -182,9 +182,24 @@ def _target(
     index = sizes.index(workers)
     speed_up = goodputs[index] / _equal_share(sizes, goodputs, share)
     reason = f"goodput: {speed_up:.2g} times that of an equal share"
-    best = int(batches[index]) if demand.batch else None
-    is_kept = workers == demand.assigned_workers and _present(demand) >= SAME_GOODPUT * goodputs[index]
-    return Target(workers, reason, batch_size=demand.batch_size if is_kept and best else best)
+    if not demand.batch:
+        return Target(workers, reason)
+    best, most = int(batches[index]), float(goodputs[index])
+    if demand.is_scattered and workers == demand.assigned_workers:
+        best, most = _best_across(demand, workers, otherwise=(best, most))
+    is_kept = workers == demand.assigned_workers and _present(demand) >= SAME_GOODPUT * most
+    return Target(workers, reason, batch_size=demand.batch_size if is_kept else best)
+
+
+def _best_across(demand: Demand, workers: int, *, otherwise: tuple[int, float]) -> tuple[int, float]:
+    """Return the best batch and the goodput with it for workers that are on several hosts though one could hold them.
+
+    Their exchange takes longer than that of the packed workers for which sizes are compared.
+    """
+    if demand.throughput is None or demand.batch is None:
+        return otherwise
+    _, batches, goodputs = _best_batches(demand.throughput, demand.noise_scale, demand.batch, (workers,), 0)
+    return int(batches[0]), float(goodputs[0])
 
 
 def _present(demand: Demand) -> float:
@@ -194,7 +209,7 @@ def _present(demand: Demand) -> float:
         return 0.0
     if not max(limits.least, workers * limits.least_per_slot) <= size <= limits.most:
         return 0.0
-    across = demand.slots_per_host is not None and workers > demand.slots_per_host
+    across = demand.is_across(workers)
     worth = (noise + limits.least) / (noise + size) if isfinite(noise) else 1.0
     return worth * size / demand.throughput.seconds_of(workers, size, across=across)
 
