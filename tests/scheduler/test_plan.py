@@ -141,7 +141,7 @@ def test_more_workers_than_shards_fail_the_job() -> None:
     bench.report(ready(24), worker=0)
     assert bench.records["job-1"].state is JobState.FAILED
     reason = bench.records["job-1"].reason
-    assert "the plan has up to 30 workers, but a batch of 192 samples is cut into 24 shards" in reason
+    assert "30 workers are too many: a batch of 192 samples is cut into 24 shards" in reason
 
 
 def test_a_plan_that_fits_the_shards_is_cut_before_the_job_starts() -> None:

@@ -82,7 +82,8 @@ def test_no_more_workers_start_than_there_are_shards_and_a_note_says_so(resile: 
 def test_a_plan_with_more_workers_than_shards_is_refused_with_the_maximum(resile: Any) -> None:
     ended = resile.run("run", resile.script(PREAMBLE + "train()"), "--plan", "0:1,1:7")
     assert ended.status == 2
-    assert "the plan has up to 7 workers, but a batch of 48 samples is cut into 6 shards" in ended.last_error
+    assert "7 workers are too many: a batch of 48 samples is cut into 6 shards" in ended.last_error
+    assert "use at most 6 workers" in ended.last_error
 
 
 def test_workers_that_disagree_are_told_so(resile: Any) -> None:

@@ -45,8 +45,9 @@ class PlanPolicy:
         if self.fits_shards or most <= num_shards:
             return ""
         return (
-            f"the plan has up to {most} workers, but a batch of {batch_size} samples is cut into {num_shards} "
-            f"shard{'s' * (num_shards != 1)}, one for each worker: set num_shards={most} or more in the training call"
+            f"{most} workers are too many: a batch of {batch_size} samples is cut into {num_shards} "
+            f"shard{'s' * (num_shards != 1)}, one for each worker: use at most {num_shards} "
+            f"worker{'s' * (num_shards != 1)}, or set num_shards={most} or more in the training call"
         )
 
     def _target(self, demand: Demand) -> Target:
