@@ -288,13 +288,10 @@ trues = st.builds(
 def test_measurements_that_jitter_by_a_fifth_do_not_move_slots_to_and_fro(
     true: list[Throughput], policy: Policy, seed: int
 ) -> None:
-    """While jobs learn, they move; then they keep their workers and their batches.
-
-    Jobs without any fixed cost scale alike with every number of workers, and try most of them: for up to 24 turns.
-    """
+    """While jobs learn, they move a few times; then they keep their workers and their batches."""
     jobs = [_Job(number, throughput, random.Random(seed + number)) for number, throughput in enumerate(true)]
     changes: list[int] = []
-    for turn in range(80):
+    for turn in range(50):
         targets = policy([job.demand() for job in jobs], 16)
         for job in jobs:
             target = targets[f"job-{job.number}"]
@@ -305,4 +302,4 @@ def test_measurements_that_jitter_by_a_fifth_do_not_move_slots_to_and_fro(
         for _ in range(6):  # a measurement each 5 seconds, a decision each 30
             for job in jobs:
                 job.train()
-    assert sum(turn >= 30 for turn in changes) <= 1, changes
+    assert sum(turn >= 15 for turn in changes) <= 1, changes
