@@ -120,8 +120,10 @@ async def test_no_error_of_a_preparation_ends_the_host(stage: Stage) -> None:
 async def test_the_start_of_a_worker_can_be_cancelled(stage: Stage) -> None:
     stage.start("is being prepared")
     await asyncio.sleep(0)
+    assert stage.runner.workers == {("j", 0)}
     stage.runner.kill("j", 0)
     await until(lambda: 0 in stage.recorder.exits)
+    assert stage.runner.workers == set()
     assert stage.recorder.exits[0].kind == "not started"
 
 

@@ -17,6 +17,8 @@ from resile.local.run import LocalRun
 from resile.local.settings import RunSettings
 from resile.pool.workers import workers_below
 from resile_learner.agent.devices import TorchDevices
+from resile_learner.agent.host_templates import HostTemplates, Imports
+from resile_learner.messages import WorkerConfig
 from resile_shared.errors import UsageError
 
 from .conftest import TRAIN
@@ -250,6 +252,28 @@ async def test_a_run_is_resized_at_will_and_gives_the_same_bits(resile: Any, und
     assert result.completed.params_sha256 == undisturbed
     assert sizes == [1, 3, 2, 4]
     assert not psutil.Process().children(recursive=True)
+
+
+async def test_the_first_worker_is_heard_also_if_others_start_before_it(
+    resile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = HostTemplates.choose
+    starts: list[tuple[int, bool]] = []
+    has_started = asyncio.Event()
+
+    async def choose_late(self: HostTemplates, config: WorkerConfig, imports: Imports) -> WorkerConfig:
+        if config.worker == 0:
+            await has_started.wait()
+        return await choose(self, config, imports)
+
+    def watch(event: RunEvent) -> None:
+        if isinstance(event, Printed) and event.line == "script starts":
+            starts.append((event.worker, event.is_lowest_rank))
+            has_started.set()
+
+    monkeypatch.setattr(HostTemplates, "choose", choose_late)
+    await LocalRun(RunSettings(script=resile.script(), workers=2, home=resile.home)).run(watch)
+    assert starts == [(1, False), (0, True)]
 
 
 async def test_a_cancelled_run_leaves_no_process(resile: Any) -> None:

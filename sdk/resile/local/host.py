@@ -86,6 +86,11 @@ class LocalHost:
         self._templates: HostTemplates
 
     @property
+    def first_worker(self) -> int:
+        """The lowest id of the workers that were started and have not ended; 0 if there are none."""
+        return min((worker for _, worker in self._runner.workers), default=0)
+
+    @property
     def pids(self) -> dict[int, int]:
         """Process ids of the living workers, by worker id."""
         return {worker: pid for (_, worker), pid in self._runner.pids.items()}

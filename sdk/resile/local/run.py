@@ -234,7 +234,8 @@ class LocalRun:
     @property
     def _leader(self) -> int:
         """The worker whose output stands for all: the lowest rank, or before there are ranks the first one."""
-        return self._narrator.lowest_rank if self._narrator.lowest_rank is not None else min(self.pids, default=0)
+        lowest_rank = self._narrator.lowest_rank
+        return self._host.first_worker if lowest_rank is None else lowest_rank
 
     def _show(self, events: Iterable[RunEvent]) -> None:
         for event in events:

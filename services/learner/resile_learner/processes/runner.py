@@ -60,6 +60,11 @@ class WorkerRunner:
         """Never has a result; raises the first error that is not the end of a worker but a bug."""
 
     @property
+    def workers(self) -> set[Key]:
+        """The workers that were started and have not ended, by job and worker; also those that are prepared."""
+        return set(self._runs)
+
+    @property
     def pids(self) -> dict[Key, int]:
         """Process ids of the workers that run, by job and worker."""
         return {key: pid for key, run in self._runs.items() if run.process and (pid := run.process.running_pid)}
