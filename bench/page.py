@@ -29,15 +29,15 @@ import psutil
 from playwright.async_api import Page, async_playwright
 from report import Length, Target, argument_parser, conclude, print_table
 
-from resile_shared import subjects
-from resile_shared.bus import Bus
-from resile_shared.credentials import Credentials, read_credentials
-from resile_shared.envelope import encode, headers_for
+from resile_shared.bus import subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.credentials import Credentials, read_credentials
+from resile_shared.bus.envelope import encode, headers_for
+from resile_shared.bus.nats_server import NatsServer
+from resile_shared.bus.subjects import HOSTS, JOBS
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot, WorkerReport
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSpec, JobState
 from resile_shared.messages.reports import Progress, Ready, Report
-from resile_shared.nats_server import NatsServer
-from resile_shared.subjects import HOSTS, JOBS
 
 SLOTS_PER_HOST = 8
 SLICES = 20

@@ -23,13 +23,13 @@ from pathlib import Path
 import psutil
 from report import Target, argument_parser, conclude, print_table
 
-from resile_shared import subjects
-from resile_shared.bus import Bus
-from resile_shared.credentials import Credentials, read_credentials
-from resile_shared.envelope import encode, headers_for
+from resile_shared.bus import subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.credentials import Credentials, read_credentials
+from resile_shared.bus.envelope import encode, headers_for
+from resile_shared.bus.nats_server import NatsServer
+from resile_shared.bus.subjects import HOSTS
 from resile_shared.messages.hosts import Heartbeat, HostHello, HostState, Slot
-from resile_shared.nats_server import NatsServer
-from resile_shared.subjects import HOSTS
 from resile_shared.testing.waiting import until
 
 NUM_PROCESSES = 2

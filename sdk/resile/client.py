@@ -16,15 +16,15 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from resile_shared import api
-from resile_shared.envelope import describe
+from resile_shared.bus.envelope import describe
 from resile_shared.errors import ResileError, UsageError
+from resile_shared.http import api
+from resile_shared.http.slots import SlotsView
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.jobs import JobSpec
-from resile_shared.model_files import format_of
 from resile_shared.policies import PolicyName
 from resile_shared.requirements import parse_requirements, read_requirements
-from resile_shared.slots_api import SlotsView
+from resile_shared.storage.model_files import format_of
 
 from .http_requests import LISTING_TIMEOUT, HttpRequests, Server
 from .package import pack

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
-from resile_shared import api
 from resile_shared.errors import ResileError
+from resile_shared.http import api
 
 from .server_sent import read_events
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resile_shared import api
 from resile_shared.errors import ResileError
+from resile_shared.http import api
 from resile_shared.messages.jobs import JobState
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
-from resile_shared import api
 from resile_shared.errors import ResileError
+from resile_shared.http import api
+from resile_shared.http.slots import SlotsView
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.policies import PolicyName
-from resile_shared.slots_api import SlotsView
 
 from .client import AsyncClient, JobOptions
 from .http_requests import Server

@@ -9,7 +9,7 @@ from importlib import import_module
 from math import isfinite
 from typing import Any
 
-from resile_shared.api import JobSummary, JobView
+from resile_shared.http.api import JobSummary, JobView
 
 from .svg_chart import Chart, Series, line_chart, stacked_chart
 

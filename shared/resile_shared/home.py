@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .credentials import write_private
+from .bus.credentials import write_private
 from .errors import ResileError, UsageError
 
 HOME_FORMAT = 1

@@ -4,10 +4,10 @@ import asyncio
 import logging
 import time
 
-from .bus import Bus
+from .bus.client import Bus
+from .bus.subjects import POOL, POOL_KEY
 from .errors import UsageError
 from .messages.pool import PoolSettings
-from .subjects import POOL, POOL_KEY
 
 logger = logging.getLogger(__name__)
 

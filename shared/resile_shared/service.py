@@ -24,17 +24,17 @@ import uvloop
 from aiohttp import web
 from opentelemetry.metrics import Meter, NoOpMeter
 
-from .bus import Bus
-from .connection import BusClosed
-from .credentials import read_credentials, write_private
+from .bus.client import Bus
+from .bus.connection import BusClosed
+from .bus.credentials import read_credentials, write_private
 from .descriptors import raise_descriptor_limit
 from .errors import ResileError, UsageError
-from .exporters import set_up_log_export
-from .http_server import listening
-from .metrics import CONTENT_TYPE, ServiceMetrics, gauge, total
+from .http.server import listening
 from .settings import ServiceSettings, load
-from .span_queue import SpanQueue
-from .telemetry import set_up_logging, set_up_tracing
+from .telemetry.exporters import set_up_log_export
+from .telemetry.metrics import CONTENT_TYPE, ServiceMetrics, gauge, total
+from .telemetry.span_queue import SpanQueue
+from .telemetry.traces import set_up_logging, set_up_tracing
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from resile.chaos.causes import is_effect, report_effects
 from resile.chaos.observation import Observations
 from resile.chaos.recovery import InjectedAttack
 from resile.client import AsyncClient
-from resile_shared.api import ChangeKind, ChangeView, NewAttack, TraceSpan, TraceView
+from resile_shared.http.api import ChangeKind, ChangeView, NewAttack, TraceSpan, TraceView
 from resile_shared.messages.jobs import HistoryItem, JobEvent
 from resile_shared.messages.message import at
 

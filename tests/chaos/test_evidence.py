@@ -11,7 +11,7 @@ from resile.chaos.members import read_commits
 from resile.chaos.observation import Observations
 from resile.chaos.report import document
 from resile.chaos.verdict import CampaignRecord
-from resile_shared.api import JobView
+from resile_shared.http.api import JobView
 from resile_shared.messages.jobs import JobEvent
 
 from .test_members import FIRST

@@ -19,7 +19,7 @@ from resile.chaos.stored_model import stored_sha256
 from resile.chaos.verdict import CampaignRecord, Outcome, Skipped, faults, oversubscribed, stands_still
 from resile.pool.workers import RunningWorker
 from resile_learner.training.digest import params_sha256
-from resile_shared.api import JobView
+from resile_shared.http.api import JobView
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 from resile_shared.messages.reports import EpochCount
 

@@ -19,8 +19,8 @@ from tests.monitor.monitors import TOKEN, Monitor, Monitors, Scene
 from tests.monitor.test_commands import Answering
 
 from resile_monitor.openapi import OPERATIONS, Operation
+from resile_shared.bus.subjects import LEASE, LEASE_KEY
 from resile_shared.messages.lease import Lease
-from resile_shared.subjects import LEASE, LEASE_KEY
 
 from .documents import ANYTHING, allowed, nearly
 from .fuzzing import SECONDS, fuzzed

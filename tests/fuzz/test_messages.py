@@ -19,7 +19,7 @@ from resile_registry.core import Tick as RegistryTick
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import JobChangeRequested, JobSubmitted
 from resile_scheduler.core.events import Tick as SchedulerTick
-from resile_shared.envelope import Malformed, decode, type_of
+from resile_shared.bus.envelope import Malformed, decode, type_of
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import HostDrain, JobPause, JobPriority, JobResume, JobStop, JobSubmit
 from resile_shared.messages.hosts import Heartbeat, HostGoodbye, HostHello, HostRecord

@@ -13,8 +13,8 @@ from types import FrameType
 import hypothesis.strategies as st
 from hypothesis import given
 
-from resile_shared import archives
-from resile_shared.archives import InvalidArchive, unpack_archive
+from resile_shared.storage import archives
+from resile_shared.storage.archives import InvalidArchive, unpack_archive
 
 from .fuzzing import fuzzed
 

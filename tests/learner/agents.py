@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from resile_shared import subjects
-from resile_shared.bus import Bus
-from resile_shared.envelope import Received
+from resile_shared.bus import subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import ALLOCATIONS, EVENTS, HOSTS, JOBS, LOGS, PROGRESS, REPORTS
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import (
     Heartbeat,
@@ -32,7 +33,6 @@ from resile_shared.messages.message import at
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.reports import Report
 from resile_shared.pool_settings import store_pool_settings
-from resile_shared.subjects import ALLOCATIONS, EVENTS, HOSTS, JOBS, LOGS, PROGRESS, REPORTS
 from resile_shared.testing.fixtures import Pool
 
 HOST = "host-1"

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from resile_learner.dataset_cache import CachedDataset
-from resile_learner.datasets import Datasets
-from resile_shared.dataset_sources import list_source
+from resile_learner.datasets.cache import CachedDataset
+from resile_learner.datasets.datasets import Datasets
 from resile_shared.messages.datasets import Dataset
+from resile_shared.storage.dataset_sources import list_source
 
 
 class Host:

@@ -12,14 +12,14 @@ import psutil
 import pytest_asyncio
 from opentelemetry import trace
 
-from resile_shared import subjects
-from resile_shared.envelope import Received
+from resile_shared.bus import subjects
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import REPORTS
 from resile_shared.errors import UsageError
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.instructions import Instruction, StopWorkers
 from resile_shared.messages.reports import Report
-from resile_shared.subjects import REPORTS
-from resile_shared.telemetry import set_up_tracing, traced
+from resile_shared.telemetry.traces import set_up_tracing, traced
 from resile_shared.testing.fixtures import Pool
 
 from .agents import HOST, Stage, until

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
 
 from resile.training import ElasticLoop
-from resile_learner.training.batch_samplers import sampled_batches
-from resile_learner.training.batches import Position
-from resile_learner.training.samplers import order_digest
+from resile_learner.training.data.batch_samplers import sampled_batches
+from resile_learner.training.data.batches import Position
+from resile_learner.training.data.samplers import order_digest
 from resile_shared.errors import UsageError
 
 LENGTHS = (7, 1, 12, 4, 3)

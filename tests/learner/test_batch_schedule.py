@@ -18,7 +18,7 @@ from resile.training import ElasticLoop, ElasticModel, Result, seed
 from resile_learner.messages import Completed, Message, Progress
 from resile_learner.session import SoloSession, View, enter_session
 from resile_learner.training.batch_schedule import BatchSchedule, declared_range
-from resile_learner.training.batches import START, BatchPlan
+from resile_learner.training.data.batches import START, BatchPlan
 from resile_learner.training.learning_rate import LearningRateRule
 from resile_shared.errors import UsageError
 from resile_shared.messages.reports import MAX_BATCH_STEPS, BatchRange, BatchStep

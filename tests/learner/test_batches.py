@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resile_learner.training.batches import Batch, BatchPlan, Position, default_num_shards
+from resile_learner.training.data.batches import Batch, BatchPlan, Position, default_num_shards
 from resile_shared.errors import UsageError
 
 

@@ -29,7 +29,7 @@ from resile_learner.checkpoint.model import UnsupportedModelError, save_model
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.store import CheckpointStore, DamagedError, Loaded, TakenError
 from resile_learner.state.flat import Allocate, allocate, flatten, unflatten
-from resile_shared.storage import MissingObjectError, ObjectStorage, StorageError, _translated
+from resile_shared.storage.objects import MissingObjectError, ObjectStorage, StorageError, _translated
 
 PART_BYTES = 500
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -495,7 +495,7 @@ def test_what_goes_wrong_in_storage_is_explained(error: Exception, message: str,
 
 
 def test_a_passing_failure_is_tried_again(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resile_shared.storage._WAITS_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("resile_shared.storage.objects._WAITS_SECONDS", (0.0, 0.0))
     objects = ObjectStorage("memory:///")
     failures = [foreign.GenericError("connection reset")] * 2
     put = objects._store.put

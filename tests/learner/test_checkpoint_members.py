@@ -14,7 +14,7 @@ from resile_learner.checkpoint.upload_queue import Task, UploadQueue, Wait
 from resile_learner.checkpoint.uploads import carry_out
 from resile_learner.session import SoloSession, View
 from resile_shared.errors import ResileError
-from resile_shared.storage import ObjectStorage, StorageError
+from resile_shared.storage.objects import ObjectStorage, StorageError
 
 from .test_checkpointer import StoredSession, state_of
 

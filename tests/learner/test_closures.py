@@ -17,7 +17,7 @@ from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession, enter_session
 from resile_learner.state.run import RunState
-from resile_learner.training.batches import BatchPlan
+from resile_learner.training.data.batches import BatchPlan
 from resile_learner.training.digest import params_sha256
 from resile_learner.training.seeds import mix, seed_all
 from resile_shared.errors import UsageError

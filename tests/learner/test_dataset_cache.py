@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from resile_learner import dataset_download
-from resile_learner import datasets as module
 from resile_learner.agent import datasets as job_module
 from resile_learner.agent.datasets import JobDatasets
-from resile_learner.dataset_cache import DataFailed, lock_folder
-from resile_shared import dataset_sources
-from resile_shared.dataset_sources import Listing, list_source
-from resile_shared.storage import ObjectStorage, StorageError
+from resile_learner.datasets import datasets as module
+from resile_learner.datasets import download as dataset_download
+from resile_learner.datasets.cache import DataFailed, lock_folder
+from resile_shared.storage import dataset_sources
+from resile_shared.storage.dataset_sources import Listing, list_source
+from resile_shared.storage.objects import ObjectStorage, StorageError
 from resile_shared.testing.waiting import until
 
 from .dataset_host import Host

@@ -7,11 +7,11 @@ import pytest
 
 from resile.local.settings import RunSettings
 from resile_learner.agent.datasets import JobDatasets
-from resile_learner.dataset_cache import DataFailed
-from resile_learner.datasets import Datasets
-from resile_shared.dataset_sources import list_source
+from resile_learner.datasets.cache import DataFailed
+from resile_learner.datasets.datasets import Datasets
 from resile_shared.errors import UsageError
 from resile_shared.messages.datasets import Dataset
+from resile_shared.storage.dataset_sources import list_source
 
 
 def registered(folder: Path) -> Dataset:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from resile_learner import dataset_download
-from resile_learner import datasets as module
 from resile_learner.agent.datasets import JobDatasets
-from resile_learner.dataset_cache import SPARE_BYTES, DataFailed
-from resile_learner.datasets import Datasets
-from resile_shared.dataset_sources import Listing, SourceUnusable, list_source, source_uri
+from resile_learner.datasets import datasets as module
+from resile_learner.datasets import download as dataset_download
+from resile_learner.datasets.cache import SPARE_BYTES, DataFailed
+from resile_learner.datasets.datasets import Datasets
 from resile_shared.messages.datasets import Dataset
-from resile_shared.storage import ObjectStorage, ObjectVersion, StorageError
+from resile_shared.storage.dataset_sources import Listing, SourceUnusable, list_source, source_uri
+from resile_shared.storage.objects import ObjectStorage, ObjectVersion, StorageError
 from resile_shared.testing.fixtures import s3
 from resile_shared.testing.s3 import S3Server
 from resile_shared.testing.waiting import until
@@ -141,9 +141,9 @@ async def test_two_processes_fetch_the_same_data_once(host: Host, monkeypatch: p
 
 FETCH = """
 import asyncio, os, pathlib, signal, sys
-from resile_learner.datasets import Datasets
+from resile_learner.datasets.datasets import Datasets
 from resile_shared.messages.datasets import Dataset
-from resile_shared.storage import ObjectStorage
+from resile_shared.storage.objects import ObjectStorage
 def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 read = ObjectStorage.read_range

@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, Dataset
 from resile.training import ElasticLoader, ElasticLoop, prepare, seed
 from resile_learner.lone_launch import StartedSeveralTimes, check_not_started_several_times
 from resile_learner.state.facts import MembersDiffer, check_members_agree
-from resile_learner.training.averages import AverageWatch
-from resile_learner.training.carried_state import CarriedState
 from resile_learner.training.digest import dataset_digest
-from resile_learner.training.losses import LossIsASum, LossIsDivided
-from resile_learner.training.repeatability import (
+from resile_learner.training.watch.averages import AverageWatch
+from resile_learner.training.watch.carried_state import CarriedState
+from resile_learner.training.watch.losses import LossIsASum, LossIsDivided
+from resile_learner.training.watch.repeatability import (
     NotRepeatable,
     ShardFingerprint,
     check_fingerprints,

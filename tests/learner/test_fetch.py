@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from resile_learner.training.fetch import Fetcher, ShardKey, checked_dataset
+from resile_learner.training.data.fetch import Fetcher, ShardKey, checked_dataset
 from resile_shared.errors import UsageError
 
 

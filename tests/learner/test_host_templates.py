@@ -30,10 +30,10 @@ from resile_learner.agent.workers import WorkerContext
 from resile_learner.messages import WorkerConfig
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.fork_servers import ForkServers
-from resile_shared.envelope import Received
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import HEARTBEATS, JOBS
 from resile_shared.messages.hosts import Heartbeat, HostHello, Slot
 from resile_shared.messages.pool import PoolSettings
-from resile_shared.subjects import HEARTBEATS, JOBS
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.waiting import until
 

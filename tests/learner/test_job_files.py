@@ -12,9 +12,9 @@ from resile_learner.agent import job_files as module
 from resile_learner.agent.folder import AgentFolder
 from resile_learner.agent.job_files import JobFiles
 from resile_learner.agent.outputs import Outputs
+from resile_shared.bus.subjects import JOBS
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at
-from resile_shared.subjects import JOBS
 from resile_shared.testing.fixtures import Pool
 
 from .agents import until

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from resile_learner.state.flat import flatten
-from resile_learner.training.ledger import MAX_CLOSED, Ledger
+from resile_learner.training.data.ledger import MAX_CLOSED, Ledger
 from resile_shared.messages.reports import EpochCount
 
 

@@ -18,7 +18,7 @@ from resile_learner.checkpoint.manifest import CheckpointId, Manifest, manifest_
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.store import CheckpointStore, DamagedError, FencedError
 from resile_learner.state.flat import allocate, flatten, unflatten
-from resile_shared.storage import ObjectStorage
+from resile_shared.storage.objects import ObjectStorage
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from resile_learner.session import View
-from resile_learner.training.batches import Batch, BatchPlan, Position
+from resile_learner.training.data.batches import Batch, BatchPlan, Position
 from resile_learner.training.measurements import MAX_ITERATIONS, Measurements
 from resile_learner.training.stragglers import Pace
 

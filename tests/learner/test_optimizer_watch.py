@@ -14,7 +14,7 @@ from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import RoundSpec
 from resile_learner.session import SoloSession, enter_session
 from resile_learner.training.header import RoundHeader
-from resile_learner.training.optimizer_watch import OptimizerWatch
+from resile_learner.training.watch.optimizer_watch import OptimizerWatch
 from resile_shared.errors import UsageError
 
 Parts = tuple[nn.Module, torch.optim.Optimizer]

@@ -14,7 +14,7 @@ from resile_learner.state.flat import allocate
 from resile_learner.state.memory import tensor_bytes
 from resile_learner.state.optimizer import OptimizerState
 from resile_learner.state.run import RunState
-from resile_learner.training.batches import BatchPlan, Position
+from resile_learner.training.data.batches import BatchPlan, Position
 
 SAMPLES, EPOCHS = 16, 4
 Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

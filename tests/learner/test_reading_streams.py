@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from resile_learner.training.stream_reader import StreamReader, is_stream
+from resile_learner.training.data.stream_reader import StreamReader, is_stream
 
 
 class Sized(IterableDataset[int]):

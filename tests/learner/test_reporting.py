@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 
 from resile_learner.agent.reporting import ReportQueue, Spool
-from resile_shared.bus import Bus
-from resile_shared.envelope import Received
+from resile_shared.bus.client import Bus
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import PROGRESS, REPORTS
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import CheckpointSaved, Progress, Report, Warned
-from resile_shared.subjects import PROGRESS, REPORTS
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.waiting import until
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import RandomSampler, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
 from resile.training import ElasticLoop
-from resile_learner.training.samplers import SamplerOrder, order_digest, planned
+from resile_learner.training.data.samplers import SamplerOrder, order_digest, planned
 from resile_shared.errors import UsageError
 
 

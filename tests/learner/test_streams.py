@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from resile.training import ElasticLoop, prepare, seed
 from resile_learner.session import View
-from resile_learner.training.batches import BatchPlan, Position
-from resile_learner.training.stream_shards import StreamShards
+from resile_learner.training.data.batches import BatchPlan, Position
+from resile_learner.training.data.stream_shards import StreamShards
 from resile_shared.errors import UsageError
 
 SIZE = 43

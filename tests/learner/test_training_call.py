@@ -14,7 +14,7 @@ from resile.training import Callback, ElasticLoop, ElasticModel, Iteration, Resu
 from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import RoundSpec
 from resile_learner.session import SoloSession, enter_session
-from resile_learner.training.batches import BatchPlan, Position
+from resile_learner.training.data.batches import BatchPlan, Position
 from resile_learner.training.header import RoundHeader
 from resile_shared.errors import ResileError, UsageError
 

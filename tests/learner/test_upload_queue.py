@@ -22,7 +22,7 @@ from resile_learner.checkpoint.upload_queue import (
 )
 from resile_learner.state.flat import flatten
 from resile_shared.errors import ResileError
-from resile_shared.storage import StorageError
+from resile_shared.storage.objects import StorageError
 
 FIRST, SECOND = CheckpointId(1, 10, 1), CheckpointId(1, 20, 1)
 FAILURE = StorageError("write x", "no space is left there", "free some")

@@ -13,7 +13,7 @@ from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.store import CheckpointStore
 from resile_learner.checkpoint.uploads import Uploads
 from resile_learner.state.flat import allocate, flatten, unflatten
-from resile_shared.storage import StorageError
+from resile_shared.storage.objects import StorageError
 
 T = TypeVar("T")
 FIRST, SECOND, THIRD = CheckpointId(1, 1, 1), CheckpointId(1, 2, 1), CheckpointId(1, 3, 1)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from resile_shared import subjects
-from resile_shared.bus import Bus
-from resile_shared.catalogue import model_of
-from resile_shared.envelope import encode, headers_for
+from resile_shared.bus import subjects
+from resile_shared.bus.catalogue import model_of
+from resile_shared.bus.client import Bus
+from resile_shared.bus.envelope import encode, headers_for
+from resile_shared.bus.subjects import EVENTS
 from resile_shared.messages.hosts import HostJoined, HostLost, HostRecord, HostState, Slot
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobState
-from resile_shared.subjects import EVENTS
 
 from .examples import host, job
 from .monitors import Scene

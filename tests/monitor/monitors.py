@@ -13,12 +13,12 @@ import orjson
 import pytest_asyncio
 from pydantic import BaseModel
 
-from resile_shared.api import Problem
-from resile_shared.bus import Bus
+from resile_shared.bus.client import Bus
+from resile_shared.bus.subjects import HOSTS, JOBS
+from resile_shared.http.api import Problem
 from resile_shared.messages.hosts import HostRecord
 from resile_shared.messages.jobs import JobRecord
-from resile_shared.storage import ObjectStorage
-from resile_shared.subjects import HOSTS, JOBS
+from resile_shared.storage.objects import ObjectStorage
 from resile_shared.testing.fixtures import Pool
 
 M = TypeVar("M", bound=BaseModel)

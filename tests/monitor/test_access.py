@@ -9,14 +9,14 @@ import pytest
 
 from resile_monitor.api.application import application, serving
 from resile_monitor.api.pool import Pool as MonitoredPool
-from resile_monitor.curve_store import CurveStore
+from resile_monitor.history.curve_store import CurveStore
+from resile_monitor.history.slot_store import SlotStore
 from resile_monitor.projection import Projection
 from resile_monitor.settings import MonitorSettings
-from resile_monitor.slot_store import SlotStore
-from resile_shared.api import JobList
 from resile_shared.errors import UsageError
+from resile_shared.http.api import JobList
 from resile_shared.settings import load
-from resile_shared.storage import ObjectStorage
+from resile_shared.storage.objects import ObjectStorage
 from resile_shared.testing.fixtures import Pool
 
 from .examples import SPEC, job

@@ -3,15 +3,9 @@
 import asyncio
 from typing import Any
 
-from resile_shared.api import Empty, JobList, JobView, PolicyView, Submission, TenantList
-from resile_shared.catalogue import model_of
-from resile_shared.envelope import Received
-from resile_shared.messages.commands import Accepted, JobSubmit, PoolSuspend, Refused
-from resile_shared.messages.jobs import JobSpec, JobState
-from resile_shared.messages.lease import Lease
-from resile_shared.messages.pool import PolicyRecord, TenantShare, TenantsRecord
-from resile_shared.policies import PolicyName
-from resile_shared.subjects import (
+from resile_shared.bus.catalogue import model_of
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import (
     HOST_COMMANDS,
     JOB_COMMANDS,
     LEASE,
@@ -23,6 +17,12 @@ from resile_shared.subjects import (
     TENANTS,
     TENANTS_KEY,
 )
+from resile_shared.http.api import Empty, JobList, JobView, PolicyView, Submission, TenantList
+from resile_shared.messages.commands import Accepted, JobSubmit, PoolSuspend, Refused
+from resile_shared.messages.jobs import JobSpec, JobState
+from resile_shared.messages.lease import Lease
+from resile_shared.messages.pool import PolicyRecord, TenantShare, TenantsRecord
+from resile_shared.policies import PolicyName
 
 from .examples import PACKAGE, SPEC, host, job
 from .monitors import Monitor, Monitors, Scene

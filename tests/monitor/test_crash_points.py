@@ -12,9 +12,9 @@ from resile.client import AsyncClient
 from resile.http_requests import Server
 from resile.package import pack
 from resile_scheduler.settings import SchedulerSettings
+from resile_shared.bus.nats_server import NatsServer
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.messages.pool import PoolSettings
-from resile_shared.nats_server import NatsServer
 from resile_shared.pool_settings import store_pool_settings
 from resile_shared.testing.crash_points import CrashableService, Forker, Outcome, crash_at
 from resile_shared.testing.crashable import Point

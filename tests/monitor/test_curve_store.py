@@ -4,13 +4,13 @@ import asyncio
 import signal
 from typing import Any
 
-from resile_monitor.curve_store import CurveStore
+from resile_monitor.history.curve_store import CurveStore
 from resile_monitor.projection import Projection
-from resile_shared.api import CurvesView
-from resile_shared.bus import Bus
-from resile_shared.envelope import Received
+from resile_shared.bus.client import Bus
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import CURVES, PROGRESS
+from resile_shared.http.api import CurvesView
 from resile_shared.messages.reports import Report
-from resile_shared.subjects import CURVES, PROGRESS
 from resile_shared.testing.fixtures import Pool
 
 from .examples import job, progress, report

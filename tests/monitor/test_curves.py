@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from resile_monitor.curves import JobCurves, speeds
+from resile_monitor.history.curves import JobCurves, speeds
 from resile_shared.messages.curves import MAX_CURVES, MAX_POINTS, CurveTable
 from resile_shared.messages.reports import Progress
 

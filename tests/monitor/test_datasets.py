@@ -8,9 +8,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from resile_shared.api import DatasetList, Empty
+from resile_shared.http.api import DatasetList, Empty
 from resile_shared.messages.datasets import Dataset
-from resile_shared.storage import ObjectStorage
+from resile_shared.storage.objects import ObjectStorage
 
 from .monitors import Monitors, Scene
 

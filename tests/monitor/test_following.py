@@ -4,8 +4,8 @@ import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
-from resile_shared import subjects
-from resile_shared.api import EventList, EventView, LogEntry, LogList
+from resile_shared.bus import subjects
+from resile_shared.http.api import EventList, EventView, LogEntry, LogList
 from resile_shared.messages.hosts import HostLost
 from resile_shared.messages.jobs import JobEvent, JobRecord, JobState
 from resile_shared.messages.logs import LogLine, LogLines

@@ -1,9 +1,9 @@
 """What a machine that wants to join is given, and when it is not."""
 
-from resile_shared.api import Admission
-from resile_shared.credentials import read_credentials
+from resile_shared.bus.credentials import read_credentials
+from resile_shared.http.api import Admission
 from resile_shared.messages.hosts import HostState
-from resile_shared.storage import PROBE
+from resile_shared.storage.objects import PROBE
 
 from .examples import host
 from .monitors import Monitor, Monitors, Scene

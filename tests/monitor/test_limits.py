@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from resile_shared.api import JobList
+from resile_shared.http.api import JobList
 
 from .monitors import TOKEN, Monitor, Monitors, Scene
 

@@ -2,7 +2,7 @@
 
 from playwright.async_api import expect
 
-from resile_shared.api import ModelList
+from resile_shared.http.api import ModelList
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.message import at
 

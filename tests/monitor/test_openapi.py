@@ -5,14 +5,14 @@ from typing import cast
 
 from resile_monitor.api.application import application
 from resile_monitor.api.pool import Pool
-from resile_monitor.curve_store import CurveStore
+from resile_monitor.history.curve_store import CurveStore
+from resile_monitor.history.slot_store import SlotStore
 from resile_monitor.openapi import FILE, OPERATIONS, document
 from resile_monitor.projection import Projection
-from resile_monitor.slot_store import SlotStore
-from resile_shared.bus import Bus
-from resile_shared.connection import Connection
-from resile_shared.roles import MONITOR
-from resile_shared.storage import ObjectStorage
+from resile_shared.bus.client import Bus
+from resile_shared.bus.connection import Connection
+from resile_shared.bus.roles import MONITOR
+from resile_shared.storage.objects import ObjectStorage
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from resile_shared.api import PackageView
+from resile_shared.http.api import PackageView
 from resile_shared.messages.jobs import JobState
 
 from .examples import COMPLETED, SPEC, job

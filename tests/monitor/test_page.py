@@ -18,13 +18,13 @@ from playwright.async_api import Page, expect
 from yarl import URL
 
 from resile_monitor.api.page import HEADERS
-from resile_shared import subjects
-from resile_shared.api import HostList, JobList
+from resile_shared.bus import subjects
+from resile_shared.http.api import HostList, JobList
 from resile_shared.messages.hosts import HostLost, HostState
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobState
 from resile_shared.messages.reports import Failed
 from resile_shared.policies import PolicyName
-from resile_shared.telemetry import set_up_tracing, traced
+from resile_shared.telemetry.traces import set_up_tracing, traced
 from resile_shared.testing.waiting import until
 
 from ..browser import browsing, needs_browser, tab

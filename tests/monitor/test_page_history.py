@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 from playwright.async_api import expect
 
-from resile_shared import subjects
-from resile_shared.slots_api import SlotsView
-from resile_shared.subjects import EVENTS, PROGRESS
+from resile_shared.bus import subjects
+from resile_shared.bus.subjects import EVENTS, PROGRESS
+from resile_shared.http.slots import SlotsView
 
 from ..browser import Tab, browsing, needs_browser, tab
 from .days import DAY, Day, store_day

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resile_monitor.projection import Projection
-from resile_shared.api import JobView
+from resile_shared.http.api import JobView
 from resile_shared.messages.hosts import HostState, WorkerExit
 from resile_shared.messages.jobs import JobRecord, JobState
 from resile_shared.messages.message import at

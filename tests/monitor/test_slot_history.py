@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from resile_monitor import slot_history
-from resile_monitor.slot_history import JobHistory, PoolHistory, slots_held, slots_view
+from resile_monitor.history import slot_history
+from resile_monitor.history.slot_history import JobHistory, PoolHistory, slots_held, slots_view
 from resile_shared.messages.hosts import HostDraining, HostJoined, Slot
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 from resile_shared.messages.message import at

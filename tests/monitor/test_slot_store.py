@@ -8,18 +8,18 @@ from datetime import timedelta
 import pytest
 import pytest_asyncio
 
+from resile_monitor.history.slot_history import JobHistory, PoolHistory
+from resile_monitor.history.slot_store import SlotStore
 from resile_monitor.projection import Projection
-from resile_monitor.slot_history import JobHistory, PoolHistory
-from resile_monitor.slot_store import SlotStore
-from resile_shared import subjects
-from resile_shared.bus import Bus
+from resile_shared.bus import subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.subjects import EVENTS, JOB_SLOTS, JOBS, POOL_SLOTS, POOL_SLOTS_KEY
+from resile_shared.http.slots import SlotsView
 from resile_shared.messages.hosts import HostGoodbye, HostJoined, HostLost, Slot
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import PolicyEvent
 from resile_shared.policies import PolicyName
-from resile_shared.slots_api import SlotsView
-from resile_shared.subjects import EVENTS, JOB_SLOTS, JOBS, POOL_SLOTS, POOL_SLOTS_KEY
 from resile_shared.testing.fixtures import Pool
 
 from .examples import job

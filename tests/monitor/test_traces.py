@@ -5,11 +5,11 @@ import asyncio
 from resile_monitor import traces as kept
 from resile_monitor.changes import TracedItem, changes_of
 from resile_monitor.traces import Traces
-from resile_shared import subjects
-from resile_shared.api import ChangeList, TraceView
+from resile_shared.bus import subjects
+from resile_shared.http.api import ChangeList, TraceView
 from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.message import at
-from resile_shared.telemetry import set_up_tracing, traced
+from resile_shared.telemetry.traces import set_up_tracing, traced
 
 from .examples import job
 from .monitors import Monitors, Scene

@@ -4,15 +4,15 @@ import asyncio
 from datetime import UTC, datetime
 
 from resile_monitor.api.pool import MAX_HISTORY
-from resile_shared import subjects
-from resile_shared.api import HistoryPage, HostList, JobList, JobView, LedgerView
-from resile_shared.bus import Bus
+from resile_shared.bus import subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.subjects import DEAD_LETTERS
+from resile_shared.http.api import HistoryPage, HostList, JobList, JobView, LedgerView
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.jobs import JobEvent, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import Content, Failed, Warned
-from resile_shared.subjects import DEAD_LETTERS
 from resile_shared.testing.fixtures import Pool
 
 from .examples import COMPLETED, beat, host, item, job, progress, report, with_history, worker

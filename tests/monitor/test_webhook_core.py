@@ -22,7 +22,7 @@ from resile_monitor.webhooks.core import (
     settled,
     signature,
 )
-from resile_shared.api import NewWebhook
+from resile_shared.http.api import NewWebhook
 from resile_shared.messages.jobs import JobEvent, JobState
 from resile_shared.messages.webhooks import Webhook
 

@@ -9,8 +9,8 @@ import orjson
 from aiohttp import web
 
 from resile_monitor.webhooks.core import signature
-from resile_shared import subjects
-from resile_shared.api import WebhookCreated, WebhookList, WebhookView
+from resile_shared.bus import subjects
+from resile_shared.http.api import WebhookCreated, WebhookList, WebhookView
 from resile_shared.messages.jobs import JobEvent, JobState
 from resile_shared.messages.webhooks import MAX_WEBHOOKS
 from resile_shared.testing.waiting import until

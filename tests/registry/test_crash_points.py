@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from resile_shared.bus.nats_server import NatsServer
+from resile_shared.bus.subjects import HOSTS
 from resile_shared.messages.commands import Accepted, HostDrain
 from resile_shared.messages.hosts import HostState
-from resile_shared.nats_server import NatsServer
-from resile_shared.subjects import HOSTS
 from resile_shared.testing.crash_points import CrashableService, Forker, Outcome, crash_at
 from resile_shared.testing.crashable import Point
 from resile_shared.testing.fixtures import Pool

@@ -9,17 +9,17 @@ import pytest
 
 from resile_registry.service import run
 from resile_registry.settings import RegistrySettings
-from resile_shared import subjects
-from resile_shared.bus import Bus
-from resile_shared.catalogue import model_of
-from resile_shared.envelope import Received
+from resile_shared.bus import subjects
+from resile_shared.bus.catalogue import model_of
+from resile_shared.bus.client import Bus
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import DEAD_LETTERS, EVENTS, HOST_EVENTS, HOSTS
 from resile_shared.errors import UsageError
 from resile_shared.messages.commands import Accepted, HostDrain, Refused
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.hosts import HostEvent, HostRecord
 from resile_shared.service import ServiceContext
 from resile_shared.settings import load
-from resile_shared.subjects import DEAD_LETTERS, EVENTS, HOST_EVENTS, HOSTS
 from resile_shared.testing.fake_agent import FakeAgent
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.services import as_process, in_process

@@ -2,9 +2,9 @@
 
 import orjson
 
-from resile_shared.bus import Bus
-from resile_shared.streams import _bucket_config
-from resile_shared.subjects import JOBS
+from resile_shared.bus.client import Bus
+from resile_shared.bus.streams import _bucket_config
+from resile_shared.bus.subjects import JOBS
 
 
 async def limit_records(bus: Bus, *, max_bytes: int) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 import resile_registry.service
 from resile_registry.settings import RegistrySettings
-from resile_shared import subjects
+from resile_shared.bus import subjects
+from resile_shared.bus.nats_server import NatsServer
+from resile_shared.bus.subjects import ALLOCATIONS, JOBS
 from resile_shared.messages.commands import Accepted, JobPriority, JobSubmit
 from resile_shared.messages.jobs import HistoryItem, JobRecord
-from resile_shared.nats_server import NatsServer
-from resile_shared.subjects import ALLOCATIONS, JOBS
 from resile_shared.testing.crash_points import CrashableService, Forker, Outcome, crash_at
 from resile_shared.testing.crashable import Point
 from resile_shared.testing.fake_agent import FakeAgent

@@ -8,16 +8,16 @@ import pytest
 import resile_scheduler.executor
 from resile_scheduler.executor import Batch, Executor
 from resile_scheduler.lease import LeadershipLost, Lease
-from resile_shared import subjects
-from resile_shared.buckets import FencedError
-from resile_shared.bus import Bus
-from resile_shared.envelope import Received
+from resile_shared.bus import subjects
+from resile_shared.bus.buckets import FencedError
+from resile_shared.bus.client import Bus
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import ALLOCATIONS, JOBS, LEASE
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted
 from resile_shared.messages.instructions import AssignJobs, Instruction, PauseWorkers
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobState
 from resile_shared.messages.message import at
-from resile_shared.subjects import ALLOCATIONS, JOBS, LEASE
 from resile_shared.testing.fixtures import Pool
 
 from .full_bus import limit_records

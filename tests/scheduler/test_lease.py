@@ -6,9 +6,9 @@ from contextlib import aclosing
 import pytest
 
 from resile_scheduler.lease import LeadershipLost, Lease
-from resile_shared.buckets import Bucket
+from resile_shared.bus.buckets import Bucket
+from resile_shared.bus.subjects import LEASE, LEASE_KEY
 from resile_shared.messages.lease import Lease as Record
-from resile_shared.subjects import LEASE, LEASE_KEY
 from resile_shared.testing.fixtures import Pool
 
 

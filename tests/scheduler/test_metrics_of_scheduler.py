@@ -6,7 +6,7 @@ from resile_scheduler.core.events import Command, Event, StateRestored, Tick
 from resile_scheduler.metrics import SchedulerMetrics
 from resile_shared.messages.commands import JobStop
 from resile_shared.messages.hosts import HostState
-from resile_shared.metrics import ServiceMetrics
+from resile_shared.telemetry.metrics import ServiceMetrics
 from resile_shared.testing.samples import samples
 
 from .test_core import Bench, JobChangeRequested, ready

@@ -7,14 +7,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from resile_shared import buckets, subjects
-from resile_shared.bus import Bus
+from resile_shared.bus import buckets, subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.subjects import ALLOCATIONS, BUCKETS, EVENTS, HOSTS, JOBS, LOGS, PROGRESS, REPORTS, STREAMS
 from resile_shared.messages.commands import Accepted, JobDelete, JobPriority, Refused
 from resile_shared.messages.logs import LogLine, LogLines
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Progress
-from resile_shared.storage import ObjectStorage
-from resile_shared.subjects import ALLOCATIONS, BUCKETS, EVENTS, HOSTS, JOBS, LOGS, PROGRESS, REPORTS, STREAMS
+from resile_shared.storage.objects import ObjectStorage
 from resile_shared.testing.fake_agent import FakeAgent
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.waiting import until

@@ -18,9 +18,22 @@ from resile_scheduler.core.events import JobSubmitted
 from resile_scheduler.executor import Batch, Executor
 from resile_scheduler.lease import Lease
 from resile_scheduler.settings import SchedulerSettings
-from resile_shared import nats_server, subjects
-from resile_shared.bus import Bus
-from resile_shared.envelope import Received
+from resile_shared.bus import nats_server, subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.nats_server import NatsServer
+from resile_shared.bus.subjects import (
+    ALLOCATIONS,
+    DEAD_LETTERS,
+    EVENTS,
+    JOB_EVENTS,
+    JOBS,
+    LEASE,
+    POLICY,
+    POLICY_KEY,
+    TENANTS,
+    TENANTS_KEY,
+)
 from resile_shared.messages.commands import (
     ID_REUSED,
     Accepted,
@@ -42,22 +55,9 @@ from resile_shared.messages.message import at
 from resile_shared.messages.pool import PolicyEvent, PoolSettings, TenantEvent, TenantShare
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import PeerSuspected, Report, Warned
-from resile_shared.nats_server import NatsServer
 from resile_shared.policies import PolicyName
 from resile_shared.service import ServiceContext
-from resile_shared.subjects import (
-    ALLOCATIONS,
-    DEAD_LETTERS,
-    EVENTS,
-    JOB_EVENTS,
-    JOBS,
-    LEASE,
-    POLICY,
-    POLICY_KEY,
-    TENANTS,
-    TENANTS_KEY,
-)
-from resile_shared.telemetry import set_up_tracing, traced
+from resile_shared.telemetry.traces import set_up_tracing, traced
 from resile_shared.testing.fake_agent import FakeAgent
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.histories import check_history

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from resile_shared import api
+from resile_shared.http import api
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import HistoryItem, JobSpec, JobState

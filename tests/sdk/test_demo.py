@@ -13,7 +13,7 @@ from resile.demo.recording import Recording, Stretch
 from resile.demo.report import html
 from resile.demo.story import NUM_SLOTS, Part
 from resile.demo.verdict import Ending, endings, faults
-from resile_shared.api import HostView, JobView
+from resile_shared.http.api import HostView, JobView
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import HistoryItem, JobState
 from resile_shared.messages.reports import EpochCount

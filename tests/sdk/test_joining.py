@@ -8,7 +8,7 @@ import pytest
 from resile.cli import main
 from resile.pool.joined import bus_url, check_storage
 from resile_shared.errors import UsageError
-from resile_shared.storage import PROBE
+from resile_shared.storage.objects import PROBE
 
 from .api_server import TOKEN as API_TOKEN
 from .api_server import ApiServer

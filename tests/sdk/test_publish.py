@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from resile.cli import main
-from resile_shared.envelope import Received
+from resile_shared.bus.envelope import Received
 from resile_shared.messages.commands import Accepted, JobPriority, Refused
 from resile_shared.testing.fixtures import Pool
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from resile.cli.top import view
-from resile_shared.api import JobSummary
+from resile_shared.http.api import JobSummary
 from resile_shared.messages.jobs import JobState
 
 REASON = "worker 0 on host-1/0 failed: " + "TypeError: a long story " * 20

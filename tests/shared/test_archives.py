@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resile_shared import archives
-from resile_shared.archives import InvalidArchive, check_archive, unpack_archive
+from resile_shared.storage import archives
+from resile_shared.storage.archives import InvalidArchive, check_archive, unpack_archive
 
 MAX_BYTES = 10 << 20
 

@@ -8,7 +8,9 @@ from pydantic import BaseModel, ValidationError
 
 import resile_learner.messages
 from resile_scheduler.executor import MAX_UNPUBLISHED_BYTES
-from resile_shared import catalogue
+from resile_shared.bus import catalogue
+from resile_shared.bus.nats_server import MAX_PAYLOAD_BYTES
+from resile_shared.bus.subjects import BUCKETS
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import CommandResponse, JobSubmit
 from resile_shared.messages.hosts import HostRecord
@@ -17,8 +19,6 @@ from resile_shared.messages.message import MAX_DETAILS, MAX_SLOTS, MAX_TEXT, at
 from resile_shared.messages.queries import JobExplanations
 from resile_shared.messages.reports import MAX_COUNTS, Completed, EpochCount, Failed, Progress, Ready, Report, Warned
 from resile_shared.messages.slots import JobSlots, PoolSlots
-from resile_shared.nats_server import MAX_PAYLOAD_BYTES
-from resile_shared.subjects import BUCKETS
 
 from .examples import record
 from .largest import largest

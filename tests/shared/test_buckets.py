@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from resile_shared.buckets import Change, ConflictError, Entry, FencedError, UnreadableError
+from resile_shared.bus.buckets import Change, ConflictError, Entry, FencedError, UnreadableError
+from resile_shared.bus.subjects import JOBS, LEASE, InvalidSubject
 from resile_shared.messages.lease import Lease
-from resile_shared.subjects import JOBS, LEASE, InvalidSubject
 from resile_shared.testing.fixtures import Pool
 
 from .examples import record

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 
-from resile_shared import subjects
-from resile_shared.bus import Bus
-from resile_shared.catalogue import model_of
-from resile_shared.connection import Connection, NatsClient
-from resile_shared.credentials import Credentials
-from resile_shared.envelope import Received, encode, headers_for
+from resile_shared.bus import subjects
+from resile_shared.bus.catalogue import model_of
+from resile_shared.bus.client import Bus
+from resile_shared.bus.connection import Connection, NatsClient
+from resile_shared.bus.credentials import Credentials
+from resile_shared.bus.envelope import Received, encode, headers_for
+from resile_shared.bus.subjects import DEAD_LETTERS, EVENTS, HELLOS, LOGS, REPORTS
 from resile_shared.messages.commands import Accepted, JobStop, JobSubmit, Refused
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.hosts import Heartbeat, HostHello
 from resile_shared.messages.instructions import Instruction, SendHeartbeat
-from resile_shared.subjects import DEAD_LETTERS, EVENTS, HELLOS, LOGS, REPORTS
-from resile_shared.telemetry import set_up_tracing, traced
+from resile_shared.telemetry.traces import set_up_tracing, traced
 from resile_shared.testing.fixtures import Pool
 
 from .examples import hello

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from resile_shared import connection
-from resile_shared.connection import Connection
-from resile_shared.credentials import Credentials
+from resile_shared.bus import connection
+from resile_shared.bus.connection import Connection
+from resile_shared.bus.credentials import Credentials
 
 INFO = {"server_id": "x", "version": "2.10.0", "proto": 1, "host": "127.0.0.1", "port": 0, "max_payload": 1 << 20}
 

@@ -5,13 +5,13 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
-from resile_shared import subjects
-from resile_shared.buckets import ConflictError
-from resile_shared.bus import Bus
-from resile_shared.envelope import Received
+from resile_shared.bus import subjects
+from resile_shared.bus.buckets import ConflictError
+from resile_shared.bus.client import Bus
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import EVENTS, HELLOS, JOBS
 from resile_shared.messages.commands import Accepted, JobStop
 from resile_shared.messages.hosts import HostHello
-from resile_shared.subjects import EVENTS, HELLOS, JOBS
 from resile_shared.testing.fixtures import Pool
 
 from .examples import hello, record

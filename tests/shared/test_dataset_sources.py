@@ -9,11 +9,11 @@ from urllib.parse import unquote
 
 import pytest
 
-from resile_shared.dataset_sources import SourceUnusable, list_source
 from resile_shared.errors import ResileError
-from resile_shared.local_datasets import changing_datasets, read_datasets
 from resile_shared.messages.datasets import Dataset
-from resile_shared.storage import ObjectStorage, StorageError
+from resile_shared.storage.dataset_sources import SourceUnusable, list_source
+from resile_shared.storage.local_datasets import changing_datasets, read_datasets
+from resile_shared.storage.objects import ObjectStorage, StorageError
 
 
 class Bucket:

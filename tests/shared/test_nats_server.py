@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resile_shared.connection import BusRefused, Connection
-from resile_shared.credentials import Credentials, read_credentials
+from resile_shared.bus.connection import BusRefused, Connection
+from resile_shared.bus.credentials import Credentials, read_credentials
+from resile_shared.bus.nats_server import NatsServer
+from resile_shared.bus.roles import ROLES
 from resile_shared.errors import ResileError, UsageError
-from resile_shared.nats_server import NatsServer
-from resile_shared.roles import ROLES
 from resile_shared.testing.fixtures import Pool
 
 
@@ -72,7 +72,7 @@ async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_second_server_in_a_folder_is_refused(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resile_shared.nats_server.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("resile_shared.bus.nats_server.LOCK_SECONDS", 0.1)
     with pytest.raises(UsageError, match="another bus is running in"):
         await NatsServer(pool.server.folder).start()
     assert pool.server.process is not None
@@ -103,7 +103,7 @@ def test_credentials_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from resile_shared.nats_server import NatsServer
+from resile_shared.bus.nats_server import NatsServer
 
 async def main():
     server = NatsServer(Path(sys.argv[1]))

@@ -2,13 +2,13 @@ import asyncio
 
 import pytest
 
-from resile_shared import streams
-from resile_shared.bus import Bus
-from resile_shared.connection import Connection
-from resile_shared.envelope import Received
+from resile_shared.bus import streams
+from resile_shared.bus.client import Bus
+from resile_shared.bus.connection import Connection
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.outbox import Outbox
+from resile_shared.bus.subjects import EVENTS, JOB_EVENTS
 from resile_shared.messages.jobs import JobEvent
-from resile_shared.outbox import Outbox
-from resile_shared.subjects import EVENTS, JOB_EVENTS
 from resile_shared.testing.fixtures import Pool
 
 from .examples import record

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from resile_shared import subjects
-from resile_shared.buckets import Bucket
-from resile_shared.connection import BusRefused
+from resile_shared.bus import subjects
+from resile_shared.bus.buckets import Bucket
+from resile_shared.bus.connection import BusRefused
+from resile_shared.bus.roles import ROLES
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.lease import Lease
-from resile_shared.roles import ROLES
 from resile_shared.testing.fixtures import Pool
 
 from .examples import hello, record

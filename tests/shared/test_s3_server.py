@@ -3,7 +3,7 @@
 from pathlib import Path
 from tempfile import gettempdir
 
-from resile_shared.storage import ObjectStorage
+from resile_shared.storage.objects import ObjectStorage
 from resile_shared.testing.s3 import S3Server
 
 

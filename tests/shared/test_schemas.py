@@ -2,8 +2,8 @@ from pathlib import Path
 
 import orjson
 
-from resile_shared import schemas
-from resile_shared.catalogue import model_of
+from resile_shared.bus import schemas
+from resile_shared.bus.catalogue import model_of
 
 FOLDER = Path(__file__).parents[2] / schemas.FOLDER
 

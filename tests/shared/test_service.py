@@ -12,8 +12,8 @@ import aiohttp
 import orjson
 import pytest
 
-from resile_shared.credentials import Credentials, write_credentials
-from resile_shared.http_server import MAX_PER_ADDRESS
+from resile_shared.bus.credentials import Credentials, write_credentials
+from resile_shared.http.server import MAX_PER_ADDRESS
 from resile_shared.messages.commands import Accepted, JobStop
 from resile_shared.testing.collector import collecting, collecting_by_grpc
 from resile_shared.testing.fixtures import Pool

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from resile_shared import subjects
-from resile_shared.bus import Bus
-from resile_shared.envelope import Received
+from resile_shared.bus import subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.stream_reader import StreamReader
+from resile_shared.bus.subjects import EVENTS
 from resile_shared.messages.hosts import HostHello
-from resile_shared.stream_reader import StreamReader
-from resile_shared.subjects import EVENTS
 from resile_shared.testing.fixtures import Pool
 
 from .examples import hello

@@ -5,14 +5,14 @@ from typing import Any
 
 import orjson
 
-from resile_shared import subjects
-from resile_shared.bus import Bus
-from resile_shared.connection import Connection
-from resile_shared.credentials import read_credentials
-from resile_shared.envelope import Received
+from resile_shared.bus import subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.connection import Connection
+from resile_shared.bus.credentials import read_credentials
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.streams import provision
+from resile_shared.bus.subjects import EVENTS, PROGRESS, STREAMS
 from resile_shared.messages.hosts import HostHello
-from resile_shared.streams import provision
-from resile_shared.subjects import EVENTS, PROGRESS, STREAMS
 from resile_shared.testing.fixtures import Pool
 
 from .examples import hello

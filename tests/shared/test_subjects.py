@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resile_shared import subjects
-from resile_shared.catalogue import model_of
-from resile_shared.envelope import Malformed
+from resile_shared.bus import subjects
+from resile_shared.bus.catalogue import model_of
+from resile_shared.bus.envelope import Malformed
+from resile_shared.bus.subjects import STREAMS, InvalidSubject, Subject
 from resile_shared.messages.commands import JobStop
 from resile_shared.messages.hosts import HostHello
 from resile_shared.messages.jobs import JobEvent
 from resile_shared.messages.reports import Content
-from resile_shared.subjects import STREAMS, InvalidSubject, Subject
 
 ids = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
 

@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from resile_shared.errors import UsageError
-from resile_shared.telemetry import JsonFormatter, PlainFormatter, set_up_tracing, traced
+from resile_shared.telemetry.traces import JsonFormatter, PlainFormatter, set_up_tracing, traced
 from resile_shared.testing.collector import Collector, collecting, collecting_by_grpc
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 
 from resile.client import AsyncClient, find_server
-from resile_shared.bus import Bus
-from resile_shared.credentials import read_credentials
+from resile_shared.bus.client import Bus
+from resile_shared.bus.credentials import read_credentials
 from resile_shared.messages.jobs import JobState
 
 from ..system.paced import submit

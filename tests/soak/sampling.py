@@ -10,8 +10,8 @@ import orjson
 import psutil
 
 from resile.pool.workers import workers_below
-from resile_shared.bus import Bus
-from resile_shared.subjects import BUCKETS, STREAMS
+from resile_shared.bus.client import Bus
+from resile_shared.bus.subjects import BUCKETS, STREAMS
 
 MIB = 1 << 20
 SLACK = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from resile.client import AsyncClient
 from resile.package import pack
-from resile_shared.api import HostView, JobView
+from resile_shared.http.api import HostView, JobView
 from resile_shared.messages.jobs import JobSpec
 
 SLOW_SECONDS = 0.5

@@ -15,7 +15,7 @@ from schemathesis import Case, GenerationMode
 from resile.client import find_server
 from resile.http_requests import Server
 from resile_monitor.openapi import FILE, OPERATIONS
-from resile_shared.api import Problem
+from resile_shared.http.api import Problem
 
 from .conftest import TRAIN
 from .pools import pool_up

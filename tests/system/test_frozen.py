@@ -10,7 +10,7 @@ import pytest
 from resile.chaos.attacks import Target, TargetKind
 from resile.chaos.processes import PoolProcesses
 from resile.client import AsyncClient, find_server
-from resile_shared.api import JobView
+from resile_shared.http.api import JobView
 
 from .paced import Pace, becomes, submit
 from .pools import UpPool, pool_up

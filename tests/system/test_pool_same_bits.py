@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from resile.client import AsyncClient, find_server
-from resile_shared.api import JobView
+from resile_shared.http.api import JobView
 
 from .conftest import TRAIN
 from .paced import CALLBACK, Pace, becomes, submit

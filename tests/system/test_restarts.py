@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from resile.package import pack
-from resile_shared import subjects
-from resile_shared.bus import Bus
+from resile_shared.bus import subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.nats_server import NatsServer
+from resile_shared.bus.subjects import JOBS
 from resile_shared.messages.commands import Accepted, JobPriority, JobSubmit
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
-from resile_shared.nats_server import NatsServer
-from resile_shared.subjects import JOBS
 from resile_shared.testing.crash_points import CrashableService, Forker
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.histories import check_history

@@ -7,7 +7,7 @@ import pytest
 
 from resile_learner.checkpoint.store import CheckpointStore
 from resile_learner.state.flat import allocate
-from resile_shared.storage import StorageError
+from resile_shared.storage.objects import StorageError
 from resile_shared.testing.fixtures import s3
 from resile_shared.testing.s3 import S3Server
 

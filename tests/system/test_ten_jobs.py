@@ -14,7 +14,7 @@ from resile.client import AsyncClient, find_server
 from resile.demo.verdict import used_once
 from resile_scheduler.policies.demand import Demand
 from resile_scheduler.policies.fairshare import fairshare
-from resile_shared.api import HostView, JobSummary, JobView
+from resile_shared.http.api import HostView, JobSummary, JobView
 from resile_shared.messages.jobs import JobEvent, JobState
 
 from .paced import CALLBACK, LOOK_SECONDS, Pace, becomes, submit

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resile.client import AsyncClient
-from resile_shared.api import HostView, JobView
+from resile_shared.http.api import HostView, JobView
 from resile_shared.messages.jobs import JobState
 
 from .paced import CALLBACK, LOOK_SECONDS, Pace, becomes, submit

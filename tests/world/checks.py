@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 
 from resile_learner.checkpoint.lineage import Start
 from resile_learner.checkpoint.manifest import Manifest
+from resile_shared.bus.subjects import ALLOCATIONS, JOBS
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.jobs import Intent, JobEvent, JobRecord, JobState
-from resile_shared.subjects import ALLOCATIONS, JOBS
 
 from .server import Stored
 from .training import Begun, Commit, SimScript

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
-from resile_shared.subjects import JOBS
+from resile_shared.bus.subjects import JOBS
 
 from . import storage
 from .loop import Process

@@ -65,7 +65,7 @@ TESTS = {
     "resile_scheduler.lease": ("tests/scheduler/test_lease.py",),
     "resile_scheduler.executor": ("tests/scheduler/test_executor.py", "tests/scheduler/test_service.py"),
     "resile_scheduler.service": ("tests/scheduler/test_service.py",),
-    "resile_shared.buckets": ("tests/shared/test_buckets.py",),
+    "resile_shared.bus.buckets": ("tests/shared/test_buckets.py",),
 }
 """What is tried when no world notices a mutant, by the beginning of its module's name."""
 
@@ -484,7 +484,7 @@ MUTANTS = (
     Mutant(
         "bucket has no fence",
         "a scheduler that was replaced changes what the new one stored",
-        "resile_shared.buckets",
+        "resile_shared.bus.buckets",
         '            "Nats-Expected-Last-Subject-Sequence": str(fence.revision),\n'
         '            "Nats-Expected-Last-Subject-Sequence-Subject": self._spec.fence,\n',
         "",

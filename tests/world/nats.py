@@ -1,4 +1,4 @@
-"""A client of the simulated server, in place of ``nats.aio.client.Client`` below `resile_shared.connection`.
+"""A client of the simulated server, in place of ``nats.aio.client.Client`` below `resile_shared.bus.connection`.
 
 The connection to the server is a pair of ordered pipes with a delay. A pipe that is cut holds what is sent until it is
 whole again; the client gives up after `DEAF_SECONDS`, and what was on its way is lost.

@@ -14,8 +14,8 @@ import resile_learner.agent.workers
 import resile_learner.processes.runner
 import resile_scheduler.lease
 import resile_scheduler.service
+import resile_shared.bus.connection
 import resile_shared.clock
-import resile_shared.connection
 import resile_shared.pool_settings
 
 from .loop import SimTime
@@ -58,7 +58,7 @@ def surroundings(world: Any) -> Iterator[None]:
         *((module, "time", time) for module in TIMED),
         (resile_scheduler.lease.Lease.__init__, "__kwdefaults__", defaults | {"clock": time.monotonic}),
         (secrets, "token_hex", lambda nbytes=32: world.names.randbytes(nbytes).hex()),
-        (resile_shared.connection, "NatsClient", world.client),
+        (resile_shared.bus.connection, "NatsClient", world.client),
         (agent, "ForkServerClient", world.fork_servers),
         (agent, "detect_devices", world.devices),
         (resile_scheduler.service, "Scheduler", world.knowledge.scheduler),

@@ -11,10 +11,10 @@ from resile_learner.agent.settings import LearnerSettings
 from resile_registry.settings import RegistrySettings
 from resile_scheduler.lease import LeadershipLost
 from resile_scheduler.settings import SchedulerSettings
-from resile_shared.buckets import ConflictError, FencedError
-from resile_shared.bus import Bus
-from resile_shared.connection import BusClosed
-from resile_shared.credentials import Credentials
+from resile_shared.bus.buckets import ConflictError, FencedError
+from resile_shared.bus.client import Bus
+from resile_shared.bus.connection import BusClosed
+from resile_shared.bus.credentials import Credentials
 from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
 

@@ -21,10 +21,10 @@ from resile_registry.core import Registry
 from resile_registry.settings import RegistrySettings
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.settings import SchedulerSettings
-from resile_shared import subjects
+from resile_shared.bus import subjects
+from resile_shared.bus.subjects import JOBS
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobSubmit
 from resile_shared.messages.jobs import JobSpec, JobState
-from resile_shared.subjects import JOBS
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.services import in_process
 

@@ -19,9 +19,9 @@ from resile_learner.messages import Ready
 from resile_learner.session import Session
 from resile_learner.state.run import RunState
 from resile_learner.training.batch_schedule import BatchSchedule
-from resile_learner.training.batches import Batch, BatchPlan
+from resile_learner.training.data.batches import Batch, BatchPlan
+from resile_learner.training.data.ledger import Ledger
 from resile_learner.training.header import ComputedShards, PartialSums, fold_leaves
-from resile_learner.training.ledger import Ledger
 from resile_learner.training.protocol import TrainingProtocol
 from resile_learner.training.reports import Result
 from resile_learner.training.rounds import Rounds

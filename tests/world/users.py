@@ -7,8 +7,9 @@ from contextlib import suppress
 import orjson
 from pydantic import BaseModel
 
-from resile_shared import subjects
-from resile_shared.bus import Bus
+from resile_shared.bus import subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.subjects import JOBS, LEASE, LEASE_KEY
 from resile_shared.messages.commands import (
     Accepted,
     HostDrain,
@@ -21,7 +22,6 @@ from resile_shared.messages.commands import (
     Refused,
 )
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
-from resile_shared.subjects import JOBS, LEASE, LEASE_KEY
 
 from .loop import Process, SimLoop
 from .plan import Action, Plan, Submission

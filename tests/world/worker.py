@@ -25,7 +25,7 @@ import resile_learner.worker.bootstrap
 import resile_learner.worker.control_thread
 import resile_learner.worker.links
 import resile_learner.worker.peers
-import resile_shared.storage
+import resile_shared.storage.objects
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.messages import WorkerConfig
 from resile_learner.processes.client import OnTemplate
@@ -109,7 +109,7 @@ class SimCluster:
             (store, "ThreadPoolExecutor", InlineExecutor),
             (Snapshot.__init__, "__kwdefaults__", Snapshot.__init__.__kwdefaults__ | {"part_bytes": PART_BYTES}),
             (resile_learner.checkpoint.uploads, "save_model", _save_model),
-            (resile_shared.storage, "_open", self.objects.open),
+            (resile_shared.storage.objects, "_open", self.objects.open),
             (bootstrap, "_keep_freed_memory", lambda: None),
             (bootstrap, "seed", lambda: None),
             (bootstrap, "ImportWatch", lambda folder: types.SimpleNamespace(imported=lambda: MODULES)),
@@ -320,7 +320,9 @@ def _closed_output() -> Any:
 @functools.cache
 def _timed_modules() -> tuple[types.ModuleType, ...]:
     """The modules of workers that read a clock or sleep."""
-    names = sorted(name for name in sys.modules if name.startswith(("resile_learner.", "resile_shared.storage")))
+    names = sorted(
+        name for name in sys.modules if name.startswith(("resile_learner.", "resile_shared.storage.objects"))
+    )
     return tuple(
         sys.modules[name] for name in names if isinstance(getattr(sys.modules[name], "time", None), types.ModuleType)
     )

@@ -11,8 +11,8 @@ import torch
 from resile_learner import devices
 from resile_learner.agent.devices import TorchDevices
 from resile_learner.messages import WorkerConfig
+from resile_shared.bus.subjects import ALLOCATIONS, JOBS
 from resile_shared.messages.jobs import JobEvent
-from resile_shared.subjects import ALLOCATIONS, JOBS
 
 from .checks import Checks
 from .faults import Faults

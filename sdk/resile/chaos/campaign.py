@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resile_learner.agent.packages import Packages, find_script
-from resile_shared.api import JobSummary, JobView
 from resile_shared.errors import ResileError, UsageError
+from resile_shared.http.api import JobSummary, JobView
 from resile_shared.messages.jobs import JobSpec, JobState
-from resile_shared.storage import StorageError
+from resile_shared.storage.objects import StorageError
 
 from ..client import AsyncClient
 from ..undisturbed import train_alone

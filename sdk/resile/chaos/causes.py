@@ -8,8 +8,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from resile_shared.api import ChangeView, NewAttack, TraceSpan
 from resile_shared.errors import ResileError
+from resile_shared.http.api import ChangeView, NewAttack, TraceSpan
 
 from ..client import AsyncClient
 from .observation import Observations

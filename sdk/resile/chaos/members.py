@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from pydantic import BaseModel, ConfigDict
 
-from resile_shared.api import JobView
+from resile_shared.http.api import JobView
 from resile_shared.messages.jobs import HistoryItem
 
 COMMITS_VARIABLE = "CHAOS_COMMITS"

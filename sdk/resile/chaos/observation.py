@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from resile_shared.api import EventView
 from resile_shared.errors import ResileError
+from resile_shared.http.api import EventView
 from resile_shared.messages.jobs import JobEvent
 from resile_shared.messages.reports import CheckpointSaved, Completed, Progress, Report, Switched
 

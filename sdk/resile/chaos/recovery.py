@@ -13,9 +13,9 @@ from pathlib import Path
 
 import aiohttp
 
-from resile_shared.api import HostView
-from resile_shared.credentials import read_credentials
+from resile_shared.bus.credentials import read_credentials
 from resile_shared.errors import ResileError
+from resile_shared.http.api import HostView
 from resile_shared.messages.hosts import HostState
 
 from ..client import AsyncClient

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from resile_learner.checkpoint.manifest import FOLDER, CheckpointId, Manifest, PartInfo, manifest_key, part_key
 from resile_learner.checkpoint.store import CheckpointStore
 from resile_shared.errors import UsageError
-from resile_shared.storage import MissingObjectError, ObjectStorage
+from resile_shared.storage.objects import MissingObjectError, ObjectStorage
 
 BALLAST = ".chaos-ballast"
 _MANIFEST = manifest_key("").removeprefix(FOLDER)  # "/manifest.json"

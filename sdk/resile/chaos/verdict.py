@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from resile_shared.api import JobView
+from resile_shared.http.api import JobView
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 
 from ..demo.verdict import used_once

@@ -148,7 +148,7 @@ def run(
     Ctrl-C stops the run and leaves no process behind. The output of workers is kept in the run's folder below
     DIR/runs, which holds the last 20 runs. Temporary files of workers (TMPDIR) are deleted when the run ends.
     """
-    from resile_shared.local_datasets import find_dataset
+    from resile_shared.storage.local_datasets import find_dataset
 
     from ..local.plan import parse_batches, parse_plan
     from ..local.settings import Resume, RunSettings

@@ -47,7 +47,7 @@ def add(
 
     Each host fetches it once, and scripts find it with resile.training.dataset("NAME"): docs/data.md.
     """
-    from resile_shared.dataset_sources import source_uri
+    from resile_shared.storage.dataset_sources import source_uri
 
     source = source_uri(uri)
 
@@ -63,7 +63,7 @@ def list_datasets(
     *, local: Local = False, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False
 ) -> None:
     """List the datasets that are registered."""
-    from resile_shared.local_datasets import read_datasets
+    from resile_shared.storage.local_datasets import read_datasets
 
     async def work(client: "AsyncClient") -> "Sequence[Dataset]":
         return await client.datasets()
@@ -78,7 +78,7 @@ def remove(
     name: Name, *, local: Local = False, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False
 ) -> None:
     """Remove a dataset from the list. Its files stay, and so do jobs that have it."""
-    from resile_shared.local_datasets import changing_datasets, find_dataset
+    from resile_shared.storage.local_datasets import changing_datasets, find_dataset
 
     async def work(client: "AsyncClient") -> None:
         await client.remove_dataset(name)
@@ -95,8 +95,8 @@ def remove(
 def _add_locally(name: str, uri: str, home: Path) -> "Dataset":
     from pydantic import ValidationError
 
-    from resile_shared.dataset_sources import list_source
-    from resile_shared.local_datasets import changing_datasets
+    from resile_shared.storage.dataset_sources import list_source
+    from resile_shared.storage.local_datasets import changing_datasets
 
     try:
         added = list_source(uri).registered(name, uri)

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from resile_shared.api import HostView, JobSummary, JobView
 from resile_shared.errors import ResileError, UsageError
+from resile_shared.http.api import HostView, JobSummary, JobView
 
 from ..client import AsyncClient, find_server
 from ..demo.idle import idle_slots

@@ -30,7 +30,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from resile_shared.api import Submission
+    from resile_shared.http.api import Submission
     from resile_shared.messages.jobs import JobSpec
 
     from ..client import AsyncClient

@@ -10,7 +10,7 @@ from resile_shared.errors import UsageError
 from .options import Answer, pool_command
 
 if TYPE_CHECKING:
-    from resile_shared.api import ModelView
+    from resile_shared.http.api import ModelView
 
     from ..client import AsyncClient
 

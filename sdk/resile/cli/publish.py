@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from resile_shared.bus.roles import PUBLISHER_COMMANDS
 from resile_shared.errors import ResileError, UsageError
-from resile_shared.roles import PUBLISHER_COMMANDS
 
 from .options import DEFAULT_HOME, AsJson, Home, errors_as_json, show
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from resile_shared.credentials import Credentials
+    from resile_shared.bus.credentials import Credentials
     from resile_shared.messages.commands import Accepted, Refused
 
 app = typer.Typer(rich_markup_mode=None)
@@ -53,7 +53,7 @@ def publish(
 
     A system that speaks NATS does the same without Resile: docs/events.md.
     """
-    from resile_shared.credentials import read_credentials
+    from resile_shared.bus.credentials import read_credentials
 
     with errors_as_json(as_json=as_json):
         request = _request(name, body)
@@ -70,8 +70,8 @@ def _request(name: str, body: str) -> "BaseModel":
     """Return the checked command. Raises UsageError."""
     from pydantic import ValidationError
 
-    from resile_shared.catalogue import COMMANDS
-    from resile_shared.envelope import describe
+    from resile_shared.bus.catalogue import COMMANDS
+    from resile_shared.bus.envelope import describe
 
     if name not in PUBLISHER_COMMANDS:
         raise UsageError(f"{name!r} cannot be published: use one of {', '.join(PUBLISHER_COMMANDS)}")
@@ -86,8 +86,8 @@ def _request(name: str, body: str) -> "BaseModel":
 async def _ask(
     credentials: "Credentials", *, name: str, request: "BaseModel", message_id: str | None, seconds: float
 ) -> "Accepted | Refused":
-    from resile_shared import subjects
-    from resile_shared.bus import Bus
+    from resile_shared.bus import subjects
+    from resile_shared.bus.client import Bus
 
     try:
         async with asyncio.timeout(seconds):

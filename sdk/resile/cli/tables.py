@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from resile_shared.api import EventView, HostView, JobSummary, JobView, LedgerView, TenantView, UsageView
+from resile_shared.http.api import EventView, HostView, JobSummary, JobView, LedgerView, TenantView, UsageView
 from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.reports import BatchStep, EpochCount
 from resile_shared.text import printable

@@ -10,7 +10,7 @@ from resile_shared.messages.pool import MAX_QUOTA, MAX_WEIGHT
 from .options import Answer, pool_command
 
 if TYPE_CHECKING:
-    from resile_shared.api import TenantView
+    from resile_shared.http.api import TenantView
 
     from ..client import AsyncClient
 

@@ -8,7 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from resile_shared.api import HostView, JobSummary
+from resile_shared.http.api import HostView, JobSummary
 from resile_shared.messages.hosts import HostState
 from resile_shared.text import printable
 

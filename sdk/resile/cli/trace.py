@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from resile_shared.api import ChangeView, TraceSpan, TraceView
 from resile_shared.errors import UsageError
+from resile_shared.http.api import ChangeView, TraceSpan, TraceView
 
 from .options import Answer, Job, pool_command
 from .tables import columns

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from resile_shared.api import JobSummary
+from resile_shared.http.api import JobSummary
 from resile_shared.text import printable
 
 from ..client import AsyncClient

@@ -12,7 +12,7 @@ from resile_shared.text import printable
 from .options import DEFAULT_HOME, AsJson, Home, Job, Server, print_json, reach, show
 
 if TYPE_CHECKING:
-    from resile_shared.api import JobSummary, LogEntry
+    from resile_shared.http.api import JobSummary, LogEntry
 
     from ..client import AsyncClient
 

@@ -7,7 +7,7 @@ import typer
 from .options import Answer, pool_command
 
 if TYPE_CHECKING:
-    from resile_shared.api import WebhookView
+    from resile_shared.http.api import WebhookView
 
     from ..client import AsyncClient
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from resile_shared.api import HostView, JobSummary, JobView
+from resile_shared.http.api import HostView, JobSummary, JobView
 from resile_shared.messages.hosts import HostState
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resile_shared.api import HostView, JobSummary, JobView
 from resile_shared.errors import ResileError
+from resile_shared.http.api import HostView, JobSummary, JobView
 from resile_shared.messages.jobs import DEFAULT_PRIORITY, JobSpec, JobState
 
 from ..client import AsyncClient

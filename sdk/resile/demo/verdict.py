@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from resile_shared.api import JobView
+from resile_shared.http.api import JobView
 from resile_shared.messages.reports import EpochCount
 
 from .recording import Recording, Stretch

@@ -18,7 +18,7 @@ from resile_learner.agent.devices import (
 )
 from resile_learner.agent.environments import JobEnvironments
 from resile_learner.agent.host_templates import HostTemplates, Imports
-from resile_learner.datasets import Datasets
+from resile_learner.datasets.datasets import Datasets
 from resile_learner.environments import Environments
 from resile_learner.messages import FromWorker, WorkerConfig
 from resile_learner.processes.client import ENVIRONMENT, ForkServerClient, ForkServerSettings

@@ -3,7 +3,7 @@
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from resile_shared.model_files import format_of, key_of
+from resile_shared.storage.model_files import format_of, key_of
 
 PROBE = "probe"
 
@@ -16,7 +16,7 @@ def local_folder(storage: str) -> Path | None:
 
 def try_storage(url: str) -> None:
     """Find out now, and not at the first checkpoint, what is wrong with storage that the user named."""
-    from resile_shared.storage import ObjectStorage  # only now: it loads the clients of all clouds
+    from resile_shared.storage.objects import ObjectStorage  # only now: it loads the clients of all clouds
 
     storage = ObjectStorage(url)
     storage.put(PROBE, [b"resile"])
@@ -28,7 +28,7 @@ def fetch_model(storage: str, key: str, output: Path | None) -> str:
     if output is None:
         folder = local_folder(storage)
         return str(folder / key) if folder else f"{storage.rstrip('/')}/{key}"
-    from resile_shared.storage import ObjectStorage
+    from resile_shared.storage.objects import ObjectStorage
 
     ObjectStorage(storage).download(key_of(key, format_of(output)), output.absolute())
     return str(output)

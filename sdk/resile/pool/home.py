@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from resile_shared.credentials import write_private
+from resile_shared.bus.credentials import write_private
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.home import open_home, writing
 

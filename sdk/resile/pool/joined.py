@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from resile_learner.datasets import MAX_BYTES
-from resile_shared.api import Admission
-from resile_shared.credentials import Credentials, write_credentials
+from resile_learner.datasets.datasets import MAX_BYTES
+from resile_shared.bus.credentials import Credentials, write_credentials
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.home import open_home
-from resile_shared.storage import PROBE, ObjectStorage, StorageError
+from resile_shared.http.api import Admission
+from resile_shared.storage.objects import PROBE, ObjectStorage, StorageError
 
 from ..client import AsyncClient
 from ..http_requests import Refused, Server

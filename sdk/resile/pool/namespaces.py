@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from resile_shared.credentials import write_private
+from resile_shared.bus.credentials import write_private
 from resile_shared.errors import ResileError, UsageError
 
 FILE = "namespaces.json"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from resile_shared.errors import ResileError
-from resile_shared.storage import MissingObjectError, ObjectStorage
+from resile_shared.storage.objects import MissingObjectError, ObjectStorage
 
 from ..http_requests import Server
 from .home import PoolHome

@@ -14,7 +14,7 @@ import os
 # PyTorch reads it once, at the first matrix product on a GPU, which may come before the training call.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-from resile_learner.dataset_paths import dataset
+from resile_learner.datasets.paths import dataset
 from resile_learner.training.elastic_loader import ElasticLoader
 from resile_learner.training.iteration import Iteration
 from resile_learner.training.loop import ElasticLoop

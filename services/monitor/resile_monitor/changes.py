@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from resile_shared.api import ChangeKind, ChangeView
+from resile_shared.http.api import ChangeKind, ChangeView
 from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.message import at, timestamp
 from resile_shared.messages.traces import Span

@@ -5,7 +5,7 @@ import time
 from aiohttp import web
 from opentelemetry.metrics import Meter, NoOpMeter
 
-from resile_shared.metrics import histogram
+from resile_shared.telemetry.metrics import histogram
 
 from .api.problems import Handler
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from resile_shared.api import ModelList, ModelView
+from resile_shared.http.api import ModelList, ModelView
 from resile_shared.messages.jobs import JobRecord
 
 

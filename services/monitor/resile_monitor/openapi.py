@@ -12,10 +12,10 @@ import orjson
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from resile_shared import api
+from resile_shared.http import api
+from resile_shared.http.slots import SlotsView
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.jobs import JobSpec
-from resile_shared.slots_api import SlotsView
 
 from .api.downloads import ModelQuery
 from .api.events import EventQuery

@@ -9,7 +9,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from resile_shared.api import HostList, HostView, JobList, JobView
+from resile_shared.http.api import HostList, HostView, JobList, JobView
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.messages.reports import Failed, Progress, Report, Warned

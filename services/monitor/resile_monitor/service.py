@@ -3,23 +3,23 @@
 import asyncio
 import logging
 
-from resile_shared.bus import Bus
-from resile_shared.credentials import read_credentials, write_private
-from resile_shared.envelope import Received
+from resile_shared.bus.client import Bus
+from resile_shared.bus.credentials import read_credentials, write_private
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import HEARTBEATS, HOSTS, JOBS, PROGRESS, REPORTS, TRACES, reports_of_kind
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.reports import Report
 from resile_shared.messages.traces import Spans
 from resile_shared.service import ServiceContext
-from resile_shared.storage import ObjectStorage
-from resile_shared.subjects import HEARTBEATS, HOSTS, JOBS, PROGRESS, REPORTS, TRACES, reports_of_kind
+from resile_shared.storage.objects import ObjectStorage
 
 from .api.application import application, serving
 from .api.pool import Pool
-from .curve_store import CurveStore
+from .history.curve_store import CurveStore
+from .history.slot_store import SlotStore
 from .metrics import MonitorMetrics
 from .projection import Projection
 from .settings import MonitorSettings
-from .slot_store import SlotStore
 from .traces import Traces
 from .webhooks.core import Pace
 from .webhooks.delivery import Deliveries

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from resile_shared.api import TraceSpan, TraceView
+from resile_shared.http.api import TraceSpan, TraceView
 from resile_shared.messages.traces import Span, Spans
 
 MAX_TRACES = 2000

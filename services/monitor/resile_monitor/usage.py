@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from resile_shared.api import JobUsageView, TenantUsageView, UsageView
+from resile_shared.http.api import JobUsageView, TenantUsageView, UsageView
 from resile_shared.messages.jobs import JobRecord
 from resile_shared.messages.usage import RemovedUsage
 from resile_shared.usage import HOUR_MS, hour_of, used_since

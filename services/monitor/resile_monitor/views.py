@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from resile_shared.api import CurvesView, CurveTableView, HostView, JobSummary, JobView, SlotView
+from resile_shared.http.api import CurvesView, CurveTableView, HostView, JobSummary, JobView, SlotView
 from resile_shared.messages.curves import Curves, CurveTable
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot, WorkerReport
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobState
 from resile_shared.messages.reports import Failed, Progress
 
-from .curves import speeds
+from .history.curves import speeds
 
 ENOUGH_ITERATIONS = 5
 _TRAINING = (JobState.RUNNING, JobState.RESCALING, JobState.RECOVERING)

@@ -20,10 +20,11 @@ from nats.aio.msg import Msg
 from opentelemetry.context import Context, get_current
 from pydantic import BaseModel
 
-from resile_shared import subjects
-from resile_shared.catalogue import model_of
+from resile_shared.bus import subjects
+from resile_shared.bus.catalogue import model_of
+from resile_shared.bus.envelope import Received, type_of
+from resile_shared.bus.subjects import EVENTS, GOODBYES, HELLOS, HOSTS
 from resile_shared.clock import SteadyClock
-from resile_shared.envelope import Received, type_of
 from resile_shared.messages.commands import Accepted, HostDrain, Refused
 from resile_shared.messages.hosts import (
     Heartbeat,
@@ -37,11 +38,10 @@ from resile_shared.messages.hosts import (
     HostState,
 )
 from resile_shared.messages.message import timestamp
-from resile_shared.metrics import gauge, histogram, total
 from resile_shared.pool_settings import store_pool_settings
 from resile_shared.service import ServiceContext
-from resile_shared.subjects import EVENTS, GOODBYES, HELLOS, HOSTS
-from resile_shared.telemetry import resumed, traced
+from resile_shared.telemetry.metrics import gauge, histogram, total
+from resile_shared.telemetry.traces import resumed, traced
 
 from .core import (
     Announcement,

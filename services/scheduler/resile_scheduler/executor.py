@@ -21,19 +21,12 @@ from typing import Any, Generic, TypeVar
 from opentelemetry.context import Context, get_current
 from pydantic import BaseModel
 
-from resile_shared import subjects
-from resile_shared.buckets import Bucket, ConflictError, Fence
-from resile_shared.bus import Bus
-from resile_shared.connection import StoreFailed
-from resile_shared.errors import MessageTooLarge
-from resile_shared.messages.allocations import Allocation
-from resile_shared.messages.commands import Accepted, Refused
-from resile_shared.messages.instructions import Instruction
-from resile_shared.messages.jobs import MAX_UNPUBLISHED, FailureCounts, HistoryItem, JobNumber, JobRecord
-from resile_shared.messages.pool import PolicyEvent, PolicyRecord, TenantEvent, TenantsRecord
-from resile_shared.messages.usage import RemovedUsage
-from resile_shared.outbox import Outbox
-from resile_shared.subjects import (
+from resile_shared.bus import subjects
+from resile_shared.bus.buckets import Bucket, ConflictError, Fence
+from resile_shared.bus.client import Bus
+from resile_shared.bus.connection import StoreFailed
+from resile_shared.bus.outbox import Outbox
+from resile_shared.bus.subjects import (
     ALLOCATIONS,
     EVENTS,
     JOBS,
@@ -45,7 +38,14 @@ from resile_shared.subjects import (
     TENANTS_KEY,
     USAGE,
 )
-from resile_shared.telemetry import resumed, traced
+from resile_shared.errors import MessageTooLarge
+from resile_shared.messages.allocations import Allocation
+from resile_shared.messages.commands import Accepted, Refused
+from resile_shared.messages.instructions import Instruction
+from resile_shared.messages.jobs import MAX_UNPUBLISHED, FailureCounts, HistoryItem, JobNumber, JobRecord
+from resile_shared.messages.pool import PolicyEvent, PolicyRecord, TenantEvent, TenantsRecord
+from resile_shared.messages.usage import RemovedUsage
+from resile_shared.telemetry.traces import resumed, traced
 
 from .core.pool import number_of
 from .job_starts import JobStarts

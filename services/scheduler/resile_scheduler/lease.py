@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from resile_shared.buckets import Bucket, ConflictError, Entry
+from resile_shared.bus.buckets import Bucket, ConflictError, Entry
+from resile_shared.bus.subjects import LEASE_KEY
 from resile_shared.errors import ResileError
 from resile_shared.messages.lease import Lease as Record
-from resile_shared.subjects import LEASE_KEY
 
 logger = logging.getLogger(__name__)
 

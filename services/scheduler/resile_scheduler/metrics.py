@@ -8,7 +8,7 @@ from opentelemetry.metrics import Meter
 
 from resile_shared.messages.jobs import JobRecord, JobState
 from resile_shared.messages.reports import Report, Switched
-from resile_shared.metrics import LONG_SECONDS, gauge, histogram
+from resile_shared.telemetry.metrics import LONG_SECONDS, gauge, histogram
 
 from .core.core import Scheduler
 from .core.events import Command, Event, JobRemoved, StateRestored, StoreJob, Tick

@@ -7,10 +7,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from resile_shared.bus import Bus
-from resile_shared.connection import StoreFailed
-from resile_shared.storage import ObjectStorage, StorageError
-from resile_shared.subjects import JOB_STREAMS
+from resile_shared.bus.client import Bus
+from resile_shared.bus.connection import StoreFailed
+from resile_shared.bus.subjects import JOB_STREAMS
+from resile_shared.storage.objects import ObjectStorage, StorageError
 
 from .core.events import RemoveJob
 from .executor import Executor

@@ -22,11 +22,12 @@ from nats.aio.msg import Msg
 from opentelemetry.context import Context
 from pydantic import BaseModel
 
-from resile_shared import subjects
-from resile_shared.buckets import Change
-from resile_shared.catalogue import model_of
+from resile_shared.bus import subjects
+from resile_shared.bus.buckets import Change
+from resile_shared.bus.catalogue import model_of
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import HOSTS, LEASE, REPORTS
 from resile_shared.clock import SteadyClock
-from resile_shared.envelope import Received
 from resile_shared.messages import instructions
 from resile_shared.messages.commands import (
     Accepted,
@@ -47,11 +48,10 @@ from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import Progress, Report, Switched
-from resile_shared.metrics import gauge
 from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
-from resile_shared.subjects import HOSTS, LEASE, REPORTS
-from resile_shared.telemetry import carries_trace, continued, is_recorded, resumed, traced
+from resile_shared.telemetry.metrics import gauge
+from resile_shared.telemetry.traces import carries_trace, continued, is_recorded, resumed, traced
 
 from .core.core import Scheduler
 from .core.events import (

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from nats.aio.msg import Msg
 
-from ..connection import Connection
+from ..bus.connection import Connection
 from ..parent_death import dying_with_parent
 from ..service import main
 

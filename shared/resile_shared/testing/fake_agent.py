@@ -8,14 +8,14 @@ import asyncio
 from contextlib import aclosing
 from datetime import UTC, datetime
 
-from .. import subjects
-from ..bus import Bus
-from ..envelope import Received
+from ..bus import subjects
+from ..bus.client import Bus
+from ..bus.envelope import Received
+from ..bus.subjects import ALLOCATIONS
 from ..messages.allocations import Allocation, Placement
 from ..messages.hosts import Address, Heartbeat, HostGoodbye, HostHello, Slot, WorkerExit, WorkerReport
 from ..messages.instructions import AssignJobs, Instruction, PauseWorkers, SendHeartbeat, StopWorkers
 from ..messages.reports import CheckpointSaved, Completed, Content, EpochCount, PeerSuspected, Ready, Report, Switched
-from ..subjects import ALLOCATIONS
 
 
 class FakeAgent:

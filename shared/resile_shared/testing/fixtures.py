@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from ..bus import Bus
-from ..credentials import read_credentials
-from ..nats_server import NatsServer
+from ..bus.client import Bus
+from ..bus.credentials import read_credentials
+from ..bus.nats_server import NatsServer
 from .s3 import S3Server
 
 

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from .. import subjects
+from ..bus import subjects
+from ..bus.subjects import EVENTS
 from ..messages.jobs import HistoryItem, JobEvent, JobRecord
-from ..subjects import EVENTS
 from .fixtures import Pool
 
 SECONDS = 30.0

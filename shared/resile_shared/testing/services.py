@@ -5,8 +5,8 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ..bus import Bus
-from ..credentials import read_credentials
+from ..bus.client import Bus
+from ..bus.credentials import read_credentials
 from ..service import Run, S, ServiceContext
 from .fixtures import Pool
 from .waiting import until

@@ -196,7 +196,7 @@ def _checkpoints_are_ignored(store: Any) -> None:
 
 WRONG: dict[str, Wrong] = {
     "ledger counts twice": Wrong(
-        ("resile_learner.training.ledger",), _ledger_counts_twice, "did not use every sample once"
+        ("resile_learner.training.data.ledger",), _ledger_counts_twice, "did not use every sample once"
     ),
     "stored model is another": Wrong(
         ("resile_learner.checkpoint.model",), _stored_model_is_another, "the stored model of .* its completion says"
@@ -212,10 +212,10 @@ WRONG: dict[str, Wrong] = {
         "has another model than worker|an undisturbed run with",
     ),
     "an event is not published": Wrong(
-        ("resile_shared.outbox",), _an_event_is_not_published, "is numbered|have the numbers"
+        ("resile_shared.bus.outbox",), _an_event_is_not_published, "is numbered|have the numbers"
     ),
     "an event is published twice": Wrong(
-        ("resile_shared.outbox",), _an_event_is_published_twice, "is numbered|have the numbers"
+        ("resile_shared.bus.outbox",), _an_event_is_published_twice, "is numbered|have the numbers"
     ),
     "a pause is forgotten": Wrong(
         ("resile_scheduler.core.worker_reports",),

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from resile_learner.training.backward import Run, handled_backward
-from resile_learner.training.batches import BatchPlan
-from resile_learner.training.data_loader import LoaderSettings, read_loader
+from resile_learner.training.data.batches import BatchPlan
+from resile_learner.training.data.data_loader import LoaderSettings, read_loader
 from resile_learner.training.iteration import Iteration
 from resile_learner.training.loop import ElasticLoop
 from resile_shared.errors import UsageError

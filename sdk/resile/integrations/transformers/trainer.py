@@ -15,12 +15,12 @@ from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 
 from resile_learner.session import SoloSession, current_session
-from resile_learner.training.batches import BatchPlan
-from resile_learner.training.data_loader import LoaderSettings, read_loader
-from resile_learner.training.fetch import checked_dataset
+from resile_learner.training.data.batches import BatchPlan
+from resile_learner.training.data.data_loader import LoaderSettings, read_loader
+from resile_learner.training.data.fetch import checked_dataset
+from resile_learner.training.data.samplers import planned
 from resile_learner.training.loop import ElasticLoop
 from resile_learner.training.reports import Result
-from resile_learner.training.samplers import planned
 from resile_shared.errors import UsageError
 
 from ..counting import counted

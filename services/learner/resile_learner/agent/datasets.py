@@ -15,8 +15,8 @@ from pydantic import TypeAdapter
 from resile_shared.errors import ResileError
 from resile_shared.messages.datasets import Dataset, variable_of
 
-from ..dataset_cache import CachedDataset, DataFailed
-from ..datasets import RETRY_SECONDS, Datasets
+from ..datasets.cache import CachedDataset, DataFailed
+from ..datasets.datasets import RETRY_SECONDS, Datasets
 from ..preparation import OnLine
 from ..threads import in_thread
 
@@ -117,7 +117,7 @@ async def _retried(call: Callable[..., dict[str, str]], *args: object, on_line: 
 
 def _read_digests(storage: str) -> dict[str, str]:
     """Return the digests of a job's data; none before a host has stored them. Raises StorageError, ValueError."""
-    from resile_shared.storage import MissingObjectError, ObjectStorage  # the clients of all clouds
+    from resile_shared.storage.objects import MissingObjectError, ObjectStorage  # the clients of all clouds
 
     try:
         return _Digests.validate_json(ObjectStorage(storage).read(KEY))
@@ -127,7 +127,7 @@ def _read_digests(storage: str) -> dict[str, str]:
 
 def _store_digests(storage: str, digests: dict[str, str]) -> dict[str, str]:
     """Store the digests of a job's data; return those of the host that was first. Raises StorageError, ValueError."""
-    from resile_shared.storage import ObjectStorage  # the clients of all clouds
+    from resile_shared.storage.objects import ObjectStorage  # the clients of all clouds
 
     return digests if ObjectStorage(storage).create(KEY, _Digests.dump_json(digests)) else _read_digests(storage)
 

@@ -44,7 +44,11 @@ class JobEnvironments:
 
 
 def _read_pins(storage: str) -> str:
-    from resile_shared.storage import MissingObjectError, ObjectStorage, StorageError  # the clients of all clouds
+    from resile_shared.storage.objects import (  # the clients of all clouds
+        MissingObjectError,
+        ObjectStorage,
+        StorageError,
+    )
 
     try:
         return ObjectStorage(storage).read(KEY).decode()
@@ -58,7 +62,7 @@ def _read_pins(storage: str) -> str:
 
 def _store_pins(storage: str, packages: str) -> bool:
     """Store what was installed, unless another host was faster; return whether it is stored now."""
-    from resile_shared.storage import ObjectStorage, StorageError
+    from resile_shared.storage.objects import ObjectStorage, StorageError
 
     try:
         return ObjectStorage(storage).create(KEY, packages.encode())

@@ -9,15 +9,15 @@ from typing import Any
 
 from opentelemetry.context import Context, get_current
 
-from resile_shared import subjects
-from resile_shared.bus import Bus
+from resile_shared.bus import subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import ALLOCATIONS, HOSTS
 from resile_shared.clock import SteadyClock
-from resile_shared.envelope import Received
 from resile_shared.messages.hosts import Heartbeat, HostHello
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.logs import LogLines
 from resile_shared.messages.reports import PeerSuspected, Report
-from resile_shared.subjects import ALLOCATIONS, HOSTS
 
 from ..processes.fork_servers import ForkServers
 from ..processes.runner import WorkerRunner

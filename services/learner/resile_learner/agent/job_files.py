@@ -8,7 +8,7 @@ import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
 
-from resile_shared.buckets import Bucket
+from resile_shared.bus.buckets import Bucket
 from resile_shared.errors import ResileError
 from resile_shared.messages.jobs import JobRecord
 

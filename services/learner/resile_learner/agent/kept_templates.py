@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pydantic
 
-from resile_shared.credentials import write_private
+from resile_shared.bus.credentials import write_private
 from resile_shared.errors import ResileError
 
 from ..messages import Message

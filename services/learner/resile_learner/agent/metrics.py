@@ -7,7 +7,7 @@ from opentelemetry.metrics import Meter
 
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.reports import Progress, Report, Switched
-from resile_shared.metrics import gauge, histogram, total
+from resile_shared.telemetry.metrics import gauge, histogram, total
 
 from .events import Command, Event, StartWorker, WorkerExited
 

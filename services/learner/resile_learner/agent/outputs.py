@@ -15,7 +15,7 @@ from resile_shared.text import printable
 from ..threads import in_thread
 
 if TYPE_CHECKING:
-    from resile_shared.storage import ObjectStorage
+    from resile_shared.storage.objects import ObjectStorage
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Outputs:
 
     def _upload(self, job: str, folder: Path) -> None:
         """Upload the files that have changed, but for those whose names no object can have."""
-        from resile_shared.storage import NameRefused  # loads the clients of all clouds
+        from resile_shared.storage.objects import NameRefused  # loads the clients of all clouds
 
         uploaded = self._uploaded[job]
         for path, version in _files(folder):
@@ -82,7 +82,7 @@ class Outputs:
 
     def _open(self) -> "ObjectStorage":
         if self._storage is None:
-            from resile_shared.storage import ObjectStorage  # loads the clients of all clouds
+            from resile_shared.storage.objects import ObjectStorage  # loads the clients of all clouds
 
             self._storage = ObjectStorage(self._url)
         return self._storage

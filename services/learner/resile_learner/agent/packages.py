@@ -12,8 +12,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from resile_shared.archives import InvalidArchive, unpack_again, unpack_archive
 from resile_shared.errors import ResileError
+from resile_shared.storage.archives import InvalidArchive, unpack_again, unpack_archive
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Packages:
             self._unpacked.discard(path.name)
 
     async def _download_with_retries(self, key: str, packed: Path) -> None:
-        from resile_shared.storage import MissingObjectError, StorageError  # loads the clients of all clouds
+        from resile_shared.storage.objects import MissingObjectError, StorageError  # loads the clients of all clouds
 
         while True:
             try:
@@ -126,7 +126,7 @@ class Packages:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _download(self, key: str, packed: Path) -> None:
-        from resile_shared.storage import ObjectStorage  # loads the clients of all clouds
+        from resile_shared.storage.objects import ObjectStorage  # loads the clients of all clouds
 
         ObjectStorage(self._storage).download(key, packed)
 

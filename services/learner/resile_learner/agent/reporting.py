@@ -14,14 +14,14 @@ from pathlib import Path
 from opentelemetry.context import Context, get_current
 from pydantic import ValidationError
 
-from resile_shared import subjects
-from resile_shared.bus import Bus
-from resile_shared.connection import BusClosed
+from resile_shared.bus import subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.connection import BusClosed
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import HostHello
 from resile_shared.messages.message import Message
 from resile_shared.messages.reports import CheckpointSaved, Progress, Report, Warned
-from resile_shared.telemetry import resumed
+from resile_shared.telemetry.traces import resumed
 
 logger = logging.getLogger(__name__)
 

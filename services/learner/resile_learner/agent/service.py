@@ -6,15 +6,15 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from resile_shared import subjects
+from resile_shared.bus import subjects
+from resile_shared.bus.subjects import HOSTS, JOBS
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.hosts import HostGoodbye, HostHello
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
-from resile_shared.subjects import HOSTS, JOBS
 
-from ..datasets import Datasets
+from ..datasets.datasets import Datasets
 from ..environments import Environments
 from ..processes.client import ENVIRONMENT, ForkServerClient, ForkServerSettings
 from ..processes.descendants import adopt_orphans, children_in_session, kill_strays
@@ -51,7 +51,7 @@ async def run(context: ServiceContext[LearnerSettings]) -> None:
 
 def _check_storage(url: str) -> None:
     """Make sure that the storage is the pool's, and not, say, a folder of the same name on another device."""
-    from resile_shared.storage import (  # loads all clouds' clients
+    from resile_shared.storage.objects import (  # loads all clouds' clients
         PROBE,
         MissingObjectError,
         ObjectStorage,

@@ -11,7 +11,7 @@ from resile_shared.messages.message import Id
 from resile_shared.settings import DetectionSeconds, ServiceSettings
 from resile_shared.text import is_line
 
-from ..datasets import MAX_BYTES
+from ..datasets.datasets import MAX_BYTES
 
 
 def own_name() -> str:

@@ -15,8 +15,8 @@ from opentelemetry.context import Context, get_current
 from opentelemetry.trace import Link, Span, get_current_span
 
 from resile_shared.messages.allocations import Allocation
-from resile_shared.span_queue import ITERATION
-from resile_shared.telemetry import Value, attributes_of, begin, in_span, resumed, traced
+from resile_shared.telemetry.span_queue import ITERATION
+from resile_shared.telemetry.traces import Value, attributes_of, begin, in_span, resumed, traced
 
 from ..messages import (
     ChangeTraced,

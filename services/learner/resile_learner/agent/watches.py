@@ -6,9 +6,9 @@ from contextlib import aclosing
 
 from opentelemetry.context import Context
 
-from resile_shared.buckets import Bucket
+from resile_shared.bus.buckets import Bucket
 from resile_shared.messages.allocations import Allocation
-from resile_shared.telemetry import context_of
+from resile_shared.telemetry.traces import context_of
 
 from .events import AllocationGone, Event, UnwatchAllocation, WatchAllocation
 

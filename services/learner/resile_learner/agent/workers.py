@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from resile_shared.buckets import Bucket
+from resile_shared.bus.buckets import Bucket
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import WorkerExit
 from resile_shared.messages.jobs import JobRecord
 from resile_shared.messages.logs import LogLine
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import PoolSettings
-from resile_shared.telemetry import traced
+from resile_shared.telemetry.traces import traced
 
 from ..messages import FromWorker, WorkerConfig
 from ..processes.worker_process import Stream

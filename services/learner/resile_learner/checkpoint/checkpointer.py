@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from resile_shared.errors import ResileError
-from resile_shared.storage import StorageError
+from resile_shared.storage.objects import StorageError
 
 from ..changes import span_of
 from ..messages import ChangeTraced, CheckpointSaved, Warned

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from resile_shared.errors import UsageError
-from resile_shared.storage import StorageError
+from resile_shared.storage.objects import StorageError
 
 
 class UnsupportedModelError(UsageError):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from resile_shared.errors import ResileError
-from resile_shared.storage import MissingObjectError, ObjectStorage, StorageError
+from resile_shared.storage.objects import MissingObjectError, ObjectStorage, StorageError
 from resile_shared.validation import describe_fault
 
 from ..state.flat import Allocate
@@ -88,7 +88,8 @@ class _Listing:
 class CheckpointStore:
     """The checkpoints, and a few other files, of the run whose storage is ``url``.
 
-    Calls block; any thread may call. All raise StorageError (see ``resile_shared.storage``) when the storage fails.
+    Calls block; any thread may call. All raise StorageError (see ``resile_shared.storage.objects``) when the storage
+    fails.
     """
 
     def __init__(self, url: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from resile_shared.errors import ResileError
-from resile_shared.storage import StorageError
+from resile_shared.storage.objects import StorageError
 
 from .manifest import CheckpointId, Manifest, PartInfo
 from .snapshot import Snapshot

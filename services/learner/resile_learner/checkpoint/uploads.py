@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from resile_shared.errors import ResileError
-from resile_shared.storage import StorageError
+from resile_shared.storage.objects import StorageError
 
 from .manifest import CheckpointId, DivergedError, Manifest, PartInfo
 from .model import save_model

@@ -12,7 +12,7 @@ from typing import Any
 from resile_shared.errors import UsageError
 from resile_shared.messages.reports import MAX_BATCH_STEPS, BatchRange, BatchStep
 
-from .batches import BatchPlan, Position
+from .data.batches import BatchPlan, Position
 
 
 def declared_range(batch_range: tuple[int, int], *, num_shards: int) -> BatchRange:

@@ -19,7 +19,7 @@ from resile_shared.errors import UsageError
 from ..state.optimizer import OptimizerState
 from .buffers import Buffers
 from .iteration import EvaluationAbandoned, Iteration
-from .optimizer_watch import OptimizerWatch
+from .watch.optimizer_watch import OptimizerWatch
 
 Closure = Callable[[], Any]
 Step = Callable[[Closure], Any]

@@ -14,20 +14,20 @@ from torch.utils.data import DataLoader
 from resile_shared.errors import UsageError
 
 from ..session import current_session
-from .accumulation import cut_batch
 from .backward import Run, handled_backward
-from .batches import BatchPlan
 from .closures import Closure, Step, StepBackup, SuspendedStep, check_value
-from .data_loader import read_loader
-from .fetch import checked_dataset
+from .data.accumulation import cut_batch
+from .data.batches import BatchPlan
+from .data.data_loader import read_loader
+from .data.fetch import checked_dataset
+from .data.samplers import planned
+from .data.sources import check_stream
+from .data.stream_reader import is_stream
 from .iteration import EvaluationAbandoned, Iteration
 from .loop import ElasticLoop
-from .losses import check_not_divided
 from .reports import Result
-from .samplers import planned
 from .seeds import mix, seed_all
-from .sources import check_stream
-from .stream_reader import is_stream
+from .watch.losses import check_not_divided
 
 
 class ElasticLoader:

@@ -13,10 +13,10 @@ from torch import Tensor
 from ..checkpoint.header import CheckpointHeader
 from ..collectives.tree import Interval, children, fold_values
 from ..state.memory import joined_bytes
-from .batches import Indices
 from .buffers import Deltas, add_deltas
-from .repeatability import ShardFingerprint
+from .data.batches import Indices
 from .stragglers import Pace
+from .watch.repeatability import ShardFingerprint
 
 _LENGTH = struct.Struct("<I")
 NO_INDICES: Indices = np.empty(0, dtype=np.int64)

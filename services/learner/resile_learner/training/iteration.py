@@ -17,19 +17,19 @@ from resile_shared.errors import ResileError, UsageError
 from ..collectives.spec import Abandoned
 from ..collectives.tree import Interval
 from ..phases import Phases
-from .batches import Batch, Indices
-from .body_watch import BodyWatch
 from .buffers import Buffers, Deltas
+from .data.batches import Batch, Indices
+from .data.fetch import Fetched
 from .determinism import Determinism
-from .fetch import Fetched
 from .gradients import Gradients
 from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, fold_leaves
-from .losses import NotANumber, check_not_summed
 from .noise import SquaredNorms
-from .repeatability import ShardFingerprint, check_same_batch, fingerprint, read_twice
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all
 from .stragglers import Pace
+from .watch.body_watch import BodyWatch
+from .watch.losses import NotANumber, check_not_summed
+from .watch.repeatability import ShardFingerprint, check_same_batch, fingerprint, read_twice
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -25,32 +25,32 @@ from ..collectives.tree import ranges
 from ..messages import Ready
 from ..session import Session, View, current_session
 from ..state.run import RunState, Stateful
-from .batch_samplers import BatchSampler
 from .batch_schedule import BatchSchedule, declared_range
-from .batches import BatchPlan, Position
 from .buffers import Buffers
 from .closures import ClosureSteps
+from .data.batch_samplers import BatchSampler
+from .data.batches import BatchPlan, Position
+from .data.fetch import Collate
+from .data.samplers import Sampler, order_digest
+from .data.sources import open_source
 from .determinism import Determinism, Reproducibility, deterministic
 from .digest import RollingDigest, params_sha256
-from .fetch import Collate
 from .gradients import gradients_of
 from .header import RoundHeader
 from .iteration import Iteration
 from .learning_rate import LearningRateRule, LearningRateScale
 from .noise import NOISE_EVERY, NoiseScale
-from .optimizer_watch import optimizer_parts
 from .prewarm import prewarm_devices, prewarm_optimizer
 from .protocol import TrainingProtocol
-from .repeatability import is_compared_in_epoch, is_compared_iteration
 from .reports import Result
 from .rounds import Rounds
-from .samplers import Sampler, order_digest
 from .scalers import prepared_scalers
-from .script_watch import ScriptWatch
 from .seeds import mix, seed_all
 from .settings import Mode, TrainingSettings, facts_of
-from .sources import open_source
 from .validation import Validation, open_validator
+from .watch.optimizer_watch import optimizer_parts
+from .watch.repeatability import is_compared_in_epoch, is_compared_iteration
+from .watch.script_watch import ScriptWatch
 
 
 class ElasticLoop:

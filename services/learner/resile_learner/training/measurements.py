@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from resile_shared.messages.reports import Measurement
 
 from ..session import View
-from .batches import Batch
+from .data.batches import Batch
 from .stragglers import Pace
 
 MAX_ITERATIONS = 256

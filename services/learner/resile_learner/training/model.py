@@ -9,15 +9,15 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from resile_shared.errors import UsageError
 
-from .fetch import Collate
+from .data.fetch import Collate
 from .iteration import Iteration
 from .learning_rate import LearningRateRule
 from .loop import ElasticLoop
-from .losses import check_is_mean
 from .reports import Result
 from .selection import Selection
 from .settings import Mode
 from .validation import Validation
+from .watch.losses import check_is_mean
 
 Datasets = Callable[[], tuple[Any, Any]]
 TARGETS = ("labels", "label", "targets", "target")

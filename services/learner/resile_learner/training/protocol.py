@@ -17,9 +17,9 @@ from ..session import Session
 from ..state.facts import Facts
 from ..state.run import RunState
 from .batch_schedule import BatchSchedule
-from .batches import Batch
+from .data.batches import Batch
+from .data.ledger import Ledger
 from .header import RoundHeader
-from .ledger import Ledger
 from .reports import Reports, Result
 from .rounds import RoundResult, Rounds
 from .validation import Validator

@@ -10,8 +10,8 @@ from ..messages import ChangeTraced, Completed, Joined, Progress, Switched, Trac
 from ..session import Session
 from ..state.run import RunState
 from .batch_schedule import BatchSchedule
-from .batches import Batch
-from .ledger import Ledger
+from .data.batches import Batch
+from .data.ledger import Ledger
 from .measurements import Measurements
 from .rounds import RoundResult
 from .selection import Best, Selector

@@ -13,7 +13,7 @@ from ..session import Session
 from ..state.facts import MembersDiffer, check_members_agree, minority
 from .buffers import Buffers
 from .header import RoundHeader, Totals
-from .repeatability import check_fingerprints
+from .watch.repeatability import check_fingerprints
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from resile_shared.errors import UsageError
 
 from ..devices import device_class
 from ..state.facts import Facts
+from .data.stream_reader import is_stream
 from .digest import dataset_digest, params_sha256
 from .learning_rate import RULES, LearningRateRule
-from .stream_reader import is_stream
 from .torch_settings import script_settings
 
 Mode = Literal["same-bits", "fast"]

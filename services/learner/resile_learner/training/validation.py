@@ -12,8 +12,8 @@ from ..collectives.tree import pieces
 from ..phases import Phases
 from ..session import View
 from ..state.run import TrainingProgress
-from .batches import BatchPlan
-from .fetch import Collate, Fetcher, ShardKey, checked_dataset
+from .data.batches import BatchPlan
+from .data.fetch import Collate, Fetcher, ShardKey, checked_dataset
 from .header import ComputedShards, PartialSums, RoundHeader, fold_leaves
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all

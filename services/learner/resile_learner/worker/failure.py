@@ -15,7 +15,7 @@ from ..hints import hint_for
 from ..messages import Failed, WorkerConfig
 from ..session import StateLost
 from ..state.facts import MembersDiffer
-from ..training.losses import NotANumber
+from ..training.watch.losses import NotANumber
 from .stalls import Stall
 
 _CPU_OUT_OF_MEMORY = "can't allocate memory"  # torch has no error of its own for it

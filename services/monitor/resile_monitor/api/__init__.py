@@ -1,4 +1,4 @@
-"""The HTTP API of docs/api.md: requests in, models of `resile_shared.api` out.
+"""The HTTP API of docs/api.md: requests in, models of `resile_shared.http.api` out.
 
 application.py  all routes; the server
 problems.py     every failure as a problem document

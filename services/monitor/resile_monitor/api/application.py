@@ -8,8 +8,8 @@ from aiohttp import web
 from opentelemetry.trace import SpanKind
 
 from resile_shared.errors import UsageError
-from resile_shared.http_server import listening
-from resile_shared.telemetry import continued
+from resile_shared.http.server import listening
+from resile_shared.telemetry.traces import continued
 
 from .access import guarded
 from .datasets import DatasetViews

@@ -8,11 +8,11 @@ from functools import partial
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from resile_shared.api import DatasetList, Empty, NewDataset
-from resile_shared.dataset_sources import Listing, list_source
 from resile_shared.errors import ResileError
+from resile_shared.http.api import DatasetList, Empty, NewDataset
 from resile_shared.messages.datasets import Dataset, DatasetName
-from resile_shared.storage import MissingObjectError
+from resile_shared.storage.dataset_sources import Listing, list_source
+from resile_shared.storage.objects import MissingObjectError
 
 from .pool import Pool
 from .problems import ProblemError

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from resile_shared.http_server import WRITE_SECONDS
+from resile_shared.http.server import WRITE_SECONDS
 from resile_shared.messages.message import Message
-from resile_shared.model_files import ModelFormat, key_of
-from resile_shared.storage import MissingObjectError, ObjectStorage
+from resile_shared.storage.model_files import ModelFormat, key_of
+from resile_shared.storage.objects import MissingObjectError, ObjectStorage
 
 from .pool import Pool
 from .problems import ProblemError

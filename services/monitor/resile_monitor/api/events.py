@@ -6,13 +6,13 @@ from typing import Any, Literal, Self
 from aiohttp import web
 from pydantic import BaseModel, Field, model_validator
 
-from resile_shared.api import EventList, EventView
-from resile_shared.catalogue import model_of
-from resile_shared.envelope import Received
+from resile_shared.bus.catalogue import model_of
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import EVENTS, LOGS, PROGRESS, REPORTS, job_events, log, report, reports_of
+from resile_shared.http.api import EventList, EventView
 from resile_shared.messages.logs import LogLines
 from resile_shared.messages.message import Id, Message
 from resile_shared.messages.reports import Report
-from resile_shared.subjects import EVENTS, LOGS, PROGRESS, REPORTS, job_events, log, report, reports_of
 
 from .following import follow, newest
 from .logs import log_entries

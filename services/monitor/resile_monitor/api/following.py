@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from resile_shared.errors import ResileError
-from resile_shared.http_server import WRITE_SECONDS
+from resile_shared.http.server import WRITE_SECONDS
 
 from ..metrics import MonitorMetrics
 from .pool import Pool, bus_timeout

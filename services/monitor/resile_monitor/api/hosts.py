@@ -5,10 +5,10 @@ import re
 
 from aiohttp import web
 
-from resile_shared.api import Admission, DrainHost, Empty, JoinHost
+from resile_shared.http.api import Admission, DrainHost, Empty, JoinHost
 from resile_shared.messages.commands import HostDrain
 from resile_shared.messages.hosts import HostState
-from resile_shared.storage import PROBE
+from resile_shared.storage.objects import PROBE
 
 from .pool import Pool
 from .problems import ProblemError

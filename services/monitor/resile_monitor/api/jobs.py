@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import web
 
-from resile_shared.api import Empty, HistoryPage, LedgerView, NewPriority, StopJob, Submission, Suspension
+from resile_shared.http.api import Empty, HistoryPage, LedgerView, NewPriority, StopJob, Submission, Suspension
 from resile_shared.messages.commands import JobDelete, JobPause, JobPriority, JobResume, JobStop, JobSubmit
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.messages.message import MAX_INTEGER, Message, Positive

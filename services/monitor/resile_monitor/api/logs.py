@@ -7,11 +7,11 @@ from typing import Literal
 from aiohttp import web
 from pydantic import Field
 
-from resile_shared.api import LogEntry, LogList
-from resile_shared.envelope import Received
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import LOGS, log
+from resile_shared.http.api import LogEntry, LogList
 from resile_shared.messages.logs import LogLines
 from resile_shared.messages.message import Message
-from resile_shared.subjects import LOGS, log
 
 from .following import follow, newest
 from .pool import Pool

@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 
 from aiohttp import web
 
-from resile_shared.api import PackageView
-from resile_shared.archives import InvalidArchive, check_archive
-from resile_shared.storage import MissingObjectError, ObjectStorage
+from resile_shared.http.api import PackageView
+from resile_shared.storage.archives import InvalidArchive, check_archive
+from resile_shared.storage.objects import MissingObjectError, ObjectStorage
 
 from .pool import Pool
 from .problems import Code, ProblemError

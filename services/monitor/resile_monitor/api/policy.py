@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from resile_shared.api import NewPolicy
+from resile_shared.http.api import NewPolicy
 from resile_shared.messages.commands import PoolPolicy
 
 from .pool import Pool

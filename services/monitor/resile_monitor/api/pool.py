@@ -8,19 +8,11 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel
 
-from resile_shared import subjects
-from resile_shared.api import CurvesView, HostView, JobList, JobSummary, JobView, PolicyView, TenantList, TenantView
-from resile_shared.buckets import Entry
-from resile_shared.bus import Bus
-from resile_shared.credentials import Credentials
-from resile_shared.messages.commands import Accepted, PoolPolicy, PoolSuspend, TenantDelete, TenantSet
-from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord
-from resile_shared.messages.message import MAX_INTEGER
-from resile_shared.messages.pool import PolicyRecord, TenantShare
-from resile_shared.messages.queries import ExplainJobs, JobExplanations
-from resile_shared.messages.usage import RemovedUsage
-from resile_shared.storage import ObjectStorage
-from resile_shared.subjects import (
+from resile_shared.bus import subjects
+from resile_shared.bus.buckets import Entry
+from resile_shared.bus.client import Bus
+from resile_shared.bus.credentials import Credentials
+from resile_shared.bus.subjects import (
     EVENTS,
     HOSTS,
     JOBS,
@@ -34,12 +26,29 @@ from resile_shared.subjects import (
     BucketSpec,
     InvalidSubject,
 )
+from resile_shared.http.api import (
+    CurvesView,
+    HostView,
+    JobList,
+    JobSummary,
+    JobView,
+    PolicyView,
+    TenantList,
+    TenantView,
+)
+from resile_shared.messages.commands import Accepted, PoolPolicy, PoolSuspend, TenantDelete, TenantSet
+from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord
+from resile_shared.messages.message import MAX_INTEGER
+from resile_shared.messages.pool import PolicyRecord, TenantShare
+from resile_shared.messages.queries import ExplainJobs, JobExplanations
+from resile_shared.messages.usage import RemovedUsage
+from resile_shared.storage.objects import ObjectStorage
 
 from ..changes import TracedItem
-from ..curve_store import CurveStore
+from ..history.curve_store import CurveStore
+from ..history.slot_store import SlotStore
 from ..metrics import MonitorMetrics
 from ..projection import Projection
-from ..slot_store import SlotStore
 from ..traces import Traces
 from ..views import curves_view
 from .problems import ProblemError

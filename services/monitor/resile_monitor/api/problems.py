@@ -7,9 +7,9 @@ from typing import Literal
 
 from aiohttp import web
 
-from resile_shared.api import Problem
 from resile_shared.errors import ResileError
-from resile_shared.storage import MissingObjectError
+from resile_shared.http.api import Problem
+from resile_shared.storage.objects import MissingObjectError
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
-from resile_shared.api import View
-from resile_shared.envelope import Received
-from resile_shared.stream_reader import StreamReader
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.stream_reader import StreamReader
+from resile_shared.http.api import View
 
 M = TypeVar("M", bound=BaseModel)
 V = TypeVar("V", bound=View)

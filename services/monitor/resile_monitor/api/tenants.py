@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from resile_shared.api import NewTenant
+from resile_shared.http.api import NewTenant
 from resile_shared.messages.commands import TenantDelete, TenantSet
 
 from .pool import Pool

@@ -2,8 +2,8 @@
 
 from aiohttp import web
 
-from resile_shared.api import ChangeList, Empty, NewAttack
-from resile_shared.telemetry import add_to
+from resile_shared.http.api import ChangeList, Empty, NewAttack
+from resile_shared.telemetry.traces import add_to
 
 from ..changes import ATTACK, changes_of
 from .pool import Pool

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from resile_shared.api import Empty, NewWebhook, WebhookCreated, WebhookList, WebhookView
-from resile_shared.buckets import ConflictError, Entry
+from resile_shared.bus.buckets import ConflictError, Entry
+from resile_shared.bus.subjects import EVENTS, WEBHOOKS, InvalidSubject
+from resile_shared.http.api import Empty, NewWebhook, WebhookCreated, WebhookList, WebhookView
 from resile_shared.messages.jobs import JobEvent
 from resile_shared.messages.webhooks import MAX_WEBHOOKS, SECRET_PREFIX, Webhook
-from resile_shared.subjects import EVENTS, WEBHOOKS, InvalidSubject
 
 from .pool import Pool, bus_timeout
 from .problems import ProblemError

@@ -15,13 +15,13 @@ from typing import Any
 
 import aiohttp
 
-from resile_shared.buckets import Change, ConflictError
-from resile_shared.bus import Bus
-from resile_shared.envelope import Received
+from resile_shared.bus.buckets import Change, ConflictError
+from resile_shared.bus.client import Bus
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import EVENTS, WEBHOOKS, job_events_of_kind
 from resile_shared.errors import ResileError
 from resile_shared.messages.jobs import JobEvent
 from resile_shared.messages.webhooks import Webhook
-from resile_shared.subjects import EVENTS, WEBHOOKS, job_events_of_kind
 
 from .core import Pace, claimed, delivery, seconds_to_wait, settled
 

@@ -22,9 +22,9 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from resile_shared.api import EventView
-from resile_shared.catalogue import model_of
-from resile_shared.envelope import Malformed
+from resile_shared.bus.catalogue import model_of
+from resile_shared.bus.envelope import Malformed
+from resile_shared.http.api import EventView
 from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop, TenantDelete, TenantSet
 from resile_shared.messages.hosts import HostDraining, HostEvent, HostJoined, HostLeft, HostLost, HostState
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobSpec

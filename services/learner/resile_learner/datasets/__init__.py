@@ -1,0 +1,1 @@
+"""The data that jobs train on: fetched once per host into a bounded cache."""

@@ -1,0 +1,1 @@
+"""Which samples a run uses, in which order, and how they become shards."""

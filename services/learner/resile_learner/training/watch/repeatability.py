@@ -1,0 +1,90 @@
+"""Whether a shard gives the same batch and the same loss wherever and however often it is computed.
+
+At some iterations every worker computes the first shard, beside its own. Headers carry what it came to.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from resile_shared.errors import UsageError
+
+from ...state.facts import MembersDiffer, minority
+from ..data.fetch import Fetched
+from ..digest import content_digest
+
+REMEDY = (
+    "Draw from the global generators of python, numpy or torch, which are seeded for each sample and each shard, and "
+    "not from a generator of your own, the time or the id of a process"
+)
+
+
+class ShardFingerprint(NamedTuple):
+    """What a worker read and computed of the first shard."""
+
+    batch: str
+    loss: str
+
+
+class NotRepeatable(UsageError):
+    """The same shard gave something else when it was read or computed again."""
+
+
+def is_compared_in_epoch(epoch: int) -> bool:
+    """Whether the first iteration of ``epoch`` compares the first shard: in epochs 0, 1, 2, 4, 8 and so on."""
+    return epoch & (epoch - 1) == 0
+
+
+def is_compared_iteration(number: int) -> bool:
+    """Whether iteration ``number`` compares the first shard: 0, 2, 4, 6, 8, 12, 16, 24 and so on, ever more seldom.
+
+    No two are neighbours: a generator that goes on from shard to shard cannot be at the same number in both on workers
+    that compute one shard more or less than others. And each is at most twice the one before: what a body does from a
+    certain number of its own batches on, it does on a worker with fewer shards so much later.
+    """
+    power = number & -number
+    return number % 2 == 0 and number in (0, power, 3 * power)
+
+
+def read_twice(read: Callable[[], Fetched]) -> Fetched:
+    """Read a shard twice. Raises NotRepeatable when the second time gives other samples."""
+    first, second = read(), read()
+    check_same_batch(first.batch, second.batch)
+    return second
+
+
+def check_same_batch(batch: Any, again: Any) -> None:
+    """Raises NotRepeatable when a shard was read with two different outcomes."""
+    if content_digest(batch) != content_digest(again):
+        raise NotRepeatable(
+            "the dataset (or the collate_fn) gives other samples when the same shard of the same epoch is read "
+            f"again, so that they would depend on which worker reads them. {REMEDY}"
+        )
+
+
+def fingerprint(batch: Any, loss: Tensor | float) -> ShardFingerprint:
+    """The fingerprint of a collated ``batch`` with its mean ``loss``, which counts with all its bits."""
+    return ShardFingerprint(content_digest(batch), float(loss.detach() if isinstance(loss, Tensor) else loss).hex())
+
+
+def check_fingerprints(fingerprints: Sequence[ShardFingerprint | None], workers: Sequence[int]) -> None:
+    """Compare what ``workers`` made of one shard, as far as they computed it. Raises MembersDiffer."""
+    known = [(print_, worker) for print_, worker in zip(fingerprints, workers, strict=True) if print_ is not None]
+    if not known:
+        return
+    prints, who_knows = zip(*known, strict=True)
+    _, who = minority([print_.batch for print_ in prints], who_knows)
+    if who:
+        raise MembersDiffer(
+            f"{who} read other samples than the others for the same shard of the same epoch: the dataset (or the "
+            f"collate_fn) depends on the worker. {REMEDY}"
+        )
+    _, who = minority([print_.loss for print_ in prints], who_knows)
+    if who:
+        raise MembersDiffer(
+            f"{who} computed another loss than the others for the same batch and the same parameters: the model or the "
+            f"body of the loop depends on the worker, or on the batches before. {REMEDY}; and keep no state from batch "
+            "to batch (such as the hidden state of a recurrent network), since a worker computes only some of the "
+            "batches"
+        )

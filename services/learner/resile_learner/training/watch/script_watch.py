@@ -1,0 +1,78 @@
+"""Watches a script while it trains, so that wrong training is named: see docs/elastic-training.md."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import nn
+
+from ..buffers import Buffers
+from ..settings import Mode
+from ..torch_settings import check_unchanged, script_settings
+from .averages import AverageWatch
+from .body_watch import BodyWatch
+from .optimizer_watch import OptimizerWatch, watch_other_optimizers
+from .schedules import check_schedules
+
+
+class ScriptWatch:
+    """Watches what a script does with its model, its optimizers and the parts of its ``state``.
+
+    ``has_fixed_length`` is false where iterations may become more than a schedule was made for. Raises UsageError.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        state: Mapping[str, Any],
+        *,
+        mode: Mode,
+        has_fixed_length: bool,
+    ) -> None:
+        self._model = model
+        self._given = optimizers
+        self.body = BodyWatch(model, optimizers, state)
+        self.optimizers = [OptimizerWatch(model, each, state) for each in optimizers]
+        self._averages = AverageWatch(model, state)
+        self._schedules = tuple(state.values()) if has_fixed_length else ()
+        self._mode = mode
+        self._torch_settings: dict[str, str] = {}
+        self._num_begun = 0
+
+    @contextmanager
+    def watching(self, may_update: Callable[[], bool]) -> Iterator[None]:
+        """Training runs in this context; averages of weights may be updated only while ``may_update()`` is true."""
+        self._torch_settings = script_settings()
+        with self._averages.watch_updates(may_update), watch_other_optimizers(self._model, self._given):
+            yield
+
+    def begin_iteration(self, *, is_compared: bool) -> None:
+        """An iteration begins, in which the first shard is compared or not."""
+        self._averages.begin_iteration(self._num_begun)
+        self.body.begin_iteration(is_compared=is_compared)
+        self._num_begun += 1
+
+    def check_unchanged(self, *, epochs: int, iteration: int, iterations_total: int) -> None:
+        """Refuse what a joining worker could not know, and schedules that count other steps than they get."""
+        if self._mode == "same-bits":
+            check_unchanged(self._torch_settings)
+        for watch in self.optimizers:
+            watch.check()
+        check_schedules(self._schedules, epochs=epochs, iteration=iteration, iterations_total=iterations_total)
+
+    def facts(self, buffers: Buffers, iteration: int, num_evaluations: int | None) -> dict[str, str]:
+        """Values that the script may have changed since the last exchange, but only in the same way on all workers.
+
+        ``num_evaluations`` of its closure were exchanged in this iteration; None where there are no closures.
+        """
+        options = repr(self.body.options()).encode()
+        facts = {"optimizer_options": f"{crc32(options):x}", "buffers": f"{buffers.digest(iteration):x}"}
+        return facts if num_evaluations is None else {**facts, "evaluations": f"{num_evaluations} in {iteration}"}
+
+    @property
+    def steps(self) -> list[int]:
+        """The number of steps of each optimizer."""
+        return [watch.steps for watch in self.optimizers]

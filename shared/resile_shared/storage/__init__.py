@@ -1,0 +1,1 @@
+"""Object storage, and what is kept there: packages of code, models, datasets."""

@@ -1,0 +1,1 @@
+"""Traces, logs and metrics of services."""

@@ -1,0 +1,270 @@
+"""Traces and logs: OpenTelemetry set-up, spans in one line, and logs that carry trace ids.
+
+Spans of changes are recorded in any case, for the page; what is repeated several times a second is not. Trace ids
+always travel. Attributes follow the semantic conventions of OpenTelemetry; those of Resile begin with ``resile.``.
+"""
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Literal
+
+import orjson
+from opentelemetry import trace
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.propagate import extract
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult
+from opentelemetry.trace import Link, SpanKind, TraceState
+from opentelemetry.util.types import Attributes
+
+from ..errors import UsageError
+from ..messages.message import timestamp
+from .span_queue import ITERATION, is_of_change
+
+_tracer = trace.get_tracer("resile")
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+Value = str | int | float | bool
+
+
+class _Changes(Sampler):
+    """Records the traces of changes alone; with a collector also the iterations that are sampled."""
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        """Decide by the name of the first span."""
+        is_wanted = is_of_change(name) or (name == ITERATION and has_collector())
+        return SamplingResult(Decision.RECORD_AND_SAMPLE if is_wanted else Decision.DROP, attributes)
+
+    def get_description(self) -> str:
+        """Return a name."""
+        return "Changes"
+
+
+def has_collector() -> bool:
+    """Whether the standard variables name a collector."""
+    return any(os.environ.get(name) for name in _ENDPOINTS)
+
+
+def set_up_tracing(service: str, *, processors: Sequence[SpanProcessor] = ()) -> TracerProvider:
+    """Have the spans of this process go to the collector that the standard variables name, and to ``processors``."""
+    provider = TracerProvider(
+        sampler=ParentBased(_Changes()),
+        resource=Resource.create(
+            {
+                "service.name": service,
+                "service.version": version("resile"),
+                "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
+                "host.name": socket.gethostname(),
+            }
+        ),
+    )
+    if has_collector():
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        provider.add_span_processor(BatchSpanProcessor(_exporter()))
+    for processor in processors:
+        provider.add_span_processor(processor)
+    trace.set_tracer_provider(provider)
+    return provider
+
+
+def _exporter() -> SpanExporter:
+    """Return an exporter with the protocol that the standard variables name. Raises UsageError."""
+    variable = next((name for name in _PROTOCOLS if os.environ.get(name)), _PROTOCOLS[-1])
+    match os.environ.get(variable) or "http/protobuf":
+        case "http/protobuf":
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+            return OTLPSpanExporter()
+        case "grpc":
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
+
+            return GrpcSpanExporter()
+        case other:
+            raise UsageError(f"{variable}={other}: must be grpc or http/protobuf")
+
+
+def attributes_of(attributes: Mapping[str, Value]) -> dict[str, Value]:
+    """Return attributes with names of their own: those without a dot are Resile's."""
+    return {name if "." in name else f"resile.{name}": value for name, value in attributes.items()}
+
+
+@contextmanager
+def traced(
+    name: str, attributes: Mapping[str, Value] | None = None, *, kind: SpanKind = SpanKind.INTERNAL, **own: Value
+) -> Iterator[trace.Span]:
+    """Put a span around the block; an exception is recorded in it and goes on."""
+    found = attributes_of({**(attributes or {}), **own})
+    with _tracer.start_as_current_span(name, attributes=found, kind=kind) as span:
+        yield span
+
+
+def begin(
+    name: str,
+    context: Context | None = None,
+    attributes: Mapping[str, Value] | None = None,
+    *,
+    begun: float | None = None,
+    links: Sequence[Link] = (),
+    **own: Value,
+) -> trace.Span:
+    """Begin a span that something later ends, by its `end`; in ``context``, or else in the present one.
+
+    ``begun``: in seconds since the epoch, if not now.
+    """
+    start = None if begun is None else round(begun * 1e9)
+    found = attributes_of({**(attributes or {}), **own})
+    return _tracer.start_span(name, context=context, attributes=found, start_time=start, links=links)
+
+
+def add_to(trace_id: str, parent: str, name: str, *, begin: float, seconds: float, **own: Value) -> None:
+    """Add a span below ``parent`` to a trace that another process began; both ids are hexadecimal.
+
+    ``begin``: in seconds since the epoch.
+    """
+    context = context_of({"traceparent": f"00-{trace_id}-{parent}-01"})
+    start = round(begin * 1e9)
+    span = _tracer.start_span(name, context=context, attributes=attributes_of(own), start_time=start)
+    span.end(start + round(seconds * 1e9))
+
+
+def in_span(span: trace.Span) -> Context:
+    """Return the context of what ``span`` leads to."""
+    return trace.set_span_in_context(span, Context())
+
+
+def is_recorded() -> bool:
+    """Whether the present trace is recorded."""
+    return trace.get_current_span().get_span_context().trace_flags.sampled
+
+
+def message_attributes(subject: str, operation: Literal["publish", "request", "process"]) -> dict[str, Value]:
+    """Return the attributes of a span that sends or handles a message."""
+    return {
+        "messaging.system": "nats",
+        "messaging.destination.name": subject,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": "process" if operation == "process" else "send",
+    }
+
+
+@contextmanager
+def publishing(verb: Literal["publish", "ask"], subject: str) -> Iterator[trace.Span]:
+    """Put a span around the sending of a message."""
+    kind, operation = (SpanKind.CLIENT, "request") if verb == "ask" else (SpanKind.PRODUCER, "publish")
+    attributes = message_attributes(subject, operation)  # type: ignore[arg-type]
+    with traced(f"{verb} {subject}", attributes, kind=kind) as span:
+        yield span
+
+
+@contextmanager
+def handling(verb: Literal["handle", "answer"], subject: str, headers: Mapping[str, str] | None) -> Iterator[None]:
+    """Put a span around the handling of a message, as a child of what sent it."""
+    attributes = message_attributes(subject, "process")
+    kind = SpanKind.SERVER if verb == "answer" else SpanKind.CONSUMER
+    with continued(f"{verb} {subject}", headers, attributes, kind=kind):
+        yield
+
+
+@contextmanager
+def continued(
+    name: str,
+    headers: Mapping[str, str] | None,
+    attributes: Mapping[str, Value] | None = None,
+    *,
+    kind: SpanKind = SpanKind.INTERNAL,
+) -> Iterator[trace.Span]:
+    """Put a span around what a message or a request leads to, as a child of what sent it."""
+    found = attributes_of(attributes or {})
+    with _tracer.start_as_current_span(name, context=extract(headers or {}), attributes=found, kind=kind) as span:
+        yield span
+
+
+def carries_trace(headers: Mapping[str, str] | None) -> bool:
+    """Whether a message belongs to a trace: state that is repeated every second needs no spans."""
+    return "traceparent" in (headers or {})
+
+
+def context_of(headers: Mapping[str, str]) -> Context:
+    """Return the trace that headers carry, for `resumed`; an empty one without."""
+    return extract(headers, context=Context())
+
+
+@contextmanager
+def resumed(context: Context) -> Iterator[None]:
+    """Put the block into a trace that another task began: what ``get_current`` returned there."""
+    token = attach(context)
+    try:
+        yield
+    finally:
+        detach(token)
+
+
+def set_up_logging(service: str, *, form: Literal["json", "plain"], level: str) -> None:
+    """Have all loggers write to stderr, in one form, at ``level`` and above."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(service) if form == "json" else PlainFormatter(service))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("nats").setLevel(logging.CRITICAL)  # the bus says itself what matters of it
+
+
+def _trace_ids() -> dict[str, str]:
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return {}
+    return {"trace_id": trace.format_trace_id(context.trace_id), "span_id": trace.format_span_id(context.span_id)}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, service, logger, message, trace ids, and the traceback if there is one."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        fields: dict[str, Any] = {
+            "time": timestamp(datetime.fromtimestamp(record.created, UTC)),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_trace_ids(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(fields).decode()
+
+
+class PlainFormatter(logging.Formatter):
+    """A line for people: time, level, service, message, and the trace it belongs to."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, with the traceback below it if there is one."""
+        time = timestamp(datetime.fromtimestamp(record.created, UTC))
+        ids = _trace_ids()
+        line = f"{time} {record.levelname.lower():7} {self._service}: {record.getMessage()}"
+        line += f" [trace {ids['trace_id']}]" if ids else ""
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
