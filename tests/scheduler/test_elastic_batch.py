@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from resile_scheduler.policies.demand import BatchRange, Demand, Target
 from resile_scheduler.policies.elastic_batch import ENOUGH, elastic_batch
-from resile_scheduler.policies.throughput import Line, Throughput
+from resile_scheduler.policies.throughput import Correction, Line, Throughput
 
 COMMUNICATES = Throughput(
     compute=Line(0.0, 0.001), exchange=Line(0.05, 0.0), exchange_across=Line(0.2, 0.0), num_measured=4
@@ -132,6 +132,23 @@ def test_a_change_has_to_earn_what_it_costs() -> None:
     assert workers(elastic_batch(costly, 8)) == [5, 3]
     assert workers(elastic_batch([*costly, demand(3, throughput=COMPUTES)], 8))[0] == 5, "one changes for the third"
     assert sum(workers(elastic_batch(costly, 12))) == 12
+
+
+@pytest.mark.parametrize(("gain", "moves"), [(0.04, False), (0.06, True)])
+def test_a_change_earns_more_than_measurements_can_tell(gain: float, moves: bool) -> None:
+    """The job holds 10 workers and could have 12; with them it is faster by ``gain``."""
+    slower = Throughput(compute=Line(0.0, 0.001), num_measured=4)
+    faster = float(slower.seconds(12, 64))
+    error = np.log(float(slower.seconds(10, 64)) / (1 + gain) / faster)
+    throughput = replace(slower, corrections=(Correction(12, False, (np.log(64 / 12),), (float(error),)),))
+    job = demand(throughput=throughput, holds_slots=True, assigned_workers=10, change_seconds=0.01, sizes=(10, 12))
+    assert workers(elastic_batch([job], 12)) == [12 if moves else 10]
+
+
+def test_a_large_job_takes_the_only_idle_slot() -> None:
+    """It makes the job faster by a fortieth, as everyone would expect."""
+    job = demand(throughput=COMPUTES, holds_slots=True, assigned_workers=40, change_seconds=0.01)
+    assert workers(elastic_batch([job], 41)) == [41]
 
 
 def test_arrivals_are_admitted_one_at_a_time_while_the_minimums_fit() -> None:

@@ -7,8 +7,8 @@ factor T(n, b*(n)) / T(n_min, b_min) says how many times as fast it is as on the
 
 Arrivals are admitted one at a time, after the jobs that hold slots, as long as the minimums of all fit; the others
 wait. A slot that makes no job faster stays idle. A job that was not measured is taken to scale perfectly. Another
-number of workers than a job has is worth less by the training that the change costs. With as many as it has it keeps
-its batch, unless the best one is quite different.
+number of workers than a job has is worth less by the training that the change costs, and by `LEAST_GAIN` at least.
+With as many as it has it keeps its batch, unless the best one is quite different.
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,11 @@ Mask = NDArray[np.bool_]
 
 ENOUGH = 0.99
 """The best batch is the smallest with this much of the highest throughput: a larger one learns less per sample."""
-SAME_BATCH = 1.5
+SAME_BATCH = 2.0
 """A batch that differs by no more than this factor is not worth a change of its own."""
+LEAST_GAIN = 0.05
+"""Another number of workers promises a job at least this much of its speed, or half of one more worker if that is less:
+the speed with numbers of workers that were not measured is not known better."""
 NUM_HALVINGS = 8
 """Of the ratio between the least and the most, in search of it."""
 
@@ -90,7 +93,8 @@ class _Options:
         present = int(self.sizes.searchsorted(demand.assigned_workers))
         if present == len(self.sizes) or self.sizes[present] != demand.assigned_workers:
             return self.scaling
-        worth: Floats = self.scaling - lost_share(demand) * self.scaling[present]
+        least_gain = min(LEAST_GAIN, 0.5 / demand.assigned_workers)
+        worth: Floats = self.scaling - max(lost_share(demand), least_gain) * self.scaling[present]
         worth[present] = self.scaling[present]
         return worth
 

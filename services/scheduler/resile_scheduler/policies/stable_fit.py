@@ -4,7 +4,7 @@ from collections import Counter
 
 from .throughput import MOST_MEASUREMENTS, Configuration, Measurement, Measurements, Throughput
 
-TOLERANCE = 0.25
+TOLERANCE = 0.3
 """Two medians of `MOST_MEASUREMENTS` iterations that jitter by 20 % hardly ever differ so much."""
 
 

@@ -37,6 +37,9 @@ MOST_MEASUREMENTS = 16
 """That count in one configuration: the newest."""
 MOST_CONFIGURATIONS = 64
 """That count: the newest."""
+CERTAIN = 2.0
+"""An error of the lines is corrected from so many standard deviations of the measured time on: of many numbers of
+workers, a job would choose the one that noise makes fast."""
 OVERLAPS = np.array([1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0])
 LESS_OVERLAP = 1e-3
 """What speaks for less overlap among equal fits, in relative error."""
@@ -284,7 +287,7 @@ def _corrections(
 ) -> tuple[Correction, ...]:
     """Return what makes up for ``errors``, the logarithms of how far lines are off, as far as they are no noise."""
     errors = errors * counts / (counts + (NOISE / MISFIT) ** 2)
-    errors = np.where(np.abs(errors) < NOISE / np.sqrt(counts), 0.0, errors)
+    errors = np.where(np.abs(errors) < CERTAIN * NOISE / np.sqrt(counts), 0.0, errors)
     columns = workers.tolist(), across.tolist(), np.log(samples).tolist(), errors.tolist()
     found: dict[tuple[int, bool], dict[float, list[float]]] = {}
     for number, is_across, x, error in zip(*columns, strict=True):
