@@ -5,6 +5,7 @@ import re
 _PHRASES = (
     (re.compile(r"^Value error, "), ""),
     (re.compile(r"\b(?:Input|String|List|Tuple|Set|Dictionary|Number|Value|Data|Object|Bytes) should "), "must "),
+    (re.compile(r"\ba valid dictionary or instance of \w+"), "an object"),
     (re.compile(r", unable to parse string as an? \w+( number)?"), ""),
     (re.compile(r", unable to interpret input"), ""),
     (re.compile(r", got a number with a fractional part"), ""),

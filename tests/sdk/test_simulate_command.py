@@ -99,6 +99,22 @@ def test_a_malformed_trace_is_named_by_line_and_column(
     assert err == f"resile: {fault}\n"
 
 
+@pytest.mark.parametrize(
+    ("header", "fault"),
+    [
+        ("min_worker", "column min_worker: this column is unknown: is it min_workers?"),
+        ("priority", "column priority: the header has this column more than once"),
+    ],
+)
+def test_a_column_that_would_be_ignored_is_named(
+    jobs: str, header: str, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, *rows = JOBS.splitlines()
+    Path(jobs).write_text("\n".join([f"{names},{header}", *(f"{row},5" for row in rows)]) + "\n")
+    assert main(["simulate", jobs]) == 2
+    assert capsys.readouterr().err == f"resile: {jobs}, line 1, {fault}\n"
+
+
 def test_a_simulation_does_not_load_torch(jobs: str) -> None:
     code = f"import sys; from resile.cli import main; main(['simulate', {jobs!r}]); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

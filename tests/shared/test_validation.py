@@ -40,7 +40,7 @@ class Order(BaseModel):
         ({"is_last": "maybe"}, "is_last must be a valid boolean"),
         ({"items": [1, "x"]}, "items.1 must be a valid integer"),
         ({"other": 1}, "other is unknown"),
-        ([], "must be a valid dictionary or instance of Order"),
+        ([], "must be an object"),
     ],
 )
 def test_a_fault_is_described_in_plain_words(fields: object, described: str) -> None:

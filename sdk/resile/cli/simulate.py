@@ -158,7 +158,13 @@ def _show(trace: str, outcomes: Sequence["Outcome"], chart: Path | None, *, as_j
             for figure, outcome in zip(figures, outcomes, strict=True)
         ],
     }
-    lines = [f"{trace}: {figures[0].jobs} jobs on {outcomes[0].num_slots} slots", "", *_table(figures)]
+    from .tables import count
+
+    lines = [
+        f"{trace}: {count(figures[0].jobs, 'job')} on {count(outcomes[0].num_slots, 'slot')}",
+        "",
+        *_table(figures),
+    ]
     show(document, [*lines, *([f"chart: {chart}"] if chart else [])], as_json=as_json)
 
 

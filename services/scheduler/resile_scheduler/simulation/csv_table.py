@@ -1,7 +1,8 @@
 """Reads CSV files of numbers and names; what is wrong in one is reported by file, line and column."""
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,8 @@ Row = tuple[int, Mapping[str, str]]
 MOST = 10**12
 """Iterations, samples, or whatever else is counted."""
 MOST_SECONDS = 10 * 365 * 86400.0
+SIMILAR = 0.8
+"""From this similarity on, the name of a column is taken for a misspelling of another (`difflib`)."""
 MOMENT = "a number of seconds, of ten years at most"
 """What `moment` expects."""
 
@@ -55,6 +58,23 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
     if not rows:
         raise MalformedFile(path, "no rows below the header", line=2)
     return [(line, dict(zip(header, row, strict=True))) for line, row in rows]
+
+
+def check_optional(path: Path, columns: Iterable[str]) -> None:
+    """Check that the header has none of the optional ``columns`` twice, and none that is nearly one of them.
+
+    Raises:
+        MalformedFile: it has, or it cannot be read.
+
+    """
+    known = set(columns)
+    header = read_header(path)
+    for column in header:
+        if column in known and header.count(column) > 1:
+            raise MalformedFile(path, "the header has this column more than once", column=column)
+        near = [] if column in known else get_close_matches(column.strip().lower(), known, n=1, cutoff=SIMILAR)
+        if near:
+            raise MalformedFile(path, f"this column is unknown: is it {near[0]}?", column=column)
 
 
 def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:

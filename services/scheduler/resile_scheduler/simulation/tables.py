@@ -29,6 +29,7 @@ from .csv_table import (
     MalformedFile,
     Row,
     cell,
+    check_optional,
     duration,
     moment,
     non_negative,
@@ -43,6 +44,7 @@ from .workload import CHECKPOINT_SECONDS, Submission, Workload
 
 T = TypeVar("T")
 SHARDED = ("name", "time", "iterations", "shard_seconds")
+OPTIONAL = ("num_shards", "min_workers", "max_workers", "sizes", "priority", "tenant", "deadline")
 MODELLED = ("job_id", "submission_time", "num_iteration", "model_name", "batch_size")
 NUM_SHARDS = 24
 MOST_SHARDS = 64
@@ -69,6 +71,7 @@ def read_table(path: Path, *, profiles: Path | None, num_slots: int) -> Workload
 
 
 def _read_sharded(path: Path, _: Path, num_slots: int) -> Iterable[Submission]:
+    check_optional(path, OPTIONAL)
     rows = read_rows(path, SHARDED)
     for number, row in enumerate(rows, 1):
         training = Sharded(
@@ -92,6 +95,7 @@ def _read_profiled(path: Path, profiles: Path, num_slots: int) -> Iterable[Submi
 
 
 def _read_modelled(path: Path, profiles: Path, num_slots: int) -> Iterable[Submission]:
+    check_optional(path, OPTIONAL)
     models = {model.name: model for model in read_models(profiles)}
     rows = read_rows(path, MODELLED)
     start = min(cell(path, row, "submission_time", non_negative, expected="a number of seconds") for row in rows)
