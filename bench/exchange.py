@@ -8,7 +8,9 @@ Everything is measured in one run, in the same processes, the two sides taking t
     python bench/exchange.py --only hosts
 
 As root also 4 workers on each of two hosts (network namespaces, with a link of 1 Gbit/s and of 100 Mbit/s between
-them): folded by host, and flat.
+them): folded by host, and flat. And 2 workers on each of four hosts, of which one has a link of 100 Mbit/s and the
+others have 1 Gbit/s: with the sums divided among the fast hosts, and among all.
+
     python bench/exchange.py --tiny     # only tries every part
 """
 
@@ -37,6 +39,7 @@ from report import Target, argument_parser, conclude
 from resile_learner.collectives.departure import LeaveAcknowledgement
 from resile_learner.collectives.memory_agreement import NOWHERE, MemoryAgreement, find_host
 from resile_learner.collectives.poller import LinkPoller
+from resile_learner.collectives.reduction import SharedMemory
 from resile_learner.collectives.round import GradientExchange
 from resile_learner.collectives.spec import RoundSpec, Tag
 from resile_learner.collectives.state_transfer import StateTransfer
@@ -47,6 +50,7 @@ MB = 1_000_000
 SIZES_MB = (0.01, 1, 16, 100)
 BARE_CHUNK_BYTES = 1 << 20
 GIVE_UP_SECONDS = 600
+FAST_MEGABITS, SLOW_MEGABITS = 1000, 100
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Settings:
     shares_memory: bool
     hosts: tuple[str, ...] = ()
     """The namespaces that the workers run in, evenly many in each; here if there are none."""
+    has_slow_host: bool = False
+    """What else is measured between hosts: sums divided evenly among all workers, or else the flat exchange."""
 
     def host_of(self, rank: int, num_workers: int) -> int:
         """Which of them."""
@@ -67,7 +73,7 @@ class Settings:
 
     def address_of(self, rank: int, num_workers: int) -> str:
         """Where a worker listens."""
-        return namespaces.ADDRESSES[self.host_of(rank, num_workers)] if self.hosts else "127.0.0.1"
+        return namespaces.address(self.host_of(rank, num_workers)) if self.hosts else "127.0.0.1"
 
 
 def main() -> None:
@@ -77,7 +83,7 @@ def main() -> None:
     parser.add_argument("--bucket", type=float, default=4.0, help="megabytes in a bucket (4)")
     parser.add_argument("--state", type=int, help="megabytes of state to transfer (1200; 0: none)")
     parser.add_argument("--tcp", action="store_true", help="do not share memory")
-    parser.add_argument("--only", choices=("host", "hosts"), help="on one host, or between two")
+    parser.add_argument("--only", choices=("host", "hosts"), help="on one host, or between several")
     parser.add_argument("--megabits", type=float, nargs="+", help="a second between two hosts (100 1000; 0: no limit)")
     arguments = parser.parse_args()
     length = arguments.length
@@ -100,7 +106,9 @@ def main() -> None:
     else:
         sizes = tuple(arguments.sizes or length.pick(full=(1.0, 16.0), quick=(4.0,), tiny=(0.1,)))
         megabits = arguments.megabits or length.pick(full=(1000.0, 100.0), quick=(1000.0, 100.0), tiny=(1000.0,))
-        targets += between_hosts(megabits, 8, replace(settings, sizes_mb=sizes, state_mb=0))
+        settings = replace(settings, sizes_mb=sizes, state_mb=0)
+        targets += between_hosts(megabits, 8, settings)
+        targets += with_a_slow_host(8, settings)
     conclude(targets, length)
 
 
@@ -135,7 +143,7 @@ def between_hosts(megabits: Sequence[float], num_workers: int, settings: Setting
     print(f"{'Mbit/s':>7} {'MB':>8} {'by host ms':>10} {'flat ms':>10} {'gloo ms':>10} {'by flat':>7} {'by gloo':>7}")
     for rate in megabits:
         with (
-            namespaces.two_hosts(rate or None) as hosts,
+            namespaces.connected_hosts([rate or None] * 2) as hosts,
             processes(num_workers, replace(settings, hosts=hosts)) as first,
         ):
             for size in settings.sizes_mb:
@@ -144,6 +152,24 @@ def between_hosts(megabits: Sequence[float], num_workers: int, settings: Setting
                 print(f"{rate:>7g} {size:>8g} {times} {ours / flat:>7.2f} {ours / gloo:>7.2f}", flush=True)
                 if rate and size >= 1:
                     targets.append(Target(f"{size:g} MB at {rate:g} Mbit/s, by flat", ours / flat, 1 / 1.6))
+    return targets
+
+
+def with_a_slow_host(num_workers: int, settings: Settings) -> list[Target]:
+    """By sums that are divided evenly, by gloo."""
+    targets = []
+    print(f"\n{num_workers} workers on four hosts, three with {FAST_MEGABITS} and one with {SLOW_MEGABITS} Mbit/s")
+    print(f"{'MB':>8} {'resile ms':>10} {'evenly ms':>10} {'gloo ms':>10} {'by evenly':>9} {'by gloo':>7}")
+    with (
+        namespaces.connected_hosts([*[FAST_MEGABITS] * 3, SLOW_MEGABITS]) as hosts,
+        processes(num_workers, replace(settings, hosts=hosts, has_slow_host=True)) as first,
+    ):
+        for size in settings.sizes_mb:
+            ours, evenly, gloo = answer(first)
+            times = " ".join(f"{seconds * 1e3:>10.2f}" for seconds in (ours, evenly, gloo))
+            print(f"{size:>8g} {times} {ours / evenly:>9.2f} {ours / gloo:>7.2f}", flush=True)
+            if size >= 4:
+                targets.append(Target(f"{size:g} MB with a slow host, by sums divided evenly", ours / evenly, 0.8))
     return targets
 
 
@@ -207,7 +233,8 @@ def measure(rank: int, num_workers: int, pipe: Connection, store: str, settings:
     agreement = MemoryAgreement(rank, host=here if settings.shares_memory else NOWHERE, report=print)
     exchanges = [GradientExchange(poller, rank, agreement)]
     if settings.hosts:
-        exchanges.append(GradientExchange(poller_of(connect(rank, addresses, pipe)), rank))
+        other = EvenlyDivided(rank, host=here) if settings.has_slow_host else None
+        exchanges.append(GradientExchange(poller_of(connect(rank, addresses, pipe)), rank, other))
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_workers)
     tags = (Tag(1, number) for number in itertools.count())
     for size in settings.sizes_mb:
@@ -215,6 +242,14 @@ def measure(rank: int, num_workers: int, pipe: Connection, store: str, settings:
     if num_workers == 2 and settings.state_mb:
         pipe.send(transfer_both(poller, rank, tags, bare[1 - rank], settings))
     signal.pause()
+
+
+class EvenlyDivided(MemoryAgreement):
+    """Lets all members own as many blocks, whatever their links carry."""
+
+    def begin(self, spec: RoundSpec) -> SharedMemory:
+        memory = super().begin(spec)
+        return SharedMemory(memory.sharing._replace(owners=()), memory.segments)
 
 
 def poller_of(sockets: Mapping[int, socket.socket]) -> LinkPoller:

@@ -1,17 +1,17 @@
-"""Hosts of a bench: network namespaces of this machine that are connected by a link of a given speed. As root."""
+"""Hosts of a bench: network namespaces of this machine on one switch, each with a cable of a given speed. As root."""
 
 import ctypes
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 _CLONE_NEWNET = 0x40000000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 INTERFACE = "link0"
-"""What the end of the link is called on both hosts."""
+"""What the cable is called on each host."""
 
 
 def why_impossible() -> str | None:
@@ -23,27 +23,33 @@ def why_impossible() -> str | None:
 
 
 @contextmanager
-def two_hosts(megabits: float | None) -> Iterator[tuple[str, str]]:
-    """Two namespaces that are gone after this block, as files for ``enter``; ``megabits`` a second between them.
+def connected_hosts(megabits: Sequence[float | None]) -> Iterator[tuple[str, ...]]:
+    """Namespaces on one switch that are gone after this block, as files for ``enter``.
 
-    Raises CalledProcessError: the system forbids it.
+    ``megabits`` a second go through the cable of each, in either direction; None: no limit. Raises CalledProcessError:
+    the system forbids it.
     """
-    holders = [subprocess.Popen(["unshare", "--net", "sleep", "infinity"]) for _ in range(2)]
+    holders = [subprocess.Popen(["unshare", "--net", "sleep", "infinity"]) for _ in range(len(megabits) + 1)]
     try:
-        files = [f"/proc/{holder.pid}/ns/net" for holder in holders]
+        switch, *files = [f"/proc/{holder.pid}/ns/net" for holder in holders]
         own = os.stat("/proc/self/ns/net").st_ino
-        while any(os.stat(file).st_ino == own for file in files):  # until unshare has run
+        while any(os.stat(file).st_ino == own for file in (switch, *files)):  # until unshare has run
             if any(holder.poll() is not None for holder in holders):
                 raise subprocess.CalledProcessError(1, "unshare --net")
-        _ip(files[0], f"link add {INTERFACE} type veth peer name {INTERFACE} netns {holders[1].pid}")
-        for file, address in zip(files, ADDRESSES, strict=True):
+        _ip(switch, "link add switch type bridge")
+        _ip(switch, "link set switch up")
+        for number, (file, rate) in enumerate(zip(files, megabits, strict=True)):
+            port = f"port{number}"
+            _ip(file, f"link add {INTERFACE} type veth peer name {port} netns {holders[0].pid}")
             _ip(file, "link set lo up")
-            _ip(file, f"address add {address}/24 dev {INTERFACE}")
+            _ip(file, f"address add {address(number)}/24 dev {INTERFACE}")
             _ip(file, f"link set {INTERFACE} up")
-            if megabits is not None:
-                shape = f"tbf rate {megabits:g}mbit burst {max(32, round(megabits)):d}kb latency 50ms"
+            _ip(switch, f"link set {port} master switch up")
+            if rate is not None:
+                shape = f"tbf rate {rate:g}mbit burst {max(32, round(rate)):d}kb latency 50ms"
                 _run(file, f"tc qdisc add dev {INTERFACE} root {shape}")
-        yield files[0], files[1]
+                _run(switch, f"tc qdisc add dev {port} root {shape}")
+        yield tuple(files)
     finally:
         for holder in holders:
             holder.kill()
@@ -51,7 +57,9 @@ def two_hosts(megabits: float | None) -> Iterator[tuple[str, str]]:
                 holder.wait(10)
 
 
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
+def address(number: int) -> str:
+    """That of a host, by its number."""
+    return f"10.77.0.{number + 1}"
 
 
 def enter(file: str) -> None:

@@ -53,8 +53,9 @@ class SharedFromTheStart:
         *,
         min_bytes: int = 1,
         slot_bytes: int = 1,
+        owners: tuple[int, ...] = (),
     ) -> None:
-        self._sharing = Sharing(min_bytes=min_bytes, slot_bytes=slot_bytes)
+        self._sharing = Sharing(min_bytes=min_bytes, slot_bytes=slot_bytes, owners=owners)
         self._hosts = hosts, hosts if later is None else later
         self._lock = threading.Lock()
         self._generation = -1
@@ -67,7 +68,7 @@ class SharedFromTheStart:
         ]
         alone = [[rank] for rank in range(len(spec.members)) if not any(rank in group for group in groups)]
         if all(len(group) < 2 for group in groups):
-            return SharedMemory()
+            return SharedMemory(self._sharing)
         sharing = self._sharing._replace(groups=tuple(tuple(group) for group in groups + alone if group))
         own = spec.members.index(worker)
         with self._lock:

@@ -14,6 +14,7 @@ from greenlet import getcurrent, greenlet
 
 from resile_learner.collectives.layout import layout
 from resile_learner.collectives.memory_agreement import MemoryAgreement
+from resile_learner.collectives.transport import Traffic
 
 from .link_group import Node
 
@@ -89,8 +90,8 @@ class WireTransport:
     def unacknowledged_seconds(self) -> float:
         return 0.0
 
-    def delivery_rate(self) -> int:
-        return 0
+    def traffic(self) -> Traffic:
+        return Traffic()
 
     def write_eof(self) -> None:
         self._outward.is_closed = True

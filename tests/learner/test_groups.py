@@ -29,9 +29,11 @@ def blocks_are_small() -> Iterator[None]:
         yield
 
 
-def schedule(num_members: int, hosts: Hosts, later: Hosts | None = None, *, seed: int) -> Schedule:
+def schedule(
+    num_members: int, hosts: Hosts, later: Hosts | None = None, *, owners: Collection[int] = (), seed: int
+) -> Schedule:
     limits = {"min_bytes": MIN_SHARED_BYTES[seed % 2], "slot_bytes": SLOT_BYTES[seed // 2 % 2]}
-    shared = SharedFromTheStart(hosts, later, **limits)
+    shared = SharedFromTheStart(hosts, later, owners=tuple(owners), **limits)
     return Schedule(num_members, lambda worker: AgreedMemory(worker, shared), seed)
 
 
@@ -66,11 +68,19 @@ def hosts_of(places: Sequence[int]) -> list[list[int]]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=2, max_size=7), st.integers(1, 9), st.integers(0, 10**6))
-def test_sums_have_the_bits_of_the_tree_in_any_order_of_events(places: list[int], num_leaves: int, seed: int) -> None:
-    """Rounds overlap: a member begins the next one when it has completed its own."""
+@given(
+    st.lists(st.integers(0, 3), min_size=2, max_size=7),
+    st.sets(st.integers(0, 6)),
+    st.integers(1, 9),
+    st.integers(0, 10**6),
+)
+def test_sums_have_the_bits_of_the_tree_in_any_order_of_events(
+    places: list[int], slow: set[int], num_leaves: int, seed: int
+) -> None:
+    """Rounds overlap: a member begins the next one when it has completed its own. Those that are slow own nothing."""
     members = range(len(places))
-    group = schedule(len(members), hosts_of(places), seed=seed)
+    owners = [worker for worker in members if worker not in slow]
+    group = schedule(len(members), hosts_of(places), owners=owners, seed=seed)
     works = [make_work(num_leaves, SIZES, seed=number) for number in range(2)]
     specs = [specs_of(work, members, Tag(1, number)) for number, work in enumerate(works)]
 
@@ -162,6 +172,28 @@ def crossing(num_leaves: int, num_elements: int, num_ranks: int, sharing: Sharin
                 if not isinstance(item, Stage) and host_of[rank] != host_of[other]:
                     total += int.from_bytes(content[-8:], "little")
     return total
+
+
+def moved_by(ranks: Collection[int], num_elements: int, num_ranks: int, sharing: Sharing) -> tuple[int, int]:
+    """The bytes of pieces and sums that ``ranks`` together send to others and receive from others."""
+    outward = inward = 0
+    for rank in range(num_ranks):
+        plan = layout(held_by(num_ranks, num_ranks), num_ranks, (Shape(num_elements, 4),), rank, sharing)
+        for other, route in enumerate(plan.routes):
+            for item, content, _ in (*route.pieces_in, *route.sums_in):
+                num_bytes = 0 if isinstance(item, Stage) else int.from_bytes(content[-8:], "little")
+                outward += num_bytes * (other in ranks and rank not in ranks)
+                inward += num_bytes * (rank in ranks and other not in ranks)
+    return outward, inward
+
+
+def test_a_host_that_owns_nothing_moves_each_bucket_once() -> None:
+    hosts = ((0, 1), (2, 3), (4, 5), (6, 7))
+    tensor = 48_000 * 4
+    equal, relieved = (Sharing(hosts, min_bytes=1, owners=owners) for owners in ((), (0, 1, 2, 3, 4, 5)))
+    assert moved_by((6, 7), 48_000, 8, equal) == pytest.approx((1.5 * tensor, 1.5 * tensor), rel=1e-2)
+    assert moved_by((6, 7), 48_000, 8, relieved) == (tensor, tensor)
+    assert moved_by((0, 1), 48_000, 8, relieved) == pytest.approx((5 / 3 * tensor, 5 / 3 * tensor), rel=1e-2)
 
 
 def test_each_host_crosses_the_link_once() -> None:

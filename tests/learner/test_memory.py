@@ -5,7 +5,8 @@ import mmap
 import os
 import resource
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +18,21 @@ from hypothesis import strategies as st
 from resile_learner.collectives.blocks import DIRECT_BYTES, MIN_SHARED_BYTES, NUM_SLOTS, SLOT_BYTES, Sharing
 from resile_learner.collectives.memory_agreement import (
     HOP_SECONDS,
+    MEASURED_BYTES,
     NOWHERE,
     Host,
     MemoryAgreement,
     Status,
-    _slowest_rate,
+    _host_rates,
+    _owners,
+    _rate_of,
     _smallest_grouped,
     decode_status,
     find_host,
 )
 from resile_learner.collectives.segments import TOKEN_BYTES, Mailbox, create_segment, map_segment
 from resile_learner.collectives.spec import Tag
+from resile_learner.collectives.transport import Traffic
 
 from .link_group import Group, abandoned, check_round, make_work, sharing_group, start
 
@@ -118,9 +123,18 @@ def test_a_member_that_maps_late_joins_its_group_late(connect: Connect, monkeypa
 
 def slowest(*rates: int, hosts: tuple[Host, ...] = (HERE, HERE, OTHER_CONTAINER, OTHER_CONTAINER)) -> int:
     """By what each member has measured, in bytes a second."""
-    return _slowest_rate(
-        [Status(host, b"n" * 16, b"t" * 16, frozenset(), rate) for host, rate in zip(hosts, rates, strict=True)]
-    )
+    return min(_host_rates(statuses_of(rates, hosts)).values(), default=0)
+
+
+def statuses_of(rates: Sequence[int], hosts: Sequence[Host]) -> list[Status]:
+    return [Status(host, b"n" * 16, b"t" * 16, frozenset(), rate) for host, rate in zip(hosts, rates, strict=True)]
+
+
+def owners(*rates: int, num_hosts: int) -> tuple[int, ...]:
+    """By what each member has measured; hosts have evenly many, which are neighbors."""
+    hosts = [Host(b"a kernel", b"%8d" % (rank * num_hosts // len(rates))) for rank in range(len(rates))]
+    statuses = statuses_of(rates, hosts)
+    return _owners(statuses, _host_rates(statuses))
 
 
 def test_smaller_buckets_are_folded_by_host_on_a_slower_link() -> None:
@@ -142,14 +156,70 @@ def test_one_measurement_that_is_far_off_decides_nothing() -> None:
     assert slowest(10**6, 10**6, 10**15, 10**15, 10**6, 10**6, hosts=hosts) == 3 * 10**6
 
 
+def test_workers_behind_a_slow_link_own_nothing() -> None:
+    assert owners(1000, 1000, 1000, 100, num_hosts=4) == (0, 1, 2)
+    assert owners(500, 500, 50, 50, 500, 500, num_hosts=3) == (0, 1, 4, 5)
+    assert owners(1000, 100, 1000, 100, num_hosts=4) == (0, 2)
+
+
+def test_all_own_evenly_many_where_no_link_is_slow_or_nothing_would_be_gained() -> None:
+    assert owners(1000, 900, 800, 334, num_hosts=4) == ()
+    assert owners(1000, 100, num_hosts=2) == ()
+    assert owners(1000, 1000, 1000, 0, num_hosts=4) == (), "not all have measured"
+
+
+@given(st.lists(st.integers(1, 1 << 40), min_size=1, max_size=9))
+def test_at_least_half_of_the_hosts_own(rates: list[int]) -> None:
+    assert not (owning := owners(*rates, num_hosts=len(rates))) or 2 * len(owning) >= len(rates)
+
+
+def test_a_rate_is_that_of_links_to_other_hosts_in_this_generation() -> None:
+    earlier = {1: Traffic(10**9, 1), 2: Traffic(10**9, 1)}
+    now = {
+        1: Traffic(2 * 10**9, 2),
+        2: Traffic(10**9 + MEASURED_BYTES, 1_000_001),
+        3: Traffic(MEASURED_BYTES, 2_000_000),
+    }
+    assert _rate_of(now, earlier, {2, 3}) == MEASURED_BYTES * 3 // 2
+    assert _rate_of(now, now, {2, 3}) == 0
+    short_of_it = now | {2: Traffic(10**9 + MEASURED_BYTES - 1, 1_000_001)}
+    assert _rate_of(short_of_it, earlier, {2}) == 0
+
+
+def measure(group: Group, rates: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each link of a worker carry that many bytes a second."""
+    for node, rate in zip(group.nodes, rates, strict=True):
+        for link in node.poller.links.values():
+            readings = map(Traffic, count(step=MEASURED_BYTES), count(step=MEASURED_BYTES * 1_000_000 // rate))
+            monkeypatch.setattr(link, "traffic", readings.__next__)
+
+
+@pytest.mark.parametrize("num_leaves", [4, 7])
+def test_sums_keep_their_bits_when_a_slow_worker_owns_nothing(num_leaves: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = [Host(b"kernel %d" % worker, b"anothern") for worker in range(4)]
+    group = Group(4, agreement=lambda worker: MemoryAgreement(worker, host=hosts[worker]))
+    measure(group, [10**6, 10**6, 10**5, 10**6], monkeypatch)
+    work, members = make_work(num_leaves, [60_000, 40_001, 7]), [0, 1, 2, 3]
+    for number in range(4):
+        check_round(group, members, Tag(1, number), work)
+    rounds = [node.begin(work.spec(w, members, Tag(1, 4))) for w, node in enumerate(group.nodes)]
+    assert {open_round.path for open_round in rounds} == {
+        "over TCP; the links of the slowest host carry 2.4 Mbit/s; the sums are divided among 3 workers with faster "
+        "links"
+    }
+    assert [
+        node.agreement and node.agreement.begin(work.spec(w, members, Tag(1, 4))).sharing.owners
+        for w, node in enumerate(group.nodes)
+    ] == [(0, 1, 3)] * 4
+    group.close()
+
+
 def test_all_members_draw_the_same_conclusion_from_what_each_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the measurements differ: which buckets are folded by host must be equal on all."""
     elsewhere = Host(b"a kernel", b"anothern")
     hosts = (HERE, HERE, elsewhere, elsewhere)
     group = Group(4, agreement=lambda worker: MemoryAgreement(worker, host=hosts[worker]))
-    for worker, node in enumerate(group.nodes):
-        for link in node.poller.links.values():
-            monkeypatch.setattr(link, "delivery_rate", lambda worker=worker: 1_000_000 << worker)
+    measure(group, [1_000_000 << worker for worker in range(4)], monkeypatch)
     run_rounds(group, [0, 1, 2, 3], generation=1, first=0, count=6)
     rounds = [node.begin(WORK.spec(w, [0, 1, 2, 3], Tag(1, 6))) for w, node in enumerate(group.nodes)]
     assert {open_round.path for open_round in rounds} == {

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from resile_learner.collectives.spec import Tag
-from resile_learner.collectives.transport import TcpTransport, Transport
+from resile_learner.collectives.transport import TcpTransport, Traffic, Transport
 from resile_learner.worker import links
 
 from .link_group import PAIRS, Group, check_round, make_work, start, tcp_pair
@@ -132,28 +132,50 @@ def test_what_a_broken_path_swallows_stays_unacknowledged() -> None:
     there.close()
 
 
-def test_the_rate_of_a_connection_is_known_when_it_was_given_all_that_it_carries() -> None:
+def test_what_was_sent_counts_once_the_peer_has_confirmed_it() -> None:
     here, there = tcp_pair()
     one, other = TcpTransport(here), TcpTransport(there)
-    assert one.delivery_rate() == 0
+    before = one.traffic()
     memory = bytearray(1 << 20)
-    rates = []
+    sent = 0
     for _ in range(100):
         with suppress(BlockingIOError):
             while True:
-                one.send([memory])
+                sent += one.send([memory])
         with suppress(BlockingIOError):
             while True:
                 other.receive([memoryview(memory)])
-        rates.append(one.delivery_rate())  # 0 at times: the connection may just have carried all it was given
-    assert max(rates) > 0
+    assert before.num_bytes < one.traffic().num_bytes <= before.num_bytes + sent
+    assert before.microseconds < one.traffic().microseconds
     one.close()
-    assert one.delivery_rate() == 0
+    assert one.traffic() == Traffic()
     other.close()
     unix, peer = map(TcpTransport, PAIRS["unix"]())
-    assert unix.delivery_rate() == 0
+    assert unix.traffic() == Traffic()
     unix.close()
     peer.close()
+
+
+def test_a_peer_that_does_not_read_makes_its_link_no_slower() -> None:
+    """It computes; the network carried at once what it had room for."""
+    here, there = tcp_pair()
+    one, other = TcpTransport(here), TcpTransport(there)
+    with suppress(BlockingIOError):
+        while True:
+            one.send([bytes(1 << 20)])
+    readings = [Traffic()]
+    while not readings[-1].num_bytes or readings[-1] != readings[-2]:
+        time.sleep(0.1)
+        readings.append(one.traffic())
+        assert len(readings) < 100, "the time goes on although nothing is sent"
+    one.close()
+    other.close()
+
+
+def test_a_rate_is_that_of_what_was_sent_meanwhile() -> None:
+    assert Traffic(3_000_000, 2_500_000).rate_since(Traffic(1_000_000, 500_000)) == 1_000_000
+    assert Traffic(3_000_000, 2_500_000).rate_since(Traffic(3_000_000, 2_500_000)) == 0
+    assert Traffic().rate_since(Traffic(1, 1)) == 0
 
 
 def test_what_a_peer_does_not_read_is_acknowledged_all_the_same() -> None:

@@ -14,6 +14,8 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
+from resile_learner.collectives.transport import Traffic
+
 from .loop import Process, SimLoop, current_process
 from .threads import SimThreading, crash_point
 
@@ -389,9 +391,6 @@ class StreamTransport(asyncio.Transport):
         except OSError as error:
             self._lose(error)
 
-    def delivery_rate(self) -> int:
-        return 0
-
     def write_eof(self) -> None:
         self._sock.shutdown(socket.SHUT_WR)
 
@@ -456,6 +455,9 @@ class DataTransport:
             if taken == len(data):
                 break
         return taken
+
+    def traffic(self) -> Traffic:
+        return Traffic()
 
     def unacknowledged_seconds(self) -> float:
         pipe = self._sock._out

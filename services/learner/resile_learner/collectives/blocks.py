@@ -25,12 +25,14 @@ A bucket of 4 MiB is one stage among up to 8 workers: each stage costs each pair
 
 
 class Sharing(NamedTuple):
-    """Which ranks exchange large buckets in shared memory."""
+    """Which ranks exchange large buckets in shared memory, and which own blocks."""
 
     groups: tuple[tuple[int, ...], ...] = ()
     """All ranks, by those that share memory, each with each other. Empty if nobody does."""
     min_bytes: int = MIN_SHARED_BYTES
     slot_bytes: int = SLOT_BYTES
+    owners: tuple[int, ...] = ()
+    """The ranks that own blocks of buckets that are cut, evenly many each; all ranks if empty."""
 
     @property
     def stage_blocks(self) -> int:

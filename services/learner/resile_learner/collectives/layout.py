@@ -1,8 +1,8 @@
 """How buckets are cut over the members of a round: which rank folds which elements, in blocks of which size.
 
 A bucket is cut into one segment for each rank, its owner, and a segment into blocks. Every member sends its pieces of a
-block to the owner, which folds them and sends the sum to everyone (reduce-scatter and all-gather). A bucket so small
-that only the number of hops counts is one block that every rank folds for itself.
+block to the owner, which folds them and sends the sum to everyone (reduce-scatter and all-gather). Ranks behind a slow
+link own nothing. A bucket so small that only the number of hops counts is one block that every rank folds for itself.
 
 Ranks that share memory are a group. They fold a large bucket by group: inside a group one rank, the local owner of a
 block, folds the pieces of all, and only the subtrees that remain go to the block's owner, which sends the sum back to
@@ -248,7 +248,7 @@ class _Cut:
                 blocks.append(Block(bucket, 0, 0, shape.num_elements, 0, high, kept, -1, len(blocks), owner))
                 kept += padded(high)
                 continue
-            first, last = (_edge(shape.num_elements, edge, len(self.ranks)) for edge in (owner, owner + 1))
+            first, last = self._segment(shape.num_elements, owner)
             length = self.block_bytes // size
             for number, start in enumerate(range(first, last, length)):
                 stop = min(start + length, last)
@@ -257,6 +257,14 @@ class _Cut:
                 blocks.append(Block(bucket, number, start, stop, low, high, scratch, turn, len(blocks), owner))
                 turn += 1
         return blocks
+
+    def _segment(self, num_elements: int, owner: int) -> tuple[int, int]:
+        """The elements that ``owner`` folds of a bucket."""
+        owners = self.sharing.owners or tuple(self.ranks)
+        if owner not in owners:
+            return 0, 0
+        number = owners.index(owner)
+        return _edge(num_elements, number, len(owners)), _edge(num_elements, number + 1, len(owners))
 
 
 def _direct_buckets(shapes: Sequence[Shape], counts: Sequence[int]) -> frozenset[int]:
@@ -275,10 +283,10 @@ def _scratch_end(block: Block) -> int:
     return block.scratch + padded(block.high - block.low)
 
 
-def _edge(num_elements: int, rank: int, num_ranks: int) -> int:
-    """Where the segment of ``rank`` begins."""
+def _edge(num_elements: int, number: int, num_owners: int) -> int:
+    """Where the segment of an owner begins, by how many own segments before it."""
     units = -(-num_elements // CUT_ELEMENTS)
-    return min(num_elements, units * rank // num_ranks * CUT_ELEMENTS)
+    return min(num_elements, units * number // num_owners * CUT_ELEMENTS)
 
 
 def padded(size: int) -> int:

@@ -9,7 +9,7 @@ from resile_shared.errors import ResileError
 
 from .frames import HEADER_BYTES, Frame, Kind, Malformed, decode
 from .spec import Tag
-from .transport import Transport
+from .transport import Traffic, Transport
 
 _GATHER_BYTES = 1 << 18
 _GATHER_VIEWS = 64
@@ -108,9 +108,9 @@ class Link:
         """See ``Transport.unacknowledged_seconds``."""
         return self._transport.unacknowledged_seconds()
 
-    def delivery_rate(self) -> int:
-        """See ``Transport.delivery_rate``."""
-        return self._transport.delivery_rate()
+    def traffic(self) -> Traffic:
+        """See ``Transport.traffic``."""
+        return self._transport.traffic()
 
     @property
     def pending(self) -> bool:

@@ -15,18 +15,23 @@ import hashlib
 import os
 import secrets
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from statistics import median_low
+from statistics import median_high, median_low
 from typing import NamedTuple
 
 from .blocks import DIRECT_BYTES, MIN_SHARED_BYTES, Sharing
 from .reduction import SharedMemory
 from .segments import NAME_BYTES, TOKEN_BYTES, Mailbox, Segment, create_segment, map_segment
 from .spec import RoundSpec
+from .transport import Traffic
 
 HOP_SECONDS = 0.004
 """What two more hops inside a host may take: a bucket is folded by group if the link takes longer for it."""
+MEASURED_BYTES = 4 << 20
+"""What a member sends to other hosts before it knows the rate of its links."""
+SLOW_PART = 3
+"""A host is slow if its links carry less than this part of what those of the median host do: see `_owners`."""
 _RATE_BITS = 3
 """Of a rate, that are sent after their number: it is known to one part in eight."""
 _STATUS = struct.Struct(f"<8s8s{NAME_BYTES}s{TOKEN_BYTES}sB")
@@ -143,8 +148,12 @@ class MemoryAgreement:
         """Of a bucket that is folded by group; the same on all members in the same round."""
         self._rate = 0
         """See `Status`; measured once in a generation."""
+        self._earlier: Mapping[int, Traffic] = {}
+        """By worker, what was sent to it before this generation."""
         self._slowest = 0
         """The bytes a second that the links of the slowest host carry; the same on all members."""
+        self._owners: tuple[int, ...] = ()
+        """See `Sharing`; the same on all members in the same round."""
 
     def _close_descriptor(self) -> None:
         if self._descriptor is not None:
@@ -162,20 +171,22 @@ class MemoryAgreement:
         if any(sums.numel() * sums.element_size() >= self._min_bytes for sums in spec.sums):
             self._offer()
         if not self._groups:
-            return SharedMemory()
+            return SharedMemory(Sharing(owners=self._owners))
         segments = {rank: self._mapped[rank] for rank in self.partners}
         if self._own is not None:
             segments[self._rank] = self._own
-        return SharedMemory(Sharing(self._groups, self._min_bytes), segments)
+        return SharedMemory(Sharing(self._groups, self._min_bytes, owners=self._owners), segments)
 
-    def status(self, delivery_rate: Callable[[Iterable[int]], int]) -> bytes:
+    def status(self, traffic: Callable[[], Mapping[int, Traffic]]) -> bytes:
         """What this member says in the header of the round that has begun.
 
-        ``delivery_rate`` returns the bytes a second that the links to some workers carry, 0 if it is not known.
+        ``traffic`` returns what was sent to each other member, by worker.
         """
-        if not self._rate and self._group:
-            elsewhere = [worker for rank, worker in enumerate(self._members) if rank not in self._group]
-            self._rate = delivery_rate(elsewhere)
+        if not self._earlier:
+            self._earlier = traffic()
+        elif not self._rate and self._group:
+            elsewhere = {worker for rank, worker in enumerate(self._members) if rank not in self._group}
+            self._rate = _rate_of(traffic(), self._earlier, elsewhere)
         name = self._mailbox.name if self._mailbox else _NOTHING
         return Status(self._host, name, self._token, frozenset(self._mapped), self._rate).encode(len(self._members))
 
@@ -191,7 +202,9 @@ class MemoryAgreement:
         # Of the statuses alone: all members draw the same conclusion from them.
         statuses = [self._status_of(rank) for rank in range(len(self._members))]
         self._groups = _grown(self._groups, [status.mapped for status in statuses])
-        self._slowest = _slowest_rate(statuses)
+        rates = _host_rates(statuses)
+        self._slowest = min(rates.values(), default=0)
+        self._owners = _owners(statuses, rates)
         self._min_bytes = self._given_bytes or _smallest_grouped(self._slowest)
 
     @property
@@ -202,6 +215,8 @@ class MemoryAgreement:
         parts = [_path_of(Sharing(self._groups, self._min_bytes))]
         if self._slowest:
             parts.append(f"the links of the slowest host carry {_rate_text(self._slowest)}")
+        if self._owners:
+            parts.append(f"the sums are divided among {len(self._owners)} workers with faster links")
         if self._reason:
             parts.append(f"not all workers of a host share memory: {self._reason}")
         return "; ".join(parts)
@@ -311,8 +326,15 @@ class MemoryAgreement:
             self._report(f"workers of one host exchange gradients over TCP, and not in shared memory: {reason}")
 
 
-def _slowest_rate(statuses: Sequence[Status]) -> int:
-    """The bytes a second that the links of the slowest host carry; 0 while not all have measured, or on one host.
+def _rate_of(traffic: Mapping[int, Traffic], earlier: Mapping[int, Traffic], workers: Collection[int]) -> int:
+    """The bytes a second that the links to ``workers`` carry together; 0 before enough was sent to say."""
+    sent = [(traffic[worker], earlier.get(worker, Traffic())) for worker in workers if worker in traffic]
+    num_bytes = sum(now.num_bytes - before.num_bytes for now, before in sent)
+    return sum(now.rate_since(before) for now, before in sent) if num_bytes >= MEASURED_BYTES else 0
+
+
+def _host_rates(statuses: Sequence[Status]) -> dict[Host, int]:
+    """The bytes a second that the links of each host carry; nothing while not all have measured, or on one host.
 
     Of a host's members the median counts: a measurement may be far off.
     """
@@ -320,8 +342,21 @@ def _slowest_rate(statuses: Sequence[Status]) -> int:
     for status in statuses:
         rates.setdefault(status.host, []).append(status.rate)
     if len(rates) == 1 or not all(map(all, rates.values())):
-        return 0
-    return min(len(of_host) * median_low(of_host) for of_host in rates.values())
+        return {}
+    return {host: len(of_host) * median_low(of_host) for host, of_host in rates.items()}
+
+
+def _owners(statuses: Sequence[Status], rates: Mapping[Host, int]) -> tuple[int, ...]:
+    """The ranks that own blocks: those on hosts that are not slow; nothing if none is, or if it makes no difference.
+
+    Of N hosts one that owns the part f of a bucket sends and receives 1 + f (N - 2) times its size, so at least 1. If M
+    others own the rest, they move 1 + (N - 2) / M times its size each, less than 3 times, since at most half of the
+    hosts are slower than the median. A host whose links carry a third of theirs takes longer for 1 than they for that.
+    """
+    if len(rates) < 3:
+        return ()
+    slow = {host for host, rate in rates.items() if rate * SLOW_PART < median_high(rates.values())}
+    return tuple(rank for rank, status in enumerate(statuses) if status.host not in slow) if slow else ()
 
 
 def _smallest_grouped(slowest: int) -> int:

@@ -15,7 +15,7 @@ as they use the same segments (`MemoryAgreement`).
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from .blocks import Block
@@ -27,6 +27,7 @@ from .peer import RoundPeer
 from .poller import LinkPoller
 from .reduction import Reduction
 from .spec import Abandoned, RoundSpec
+from .transport import Traffic
 
 DRAIN_TIMEOUT_MS = 500
 
@@ -64,7 +65,7 @@ class OpenRound:
         poller.begin_operation(partial(self._fail, worker, "it left the round open"))
         poller.newest_tag = spec.tag
         memory = agreement.begin(spec)
-        self._status = agreement.status(self._delivery_rate)
+        self._status = agreement.status(self._traffic)
         self.path = agreement.path
         """How gradients are exchanged, for people."""
         self._reduction = Reduction(scratch, spec, self.rank, memory)
@@ -147,9 +148,9 @@ class OpenRound:
         """The members whose headers have not come. From any thread, while `finish` waits."""
         return tuple(sorted(self._spec.members[peer.rank] for peer in self._peers if peer.header is None))
 
-    def _delivery_rate(self, workers: Iterable[int]) -> int:
-        """The bytes a second that the links to ``workers`` carry together."""
-        return sum(link.delivery_rate() for link in self._poller.links_to(workers))
+    def _traffic(self) -> dict[int, Traffic]:
+        """What was sent to each other member."""
+        return {link.peer: link.traffic() for link in self._poller.links_to(self._spec.members)}
 
     def _last_header(self, begun: float) -> tuple[int, float]:
         """The rank whose header came last, and how long after all others and the beginning of the wait."""

@@ -5,14 +5,28 @@ import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _INFO = struct.Struct("=3xB20xI28xI")
 """Of Linux's ``struct tcp_info``: tcpi_probes, tcpi_unacked, tcpi_last_ack_recv."""
-_RATE = struct.Struct("=7xB152xQ")
-"""Of the same: tcpi_delivery_rate_app_limited, tcpi_delivery_rate."""
+_TRAFFIC = struct.Struct("=120xQ40xQQ")
+"""Of the same: tcpi_bytes_acked, tcpi_busy_time, tcpi_rwnd_limited."""
 _LOST_PROBES = 3
 """Unanswered probes of a full receiver that mean a broken path: it need not answer each one."""
+
+
+class Traffic(NamedTuple):
+    """What a connection has sent since it was made."""
+
+    num_bytes: int = 0
+    """Those that the other side has confirmed."""
+    microseconds: int = 0
+    """The time in which some were on their way, and the other side had room for them."""
+
+    def rate_since(self, earlier: "Traffic") -> int:
+        """The bytes a second that the network has carried of what was sent since then; 0 if nothing was."""
+        microseconds = self.microseconds - earlier.microseconds
+        return (self.num_bytes - earlier.num_bytes) * 1_000_000 // microseconds if microseconds > 0 else 0
 
 
 class Transport(Protocol):
@@ -34,8 +48,8 @@ class Transport(Protocol):
     def unacknowledged_seconds(self) -> float:
         """For how long nothing has confirmed what was sent; 0 when nothing is awaited. From any thread."""
 
-    def delivery_rate(self) -> int:
-        """How many bytes a second the network has carried lately; 0 if it was never given as many as it carries."""
+    def traffic(self) -> Traffic:
+        """What was sent so far; nothing if the system does not count it."""
 
     def write_eof(self) -> None:
         """Let the peer see the end of the stream behind what was sent; receiving goes on."""
@@ -82,13 +96,14 @@ class TcpTransport:
             return 0.0
         return last_ms / 1000 if unacknowledged or probes >= _LOST_PROBES else 0.0
 
-    def delivery_rate(self) -> int:
-        """See ``Transport``. The kernel measures it (Cheng et al., Delivery Rate Estimation, draft-cheng-iccrg)."""
+    def traffic(self) -> Traffic:
+        """See ``Transport``."""
         try:
-            limited, rate = _RATE.unpack(self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RATE.size))
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TRAFFIC.size)
+            num_bytes, busy, without_room = _TRAFFIC.unpack(info)
         except (OSError, struct.error):  # no TCP socket, or a kernel that does not say
-            return 0
-        return 0 if limited & 1 else int(rate)
+            return Traffic()
+        return Traffic(num_bytes, busy - without_room)
 
     def write_eof(self) -> None:
         """See ``Transport``."""
