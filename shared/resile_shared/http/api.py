@@ -48,18 +48,18 @@ class JobSummary(View):
     loss: float | None
     metrics: dict[str, float]
     validation: dict[str, float]
-    iteration_seconds: float | None = Field(description="of the newest iteration; None before the first")
+    iteration_seconds: float | None = Field(description="of the newest iteration; null before the first")
     seconds_left: float | None = Field(
-        description="at the average speed of the active generation; None while the job does not train"
+        description="at the average speed of the active generation; null while the job does not train"
     )
     deadline: Time | None = None
     meets_deadline: bool | None = Field(
         default=None,
-        description="whether it did, or is expected to at its average speed; None: no deadline, or unknown",
+        description="whether it met its deadline, or is expected to at its average speed; null: none, or unknown",
     )
     submitted: Time
     bits: str | None = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
-    params_sha256: str | None = Field(description="None before the end")
+    params_sha256: str | None = Field(description="null before the end")
 
 
 class JobView(JobSummary):
@@ -68,21 +68,23 @@ class JobView(JobSummary):
     script: str
     args: tuple[str, ...]
     group: str
-    sizes: tuple[int, ...] = Field(default=(), description="the numbers of workers that are allowed; empty: any")
+    sizes: tuple[int, ...] = Field(default=(), description="allowed numbers of workers; empty: any")
     placement: str = Field(default="pack", description="'pack': on few hosts; 'spread': on many")
     gang: bool = Field(default=False, description="its workers run one script as torchrun would start it")
     restartable: bool = Field(default=False, description="of a gang: whether it may be ended and started again")
     checkpoint: int | None = Field(description="iteration of the newest complete checkpoint")
     exchange_path: str = Field(
-        default="", description="how its workers exchange gradients, in words; empty: one worker, or not known"
+        default="", description="how its workers exchange gradients, in words; empty: one worker, or unknown"
     )
     warnings: tuple[str, ...] = ()
     details: str = Field(default="", description="the traceback of a failed job, where there is one")
     history: tuple[HistoryItem, ...] = Field(description="the newest 1000 items; GET /v1/jobs/{job}/history has all")
-    history_length: int = Field(default=0, description="items of the whole history: the number of the newest")
+    history_length: int = Field(
+        default=0, description="number of items in the whole history, which is the number of the newest"
+    )
     ledger: tuple[EpochCount, ...] = Field(default=(), description="known at the end")
     batches: tuple[BatchStep, ...] = Field(
-        default=(), description="known at the end, of a job that declared a range: its bits depend on them"
+        default=(), description="of a job that declared a range, known at its end: its bits depend on them"
     )
 
 
@@ -105,7 +107,7 @@ class CurveTableView(View):
     times: tuple[int, ...] = Field(description="milliseconds since the epoch")
     workers: tuple[int | None, ...]
     iterations_per_second: tuple[float | None, ...] = Field(description="since the point before")
-    values: dict[str, tuple[float | None, ...]] = Field(description="by name; None: not reported there")
+    values: dict[str, tuple[float | None, ...]] = Field(description="by name; null: not reported at that iteration")
 
 
 class CurvesView(View):
@@ -157,19 +159,19 @@ ChangeKind = Literal["start", "resize", "recovery", "pause", "checkpoint", "end"
 class ChangeView(View):
     """One change of a job: what one cause led to."""
 
-    number: int | None = Field(description="of the first item of the history that belongs to it; null: of none")
+    number: int | None = Field(description="number of the first history item that belongs to it; null: none does")
     items: tuple[int, ...] = Field(description="the numbers of all items of the history that belong to it")
     kind: ChangeKind
     time: Time
-    seconds: float | None = Field(description="from its cause to the first iteration after it; null: not known")
+    seconds: float | None = Field(description="from its cause to the first iteration after it; null: unknown")
     generation: int
     iteration: int
     workers_before: int
     workers: int = Field(description="after it")
     reason: str
-    summary: str = Field(description="in words; times in it are UTC, as everywhere")
-    trace: str | None = Field(description="the trace of its steps; null: not known")
-    has_spans: bool = Field(description="whether GET /v1/traces/{trace} has its steps still")
+    summary: str = Field(description="in words; its times are UTC, as everywhere")
+    trace: str | None = Field(description="the trace of its steps; null: unknown")
+    has_spans: bool = Field(description="whether GET /v1/traces/{trace} still has its steps")
 
 
 class ChangeList(View):
@@ -182,14 +184,14 @@ class TraceSpan(View):
     """One step of a change."""
 
     id: str
-    parent: str | None = Field(description="null: the change began with it, or with something that is not known")
+    parent: str | None = Field(description="null: the change began with this step, or with an unknown one")
     name: str
     service: str
     begin: float = Field(description="seconds since the epoch")
     seconds: float
     attributes: dict[str, bool | int | float | str]
     events: tuple[dict[str, Any], ...]
-    links: tuple[str, ...] = Field(description="other traces that have to do with it")
+    links: tuple[str, ...] = Field(description="related traces")
     error: str | None
 
 
@@ -198,7 +200,7 @@ class TraceView(View):
 
     id: str
     spans: tuple[TraceSpan, ...]
-    dropped: int = Field(description="steps that there was no room for")
+    dropped: int = Field(description="number of steps that were dropped for lack of room")
 
 
 class NewAttack(Message):
@@ -248,7 +250,7 @@ class Submission(View):
     """The response to ``POST /v1/jobs``, whose body is a `messages.jobs.JobSpec`. The job is stored."""
 
     id: str = Field(description="of the job")
-    warning: str = Field(default="", description="why no host that is up can run it; it waits")
+    warning: str = Field(default="", description="why no host that is up can run it, so that it waits")
 
 
 class NewPriority(Message):
@@ -258,38 +260,40 @@ class NewPriority(Message):
 
 
 class StopJob(Message):
-    """The body of ``POST /v1/jobs/{job}/stop``; it may be missing."""
+    """The body of ``POST /v1/jobs/{job}/stop``; it is optional."""
 
     reason: Line = Field(default="", max_length=1000)
 
 
 class DrainHost(Message):
-    """The body of ``POST /v1/hosts/{host}/drain``; it may be missing."""
+    """The body of ``POST /v1/hosts/{host}/drain``; it is optional."""
 
     deadline_seconds: float | None = Field(
         default=None,
         ge=0,
         le=MAX_SECONDS,
-        description="after it the workers left are ended and their jobs recover; None: never",
+        description="after this time the remaining workers are ended and their jobs recover; null: never",
     )
 
 
 class JoinHost(Message):
-    """The body of ``POST /v1/hosts/{host}/join``; it may be missing."""
+    """The body of ``POST /v1/hosts/{host}/join``; it is optional."""
 
     incarnation: int = Field(
-        default=0, ge=0, description="the newest that this machine knows of: a host may come back, but not be doubled"
+        default=0, ge=0, description="the newest that this machine knows of: a host may come back, but not join twice"
     )
 
 
 class Admission(View):
     """The answer to ``POST /v1/hosts/{host}/join``: what the host's agent needs to enter the pool. Keep it secret."""
 
-    bus_url: str = Field(description="where it says this machine (127.0.0.1), the one that answered is meant")
+    bus_url: str = Field(description="an address of this machine (127.0.0.1) means the machine that answered")
     bus_user: str
     bus_password: str
     storage: str = Field(description="URL of the pool's object storage")
-    probe: str = Field(description="what its object `probe` holds: a host that reads something else does not share it")
+    probe: str = Field(
+        description="content of the storage's object `probe`: a host that reads anything else does not share it"
+    )
 
 
 class Suspension(View):
@@ -306,7 +310,7 @@ class PolicyView(View):
 
 
 class NewPolicy(Message):
-    """How they are shared from now on; what is left out stays as it is."""
+    """How slots are shared from now on; what is left out stays as it is."""
 
     policy: PolicyName | None = None
     preemption: bool | None = None
@@ -318,7 +322,7 @@ class TenantView(View):
     id: str
     weight: int = Field(description="slots are divided among tenants in proportion to weights")
     quota: int = Field(description="slots that it gets before others, if its jobs can use them")
-    is_configured: bool = Field(description="whether somebody has set this; else it is the default")
+    is_configured: bool = Field(description="whether it was configured; otherwise it is the default")
     jobs: int = Field(description="its jobs that have not ended")
     workers: int = Field(description="members of their active generations")
 
@@ -349,8 +353,8 @@ class TenantUsageView(View):
     """What the jobs of one tenant have used."""
 
     tenant: str
-    slot_hours: float = Field(description="of all its jobs, those that are removed included")
-    removed_slot_hours: float = Field(description="of it, what jobs have used that are removed")
+    slot_hours: float = Field(description="of all its jobs, including removed ones")
+    removed_slot_hours: float = Field(description="the part that removed jobs have used")
     slots: int = Field(description="that they hold now")
     jobs: tuple[JobUsageView, ...] = Field(description="those that have used something, in the order of submission")
 
@@ -358,7 +362,7 @@ class TenantUsageView(View):
 class UsageView(View):
     """What was used, by tenant and job: slots times the time for which they were held."""
 
-    since: Time | None = Field(description="the beginning of an hour; None: all that was ever used")
+    since: Time | None = Field(description="the beginning of an hour; null: all that was ever used")
     until: Time
     tenants: tuple[TenantUsageView, ...] = Field(description="by name")
 
@@ -382,7 +386,7 @@ class ModelView(View):
 
 
 class ModelList(View):
-    """The models that there are, the newest first."""
+    """All models, newest first."""
 
     models: tuple[ModelView, ...]
 
@@ -393,7 +397,7 @@ class NewWebhook(Message):
     url: WebhookUrl
     events: tuple[WebhookEvent, ...] = Field(default=("completed", "failed"), min_length=1, max_length=3)
     secret: WebhookSecret | None = Field(
-        default=None, description="whsec_ and 24 to 64 bytes in base64; None: a new one"
+        default=None, description="whsec_ and 24 to 64 bytes in base64; null: a new one"
     )
 
 
@@ -405,8 +409,8 @@ class WebhookView(View):
     events: tuple[str, ...]
     created: Time
     num_delivered: int
-    num_given_up: int = Field(description="events whose last attempt failed, too")
-    attempts: int = Field(description="to deliver the next event; 0: none is waiting for another attempt")
+    num_given_up: int = Field(description="events that were given up after their last attempt")
+    attempts: int = Field(description="so far, to deliver the next event; 0: none is waiting for another attempt")
     retry_at: Time | None = Field(description="when the next attempt is due")
     last_attempt: Time | None
     last_error: str = Field(description="of the newest attempt; empty if it succeeded")
@@ -437,7 +441,7 @@ class DatasetList(View):
 
 
 class Empty(Message):
-    """Nothing: the body of ``/pause``, ``/resume`` and ``/suspend``, which may be missing; the answer to commands."""
+    """Nothing: the body of ``/pause``, ``/resume`` and ``/suspend``, which is optional; the answer to commands."""
 
 
 class PackageView(View):
@@ -447,7 +451,7 @@ class PackageView(View):
 
 
 class Problem(View):
-    """Any failure, as RFC 9457 has it (``application/problem+json``)."""
+    """Any failure, as RFC 9457 defines it (``application/problem+json``)."""
 
     type: str = "about:blank"
     title: str

@@ -22,22 +22,22 @@ class JobStepsView(View):
 
 
 class MarkView(View):
-    """A moment that explains what comes after it."""
+    """A moment that explains what follows."""
 
     time: int = Field(description="milliseconds since the epoch")
     kind: MarkKind
-    about: str = Field(description="the job or the host; 'pool'")
+    about: str = Field(description="the job, the host, or 'pool'")
     text: str = Field(description="the new priority or policy")
 
 
 class SlotsView(View):
-    """Who held how many slots over time, thinned: the finer, the newer."""
+    """Who held how many slots over time, thinned: the newer, the finer."""
 
-    sequence: int = Field(description="of the newest event that is in")
+    sequence: int = Field(description="of the newest event that is included")
     begin: int = Field(description="milliseconds since the epoch")
-    end: int = Field(description="when the newest event was; what holds then holds until now")
+    end: int = Field(description="when the newest event was; what held then holds until now")
     hosts: StepsView = Field(description="hosts that were up or draining")
     slots: StepsView = Field(description="slots of these hosts")
-    held: StepsView = Field(description="slots that jobs held, jobs included that are removed")
-    jobs: tuple[JobStepsView, ...] = Field(description="in the order of submission: those that held some")
+    held: StepsView = Field(description="slots that jobs held, including removed jobs")
+    jobs: tuple[JobStepsView, ...] = Field(description="those that held slots, in the order of submission")
     marks: tuple[MarkView, ...] = Field(description="the newest 2,000, in order")

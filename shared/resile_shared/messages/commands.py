@@ -57,14 +57,14 @@ class PoolSuspend(Message):
 class PoolPolicy(Message):
     """``pool.policy``: from now on slots are shared like this."""
 
-    policy: PolicyName | None = Field(default=None, description="None: as it is")
+    policy: PolicyName | None = Field(default=None, description="null: unchanged")
     preemption: bool | None = Field(
-        default=None, description="whether a job may lose slots to another one; None: as it is"
+        default=None, description="whether a job may lose slots to another one; null: unchanged"
     )
 
 
 class TenantSet(Message):
-    """``tenant.set``: from now on the tenant gets this of the slots; what is None stays as it is."""
+    """``tenant.set``: from now on the tenant has this share of the slots; what is null stays as it is."""
 
     tenant_id: Id
     weight: int | None = Field(default=None, ge=1, le=MAX_WEIGHT)
@@ -72,13 +72,13 @@ class TenantSet(Message):
 
 
 class TenantDelete(Message):
-    """``tenant.delete``: the tenant gets what one gets that is not configured."""
+    """``tenant.delete``: the tenant has the defaults again."""
 
     tenant_id: Id
 
 
 class JobDelete(Message):
-    """``job.delete``: remove a job that has ended, with all that is stored of it."""
+    """``job.delete``: remove a job that has ended, with everything stored for it."""
 
     job_id: Id
 
@@ -91,7 +91,7 @@ class HostDrain(Message):
         default=None,
         ge=0,
         le=MAX_SECONDS,
-        description="after it the workers left are ended and their jobs recover; None: never",
+        description="after this time the remaining workers are ended and their jobs recover; null: never",
     )
 
 

@@ -41,7 +41,9 @@ class Dataset(Message):
     num_files: Positive
     num_bytes: Count
     version: str = Field(
-        pattern=r"^[0-9a-f]{64}$", max_length=64, description="of its files: names, sizes, ETags or times of change"
+        pattern=r"^[0-9a-f]{64}$",
+        max_length=64,
+        description="digest of its files' names, sizes, and ETags or modification times",
     )
 
 

@@ -155,19 +155,19 @@ class Heartbeat(Message):
     jobs: tuple[Id, ...] | None = Field(
         default=None,
         max_length=MAX_SLOTS_OF_HOST,
-        description="the jobs that the scheduler has assigned to the host, by the newest instruction; None: none came",
+        description="the jobs that the scheduler has assigned to the host, by the newest instruction; null: none yet",
     )
     workers: tuple[WorkerReport, ...] = Field(default=(), max_length=MAX_SLOTS)
     environments: tuple[EnvironmentReport, ...] | None = Field(
         default=None,
         max_length=MAX_SLOTS_OF_HOST,
-        description="of the jobs that the newest instruction names; None: the agent builds an environment only when a "
+        description="of the jobs that the newest instruction names; null: the agent builds an environment only when a "
         "worker starts",
     )
 
 
 class HostState(StrEnum):
-    """What the registry holds a host to be."""
+    """The state of a host, according to the registry."""
 
     UP = "up"
     DRAINING = "draining"

@@ -42,7 +42,7 @@ class Intent(StrEnum):
 
 
 class JobState(StrEnum):
-    """The states of a job; which may follow which is the scheduler's table."""
+    """The states of a job. The scheduler's table says which may follow which."""
 
     ACCEPTED = "accepted"
     QUEUED = "queued"
@@ -62,7 +62,7 @@ class JobState(StrEnum):
 
 
 class JobSpec(Message):
-    """What a user asks for."""
+    """What a user submits."""
 
     name: Line = Field(min_length=1, max_length=MAX_NAME)
     package: Key = Field(min_length=1, description="key in object storage of the packed folder of code")
@@ -81,18 +81,20 @@ class JobSpec(Message):
     min_workers: Workers = 1
     max_workers: Workers = MAX_WORKERS
     sizes: tuple[Workers, ...] = Field(
-        default=(), max_length=MAX_SIZES, description="the numbers of workers that are allowed, rising; empty: any"
+        default=(), max_length=MAX_SIZES, description="allowed numbers of workers, in ascending order; empty: any"
     )
     deadline: Time | None = Field(
-        default=None, description="a wish: when it should be complete; what a policy makes of it is up to that"
+        default=None, description="when it should be complete: a wish, which each policy treats in its own way"
     )
     priority: int = Field(default=DEFAULT_PRIORITY, ge=1, le=MAX_PRIORITY)
     tenant: Id = "default"
     placement: Literal["pack", "spread"] = Field(
-        default="pack", description="on as few hosts as can be, near each other, or on many"
+        default="pack", description="'pack': on as few hosts as possible, near each other; 'spread': on many"
     )
     group: Line = Field(
-        default="", max_length=1000, description="labels a host must have: 'gpu=h200,zone=a'; empty: any host"
+        default="",
+        max_length=1000,
+        description="labels that a host must have, as in 'gpu=h200,zone=a'; empty: any host",
     )
 
     gang: bool = Field(
@@ -174,7 +176,7 @@ class HistoryItem(Message):
     batch_size: Positive | None = Field(
         default=None,
         exclude_if=lambda batch_size: batch_size is None,
-        description="the global batch of the generation, where its allocation says one",
+        description="the global batch of the generation, if its allocation names one",
     )
 
 

@@ -24,6 +24,6 @@ class LogLines(Message):
     job: Id
     host: Id
     incarnation: Positive
-    worker: Count | None = Field(default=None, description="None: the build of the job's environment on this host")
+    worker: Count | None = Field(default=None, description="null: the build of the job's environment on this host")
     lines: tuple[LogLine, ...] = Field(max_length=MAX_LINES)
     dropped: Count = Field(default=0, description="lines dropped since the last batch because the buffer was full")

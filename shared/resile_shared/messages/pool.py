@@ -68,7 +68,7 @@ MAX_QUOTA = 1_000_000
 
 
 class TenantShare(Message):
-    """What a tenant gets of the slots. A tenant that is not configured has the defaults."""
+    """A tenant's share of the slots. A tenant that is not configured has the defaults."""
 
     weight: int = Field(default=1, ge=1, le=MAX_WEIGHT, description="slots are divided in proportion to weights")
     quota: int = Field(
@@ -89,7 +89,7 @@ class TenantsRecord(Message):
 
 
 class TenantEvent(Message):
-    """A tenant was changed, or deleted if ``share`` is None; numbers rise by 1."""
+    """A tenant was changed, or deleted if ``share`` is null; numbers rise by 1."""
 
     number: Count
     time: Time

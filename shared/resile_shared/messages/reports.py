@@ -91,7 +91,7 @@ class Measurement(Message):
     workers: Positive
     hosts: Positive
     batch_size: Positive
-    iterations: Positive = Field(description="as many were measured")
+    iterations: Positive = Field(description="how many were measured")
     compute_seconds: Seconds = Field(description="the time of the slowest worker: data, compute and optimizer")
     exchange_seconds: Seconds = Field(description="what an iteration took beyond that: exchange that did not overlap")
 
@@ -109,7 +109,7 @@ class Progress(Message):
     samples_seen: Count = 0
     ends_epoch: bool = False
     iterations_total: Count | None = Field(
-        default=None, description="of a job whose batch may change: as many as there will be with the batch of now"
+        default=None, description="of a job whose batch may change: how many there will be with the present batch"
     )
     measurement: Measurement | None = None
     noise_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
@@ -142,7 +142,9 @@ class EpochCount(Message):
 
     epoch: Count
     num_epochs: Positive = Field(
-        default=1, exclude_if=lambda number: number == 1, description="as many, beginning with `epoch`; left out: one"
+        default=1,
+        exclude_if=lambda number: number == 1,
+        description="how many epochs were counted, beginning with `epoch`; left out: one",
     )
     samples: Count
     once: Count

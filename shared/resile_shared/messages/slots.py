@@ -29,11 +29,11 @@ class Steps(Message):
 
 
 class Mark(Message):
-    """A moment that explains what comes after it."""
+    """A moment that explains what follows."""
 
     time: Count = Field(description="milliseconds since the epoch")
     kind: MarkKind
-    about: Id = Field(description="the job or the host; 'pool'")
+    about: Id = Field(description="the job, the host, or 'pool'")
     text: Annotated[Line, Field(max_length=100)] = Field(default="", description="the new priority or policy")
 
 

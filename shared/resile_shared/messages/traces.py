@@ -38,7 +38,7 @@ class SpanEvent(Message):
 
 
 class Span(Message):
-    """One step of a change, as OpenTelemetry has it."""
+    """One step of a change, as OpenTelemetry defines it."""
 
     trace: TraceId
     id: SpanId
@@ -48,7 +48,7 @@ class Span(Message):
     end: Microseconds
     attributes: Attributes = Field(default_factory=dict)
     events: tuple[SpanEvent, ...] = Field(default=(), max_length=MAX_SPAN_EVENTS)
-    links: tuple[TraceId, ...] = Field(default=(), max_length=MAX_LINKS, description="traces that have to do with it")
+    links: tuple[TraceId, ...] = Field(default=(), max_length=MAX_LINKS, description="related traces")
     error: Value | None = Field(default=None, description="why it failed; null: it did not")
 
     @property

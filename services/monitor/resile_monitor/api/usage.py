@@ -17,7 +17,9 @@ class UsageQuery(Message):
     """The parameters of ``GET /v1/usage``."""
 
     tenant: Id | None = None
-    hours: int | None = Field(default=None, ge=1, le=HOURS_KEPT - 1, description="the last so many; None: ever")
+    hours: int | None = Field(
+        default=None, ge=1, le=HOURS_KEPT - 1, description="of the last so many hours; null: of all time"
+    )
 
 
 class Usage:
