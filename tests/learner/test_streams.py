@@ -115,6 +115,85 @@ class StatefulContinued(Continued):
         self.next = state["next"]
 
 
+class OwnRandom(Plain):
+    """Shuffled by a generator of its own, which goes on from epoch to epoch."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        super().__init__(size)
+        self.random = random.Random(5)
+
+    def __iter__(self) -> Iterator[float]:
+        yield from map(self.noisy, self.random.sample(range(self.size), self.size))
+
+
+class OwnEpoch(Plain):
+    """Counts its epochs by itself, where one ends."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        super().__init__(size)
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (self.noisy(self.epoch * 1000 + number) for number in range(self.size))
+        self.epoch += 1
+
+
+class Window(Plain):
+    """Each epoch is the next part of one long sequence; its state is where it is in this."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        super().__init__(size)
+        self.next = 0
+
+    def __iter__(self) -> Iterator[float]:
+        while True:
+            self.next += 1
+            yield self.noisy(self.next - 1)
+            if self.next % self.size == 0:
+                return
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next = state["next"]
+
+
+class StatefulEpochs(OwnEpoch):
+    """Knows by itself where it is, and in which epoch."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        super().__init__(size)
+        self.next, self.resumed = 0, 0
+
+    def __iter__(self) -> Iterator[float]:
+        first, self.resumed = self.resumed, 0
+        for number in range(first, self.size):
+            self.next = number + 1
+            yield self.noisy(self.epoch * 1000 + number)
+        if first < self.size:
+            self.epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.resumed = self.next = state["next"]
+        self.epoch = state["epoch"]
+
+
+class Forgetful(Stateful):
+    """Its state leaves out what its samples depend on."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        super().__init__(size)
+        self.num_drawn = 0
+
+    def noisy(self, number: int) -> float:
+        self.num_drawn += 1
+        return super().noisy(self.num_drawn)
+
+
 KINDS = [Plain, Stateful, StatefulIterator]
 
 
@@ -246,6 +325,47 @@ def test_a_stream_that_does_not_begin_anew_is_named_after_a_resumption() -> None
     next(iter(resumed.stream))  # the script looks at a sample
     with pytest.raises(UsageError, match=r"\(Continued\) begins epoch 0 with another sample than before: let __iter__"):
         resumed.batch()
+
+
+def resumed(kind: Any, begun: int) -> tuple[Reading, list[tuple[Position, list[float]]]]:
+    """A worker that resumes after ``begun`` batches, and the batches of a run that was not disturbed."""
+    donor = Reading(kind())
+    for _ in range(begun):
+        donor.commit(donor.batch()[0])
+    reading = Reading(kind())
+    reading.shards.load_state_dict(donor.shards.state_dict())
+    reading.position = donor.position
+    return reading, whole(kind())
+
+
+@pytest.mark.parametrize("kind", [*KINDS, Continued, StatefulContinued, Window, StatefulEpochs])
+def test_a_resumed_run_has_the_samples_of_one_that_was_not_disturbed(kind: Any) -> None:
+    for begun in range(12):
+        reading, expected = resumed(kind, begun)
+        for position, values in expected[begun:]:
+            assert reading.position == position
+            batch, shards = reading.batch()
+            assert [value for shard in shards.values() for value in shard.batch] == values
+            reading.commit(batch)
+
+
+@pytest.mark.parametrize("kind", [OwnRandom, OwnEpoch])
+def test_a_stream_that_carries_something_to_the_next_epoch_without_a_state_goes_on_or_is_named(kind: Any) -> None:
+    per_epoch = 5
+    for begun in range(per_epoch + 1):  # what it carries follows from reading the first epoch
+        reading, expected = resumed(kind, begun)
+        assert [value for shard in reading.batch()[1].values() for value in shard.batch] == expected[begun][1]
+    for begun in range(per_epoch + 1, 3 * per_epoch):
+        reading, _ = resumed(kind, begun)
+        with pytest.raises(UsageError, match=r"begins epoch [12] with another.*by set_epoch alone"):
+            reading.batch()
+
+
+@pytest.mark.parametrize("begun", [1, 2, 3])
+def test_a_state_that_leaves_something_out_is_named(begun: int) -> None:
+    reading, _ = resumed(Forgetful, begun)
+    with pytest.raises(UsageError, match=r"\(Forgetful\) continues epoch 0 with another sample.*state_dict with all"):
+        reading.batch()
 
 
 def test_a_stateful_stream_is_not_read_from_the_start() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -27,8 +28,10 @@ class StreamReader:
 
     Sample i of epoch e is read with all generators seeded by (seed, e, i); ``set_epoch(e)`` is called where there is
     one. A stream that has ``state_dict`` and ``load_state_dict``, itself or its iterator, continues from a state, as
-    torchdata's StatefulDataLoader has it; any other is read again up to the sample. Raises UsageError for iterators,
-    which can be read once, and for an epoch that begins with another sample when it is read again.
+    torchdata's StatefulDataLoader has it; any other is read again up to the sample. So that a stream which carries
+    something from epoch to epoch begins an epoch as in a run that was not disturbed, a reader that begins there first
+    reads the end of the epoch before: from its state, or else the whole epoch. Raises UsageError for iterators, which
+    can be read once, and for an epoch that has other samples when it is read again.
     """
 
     def __init__(self, stream: Any, *, seed: int) -> None:
@@ -36,27 +39,26 @@ class StreamReader:
         self._seed = seed
         self._iterator: Iterator[Any]
         self._epoch = -1
+        self._has_ended = False
         self.sample = 0
         """How many samples of the epoch were read."""
-        self.first: tuple[int, str] | None = None
-        """The epoch of which the first sample was read last, and a digest of that sample."""
+        self.read_before: tuple[int, dict[int, str]] | None = None
+        """An epoch that was read, and digests of its samples 0, 1, 2, 4, 8, ... by their numbers."""
 
     def open(self, epoch: int, sample: int, state: StreamState | None) -> None:
-        """Continue with ``sample`` of ``epoch``, from a ``state`` that was taken there, if any."""
-        seed_all(mix(self._seed, "stream", epoch))
-        if hasattr(self._stream, "set_epoch"):
-            self._stream.set_epoch(epoch)
-        if state and state["stream"] is not None:
-            self._stream.load_state_dict(copy.deepcopy(state["stream"]))
-        self._epoch, self.sample = epoch, sample if state else 0
-        self._iterator = iter(self._stream)
-        if self._iterator is self._stream and not _has_state(self._stream):
-            raise UsageError(
-                f"the dataset ({type(self._stream).__name__}) is an iterator, which can be read once: give one whose "
-                "__iter__ starts over for each epoch, or with state_dict and load_state_dict"
-            )
-        if state and state["iterator"] is not None:
-            self._iterator.load_state_dict(copy.deepcopy(state["iterator"]))  # type: ignore[attr-defined]
+        """Continue with ``sample`` of ``epoch``, from a ``state`` that was taken there, if any.
+
+        The state at the first sample of an epoch is the one at the end of the epoch before.
+        """
+        if sample == 0 and epoch > 0 and not (self._epoch == epoch - 1 and self._has_ended):
+            self._end_epoch(epoch - 1, state)
+        self._begin(epoch)
+        if sample and state:
+            self._load_stream(state)
+        self._iterate()
+        if sample and state:
+            self._load_iterator(state)
+            self.sample = sample
         while self.sample < sample:
             try:
                 self.read()
@@ -66,22 +68,70 @@ class StreamReader:
                     "before: let it yield the same samples each time it is read, on every worker"
                 ) from None
 
+    def _begin(self, epoch: int) -> None:
+        seed_all(mix(self._seed, "stream", epoch))
+        if hasattr(self._stream, "set_epoch"):
+            self._stream.set_epoch(epoch)
+        self._epoch, self.sample, self._has_ended = epoch, 0, False
+
+    def _iterate(self) -> None:
+        self._iterator = iter(self._stream)
+        if self._iterator is self._stream and not _has_state(self._stream):
+            raise UsageError(
+                f"the dataset ({type(self._stream).__name__}) is an iterator, which can be read once: give one whose "
+                "__iter__ starts over for each epoch, or with state_dict and load_state_dict"
+            )
+
+    def _end_epoch(self, epoch: int, state: StreamState | None) -> None:
+        """Let the stream be as it is after ``epoch``, at whose end ``state`` was taken, if it has one."""
+        self._begin(epoch)
+        if state is None:
+            self._iterate()
+            with suppress(StopIteration):
+                while True:
+                    self.read()
+            return
+        self._load_stream(state)
+        self._iterate()
+        self._load_iterator(state)
+        if next(self._iterator, _END) is not _END:  # the state is already that of an epoch to come
+            self._load_stream(state)
+
+    def _load_stream(self, state: StreamState) -> None:
+        if state["stream"] is not None:
+            self._stream.load_state_dict(copy.deepcopy(state["stream"]))
+
+    def _load_iterator(self, state: StreamState) -> None:
+        if state["iterator"] is not None:
+            self._iterator.load_state_dict(copy.deepcopy(state["iterator"]))  # type: ignore[attr-defined]
+
     def read(self) -> Any:
         """Return the next sample. Raises StopIteration at the end of the epoch."""
         seed_all(mix(self._seed, "sample", self._epoch, self.sample))
-        item = next(self._iterator)
-        if self.sample == 0:
-            self._check_first(item)
+        try:
+            item = next(self._iterator)
+        except StopIteration:
+            self._has_ended = True
+            raise
+        if self.sample & (self.sample - 1) == 0:
+            self._check_sample(content_digest(item)[:16])
         self.sample += 1
         return item
 
-    def _check_first(self, item: Any) -> None:
-        before, self.first = self.first, (self._epoch, content_digest(item)[:16])
-        if before and before[0] == self._epoch and before != self.first:
+    def _check_sample(self, digest: str) -> None:
+        epoch, digests = self.read_before or (self._epoch, {})
+        known = digests if epoch == self._epoch else {}
+        self.check_same(self.sample, known.get(self.sample, digest), digest)
+        self.read_before = (self._epoch, {**known, self.sample: digest})
+
+    def check_same(self, sample: int, before: str, now: str) -> None:
+        """Raises UsageError unless number ``sample`` of the epoch has the digest that it had ``before``."""
+        if before != now:
             raise UsageError(
-                f"the stream ({type(self._stream).__name__}) begins epoch {self._epoch} with another sample than "
-                "before: let __iter__ start over each time, whatever was read before, or give the stream state_dict "
-                "and load_state_dict"
+                f"the stream ({type(self._stream).__name__}) {'begins' if sample == 0 else 'continues'} epoch "
+                f"{self._epoch} with another sample than before: let __iter__ start over each time, whatever was read "
+                "before, and depend on the epoch by set_epoch alone, or give the stream state_dict and load_state_dict "
+                "with all that its samples depend on"
             )
 
     def state(self) -> StreamState | None:
@@ -89,6 +139,9 @@ class StreamReader:
         iterator = getattr(self, "_iterator", None)
         states = {"stream": _state_of(self._stream), "iterator": _state_of(iterator)}
         return states if any(each is not None for each in states.values()) else None
+
+
+_END = object()
 
 
 def _has_state(value: Any) -> bool:

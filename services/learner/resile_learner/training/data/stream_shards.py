@@ -62,6 +62,8 @@ class StreamShards:
         self._is_fast = is_fast
         self._states: dict[Position, StreamState | None] = {}
         """Those of the batch that was read last and of the one after it."""
+        self._first: dict[Position, str] = {}
+        """Digests of the first samples of these batches, as far as they were read."""
         self._ahead: list[Any] = []
         """Samples after that batch."""
         self._next: Position | None = None
@@ -138,10 +140,15 @@ class StreamShards:
             samples, self._ahead = samples[:size], samples[size:]
             known = max(self.plan.num_samples, self._end.sample + margin)
         self.plan = replace(self.plan, num_samples=known)
-        self._states = {position: self._states.get(position), self._end: None if self._end.sample == 0 else state}
+        following = state if self._end.sample else self._reader.state()
+        self._states = {position: self._states.get(position), self._end: following}
         self._next = self._end if self._end.sample else None
         self._samples = samples
         self._content = content_digest(samples[0])[:16]
+        self._reader.check_same(position.sample, self._first.get(position, self._content), self._content)
+        self._first = {position: self._content}
+        if self._end.sample:
+            self._first[self._end] = content_digest(self._ahead[0])[:16]
 
     def _cut(self, position: Position, view: View) -> Batch:
         length = len(self._samples)
@@ -167,11 +174,14 @@ class StreamShards:
             "position": list(position),
             "state": self._states.get(position),
             "samples": self.plan.num_samples,
-            "first": self._reader.first,
+            "first": self._first.get(position),
+            "read_before": self._reader.read_before,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned elsewhere. What this worker has read itself, it does not read again."""
-        self._states = {Position(*state["position"]): state["state"]}
-        self._reader.first = state["first"]
+        position = Position(*state["position"])
+        self._states = {position: state["state"]}
+        self._first = {} if state["first"] is None else {position: state["first"]}
+        self._reader.read_before = state["read_before"]
         self.plan = replace(self.plan, num_samples=state["samples"])
