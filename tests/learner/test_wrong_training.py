@@ -197,3 +197,25 @@ def test_a_script_that_trains_before_its_training_call_is_named_once(calls: bool
         lone.hook.remove()
     assert len(reports) == (0 if calls else 1)
     assert all("each worker is running this script alone" in report for report in reports)
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_scaler_that_the_training_call_was_not_given_is_named(is_enabled: bool) -> None:
+    def run() -> Any:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        samples = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8)
+        _, _, loader = prepare(model, optimizer, samples, num_shards=2)
+        scaler = torch.amp.GradScaler("cpu", enabled=is_enabled)
+        for _ in loader.epochs(1):
+            for (inputs,) in loader:
+                scaler.scale(model(inputs).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        return loader.result
+
+    if is_enabled:
+        with pytest.raises(UsageError, match=r"GradScaler that the training call was not given.*grad_scaler=scaler"):
+            copy_context().run(run)
+    else:
+        assert copy_context().run(run).iterations == 3

@@ -14,6 +14,7 @@ from ..torch_settings import check_unchanged, script_settings
 from .averages import AverageWatch
 from .body_watch import BodyWatch
 from .optimizer_watch import OptimizerWatch, watch_other_optimizers
+from .scaler_watch import watch_scalers
 from .schedules import check_schedules
 
 
@@ -34,6 +35,7 @@ class ScriptWatch:
     ) -> None:
         self._model = model
         self._given = optimizers
+        self._state = state
         self.body = BodyWatch(model, optimizers, state)
         self.optimizers = [OptimizerWatch(model, each, state) for each in optimizers]
         self._averages = AverageWatch(model, state)
@@ -46,7 +48,11 @@ class ScriptWatch:
     def watching(self, may_update: Callable[[], bool]) -> Iterator[None]:
         """Training runs in this context; averages of weights may be updated only while ``may_update()`` is true."""
         self._torch_settings = script_settings()
-        with self._averages.watch_updates(may_update), watch_other_optimizers(self._model, self._given):
+        with (
+            self._averages.watch_updates(may_update),
+            watch_other_optimizers(self._model, self._given),
+            watch_scalers(self._state),
+        ):
             yield
 
     def begin_iteration(self, *, is_compared: bool) -> None:
