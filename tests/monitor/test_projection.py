@@ -76,6 +76,12 @@ def test_a_job_without_reports_is_shown_as_its_history_has_it() -> None:
     assert (accepted.workers, accepted.iteration, accepted.iterations_total, accepted.bits) == (0, 0, None, None)
 
 
+def test_nothing_is_promised_of_the_bits_of_a_job_that_failed() -> None:
+    assert shown(job(), report(progress(90))).bits == "same bits"
+    assert shown(job(state=JobState.STOPPED), report(progress(90))).bits == "same bits"
+    assert shown(job(state=JobState.FAILED), report(progress(90))).bits is None
+
+
 def test_a_job_that_does_not_train_has_no_workers() -> None:
     for state in (JobState.QUEUED, JobState.PAUSED, JobState.FAILED, JobState.STOPPED):
         view = shown(job(state=state), report(progress(10)))

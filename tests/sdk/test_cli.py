@@ -309,4 +309,5 @@ def test_the_json_of_a_failed_run_says_how_far_it_came() -> None:
     assert document["error"] == "worker 1 was killed"
     assert document["params_sha256"] is None
     assert document["iteration"] == 50
-    assert document["bits"] == "same bits"
+    assert document["bits"] is None, "nothing is promised"
+    assert result(None, Outcome("stopped")).as_json()["bits"] == "same bits"

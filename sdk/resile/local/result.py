@@ -58,10 +58,19 @@ class Result:
         newest = self.progress.iterations_total if self.progress else None
         return newest or (self.record.ready.iterations_total if self.record.ready else None)
 
+    @property
+    def _bits(self) -> str | None:
+        """Nothing is promised of a run that failed, since its bits may be the reason."""
+        if self.completed:
+            return self.completed.bits
+        has_trained = self.progress is not None and self.progress.iteration > 0
+        is_known = has_trained and self.outcome.state != "failed"
+        return self.record.ready.bits if self.record.ready and is_known else None
+
     def as_json(self) -> dict[str, Any]:
         """Return what `resile job --json` prints of a job, with the ledger inside."""
         record, completed = self.record, self.completed
-        ready, last = record.ready, completed or self.progress
+        last = completed or self.progress
         sizes = [item.workers for item in self.history if item.kind == "allocation"]
         return {
             "id": record.job,
@@ -85,5 +94,5 @@ class Result:
             "metrics": last.metrics if last else {},
             "validation": last.validation if last else {},
             "model": self.model,
-            "bits": completed.bits if completed else ready.bits if ready and last and last.iteration else None,
+            "bits": self._bits,
         }

@@ -66,7 +66,7 @@ def job_summary(record: JobRecord, reports: JobReports) -> JobSummary:
         deadline=spec.deadline,
         meets_deadline=_meets_deadline(record, reports, seconds_left),
         submitted=record.submitted,
-        bits=_bits(record, reports),
+        bits=_bits(record),
         params_sha256=(record.completed.params_sha256 or None) if record.completed else None,
     )
 
@@ -191,9 +191,8 @@ def _iterations_total(record: JobRecord, reports: JobReports) -> int | None:
     return newest or (record.ready.iterations_total if record.ready else None)
 
 
-def _bits(record: JobRecord, reports: JobReports) -> str | None:
-    """Nothing is known of a job that failed before its first iteration."""
+def _bits(record: JobRecord) -> str | None:
+    """Nothing is promised of a job that failed, since its bits may be the reason."""
     if record.completed:
         return record.completed.bits
-    has_trained = reports.progress is not None or record.state is not JobState.FAILED
-    return record.ready.bits if record.ready and has_trained else None
+    return record.ready.bits if record.ready and record.state is not JobState.FAILED else None

@@ -58,7 +58,9 @@ class JobSummary(View):
         description="whether it met its deadline, or is expected to at its average speed; null: none, or unknown",
     )
     submitted: Time
-    bits: str | None = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
+    bits: str | None = Field(
+        description="'same bits', 'fast', or 'bits not guaranteed: <operation>'; null if the job failed"
+    )
     params_sha256: str | None = Field(description="null before the end")
 
 
