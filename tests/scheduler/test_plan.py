@@ -17,6 +17,8 @@ from .test_core import Bench, gone, ready, worker
 
 DEMAND = Demand(job="job-1", number=0, priority=5000, least=1, most=8, num_shards=24, iterations_total=100)
 
+ACTIVE = replace(DEMAND, active_workers=1)
+
 
 def plan(text: str, **settings: bool) -> PlanPolicy:
     steps = (part.split(":") for part in text.split(","))
@@ -177,6 +179,13 @@ def test_a_step_beyond_the_end_neither_forms_a_generation_nor_counts_as_too_many
     bench.start()
     assert bench.newest().generation == 1
     assert bench.records["job-1"].state is JobState.RUNNING
+
+
+def test_a_step_beyond_an_estimated_end_is_prepared_since_members_wait_for_it() -> None:
+    target = plan("0:1,5:3,9:2")([replace(ACTIVE, iterations_total=2, has_fixed_length=False)], 8)["job-1"]
+    assert (target.workers, target.not_before, target.until) == (3, 5, 9)
+    target = plan("0:1,5:3")([replace(ACTIVE, iterations_total=5, has_fixed_length=False)], 8)["job-1"]
+    assert (target.workers, target.not_before, target.until) == (3, 5, None)
 
 
 @st.composite

@@ -109,8 +109,10 @@ class Display:
 
 
 def _training_call(ready: Ready) -> str:
+    estimated = "" if ready.has_fixed_length else "about "
+    iterations, epochs = count(ready.iterations_total, "iteration"), count(ready.epochs, "epoch")
     return (
-        f"{count(ready.iterations_total, 'iteration')}: {count(ready.epochs, 'epoch')} of {ready.samples} samples, "
+        f"{estimated}{iterations}: {epochs} of {ready.samples} samples, "
         f"batches of {ready.batch_size} in {count(ready.num_shards, 'shard')}"
     )
 

@@ -55,7 +55,7 @@ class Narrator:
             self._ready = record.ready
             yield TrainingCalled(record.ready)
             for step in self._steps:
-                if step.iteration >= max(record.ready.iterations_total, 1):
+                if record.ready.has_fixed_length and step.iteration >= max(record.ready.iterations_total, 1):
                     end = f"training ends at iteration {record.ready.iterations_total}"
                     yield Noted(f"step {step} of the plan has no effect: {end}")
             if len(self._steps) == 1 and self._steps[0].workers > record.ready.num_shards:

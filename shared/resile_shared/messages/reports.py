@@ -63,8 +63,9 @@ class Ready(Message):
     epochs: Count
     samples: Count
     bits: Text = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
-    batch_range: BatchRange | None = Field(
-        default=None, description="null: the scheduler has no batch to choose, and `iterations_total` is exact"
+    batch_range: BatchRange | None = Field(default=None, description="null: the scheduler has no batch to choose")
+    has_fixed_length: bool = Field(
+        default=True, description="false: `iterations_total` is an estimate, as for a stream or with a `batch_range`"
     )
 
     @property

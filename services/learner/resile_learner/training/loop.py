@@ -265,6 +265,7 @@ class ElasticLoop:
             epochs=self.epochs,
             samples=self.plan.num_samples,
             bits=str(self.bits),
+            has_fixed_length=self._schedule.has_fixed_length,
         )
 
     def _prewarm(self) -> None:

@@ -218,6 +218,7 @@ def _demand(job: Job, *, now: float) -> Demand:
         iteration=job.iteration,
         batch_size=(job.batch_size or ready.batch_size) if ready else 0,
         iterations_total=(seen.iterations_total or ready.iterations_total) if ready else None,
+        has_fixed_length=ready is None or ready.has_fixed_length,
         active_workers=len(job.generations.active) if job.generations.has_started else 0,
         active_since=job.generations.active_since,
         sizes=job.sizes or None,

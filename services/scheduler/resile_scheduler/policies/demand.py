@@ -46,6 +46,8 @@ class Demand:
     batch_size: int = 0
     iterations_total: int | None = None
     """None: not known before its script has reached the training call."""
+    has_fixed_length: bool = True
+    """False: ``iterations_total`` is an estimate, which may be far too low."""
     active_workers: int = 0
     """Members of the generation that trains; 0 while none does."""
     active_since: int = 0

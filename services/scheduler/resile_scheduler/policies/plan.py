@@ -51,13 +51,12 @@ class PlanPolicy:
         )
 
     def _target(self, demand: Demand) -> Target:
+        total = demand.iterations_total if demand.has_fixed_length else None
         if demand.num_shards is not None:
-            error = self.error(
-                num_shards=demand.num_shards, batch_size=demand.batch_size, iterations_total=demand.iterations_total
-            )
+            error = self.error(num_shards=demand.num_shards, batch_size=demand.batch_size, iterations_total=total)
             if error:
                 return Target(0, error, error=error)
-        steps = self._effective_steps(demand.iterations_total)
+        steps = self._effective_steps(total)
         begun = demand.active_since if demand.active_workers else demand.iteration
         current = max(number for number, step in enumerate(steps) if step.iteration <= begun or number == 0)
         workers = self._workers(steps[current], demand)
@@ -67,7 +66,7 @@ class PlanPolicy:
         is_ahead = demand.active_workers > 0 and steps[current].iteration > begun
         # Members may go on waiting for a step beyond the end: they never reach it.
         later = [s.iteration for s in self.steps if s.iteration > steps[current].iteration]
-        until = next((iteration for iteration in later if iteration != demand.iterations_total), None)
+        until = next((iteration for iteration in later if iteration != total), None)
         return Target(
             workers,
             self.reason
