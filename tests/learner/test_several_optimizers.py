@@ -124,6 +124,12 @@ def thrice(pair: Pair, real: Tensor) -> None:
     pair.losses(real)[0].backward()  # type: ignore[no-untyped-call]
 
 
+def real_and_fake_apart(pair: Pair, real: Tensor) -> None:
+    for loss in pair.losses(real)[0], pair.losses(real)[0]:
+        loss.backward()  # type: ignore[no-untyped-call]
+    pair.first.step()
+
+
 def unstepped(pair: Pair, real: Tensor) -> None:
     loss, fake = pair.losses(real)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -136,6 +142,7 @@ def unstepped(pair: Pair, real: Tensor) -> None:
     [
         (swapped, "optimizer number 1 was stepped after 1 backward passes.*in the order in which the body steps them"),
         (once, "a batch ended after 1 of 2 backward passes"),
+        (real_and_fake_apart, r"stepped after 2 backward passes.*as in `\(loss_real \+ loss_fake\).backward\(\)`"),
         (thrice, r"backward\(\) was called 3 times for a batch"),
         (unstepped, r"an iteration ended without optimizer.step\(\)"),
     ],

@@ -231,9 +231,10 @@ class ElasticLoader:
         if len(self._optimizers) > 1 and not self._is_between_epochs and self._num_losses != turn + 1:
             raise self.remember(
                 UsageError(
-                    f"optimizer number {turn} was stepped after {self._num_losses} backward passes in a batch: give "
-                    "prepare() the optimizers in the order in which the body steps them, and call backward() once for "
-                    "each, before its step"
+                    f"optimizer number {turn} was stepped after {self._num_losses} backward passes in a batch: call "
+                    "backward() once for each optimizer, before its step, with the sum of its losses, as in "
+                    "`(loss_real + loss_fake).backward()`, and give prepare() the optimizers in the order in which the "
+                    "body steps them"
                 )
             )
         return self._is_exchanged and self._iteration.turn == turn
@@ -359,7 +360,8 @@ class ElasticLoader:
             raise self.remember(
                 UsageError(
                     f"backward() was called {times} for a batch: call it once for each optimizer, with the sum of its "
-                    "losses, and use torch.autograd.grad for gradients of anything else"
+                    "losses, as in `(loss_real + loss_fake).backward()`, and use torch.autograd.grad for gradients of "
+                    "anything else"
                 )
             )
         if turn != iteration.turn:
