@@ -62,6 +62,23 @@ async def test_two_environments_have_conflicting_versions(host: Host) -> None:
     assert [imported(each, "import marker; print(marker.version)") for each in (one, two)] == ["1.0", "2.0"]
 
 
+async def test_an_environment_is_on_the_disk_before_it_counts(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_wheel(host.wheels, "marker", "1.0")
+    found: list[list[str]] = []
+    sync = os.sync
+
+    def record() -> None:
+        found.append(sorted(path.name for path in host.folder.glob("*/*")))
+        sync()
+
+    monkeypatch.setattr(os, "sync", record)
+    environment = await host.get("marker")
+    (at_the_sync,) = found
+    assert {"draft", "lib"} <= set(at_the_sync)
+    assert "complete" not in at_the_sync
+    assert Path(environment.folder, "complete").is_file()
+
+
 async def test_an_environment_is_built_once_for_all_who_ask(host: Host) -> None:
     add_wheel(host.wheels, "marker", "1.0")
     first = await asyncio.gather(host.get("marker"), host.get("marker"))

@@ -270,6 +270,7 @@ def _complete(folder: Path, packages: Path) -> None:
     names = sorted(f"{each.name.lower().replace('_', '-')}=={each.version}" for each in installed)
     draft = folder / "draft"
     draft.write_text(" ".join(names))
+    os.sync()  # the thousands of files of an environment are on the disk before it counts
     draft.rename(folder / _COMPLETE)
 
 
