@@ -131,6 +131,28 @@ def test_an_interrupted_join_ends_at_once(start: Start) -> None:
         assert waiting.end()[1].rstrip().endswith("KeyboardInterrupt")
 
 
+def test_members_are_found_again_by_a_rendezvous_that_was_killed_and_restarted(start: Start, alone: str) -> None:
+    """Then a process can join again, a member can be lost and one can leave, and the bits are those of one alone."""
+    rendezvous = start("-m", "resile.collectives", "--listen=127.0.0.1:0")
+    address = rendezvous.wait_for("rendezvous at").split()[-1]
+    words = (address, "--size=2", f"--steps={STEPS}")
+    one, other = (paced(start, *words) for _ in range(2))
+    for process in (one, other):
+        process.wait_for("imported")
+        process.go(20)
+    one.wait_for("step 10 of 2")
+    rendezvous.kill()
+    late = paced(start, address, f"--steps={STEPS}")
+    late.wait_for("imported")
+    start("-m", "resile.collectives", f"--listen={address}").wait_for("rendezvous at")
+    with going_on(one), going_on(other), going_on(late):
+        one.wait_for("of 3")
+    other.send(signal.SIGKILL)
+    one.go(STEPS)
+    late.go(STEPS)
+    assert weights(one) == weights(late) == alone
+
+
 def test_members_go_on_without_the_rendezvous_until_one_of_them_is_lost(start: Start) -> None:
     rendezvous = start("-m", "resile.collectives", "--listen=127.0.0.1:0")
     address = rendezvous.wait_for("rendezvous at").split()[-1]

@@ -25,6 +25,7 @@ from resile.collectives import (
     join,
     serve,
 )
+from resile.collectives.enrollment import Enrollment, Reenrollment
 from resile.collectives.messages import Hello, LeaveRequested
 from resile.collectives.rendezvous import parse_address
 from resile_learner.collectives.link import Link
@@ -255,11 +256,11 @@ def test_a_group_that_lacks_members_says_how_many_have_come(rendezvous: Rendezvo
         join(rendezvous.address, size=3, timeout=1.0)
 
 
-def enroll(rendezvous: Rendezvous, size: int) -> socket.socket:
+def enroll(rendezvous: Rendezvous, size: int, *, is_member: bool = False) -> socket.socket:
     """A process that asks to become a member, and does nothing else."""
     host, port = parse_address(rendezvous.address)
     sock = socket.create_connection((host, port), timeout=PATIENCE_SECONDS)
-    sock.sendall(encode(Hello(size=size, num_shards=None)))
+    sock.sendall(encode(Hello(size=size, num_shards=None, is_member=is_member)))
     return sock
 
 
@@ -371,6 +372,99 @@ def test_a_member_cannot_leave_the_others_without_the_rendezvous(rendezvous: Ren
 
     ended = errors([member(rendezvous.address, work, size=2) for _ in range(2)])
     assert all(isinstance(error, RendezvousLost) for error in ended), ended
+
+
+def restarted(rendezvous: Rendezvous) -> Rendezvous:
+    rendezvous.close()
+    return serve(rendezvous.address)
+
+
+def test_a_group_continues_at_a_restarted_rendezvous_and_others_join_it_after_that(rendezvous: Rendezvous) -> None:
+    """Its iterations and state go on. A process that comes before the members have found each other waits for them."""
+    phase = threading.Barrier(3)
+
+    def work(group: Group) -> tuple[int, list[Tensor]]:
+        group.begin_iteration()
+        phase.wait(PATIENCE_SECONDS)
+        phase.wait(PATIENCE_SECONDS)
+        while group.size == 2:
+            group.begin_iteration()
+        return group.iteration, group.all_reduce(value(shard) for shard in group.shards)
+
+    def join_late(group: Group) -> tuple[int, list[Tensor]]:
+        mean = reduced(group)
+        return group.iteration, mean
+
+    members = [member(rendezvous.address, work, size=2, num_shards=SHARDS) for _ in range(2)]
+    phase.wait(PATIENCE_SECONDS)
+    with restarted(rendezvous) as second:
+        with enroll(second, size=2) as early:
+            assert b"waiting" in early.recv(4096)
+            phase.wait(PATIENCE_SECONDS)
+            assert early.recv(4096) == b"", "it is to ask again"
+        late = member(second.address, join_late, {"anything": 7}, size=2, num_shards=SHARDS)
+        (iteration, first), *others = results([*members, late])
+    assert iteration > 0
+    for other, mean in others:
+        assert other == iteration
+        assert same_bits(first, mean)
+
+
+def test_others_wait_until_members_have_found_each_other(rendezvous: Rendezvous) -> None:
+    with enroll(rendezvous, size=2, is_member=True) as one:
+        assert b"waiting" in one.recv(4096)
+        with enroll(rendezvous, size=2) as early:
+            assert early.recv(4096) == b"", "it is to ask again"
+
+
+def test_members_of_another_group_are_refused_where_one_has_started(rendezvous: Rendezvous) -> None:
+    with enroll(rendezvous, size=1) as first:
+        assert b"welcome" in first.recv(4096)
+        with enroll(rendezvous, size=1, is_member=True) as late:
+            assert b"rejected" in late.recv(4096)
+
+
+def test_a_member_announces_itself_again_until_it_is_taken(rendezvous: Rendezvous) -> None:
+    """Also when the new rendezvous is lost before all members have reached a boundary."""
+    hello = Hello(size=1, num_shards=None, is_member=True)
+    again = Reenrollment(lambda seconds: Enrollment(rendezvous.address, hello, timeout=seconds))
+    wait_until(lambda: again.is_enrolled)
+    rendezvous.close()
+    wait_until(lambda: not again.is_enrolled)
+    assert again.take() is None
+    with serve(rendezvous.address) as second:
+        again = Reenrollment(lambda seconds: Enrollment(second.address, hello, timeout=seconds))
+        wait_until(lambda: again.is_enrolled)
+        enrolled = again.take()
+        assert enrolled is not None
+        assert enrolled.sock.getpeername() == parse_address(second.address)
+        enrolled.sock.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_members_that_are_no_group_any_more_do_not_disturb_the_next_one(rendezvous: Rendezvous) -> None:
+    phase = threading.Barrier(3)
+
+    def work(group: Group) -> int:
+        group.begin_iteration()
+        phase.wait(PATIENCE_SECONDS)
+        phase.wait(PATIENCE_SECONDS)
+        for _ in range(20):
+            group.begin_iteration()
+            time.sleep(0.01)
+        return group.size
+
+    members = [member(rendezvous.address, work, size=2) for _ in range(2)]
+    phase.wait(PATIENCE_SECONDS)
+    with restarted(rendezvous) as second:
+        assert results([member(second.address, lambda group: (phase.wait(PATIENCE_SECONDS), group.size)[1])]) == [1]
+        assert results(members) == [2, 2]
 
 
 def test_a_member_that_has_left_is_told_to_join_again(rendezvous: Rendezvous) -> None:

@@ -13,6 +13,8 @@ class CallHeader(NamedTuple):
     call: str
     """As text, with the dtypes and shapes of what is reduced."""
     is_leaving: bool = False
+    is_enrolled: bool = False
+    """Whether it has announced itself at a new rendezvous, after the loss of its own."""
     digest: str = ""
     """Of the state, where initial members compare it."""
 

@@ -1,7 +1,9 @@
 """How a process becomes a worker of the rendezvous: it asks, waits until the group starts, and gets an id."""
 
 import socket
+import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from resile_learner.messages import encode
@@ -11,6 +13,8 @@ from .messages import Hello, Rejected, Waiting, Welcome, to_process
 from .rendezvous import parse_address
 
 RETRY_SECONDS = 0.1
+REENROLL_SECONDS = 5.0
+"""For which a member waits for the others, before it announces itself once more."""
 _MAX_LINE_BYTES = 1 << 16
 
 
@@ -106,6 +110,69 @@ class Enrollment:
         if left <= 0:
             raise self.timed_out(reason)
         return left
+
+
+class Reenrollment:
+    """Announces a member again, on a thread of its own, when its rendezvous is back; until `take` or `close`.
+
+    ``begin`` returns an enrollment for so many seconds.
+    """
+
+    def __init__(self, begin: Callable[[float], Enrollment]) -> None:
+        self._begin = begin
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        self._enrolled: Enrolled | None = None
+        threading.Thread(target=self._run, name="resile-reenrollment", daemon=True).start()
+
+    @property
+    def is_enrolled(self) -> bool:
+        """Whether all members have announced themselves, and the new rendezvous still serves them."""
+        return self._enrolled is not None
+
+    def take(self) -> Enrolled | None:
+        """Return the connection to the new rendezvous, and leave it to the caller; None if it is lost."""
+        with self._lock:
+            self._is_over.set()
+            enrolled, self._enrolled = self._enrolled, None
+            return enrolled
+
+    def close(self) -> None:
+        """Announce the member no longer."""
+        if enrolled := self.take():
+            enrolled.sock.close()
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                enrolled = self._begin(REENROLL_SECONDS).enroll()
+            except (JoinRefused, JoinTimeout):
+                self._is_over.wait(RETRY_SECONDS)
+                continue
+            with self._lock:
+                if self._is_over.is_set():
+                    enrolled.sock.close()
+                    return
+                self._enrolled = enrolled
+            self._watch(enrolled.sock)
+
+    def _watch(self, sock: socket.socket) -> None:
+        """Return when the rendezvous has closed the connection, or at the end."""
+        while not self._is_over.wait(RETRY_SECONDS):
+            with self._lock:
+                if self._enrolled is not None and _is_closed(sock):
+                    self._enrolled = None
+                    sock.close()
+                    return
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _parse(address: str, line: bytes) -> Waiting | Welcome | Rejected:

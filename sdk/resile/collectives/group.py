@@ -1,16 +1,18 @@
 """What a process uses: `join` a group, and take part in its iterations."""
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
+from functools import partial
 from typing import Any, Literal
 
 from resile_learner.collectives.spec import Abandoned
 from resile_learner.collectives.tree import pieces, ranges
+from resile_learner.state.run import RunState
 from resile_shared.errors import UsageError
 
 from .contributions import Contributions, Value
-from .enrollment import Enrollment
+from .enrollment import Enrolled, Enrollment
 from .group_errors import MemberLost, Removed, RendezvousLost
-from .member import Member
+from .member import FoundAgain, Member
 from .member_state import run_state, state_digest
 from .messages import MAX_MEMBERS, Hello
 
@@ -44,33 +46,64 @@ def join(
     if not timeout > 0:
         raise UsageError(f"timeout is {timeout:g}: it must be above 0 seconds")
     state = {} if state is None else state
-    enrollment = Enrollment(address, Hello(size=size, num_shards=num_shards, token=token), timeout=timeout)
-    while True:
-        whole = run_state(state, {"num_shards": str(num_shards)})
-        member = Member(enrollment.enroll(), whole, address=address, timeout=timeout)
+    return Group(Entrance(address, state, num_shards=num_shards, token=token, timeout=timeout), size)
+
+
+class Entrance:
+    """How a process becomes a member: of the group that it joins, and again after the loss of its rendezvous."""
+
+    def __init__(
+        self, address: str, state: MutableMapping[str, Any], *, num_shards: int | None, token: str, timeout: float
+    ) -> None:
+        self.num_shards = num_shards
+        self._address = address
+        self._state = state
+        self._token = token
+        self._timeout = timeout
+
+    def join(self, size: int) -> Member:
+        """Become a member of a group that starts with ``size`` members."""
+        hello = Hello(size=size, num_shards=self.num_shards, token=self._token)
+        enrollment = Enrollment(self._address, hello, timeout=self._timeout)
+        while True:
+            try:
+                whole = run_state(self._state, {"num_shards": str(self.num_shards)})
+                return self._member(enrollment.enroll(), whole, enrollment)
+            except (Removed, RendezvousLost):  # the start was cancelled, since another was lost before it was complete
+                continue
+
+    def join_again(self, enrolled: Enrolled, whole: RunState, size: int) -> Member:
+        """Continue with the same members and state at another rendezvous."""
+        return self._member(enrolled, whole, self._reenroll(size, self._timeout))
+
+    def _member(self, enrolled: Enrolled, whole: RunState, enrollment: Enrollment) -> Member:
+        member = Member(enrolled, whole, address=self._address, timeout=self._timeout, enrollment=self._reenroll)
         try:
-            member.join(state_digest(state), num_shards=most, enrollment=enrollment)
-        except (Removed, RendezvousLost):  # the start was cancelled, since another one was lost before it was complete
-            member.close()
+            most = MAX_MEMBERS if self.num_shards is None else self.num_shards
+            member.join(state_digest(self._state), num_shards=most, enrollment=enrollment)
         except BaseException:
             member.close()
             raise
-        else:
-            return Group(member, num_shards)
+        return member
+
+    def _reenroll(self, size: int, seconds: float) -> Enrollment:
+        hello = Hello(size=size, num_shards=self.num_shards, token=self._token, is_member=True)
+        return Enrollment(self._address, hello, timeout=seconds)
 
 
 class Group:
     """A group as one of its members sees it. ``with`` leaves at the end of the block, or at once if it raises."""
 
-    def __init__(self, member: Member, num_shards: int | None) -> None:
-        self._member = member
-        self._num_shards = num_shards
+    def __init__(self, entrance: Entrance, size: int) -> None:
+        self._entrance = entrance
+        self._member = entrance.join(size)
+        self._num_shards = entrance.num_shards
         self._is_open = False
         """Whether an iteration is in progress."""
 
     @property
     def member(self) -> int:
-        """The id of this member, which no other has in the life of the group."""
+        """The id of this member, which no other has as long as the rendezvous lives. A new one numbers them again."""
         return self._member.number
 
     @property
@@ -108,12 +141,11 @@ class Group:
 
         The state is that after all iterations so far, and the same on all members: change it after the last operation
         of an iteration. Members that were lost meanwhile are dropped without an error. Raises CallsDiffer,
-        MemberTimeout, Removed, RendezvousLost, and StateLost if no member with a whole state is left.
+        MemberTimeout, Removed, RendezvousLost, StateLost if no member with a whole state is left, and JoinTimeout if the
+        members do not find each other again at a restarted rendezvous.
         """
-        with self._member.call(BOUNDARY):
-            self._complete_iteration()
-            self._member.pass_boundary(BOUNDARY, is_leaving=False)
-            self._is_open = True
+        self._at_boundary(partial(Member.pass_boundary, call=BOUNDARY, is_leaving=False))
+        self._is_open = True
 
     def all_reduce(self, values: Iterable[Value], op: Operation = "mean") -> Any:
         """Return the mean or sum over the values of all shards, with the same bits on any number of members.
@@ -153,15 +185,24 @@ class Group:
         if self._member.is_closed:
             return
         try:
-            with self._member.call(BOUNDARY):
-                self._complete_iteration()
-                self._member.leave(BOUNDARY)
+            self._at_boundary(partial(Member.leave, call=BOUNDARY))
         finally:
             self._member.close()
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Leave at once, from any thread: the call in progress raises Aborted, and the others lose this member."""
         self._member.abort(reason)
+
+    def _at_boundary(self, action: Callable[[Member], object]) -> None:
+        """Complete the iteration, and have the member run ``action``, also if it has to move to a new rendezvous."""
+        while True:
+            try:
+                with self._member.call(BOUNDARY):
+                    self._complete_iteration()
+                    action(self._member)
+                    return
+            except FoundAgain as found:
+                self._member = self._entrance.join_again(found.enrolled, self._member.state, self.size)
 
     def _complete_iteration(self) -> None:
         self._member.state.progress.iteration += self._is_open

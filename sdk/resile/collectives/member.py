@@ -7,7 +7,7 @@ wait there until a generation without the leavers is active.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
@@ -26,7 +26,7 @@ from resile_shared.errors import UsageError
 
 from .call_header import CallHeader
 from .contributions import Contributions
-from .enrollment import Enrolled, Enrollment
+from .enrollment import Enrolled, Enrollment, Reenrollment
 from .group_errors import Aborted, CallsDiffer, MemberLost, MemberTimeout, Removed, RendezvousLost
 from .messages import GroupEnded, LeaveRequested
 from .watchdog import Watchdog
@@ -36,14 +36,32 @@ IDLE_SECONDS = 0.001
 """Between two rounds at a boundary where a member waits to leave."""
 
 
+class FoundAgain(Exception):
+    """All members have announced themselves at a new rendezvous, and are to continue there."""
+
+    def __init__(self, enrolled: Enrolled) -> None:
+        self.enrolled = enrolled
+
+
 class HasLeft(Exception):
     """This member has left, as it asked to."""
 
 
 class Member:
-    """One process as a worker of the rendezvous at ``address``. For the thread that made it, but for `abort`."""
+    """One process as a worker of the rendezvous at ``address``. For the thread that made it, but for `abort`.
 
-    def __init__(self, enrolled: Enrolled, state: RunState, *, address: str, timeout: float) -> None:
+    ``enrollment`` is given the size of the group, and the seconds for which this member announces itself again.
+    """
+
+    def __init__(
+        self,
+        enrolled: Enrolled,
+        state: RunState,
+        *,
+        address: str,
+        timeout: float,
+        enrollment: Callable[[int, float], Enrollment],
+    ) -> None:
         sock, welcome = enrolled
         self.number: int = welcome.worker
         self.state = state
@@ -59,6 +77,8 @@ class Member:
             detection_seconds=welcome.detection_seconds,
         )
         self._is_removed = self._is_rendezvous_lost = self._awaits_rendezvous = False
+        self._enrollment = enrollment
+        self._reenrollment: Reenrollment | None = None
         self._round = 0
         self._open_round: ExchangeRound | None = None
         self._call = ""
@@ -143,12 +163,15 @@ class Member:
             )
 
     def pass_boundary(self, call: str, *, is_leaving: bool) -> bool:
-        """Take part in rounds until nobody waits to join or leave; True if all members leave here."""
+        """Take part in rounds until nobody waits to join or leave; True if all members leave here.
+
+        Raises FoundAgain, on all members, if they are to continue at a new rendezvous.
+        """
         has_asked = False
         while True:
             try:
                 generation = self._session.named(self.state.progress.iteration)
-                headers, tag = self._exchange_headers(CallHeader(generation, call, is_leaving))
+                headers, tag = self._exchange_headers(CallHeader(generation, call, is_leaving, self._is_enrolled()))
                 self._compare(headers)
                 switch = self._session.agreed([header.generation for header in headers])
                 if switch is not None:
@@ -160,6 +183,8 @@ class Member:
                 continue
             if all(header.is_leaving for header in headers):
                 return True
+            if all(header.is_enrolled for header in headers):
+                self._move()
             if not any(header.is_leaving for header in headers):
                 self._report_progress()
                 return False
@@ -168,6 +193,19 @@ class Member:
                 self._check_rendezvous()
                 self._session.report(LeaveRequested())
             time.sleep(IDLE_SECONDS)
+
+    def _is_enrolled(self) -> bool:
+        """Whether this member could continue at a new rendezvous. After the loss of its own it looks for one."""
+        if self._is_rendezvous_lost and self._reenrollment is None:
+            self._reenrollment = Reenrollment(lambda seconds: self._enrollment(self.view.size, seconds))
+        return self._reenrollment is not None and self._reenrollment.is_enrolled
+
+    def _move(self) -> NoReturn:
+        self._await_all()
+        enrolled = self._reenrollment.take() if self._reenrollment else None
+        if enrolled is None:
+            raise RendezvousLost(self._address)
+        raise FoundAgain(enrolled)
 
     def leave(self, call: str) -> None:
         """Take part in rounds until a generation without this member is active, or all members leave."""
@@ -202,6 +240,8 @@ class Member:
         if not self.is_closed:
             self.is_closed = True
             self._watchdog.close()
+            if self._reenrollment is not None:
+                self._reenrollment.close()
             self._thread.stop()
             self._poller.close()
             self._session.close()

@@ -24,6 +24,7 @@ class Hello(Message):
     size: MembersCount = Field(description="the members with which the group starts, at least")
     num_shards: MembersCount | None = Field(description="null: one for each member")
     token: str = Field(default="", max_length=256, repr=False)
+    is_member: bool = Field(default=False, description="of a group whose rendezvous was lost: it continues that group")
 
 
 class Waiting(Message):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from resile_learner.agent import events as agent
-from resile_learner.messages import Order, Pause, Stop, encode
+from resile_learner.messages import Order, Pause, Stop, Switched, encode
 from resile_learner.worker.links import keep_alive
 from resile_scheduler.core import events as scheduler
 from resile_scheduler.core.core import Scheduler
@@ -96,6 +96,8 @@ class RendezvousServer:
         """Of the present group, once it has started."""
         self._has_orders = False
         """Whether the present group has a generation."""
+        self._is_formed = False
+        """Whether members of the present group have reported that they are in one."""
         self._numbers = 0
         self._groups = 0
         self._timers: set[asyncio.TimerHandle] = set()
@@ -128,9 +130,14 @@ class RendezvousServer:
             return
         self._numbers += 1
         connection = Connection(self._numbers, hello, writer)
+        if hello.is_member and self._pool is None:
+            self._defer_others()
         if reason := self._refusal(hello):
             connection.send(Rejected(reason=reason))
             connection.close()
+            return
+        if self._is_awaiting_members and not hello.is_member:
+            connection.close()  # it asks again
             return
         self._add(connection)
         with suppress(OSError, ValueError):  # a process that sends garbage counts as lost
@@ -139,12 +146,26 @@ class RendezvousServer:
         connection.close()
         self._remove(connection)
 
+    @property
+    def _is_awaiting_members(self) -> bool:
+        """Whether members of a group whose rendezvous was lost have come, which is not formed again yet."""
+        return not self._is_formed and any(other.hello.is_member for other in self._connections.values())
+
+    def _defer_others(self) -> None:
+        """Let processes that are no members ask again later: they would bring another state to the start."""
+        for host, other in list(self._connections.items()):
+            if not other.hello.is_member:
+                del self._connections[host]
+                other.close()
+
     def _refusal(self, hello: Hello) -> str:
         """Why a process cannot become a member; empty if it can."""
         if not hmac.compare_digest(hello.token.encode(), self._settings.token.encode()):
             return "it has another token than the rendezvous: pass the same token to join() and to the rendezvous"
         if len(self._connections) >= min(MAX_CONNECTIONS, MAX_MEMBERS):
             return f"the group has {len(self._connections)} members, the most that are possible"
+        if hello.is_member and self._pool is not None:
+            return "another group has started here, or this one without it: call join() to become a member"
         first = next(iter(self._connections.values()), None)
         if first is None:
             return ""
@@ -192,6 +213,7 @@ class RendezvousServer:
                     other.is_leaving = other.is_leaving or other.worker in members
                 self._end_group()
             case message:
+                self._is_formed = self._is_formed or isinstance(message, Switched)
                 event = agent.MessageReceived(f"{GROUP}-{self._groups}", message)
                 self._handle(HostEvent(connection.host, 1, event))
 
@@ -211,7 +233,7 @@ class RendezvousServer:
             if not connection.is_leaving:
                 connection.stop()
         self._connections.clear()
-        self._pool, self._has_orders = None, False
+        self._pool, self._has_orders, self._is_formed = None, False, False
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
