@@ -66,3 +66,15 @@ def test_a_weighted_sampler_draws_the_same_on_all_workers(tmp_path: Path) -> Non
     outcome = run(SCRIPT, "--plan", "0:1,6:3,15:2", home=tmp_path, args=("--weighted",))
     assert outcome.sha == plain(SCRIPT, "--weighted")
     assert all(epoch["more"] > 0 and epoch["as_drawn"] for epoch in outcome.result["ledger"]["epochs"])
+
+
+def test_a_stream_of_unknown_length_follows_a_plan_far_beyond_its_estimate(tmp_path: Path) -> None:
+    outcome = run("stream.py", "--plan", "0:1,5:3,9:2", home=tmp_path, seconds=120)
+    assert outcome.sha == plain("stream.py")
+    assert outcome.sizes == [(0, 1), (5, 3), (9, 2)]
+    assert "has no effect" not in outcome.errors
+    outcome.assert_every_sample_once(epochs=2)
+
+
+def test_a_worker_that_joins_a_stream_at_the_start_of_an_epoch_goes_on_where_it_was(tmp_path: Path) -> None:
+    assert run("stream.py", "--plan", "0:1,12:3", home=tmp_path, seconds=120).sha == plain("stream.py")
