@@ -141,8 +141,8 @@ class Group:
 
         The state is that after all iterations so far, and the same on all members: change it after the last operation
         of an iteration. Members that were lost meanwhile are dropped without an error. Raises CallsDiffer,
-        MemberTimeout, Removed, RendezvousLost, StateLost if no member with a whole state is left, and JoinTimeout if the
-        members do not find each other again at a restarted rendezvous.
+        MemberTimeout, Removed, RendezvousLost, StateLost if no member with a whole state is left, and JoinTimeout if
+        the members do not find each other again at a restarted rendezvous.
         """
         self._at_boundary(partial(Member.pass_boundary, call=BOUNDARY, is_leaving=False))
         self._is_open = True
