@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,3 +190,29 @@ async def test_all_hosts_install_the_versions_of_the_first(tmp_path: Path) -> No
         packages.append(environment.packages)
     assert packages == ["marker==1.0", "marker==1.0"]
     assert (await hosts[1].get("marker")).packages == "marker==1.1"
+
+
+def wait_until_reaped(pid: int) -> None:
+    for _ in range(500):
+        if not psutil.pid_exists(pid):
+            return
+        time.sleep(0.01)
+
+
+async def test_a_build_stays_cancelled_when_its_command_exits_meanwhile(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "python"
+    command.write_text("#!/bin/sh\necho $$\nexec sleep 60\n")
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command))
+    pids: asyncio.Queue[int] = asyncio.Queue()
+    build = asyncio.create_task(
+        host.environments._open("key", module.Wanted(("marker",)), lambda line: pids.put_nowait(int(line)))
+    )
+    pid = await pids.get()
+    build.cancel()
+    os.kill(pid, signal.SIGKILL)
+    wait_until_reaped(pid)  # by the thread that waits for it; the event loop is not notified yet
+    with pytest.raises(asyncio.CancelledError):
+        await build

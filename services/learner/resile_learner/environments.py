@@ -187,7 +187,8 @@ class Environments:
             raise EnvironmentFailed(f"pip took over {BUILD_SECONDS:g} seconds") from None
         finally:
             if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it may have exited before the event loop is notified
+                    os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if status:
             raise _failure(status, errors)
