@@ -89,7 +89,8 @@ class ServiceProcess:
     def send_kill(self) -> None:
         """Send SIGKILL to its process group without waiting."""
         if self.process is not None and self.process.returncode is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may have exited before the event loop is notified
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     @property
     def _scrape_target(self) -> Path:
