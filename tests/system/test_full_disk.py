@@ -2,8 +2,10 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -19,6 +21,9 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk"),
 ]
 WIDTH = 850  # with AdamW a state of 8.7 MB: two checkpoints that are kept and one on its way fit 32 MB
+
+LEASE_WRITE_SECONDS = 3.0
+"""The scheduler has written to its lease by then."""
 
 LOUD = TRAIN.replace("time.sleep", 'print("." * 500); time.sleep')
 
@@ -140,3 +145,27 @@ def test_a_job_goes_on_while_the_disk_of_its_agent_is_full(
         assert view["params_sha256"] == undisturbed
         said = "".join(file.read_text() for file in (home / "logs").glob("*.log"))
         assert f"of job {job} prints is not kept any more: No space left on device" in said
+
+
+def test_a_pool_whose_disk_was_full_works_again_when_there_is_room(
+    tmp_path: Path, small_disk: Callable[..., SmallDisk], undisturbed: str
+) -> None:
+    script = tmp_path / "code" / "train.py"
+    script.parent.mkdir()
+    script.write_text(TRAIN)
+    disk = small_disk(tmp_path / "home", megabytes=200)
+    with pool_up(disk.folder, "--hosts", 1, "--slots", 2) as pool:
+        job = pool.submit(script, "--", "--pause", 0.5)
+        pool.becomes(job, lambda view: view["workers"] == 2)
+        disk.fill()
+        read_until(pool.process.stderr, "is full: running jobs train on")
+        time.sleep(LEASE_WRITE_SECONDS)
+        disk.make_room()
+        read_until(pool.process.stderr, "nats-server restarted")
+        assert pool.completed(job)["params_sha256"] == undisturbed
+        assert pool.completed(pool.submit(script))["params_sha256"] == undisturbed
+
+
+def read_until(stream: IO[str] | None, text: str) -> None:
+    assert stream is not None
+    assert any(text in line for line in stream), f"it ended without saying {text!r}"

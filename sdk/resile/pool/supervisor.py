@@ -19,6 +19,7 @@ from resile_shared.errors import ResileError
 from resile_shared.storage.objects import MissingObjectError, ObjectStorage
 
 from ..http_requests import Server
+from .disk import watch_disk
 from .home import PoolHome
 from .namespaces import Namespaces
 from .process import ServiceProcess, describe_exit
@@ -131,6 +132,7 @@ class Supervisor:
             group.create_task(keep_running(self._bus, "nats-server", self._log))
             for process in (*self._services, *self._agents):
                 group.create_task(keep_running(process, process.name, self._log))
+            group.create_task(watch_disk(self._bus, self._log))
             group.create_task(truncate_logs(self._home.path / "logs"))
 
     async def _save_jobs(self) -> str:

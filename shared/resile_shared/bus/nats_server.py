@@ -59,6 +59,8 @@ class NatsServer:
         self._prefix = tuple(prefix)
         self.process: asyncio.subprocess.Process | None = None
         self._lock: int | None = None
+        self._log_position = 0
+        """Up to where `refuses_writes` has read the log."""
 
     @property
     def url(self) -> str:
@@ -97,6 +99,7 @@ class NatsServer:
                 preexec_fn=dying_with_parent(),
             )
         self.port = await self._listening_port()
+        self.refuses_writes()  # what the server before it said does not count
         for role, password in passwords.items():
             write_credentials(self.credentials(role), Credentials(url=self.url, user=role, password=password))
 
@@ -119,6 +122,21 @@ class NatsServer:
         if self.process is None:
             raise RuntimeError("the server was never started")
         return await self.process.wait()
+
+    def refuses_writes(self) -> bool:
+        """Whether its log says, since the last call, that it could not write for lack of space on the disk.
+
+        From then on it refuses to write to the streams concerned until it is restarted, even if there is space again.
+        """
+        try:
+            with self.log.open("rb") as log:
+                size = os.fstat(log.fileno()).st_size
+                log.seek(self._log_position if self._log_position <= size else 0)  # a new log may have been begun
+                said = log.read()
+                self._log_position = log.tell()
+        except FileNotFoundError:
+            return False
+        return b"no space left on device" in said
 
     def _make_folders(self) -> None:
         try:

@@ -1,0 +1,25 @@
+"""Watches the disk of a pool's home. A nats-server whose disk was full refuses writes until it is restarted."""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+
+from resile_shared.bus.nats_server import NatsServer
+
+CHECK_SECONDS = 2.0
+LEAST_FREE_BYTES = 16 << 20
+"""With less, the disk counts as full."""
+
+
+async def watch_disk(bus: NatsServer, log: Callable[[str], None]) -> None:
+    """Report a full disk, and stop ``bus`` when there is space again, so that it is restarted; never returns."""
+    was_full = False
+    while True:
+        await asyncio.sleep(CHECK_SECONDS)
+        is_full = shutil.disk_usage(bus.folder).free < LEAST_FREE_BYTES
+        if is_full and not was_full:
+            log(f"the disk of {bus.folder} is full: running jobs train on, but nothing can change; free some space")
+        if not is_full and await asyncio.to_thread(bus.refuses_writes):
+            log("there is space on the disk again: nats-server stops, since it refuses writes until it is restarted")
+            await bus.stop()
+        was_full = is_full
