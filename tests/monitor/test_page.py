@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import axe_playwright_python
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Request, expect
 from yarl import URL
 
 from resile_monitor.api.page import HEADERS
@@ -276,6 +276,10 @@ async def test_times_and_durations_are_written_for_people(monitors: Monitors, sc
     assert rest == ["15:04:05", "Jan 2, 15:04:05", "Jan 2, 2026, 15:04:05", "0.1235"]
 
 
+def is_submission(request: Request) -> bool:
+    return request.method == "POST" and request.url.endswith("/v1/jobs")
+
+
 @needs_browser
 async def test_files_are_dropped_and_submitted_with_what_the_form_says(monitors: Monitors, scene: Scene) -> None:
     monitor = await monitors.start()
@@ -289,7 +293,7 @@ async def test_files_are_dropped_and_submitted_with_what_the_form_says(monitors:
         await seen.waits_for(".drop", "1 hidden or generated file left out")
         for field, text in {"args": '--lr 0.1 --note "first try"', "requirements": "einops>=0.8 tiny==1.2"}.items():
             await seen.page.fill(f"#{field}", text)
-        async with seen.page.expect_request("**/v1/jobs") as request:
+        async with seen.page.expect_request(is_submission) as request:
             await seen.page.click("button:text-is('Submit')")
         body = (await request.value).post_data_json
         assert body["args"] == ["--lr", "0.1", "--note", "first try"]

@@ -18,6 +18,8 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+EXEC_SECONDS = 0.2
+"""A process that has no command for longer has removed it."""
 JANITOR_SECONDS = 5.0
 MAX_KILL_SECONDS = 5.0
 _JANITORS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
@@ -61,24 +63,41 @@ class Process:
 
     @property
     def is_janitor(self) -> bool:
-        """Whether it is a helper of multiprocessing or torch that removes shared memory once all its users ended."""
-        try:
-            command = Path(f"/proc/{self.pid}/cmdline").read_bytes()
-        except OSError:
-            return False
+        """Whether it is a helper of multiprocessing or torch that removes shared memory once all its users ended.
+
+        A process has no command for a moment while `exec` makes it another program: it is waited for.
+        """
+        deadline = time.monotonic() + EXEC_SECONDS
+        while not (command := _command(self.pid)) and _is_alive(self.pid) and time.monotonic() < deadline:
+            time.sleep(0.001)
         return any(name in command for name in _JANITORS)
 
 
 def processes() -> Iterator[Process]:
     """Iterate over all processes of this machine; those that end meanwhile are left out."""
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                text = Path(f"/proc/{entry}/stat").read_text(errors="replace")
-            except OSError:
-                continue
-            state, parent, _, session = text.rpartition(")")[2].split()[:4]
-            yield Process(int(entry), int(parent), int(session), state == "Z")
+    numbers = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return (process for process in map(_process, numbers) if process is not None)
+
+
+def _process(pid: int) -> Process | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    state, parent, _, session = text.rpartition(")")[2].split()[:4]
+    return Process(pid, int(parent), int(session), state == "Z")
+
+
+def _is_alive(pid: int) -> bool:
+    process = _process(pid)
+    return process is not None and not process.is_zombie
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def descendants(root: int) -> list[Process]:
