@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 from resile_shared.bus.nats_server import NatsServer
 
@@ -16,10 +17,17 @@ async def watch_disk(bus: NatsServer, log: Callable[[str], None]) -> None:
     was_full = False
     while True:
         await asyncio.sleep(CHECK_SECONDS)
-        is_full = shutil.disk_usage(bus.folder).free < LEAST_FREE_BYTES
+        is_full = await asyncio.to_thread(_is_full, bus.folder)
         if is_full and not was_full:
-            log(f"the disk of {bus.folder} is full: running jobs train on, but nothing can change; free some space")
+            log(f"the disk of {bus.folder} is full: running jobs train on, but changes fail until there is space")
         if not is_full and await asyncio.to_thread(bus.refuses_writes):
             log("there is space on the disk again: nats-server stops, since it refuses writes until it is restarted")
             await bus.stop()
         was_full = is_full
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < LEAST_FREE_BYTES
+    except OSError:  # it cannot be asked now
+        return False

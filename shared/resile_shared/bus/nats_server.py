@@ -134,7 +134,7 @@ class NatsServer:
                 log.seek(self._log_position if self._log_position <= size else 0)  # a new log may have been begun
                 said = log.read()
                 self._log_position = log.tell()
-        except FileNotFoundError:
+        except OSError:
             return False
         return b"no space left on device" in said
 
