@@ -824,6 +824,29 @@ def test_a_new_scheduler_continues_with_what_is_stored() -> None:
     assert bench.newest("job-2").placements[0].slot == 1
 
 
+@pytest.mark.parametrize("num_stored", [0, 1, 2])
+def test_a_crash_while_a_slot_is_handed_on_does_not_matter(num_stored: int) -> None:
+    """A worker ends, and its slot goes to another job at once: so many of the two allocations were stored."""
+    bench = Bench(1)
+    bench.submit(1)
+    bench.listen()
+    bench.tell(JobChangeRequested("pause", JobPause(job_id="job-1")))
+    bench.submit(2)
+    bench.beat(gone(0, 0, kind="killed"))
+    bench.listen(job="job-2")
+    bench.tell(JobChangeRequested("resume", JobResume(job_id="job-1")))
+    before = list(bench.allocations)
+    (ended,) = bench.newest("job-2").placements
+    commands = bench.beat(gone(ended.worker, 0, job="job-2", kind="killed"))
+    handed_on = [command.allocation for command in commands if isinstance(command, WriteAllocation)]
+    assert [allocation.has_addresses for allocation in handed_on] == [False, True], "job-1 takes what job-2 gives up"
+    bench.allocations = before + handed_on[:num_stored]
+    bench.restart()
+    bench.beat()
+    assert bench.newest("job-1").placements[0].slot_name == "host-1/0"
+    assert not bench.newest("job-2").placements
+
+
 def test_a_worker_that_an_earlier_scheduler_dropped_holds_its_slot_until_it_is_gone() -> None:
     bench = Bench(2)
     bench.submit(1)

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -9,11 +10,11 @@ import resile_scheduler.executor
 from resile_scheduler.executor import Batch, Executor
 from resile_scheduler.lease import LeadershipLost, Lease
 from resile_shared.bus import subjects
-from resile_shared.bus.buckets import FencedError
+from resile_shared.bus.buckets import Bucket, FencedError
 from resile_shared.bus.client import Bus
 from resile_shared.bus.envelope import Received
 from resile_shared.bus.subjects import ALLOCATIONS, JOBS, LEASE
-from resile_shared.messages.allocations import Allocation
+from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.commands import Accepted
 from resile_shared.messages.instructions import AssignJobs, Instruction, PauseWorkers
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobState
@@ -124,6 +125,26 @@ async def test_no_allocation_is_stored_before_its_record(pool: Pool) -> None:
         await carry_out(executor, Batch(records=((record("job-1"), ()),), allocations=(allocation("job-1", 1),)))
     assert raised.group_contains(FencedError)
     assert not await bus.bucket(ALLOCATIONS).keys()
+
+
+async def test_a_slot_is_given_up_in_storage_before_it_is_given(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, executor = await leader(await pool.bus("scheduler"), "one")
+    await executor.read()
+    stored: list[str] = []
+    put = Bucket.put
+
+    async def slow_put(bucket: Bucket[Any], key: str, value: Any, **options: Any) -> Any:
+        if key == "job-2":
+            await asyncio.sleep(0.2)
+        result = await put(bucket, key, value, **options)
+        stored.append(key)
+        return result
+
+    monkeypatch.setattr(Bucket, "put", slow_put)
+    placement = Placement(worker=1, host="host-1", incarnation=1, slot=0)
+    given = allocation("job-1", 1).model_copy(update={"placements": (placement,)})
+    await carry_out(executor, Batch(allocations=(given, allocation("job-2", 1))))
+    assert stored == ["job-2", "job-1"]
 
 
 async def test_no_agent_is_told_of_an_allocation_before_it_is_stored(pool: Pool) -> None:

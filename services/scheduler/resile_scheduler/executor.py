@@ -219,7 +219,10 @@ class Executor:
             await self._tenants.put(TENANTS_KEY, batch.tenants)
         for command, answer in batch.answers:
             self._answers.pop(command).set_result(self._checked(answer))
-        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)
+        # A slot may be handed on: it is given up in storage before it is given.
+        for starts_workers in (False, True):
+            stage = [each for each in batch.allocations if each.has_addresses != starts_workers]
+            await _concurrently(map(self._store_allocation, stage))
         if batch.policy is not None:
             await self._publish_policy(batch.policy)
         if batch.tenants is not None:

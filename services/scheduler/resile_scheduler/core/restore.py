@@ -30,7 +30,7 @@ class Restore:
             self._pool.applied_commands.update(dict.fromkeys(record.applied_commands, job.id))
         for host in event.hosts:
             self._host_events.on_record(host, now=now, is_live=False)
-        for allocation in event.allocations:
+        for allocation in sorted(event.allocations, key=self._is_abandoned):
             if allocation.job in self._pool.jobs:
                 self._restore_allocation(self._pool.jobs[allocation.job], allocation, now)
         for job in self._pool.jobs.values():
@@ -39,13 +39,21 @@ class Restore:
         self._pool.take_change()
         self._pool.changed(None)
 
+    def _is_abandoned(self, allocation: Allocation) -> bool:
+        """Whether the job's record says that it has no slots any more, so that others may have had them since."""
+        job = self._pool.jobs.get(allocation.job)
+        return job is not None and _has_given_up(job)
+
     def _restore_allocation(self, job: Job, allocation: Allocation, now: float) -> None:
         is_settled = job.is_over and not allocation.placements
         job.restore(allocation if is_settled else allocation.model_copy(update={"epoch": self._epoch}))
         for placement in allocation.placements:
+            slot = SlotId(placement.host, placement.slot)
+            if slot in self._pool.holders:  # it was handed on, and a crash came before this job's allocation was stored
+                continue
             worker = Worker(
                 placement.worker,
-                SlotId(placement.host, placement.slot),
+                slot,
                 placement.incarnation,
                 now,
                 phase=Phase.MEMBER if placement in job.generations.active else Phase.STARTING,
@@ -57,7 +65,7 @@ class Restore:
     def _repair(self, job: Job) -> None:
         """Complete what a crash between the storing of a record and of its allocation left undone."""
         state = job.record.state
-        if state in (JobState.QUEUED, JobState.ACCEPTED, JobState.PAUSED) or job.is_over:
+        if _has_given_up(job):
             self._allocator.abandon(job, state.value)
         elif not job.generations.placements:
             job.enter(Step.REQUEUE)
@@ -66,3 +74,7 @@ class Restore:
                 job.enter(Step.SETTLE)
         if not (job.is_over or job.generations.placements):
             job.go_back(job.record.checkpoint.iteration if job.record.checkpoint else 0)
+
+
+def _has_given_up(job: Job) -> bool:
+    return job.record.state in (JobState.QUEUED, JobState.ACCEPTED, JobState.PAUSED) or job.is_over
