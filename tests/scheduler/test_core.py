@@ -847,6 +847,22 @@ def test_a_crash_while_a_slot_is_handed_on_does_not_matter(num_stored: int) -> N
     assert not bench.newest("job-2").placements
 
 
+@pytest.mark.parametrize("reached", ["submit", "listen", "activate"])
+def test_a_new_scheduler_copes_with_a_host_whose_record_is_gone(reached: str) -> None:
+    bench = Bench(2)
+    bench.submit()
+    if reached != "submit":
+        getattr(bench, reached)()
+    bench.hosts.clear()
+    bench.restart()
+    assert not bench.scheduler.holders()
+    bench.host("host-2", 2)
+    bench.beat(host="host-2")
+    bench.now += 60.0
+    bench.tell(Tick())
+    assert [placement.host for placement in bench.newest().placements] == ["host-2"] * 2
+
+
 def test_a_worker_that_an_earlier_scheduler_dropped_holds_its_slot_until_it_is_gone() -> None:
     bench = Bench(2)
     bench.submit(1)

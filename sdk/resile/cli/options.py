@@ -1,6 +1,7 @@
 """What many commands share: their options, and the connection to the pool."""
 
 import asyncio
+import errno
 import inspect
 import json
 import os
@@ -147,10 +148,18 @@ def show(document: object, lines: Iterable[str], *, as_json: bool) -> None:
 
 
 def logger_beside(*, as_json: bool) -> Callable[[str], None]:
-    """Return a function that prints a line at once; with ``as_json``, stdout belongs to the JSON."""
+    """Return a function that prints a line at once; with ``as_json``, stdout belongs to the JSON.
+
+    It never raises: what supervises goes on if nobody reads what it says, or the disk with its output is full.
+    """
 
     def log(text: str) -> None:
-        print(printable(text), file=sys.stderr if as_json else sys.stdout, flush=True)
+        stream = sys.stderr if as_json else sys.stdout
+        try:
+            print(printable(text), file=stream, flush=True)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:  # there may be space again; a reader that is gone does not come back
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
     return log
 

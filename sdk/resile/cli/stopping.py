@@ -44,8 +44,8 @@ async def until_stopped(
         if signals and loop.time() - signals[0][1] < ONE_SIGNAL_SECONDS:
             return
         signals.append((number, loop.time()))
-        log(messages.first if len(signals) == 1 else messages.second)
         task.cancel()
+        log(messages.first if len(signals) == 1 else messages.second)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # set by nohup

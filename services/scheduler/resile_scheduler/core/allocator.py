@@ -128,7 +128,8 @@ def _next_membership(job: Job, wanted: Sequence[SlotId], *, free: frozenset[Slot
 def _cannot_train_yet(job: Job, pool: Pool) -> bool:
     """Whether an initial member has not reached its training call, by what its host reports to this scheduler."""
     starting = [worker for worker in job.workers.values() if worker.phase is Phase.STARTING]
-    return job.generations.is_cold_starting and any(pool.hosts[worker.slot.host].is_heard for worker in starting)
+    hosts = (pool.hosts.get(worker.slot.host) for worker in starting)
+    return job.generations.is_cold_starting and any(host is not None and host.is_heard for host in hosts)
 
 
 def _is_due(job: Job) -> bool:

@@ -194,8 +194,8 @@ class JobView:
 
 
 def _device_class(job: Job, pool: Pool) -> str:
-    placements = job.generations.placements
-    return pool.hosts[placements[0].host].record.device_class if placements else job.record.device_class
+    hosts = (pool.hosts.get(placement.host) for placement in job.generations.placements)
+    return next((host.record.device_class for host in hosts if host is not None), job.record.device_class)
 
 
 def _demand(job: Job, *, now: float) -> Demand:

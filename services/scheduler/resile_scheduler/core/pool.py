@@ -188,9 +188,11 @@ class Pool:
 
     def _hold(self, name: str) -> None:
         """See to it that what ``name`` has free is found anew."""
+        host = self.hosts.get(name)
+        if host is None:  # the registry has removed it: it has no slots
+            return
         self._stale.add(name)
         self._touched_hosts.add(name)
-        host = self.hosts[name]
         (self.unheard.discard if host.is_heard or not host.is_usable else self.unheard.add)(name)
 
     def add_worker(self, job: Job, worker: Worker) -> None:
