@@ -86,7 +86,8 @@ class JoinedHost:
             group.create_task(truncate_logs(self.folder))
 
     async def _drain(self) -> str:
-        if self._agent is None:
+        """Let the jobs leave, unless no agent runs here: another machine may be the host of this name by now."""
+        if self._agent is None or not self._agent.is_running:
             return ""
         return await drain_host(
             self.options.server,

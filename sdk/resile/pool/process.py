@@ -41,6 +41,11 @@ class ServiceProcess:
         """The name used in messages."""
         return self.spec.name
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not exited."""
+        return self.process is not None and self.process.returncode is None
+
     async def start(self) -> None:
         """Return when it is ready. Raises ServiceFailed if it exits before that."""
         self.spec.health.unlink(missing_ok=True)
@@ -88,7 +93,7 @@ class ServiceProcess:
 
     def send_kill(self) -> None:
         """Send SIGKILL to its process group without waiting."""
-        if self.process is not None and self.process.returncode is None:
+        if self.process is not None and self.is_running:
             with contextlib.suppress(ProcessLookupError):  # it may have exited before the event loop is notified
                 os.killpg(self.process.pid, signal.SIGKILL)
 
