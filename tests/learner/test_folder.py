@@ -53,10 +53,11 @@ async def test_a_broken_incarnation_is_not_taken_for_none(folder: AgentFolder) -
 async def test_only_the_oldest_jobs_without_output_are_too_many(
     folder: AgentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "KEEP_JOBS", 2)
     for age, job in enumerate(("new", "old", "older", "oldest", "in-use")):
         os.utime(folder.job(job), (1e9 - age, 1e9 - age))
     folder.output("in-use")
+    (folder.jobs / "being-removed").symlink_to("nowhere")
+    monkeypatch.setattr(module, "KEEP_JOBS", 3)  # that one counts as the newest
     assert [path.name for path in folder.old_jobs()] == ["oldest", "older"]
 
 

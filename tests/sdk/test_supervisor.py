@@ -59,6 +59,7 @@ def test_a_large_log_is_moved_aside_while_its_service_goes_on_writing(
     log = tmp_path / "registry.log"
     writer = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(writer, b"x" * 101)
+    (tmp_path / "being-removed.log").symlink_to("nowhere")
     limit_logs(tmp_path)
     os.write(writer, b"next\n")
     os.close(writer)
@@ -69,4 +70,5 @@ def test_a_large_log_is_moved_aside_while_its_service_goes_on_writing(
 def test_the_end_of_a_process_is_told_in_words(tmp_path: Path) -> None:
     assert describe_exit(2) == "exited status=2"
     assert describe_exit(-9) == "exited signal=SIGKILL"
+    assert describe_exit(-40) == "exited signal=40"
     assert last_line(tmp_path / "none") == ""

@@ -126,7 +126,8 @@ def describe_exit(status: int) -> str:
     """Log how a process ended."""
     if status >= 0:
         return f"exited status={status}"
-    return f"exited signal={signal.Signals(-status).name}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"exited signal={names.get(-status, -status)}"
 
 
 def last_line(log: Path) -> str:

@@ -220,7 +220,8 @@ async def truncate_logs(folder: Path) -> None:
 def limit_logs(folder: Path) -> None:
     """Move the content of large logs to ``.old``. Services keep appending to the same file."""
     for log in folder.glob("*.log"):
-        if log.stat().st_size > MAX_LOG_BYTES:
-            with contextlib.suppress(OSError):  # the disk is full: truncate nevertheless
-                shutil.copyfile(log, log.with_suffix(".log.old"))
-            os.truncate(log, 0)
+        with contextlib.suppress(FileNotFoundError):  # it was just removed
+            if log.stat().st_size > MAX_LOG_BYTES:
+                with contextlib.suppress(OSError):  # the disk is full: truncate nevertheless
+                    shutil.copyfile(log, log.with_suffix(".log.old"))
+                os.truncate(log, 0)

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import time
+from math import inf
 from pathlib import Path
 
 from resile_shared.errors import UsageError
@@ -110,7 +111,15 @@ class AgentFolder:
     def old_jobs(self) -> list[Path]:
         """Return the oldest of the jobs' folders without output, beyond the number kept for their logs."""
         ended = [path for path in self.jobs.iterdir() if not (path / "output").exists()]
-        return sorted(ended, key=lambda path: path.stat().st_mtime)[:-KEEP_JOBS]
+        return sorted(ended, key=_changed)[:-KEEP_JOBS]
+
+
+def _changed(path: Path) -> float:
+    """When the folder was changed; as if later than any other if it is being removed."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return inf
 
 
 def _open_lock(folder: Path) -> int:
