@@ -9,7 +9,16 @@ from collections.abc import Iterator
 import pytest
 
 from resile_learner.collectives.poller import LinkPoller
-from resile_learner.membership.events import MessageReceived, RoundAbandoned, RoundCompleted, ScriptReady
+from resile_learner.membership.events import (
+    LinkUp,
+    MessageReceived,
+    OrderReceived,
+    RoundAbandoned,
+    RoundCompleted,
+    ScriptReady,
+    StateSynced,
+    StateSyncRequested,
+)
 from resile_learner.messages import (
     CommittedRound,
     Member,
@@ -17,6 +26,7 @@ from resile_learner.messages import (
     OrderRequest,
     Pause,
     PeerMessage,
+    PeerSuspected,
     WorkerConfig,
     WorkerListening,
     encode,
@@ -49,7 +59,8 @@ class Scene:
         self.thread = ControlThread(config, theirs, SlowToWake())
         self.control = self.thread.control
         self.thread.start()
-        hello = from_worker.validate_json(self.agent.makefile("rb").readline())
+        self.reports = self.agent.makefile("rb")
+        hello = from_worker.validate_json(self.reports.readline())
         assert isinstance(hello, WorkerListening)
         self.members = Member(worker=0, host=hello.host, port=hello.port), Member(worker=1, host="127.0.0.1", port=1)
 
@@ -114,6 +125,27 @@ async def test_a_peer_receives_what_either_thread_decides_in_the_order_of_the_de
     assert CommittedRound(generation=2, round=5) in await read_until(reader, recovery)
     scene.writer.close()
     scene.data.close()
+
+
+def test_a_suspicion_names_the_generation_that_it_is_of_even_if_it_is_reported_after_the_recovery(scene: Scene) -> None:
+    lost = Member(worker=2, host="127.0.0.1", port=1)
+    initial = scene.order(1).model_copy(update={"members": (*scene.members, lost)})
+    for event in (OrderReceived(initial), LinkUp(1), LinkUp(2), ScriptReady()):
+        scene.control.post(event)
+    turn = threading.Event()
+    scene.control._call(turn.wait)  # the control thread gets no turn until the recovery has ended
+    scene.control.post(OrderReceived(scene.order(2)))
+    scene.control.post(MessageReceived(1, CommittedRound(generation=2, round=7)))
+
+    scene.control.report_suspect(2, "broken link", "connection closed")
+    for recovery_step in (RoundAbandoned(7), StateSyncRequested(), StateSynced(2, 7)):
+        scene.control.post(recovery_step)
+    assert scene.control.view.current == scene.order(2)
+    turn.set()
+
+    suspicion = from_worker.validate_json(scene.reports.readline())
+    assert isinstance(suspicion, PeerSuspected)
+    assert (suspicion.suspect, suspicion.generation) == (2, 1)
 
 
 def test_a_view_does_not_change_while_the_membership_does(scene: Scene) -> None:

@@ -29,6 +29,13 @@ def test_a_newer_generation_ends_a_suspicion_and_may_begin_another() -> None:
     assert known.add(2, "silence", "", generation=2, now=6.0) is not None
 
 
+def test_a_late_suspicion_of_an_older_generation_does_not_replace_a_newer_one() -> None:
+    known = suspicions()
+    newer = known.add(2, "silence", "", generation=2, now=0.0)
+    assert known.add(2, "broken link", "", generation=1, now=0.1) is None
+    assert known.due(generation=2, now=5.0) == [newer]
+
+
 def test_who_is_no_member_suspects_nobody() -> None:
     assert suspicions().add(2, "silence", "", generation=None, now=0.0) is None
 

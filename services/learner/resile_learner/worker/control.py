@@ -171,8 +171,8 @@ class WorkerControl:
         self._call(self._send_to_agent, message)
 
     def report_suspect(self, suspect: int, evidence: Evidence, reason: str) -> None:
-        """Report ``suspect`` to the agent, and again and again until a newer generation is active."""
-        self._call(self._report_suspect, suspect, evidence, reason)
+        """Report ``suspect`` of the current generation to the agent, again and again until a newer one is active."""
+        self._call(self._report_suspect, suspect, evidence, reason, self._generation)
 
     def complete(self) -> None:
         """Report no suspects from now on: training is complete here, and nobody is missed."""
@@ -250,9 +250,9 @@ class WorkerControl:
         return current.generation if current else None
 
     @control_thread
-    def _report_suspect(self, suspect: int, evidence: Evidence, reason: str) -> None:
+    def _report_suspect(self, suspect: int, evidence: Evidence, reason: str, generation: int | None) -> None:
         now = self._loop.time()
-        message = self._suspicions.add(suspect, evidence, reason, generation=self._generation, now=now)
+        message = self._suspicions.add(suspect, evidence, reason, generation=generation, now=now)
         if message:
             self._send_to_agent(message)
 
@@ -291,8 +291,9 @@ class WorkerControl:
     def _report_if_counted_on(self, peer: int, evidence: Evidence, reason: str) -> None:
         with self._changed:
             counts_on_it = self._membership.counts_on(peer)
+            generation = self._generation
         if counts_on_it:
-            self._report_suspect(peer, evidence, reason)
+            self._report_suspect(peer, evidence, reason, generation)
 
     def _handle(self, event: Event) -> MainThreadCommand | None:
         """Handle ``event``, publish the view, and have the control thread carry the commands out.

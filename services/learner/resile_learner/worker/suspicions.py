@@ -23,9 +23,9 @@ class Suspicions:
     def add(
         self, suspect: int, evidence: Evidence, reason: str, *, generation: int | None, now: float
     ) -> PeerSuspected | None:
-        """Suspect a member of the current ``generation``; return what to report, if that is new."""
+        """Suspect a member of ``generation``, which was the current one; return what to report, if that is new."""
         known = self._reported.get(suspect)
-        if self._is_complete or generation is None or (known and known[0].generation == generation):
+        if self._is_complete or generation is None or (known and known[0].generation >= generation):
             return None
         message = PeerSuspected(
             worker=self._worker, generation=generation, suspect=suspect, evidence=evidence, reason=reason
