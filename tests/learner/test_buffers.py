@@ -207,3 +207,36 @@ def test_a_buffer_that_is_replaced_by_equal_values_or_by_a_longer_cache_has_not_
     assert buffers.collect(weight=0.5, first=True, step=step) == {}
     buffers.commit({})
     assert torch.equal(model[0].mask, torch.full((2,), -torch.inf))  # type: ignore[arg-type]
+
+
+def test_a_buffer_that_was_written_and_then_replaced_by_a_longer_cache_is_left_alone() -> None:
+    written = torch.zeros(2)
+    written += 1.0
+    model = Holder("cache", written)
+    buffers = Buffers(model)
+    model.cache = torch.arange(4.0)
+    buffers.adopt_changed()
+    (step,) = begin(buffers, 1)
+    buffers.restore()
+    assert buffers.collect(weight=1.0, first=True, step=step) == {}
+    buffers.commit({})
+    buffers.adopt()
+    buffers.reset(buffers.committed())
+    assert model.cache.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_cache_that_grew_on_one_member_ignores_the_changes_of_others() -> None:
+    model = Holder("cache", torch.zeros(2))
+    buffers = Buffers(model)
+    begin(buffers, 1)
+    buffers.restore()
+    model.cache = torch.arange(4.0)
+    buffers.commit({0: torch.ones(2)})
+    assert model.cache.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_an_expanded_buffer_can_be_reset() -> None:
+    model = Holder("scale", torch.ones(1).expand(4))
+    buffers = Buffers(model)
+    buffers.reset(buffers.committed())
+    assert torch.equal(model.scale, torch.ones(4))  # type: ignore[arg-type]

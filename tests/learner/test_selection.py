@@ -207,6 +207,22 @@ def test_the_best_model_may_have_a_buffer_whose_elements_share_memory() -> None:
     assert torch.equal(model.weight, torch.ones(2, 4))
 
 
+def test_the_best_model_may_have_had_a_shorter_cache() -> None:
+    class Cached(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            self.register_buffer("cache", torch.zeros(2), persistent=False)
+            self.register_buffer("mask", None, persistent=False)
+
+    model = Cached()
+    selector = Selector(Selection("loss"), (), model, after_load=lambda: None)
+    selector.on_scores({"loss": 1.0}, TrainingProgress(iteration=1, iterations_total=2, epoch=1))
+    model.cache, model.mask = torch.zeros(4), torch.ones(4)
+    selector.on_scores({"loss": 2.0}, TrainingProgress(iteration=2, iterations_total=2, epoch=2))
+    assert model.cache.tolist() == [0.0, 0.0]
+    assert model.mask is None
+
+
 def test_random_numbers_after_a_validation_do_not_depend_on_the_shards_that_a_worker_scores() -> None:
     """Neither in the loop's body nor where the scores arrive."""
 

@@ -75,6 +75,11 @@ def in_memory_order(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
     return (dims, permuted) if permuted.is_contiguous() else ((), tensor.contiguous())
 
 
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether one element of memory stands for several of ``tensor``, so that it cannot be written as a whole."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")

@@ -1,6 +1,6 @@
 """The full state of a run: what a joiner receives and what a checkpoint stores."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .facts import Facts, StateDiffers, check_same_run
 from .flat import FlatState, allocate, flatten, unflatten
+from .memory import in_memory_order, is_expanded
 
 
 class Stateful(Protocol):
@@ -88,13 +89,15 @@ class RunState:
 
         While they are being filled this worker may have no complete state.
         """
-        tensors = allocate(skeleton, {f"model/{name}": tensor for name, tensor in model_tensors(self._model).items()})
+        mine = model_tensors(self._model).items()
+        tensors = allocate(skeleton, {f"model/{name}": tensor for name, tensor in mine if tensor is not None})
         self._received = skeleton, tensors
         return tensors
 
     def model_memory(self) -> list[Tensor]:
         """Return what `allocate_buffers` may use itself: parameters and buffers in the memory of the host."""
-        return [tensor for tensor in model_tensors(self._model).values() if tensor.device.type == "cpu"]
+        tensors = model_tensors(self._model).values()
+        return [tensor for tensor in tensors if tensor is not None and tensor.device.type == "cpu"]
 
     @property
     def devices(self) -> frozenset[torch.device]:
@@ -117,9 +120,7 @@ class RunState:
                 f"this worker's model has other parameters or buffers than the run's: {names}. Build the same model in "
                 "every worker"
             )
-        for name, tensor in tree["model"].items():
-            if mine[name].data_ptr() != tensor.data_ptr():
-                mine[name].copy_(tensor)
+        load_model_tensors(self._model, tree["model"])
         for name, part in self._parts.items():
             part.load_state_dict(tree[name])
         for name, extra in self._extras.items():
@@ -128,7 +129,58 @@ class RunState:
         self.progress = TrainingProgress(**tree["progress"])
 
 
-def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of ``model`` by name: the live ones, detached."""
-    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return named | {name: buffer.detach() for name, buffer in model.named_buffers()}
+def model_tensors(model: nn.Module) -> dict[str, Tensor | None]:
+    """Return the parameters and buffers of ``model`` by name: the live ones, detached.
+
+    None stands for a buffer that is registered but has no value. A buffer that two modules share has both names.
+    """
+    named: dict[str, Tensor | None] = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    for name, module, key in _buffers(model):
+        buffer = module._buffers[key]
+        named[name] = None if buffer is None else buffer.detach()
+    return named
+
+
+@torch.no_grad()
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor | None]) -> None:
+    """Load what `model_tensors` returned for a model with the same names.
+
+    Values are copied into the model's own memory. A buffer that cannot hold its value, because a forward pass created
+    or replaced it in only one of the models, is replaced by a new tensor.
+    """
+    for name, parameter in model.named_parameters():
+        _copy(parameter, tensors[name])
+    device = next((parameter.device for parameter in model.parameters()), None)
+    loaded: dict[int, Tensor] = {}
+    for name, module, key in _buffers(model):
+        buffer, value = module._buffers[key], tensors[name]
+        if value is None:
+            module._buffers[key] = None
+        elif buffer is None:
+            module._buffers[key] = value.to(device, copy=True)
+        elif not _can_hold(buffer, value) or loaded.setdefault(id(buffer), value) is not value:
+            module._buffers[key] = value.to(buffer.device, copy=True)
+        else:
+            _copy(buffer, value)
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """The name of each registered buffer, its module, and its key there."""
+    for path, module in model.named_modules():
+        for key in module._buffers:
+            yield f"{path}.{key}" if path else key, module, key
+
+
+def _can_hold(buffer: Tensor, value: Tensor) -> bool:
+    """Whether ``value`` can be copied into ``buffer`` so that it has the same shape, dtype and memory order."""
+    return (
+        buffer.shape == value.shape
+        and buffer.dtype == value.dtype
+        and not is_expanded(buffer)
+        and in_memory_order(buffer)[0] == in_memory_order(value)[0]
+    )
+
+
+def _copy(target: Tensor, value: Tensor | None) -> None:
+    if value is not None and target.data_ptr() != value.data_ptr():
+        target.copy_(value)

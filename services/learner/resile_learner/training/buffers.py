@@ -2,7 +2,8 @@
 
 Every shard starts from the buffers of the last committed iteration. The changes that shards make to a floating-point
 buffer are weighted and summed in the same tree as the gradients; any other buffer takes the value that the first shard
-leaves in it.
+leaves in it. A buffer that a script replaced by one of another shape or dtype is a cache, which each worker fills for
+itself: it is left alone.
 
 Running statistics change in every shard, and a device is not waited for to find that out: they travel in buckets, as
 gradients do. What changes in other buffers, which is rarely anything, travels in the headers.
@@ -11,6 +12,7 @@ gradients do. What changes in other buffers, which is rarely anything, travels i
 import torch
 from torch import Tensor, nn
 
+from ..state.memory import is_expanded
 from .digest import RollingDigest
 from .slots import LeafStep, LocalPlan, Slots
 
@@ -47,8 +49,7 @@ class Buffers:
     def _is_statistic(self, index: int) -> bool:
         """Whether a buffer travels in buckets: of a dtype in which sums are possible, and writable as a whole."""
         buffer = self._now(index)
-        is_expanded = any(stride == 0 and size > 1 for size, stride in zip(buffer.shape, buffer.stride(), strict=True))
-        return self._places[index][1].startswith("running_") and _is_summable(buffer) and not is_expanded
+        return self._places[index][1].startswith("running_") and _is_summable(buffer) and not is_expanded(buffer)
 
     def begin(self, plan: LocalPlan) -> None:
         """Begin an iteration in which this worker folds its shards by ``plan``."""
@@ -68,7 +69,7 @@ class Buffers:
         """Before a shard: restore the committed values, also of what was changed after `collect`."""
         self._touched.update(index for index in self._others if self._has_changed(index))
         for index in self._touched:
-            self._now(index).copy_(self._committed[index])
+            self._write(index)
         self._note_versions(self._touched)
         self._touched.clear()
         _copy_all(*self._of_statistics())
@@ -98,11 +99,28 @@ class Buffers:
         return deltas
 
     def _has_changed(self, index: int) -> bool:
+        if self._is_cache(index):
+            return False
         now, committed = self._now(index), self._committed[index]
         tensor, version = self._seen[index]
-        if now is tensor or now.shape != committed.shape or now.dtype != committed.dtype:  # a cache that has grown
+        if now is tensor:
             return now._version != version
         return not (_is_summable(now) and torch.equal(now, committed))  # replaced, maybe by the same values
+
+    def _write(self, index: int) -> None:
+        """Write the committed value into the model."""
+        now, committed = self._now(index), self._committed[index]
+        if self._is_cache(index):
+            return
+        if is_expanded(now):
+            module, key = self._places[index]
+            module._buffers[key] = committed.clone()
+        else:
+            now.copy_(committed)
+
+    def _is_cache(self, index: int) -> bool:
+        now, committed = self._now(index), self._committed[index]
+        return now.shape != committed.shape or now.dtype != committed.dtype
 
     def _version(self, index: int) -> tuple[Tensor, int]:
         """What tells whether a buffer was written, or replaced by assignment."""
@@ -118,19 +136,20 @@ class Buffers:
                 flat.add_(changes)
             _copy_all(*self._of_statistics())
         for index, delta in deltas.items():
-            buffer = self._now(index)
-            if buffer.is_floating_point():
-                self._committed[index].add_(delta.to(buffer.device))
+            committed = self._committed[index]
+            if committed.is_floating_point():
+                committed.add_(delta.to(committed.device))
             else:
-                self._committed[index].copy_(delta)
-            buffer.copy_(self._committed[index])
+                committed.copy_(delta)
+            self._write(index)
         self._note_versions(set(deltas))
 
     @torch.no_grad()
     def adopt(self) -> None:
         """Make the model's current buffers the committed ones, after a state was loaded."""
         for index in range(len(self._places)):
-            self._committed[index].copy_(self._now(index))
+            if not self._is_cache(index):
+                self._committed[index].copy_(self._now(index))
         self._forget_shard()
 
     @torch.no_grad()
@@ -153,7 +172,7 @@ class Buffers:
         """Take back what was committed since `committed` returned these."""
         for index, value in enumerate(committed):
             self._committed[index].copy_(value)
-            self._now(index).copy_(value)
+            self._write(index)
         self._forget_shard()
 
     def digest(self, number: int) -> int:

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from resile_shared.errors import UsageError
 
-from ..state.run import TrainingProgress, model_tensors
+from ..state.run import TrainingProgress, load_model_tensors, model_tensors
 
 Goal = Literal["min", "max"]
 
@@ -80,7 +79,7 @@ class Selector:
         self._plateaus = plateaus
         self._model = model
         self._after_load = after_load
-        self._kept: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor | None] = {}
         self._num_without_better = 0
         goal = selection.goal if selection else "min"
         for plateau in plateaus:
@@ -103,7 +102,7 @@ class Selector:
             self.best = Best(progress.last_epoch, progress.iteration, dict(scores))
             self._num_without_better = 0
             if self._selection.keep_best:
-                self._kept = {name: tensor.to("cpu", copy=True) for name, tensor in model_tensors(self._model).items()}
+                self._kept = _copies(model_tensors(self._model))
         else:
             self._num_without_better += 1
         if self._selection.patience is not None and self._num_without_better >= self._selection.patience:
@@ -118,12 +117,9 @@ class Selector:
     def _best_score(self, selection: Selection) -> float | None:
         return self.best.scores[selection.score] if self.best else None
 
-    @torch.no_grad()
     def _load_best(self) -> None:
         if self._kept:
-            for name, tensor in model_tensors(self._model).items():
-                if not torch.equal(tensor.cpu(), self._kept[name]):  # a constant buffer may share memory with itself
-                    tensor.copy_(self._kept[name])
+            load_model_tensors(self._model, self._kept)
             self._after_load()
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,6 +138,11 @@ class Selector:
         self._num_without_better = state["num_without_better"]
         for plateau, received in zip(self._plateaus, state["plateaus"], strict=True):
             plateau.load_state_dict(received)
+
+
+def _copies(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """Copies in the memory of the host."""
+    return {name: None if tensor is None else tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _score(scores: Mapping[str, float], name: str) -> float:

@@ -1,0 +1,91 @@
+"""A state is loaded into a model whose buffers changed in form since it was built."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from resile_learner.state.facts import StateDiffers
+from resile_learner.state.run import RunState
+
+
+class Model(nn.Module):
+    """A layer and one buffer."""
+
+    def __init__(self, buffer: Tensor | None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("cache", buffer, persistent=False)
+        self.cache: Tensor | None
+
+
+def hand_over(donor: nn.Module, joiner: nn.Module) -> None:
+    """Bring the state of ``donor`` to ``joiner``, as a joining worker receives it."""
+    sent = run_state(donor).flatten()
+    receiver = run_state(joiner)
+    for target, source in zip(receiver.allocate_buffers(sent.skeleton), sent.tensors, strict=True):
+        target.copy_(source)
+    receiver.load_received()
+
+
+def run_state(model: nn.Module) -> RunState:
+    return RunState(model, {}, {}, after_load=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("built", "now"),
+    [
+        (lambda: None, lambda: torch.arange(4.0)),
+        (lambda: torch.zeros(2), lambda: torch.arange(4.0)),
+        (lambda: torch.zeros(4), lambda: torch.arange(4)),
+        (lambda: torch.zeros(2, 3), lambda: torch.arange(6.0).view(3, 2).t()),
+        (lambda: torch.ones(1).expand(4), lambda: torch.ones(1).expand(4)),
+        (lambda: torch.ones(1).expand(4), lambda: torch.arange(4.0)),
+        (lambda: torch.zeros(4), lambda: None),
+    ],
+    ids=["created", "grown", "dtype", "order", "expanded", "no longer expanded", "removed"],
+)
+def test_a_joiner_gets_the_buffers_that_training_created_or_replaced(
+    built: Callable[[], Tensor | None], now: Callable[[], Tensor | None]
+) -> None:
+    donor, joiner = Model(built()), Model(built())
+    donor.cache = expected = now()
+    hand_over(donor, joiner)
+    if expected is None:
+        assert joiner.cache is None
+    else:
+        assert joiner.cache is not None
+        assert torch.equal(joiner.cache, expected)
+        assert joiner.cache.dtype == expected.dtype
+        assert joiner.cache.data_ptr() != expected.data_ptr()
+        assert joiner.cache.stride() == expected.clone().stride()
+    assert "cache" not in joiner.state_dict()
+
+
+def test_a_buffer_of_the_same_form_keeps_its_memory() -> None:
+    donor, joiner = Model(torch.arange(8.0)[::2]), Model(torch.zeros(8)[::2])
+    buffer = joiner.cache
+    hand_over(donor, joiner)
+    assert joiner.cache is buffer
+    assert joiner.cache.tolist() == [0.0, 2.0, 4.0, 6.0]
+
+
+def test_a_buffer_that_two_modules_shared_until_one_replaced_it_gets_both_values() -> None:
+    def make() -> nn.ModuleList:
+        shared = torch.zeros(2)
+        return nn.ModuleList([Model(shared), Model(shared)])
+
+    donor, joiner = make(), make()
+    donor[1].cache = torch.ones(2)
+    hand_over(donor, joiner)
+    assert [each.cache.tolist() for each in joiner] == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_a_model_that_registers_other_buffers_is_refused_by_name() -> None:
+    other = Model(None)
+    other.register_buffer("mask", torch.ones(1))
+    with pytest.raises(StateDiffers, match=r"other parameters or buffers than the run's: mask\."):
+        hand_over(other, Model(None))
+    with pytest.raises(StateDiffers, match=r"other parameters or buffers than the run's: mask\."):
+        hand_over(Model(None), other)
