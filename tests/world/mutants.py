@@ -335,10 +335,31 @@ MUTANTS = (
         "scheduler takes jobs from hosts before the allocation is stored",
         "after a crash, an agent starts workers again that it has forgotten",
         "resile_scheduler.executor",
-        "        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)\n",
+        "        for starts_workers in (False, True):\n",
         "        for host, instruction in batch.instructions:\n"
         "            await self._bus.send(subjects.instruction(host), instruction)\n"
-        "        await _concurrently(self._store_allocation(allocation) for allocation in batch.allocations)\n",
+        "        for starts_workers in (False, True):\n",
+    ),
+    Mutant(
+        "scheduler gives a slot before it is given up in storage",
+        "after a crash in between, two jobs hold it",
+        "resile_scheduler.executor",
+        "if each.has_addresses != starts_workers]",
+        "if starts_workers]",
+    ),
+    Mutant(
+        "new scheduler believes that two jobs hold one slot",
+        "it cannot start",
+        f"{_CORE}.restore",
+        "            if slot in self._pool.holders:",
+        "            if False:",
+    ),
+    Mutant(
+        "new scheduler counts on the record of every host with a job",
+        "it cannot start once the registry has removed one",
+        f"{_CORE}.pool",
+        "        if host is None:  # the registry has removed it: it has no slots\n            return\n",
+        "",
     ),
     Mutant(
         "new scheduler removes jobs before it knows who is alive",
@@ -589,8 +610,8 @@ MUTANTS = (
         "scheduler resumes jobs on any class of device",
         "the workers refuse the checkpoint of another class, and the job fails",
         f"{_CORE}.job_view",
-        "if placements else job.record.device_class\n",
-        'if placements else ""\n',
+        "if host is not None), job.record.device_class)\n",
+        'if host is not None), "")\n',
     ),
     # the registry
     Mutant(
