@@ -135,7 +135,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor | None]:
     None stands for a buffer that is registered but has no value. A buffer that two modules share has both names.
     """
     named: dict[str, Tensor | None] = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    for name, module, key in _buffers(model):
+    for name, module, key in registered_buffers(model):
         buffer = module._buffers[key]
         named[name] = None if buffer is None else buffer.detach()
     return named
@@ -152,7 +152,7 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor | None]) -
         _copy(parameter, tensors[name])
     device = next((parameter.device for parameter in model.parameters()), None)
     loaded: dict[int, Tensor] = {}
-    for name, module, key in _buffers(model):
+    for name, module, key in registered_buffers(model):
         buffer, value = module._buffers[key], tensors[name]
         if value is None:
             module._buffers[key] = None
@@ -164,7 +164,7 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor | None]) -
             _copy(buffer, value)
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+def registered_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """The name of each registered buffer, its module, and its key there."""
     for path, module in model.named_modules():
         for key in module._buffers:

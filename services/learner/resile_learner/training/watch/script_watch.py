@@ -13,6 +13,7 @@ from ..settings import Mode
 from ..torch_settings import check_unchanged, script_settings
 from .averages import AverageWatch
 from .body_watch import BodyWatch
+from .buffer_watch import BufferWatch
 from .optimizer_watch import OptimizerWatch, watch_other_optimizers
 from .scaler_watch import watch_scalers
 from .schedules import check_schedules
@@ -38,6 +39,7 @@ class ScriptWatch:
         self._state = state
         self.body = BodyWatch(model, optimizers, state)
         self.optimizers = [OptimizerWatch(model, each, state) for each in optimizers]
+        self.buffers = BufferWatch(model)
         self._averages = AverageWatch(model, state)
         self._schedules = tuple(state.values()) if has_fixed_length else ()
         self._mode = mode

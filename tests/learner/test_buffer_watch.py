@@ -1,0 +1,64 @@
+"""Buffers that no worker would exchange are refused by name, unless they are caches."""
+
+from contextvars import copy_context
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from resile.training import ElasticLoop
+from resile_learner.session import SoloSession, enter_session
+from resile_shared.errors import UsageError
+
+
+class Averaging(nn.Module):
+    """Follows the mean of its inputs in a buffer whose shape its first forward pass decides."""
+
+    def __init__(self, average: Tensor | None, *, persistent: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("average", average, persistent=persistent)
+        self.average: Tensor | None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.average is None or len(self.average) != inputs.shape[1]:
+            self.average = torch.zeros(inputs.shape[1])
+        self.average += 0.1 * (inputs.mean(0) - self.average)
+        output: Tensor = self.layer(inputs)
+        return output
+
+
+def train(average: Tensor | None, *, persistent: bool) -> None:
+    """Train one iteration."""
+    model = nn.Sequential(Averaging(average, persistent=persistent))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run() -> None:
+        enter_session(SoloSession())
+        for iteration in ElasticLoop(model, optimizer, TensorDataset(torch.ones(8, 4)), batch_size=8, num_shards=2):
+            for (inputs,) in iteration.shards():
+                iteration.backward(model(inputs).square().mean())
+            if iteration.exchange():
+                optimizer.step()
+
+    copy_context().run(run)
+
+
+def test_a_persistent_buffer_that_a_forward_pass_creates_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"the buffer 0\.average got a value after the training call began"):
+        train(None, persistent=True)
+
+
+def test_a_persistent_buffer_that_a_forward_pass_replaces_by_a_longer_one_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"0\.average got another shape .*\[4\] torch.float32 instead of \[2\]"):
+        train(torch.zeros(2), persistent=True)
+
+
+@pytest.mark.parametrize("average", [None, torch.zeros(2)], ids=["created", "longer"])
+def test_caches_are_accepted(average: Tensor | None) -> None:
+    train(average, persistent=False)
+
+
+def test_a_persistent_buffer_of_a_fixed_shape_is_accepted() -> None:
+    train(torch.zeros(4), persistent=True)
