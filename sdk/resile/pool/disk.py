@@ -10,6 +10,7 @@ from resile_shared.bus.nats_server import NatsServer
 CHECK_SECONDS = 2.0
 LEAST_FREE_BYTES = 16 << 20
 """With less, the disk counts as full."""
+_REFUSED = b"no space left on device"
 
 
 async def watch_disk(bus: NatsServer, log: Callable[[str], None]) -> None:
@@ -20,7 +21,7 @@ async def watch_disk(bus: NatsServer, log: Callable[[str], None]) -> None:
         is_full = await asyncio.to_thread(_is_full, bus.folder)
         if is_full and not was_full:
             log(f"the disk of {bus.folder} is full: running jobs train on, but changes fail until there is space")
-        if not is_full and await asyncio.to_thread(bus.refuses_writes):
+        if not is_full and _REFUSED in await asyncio.to_thread(bus.read_log):
             log("there is space on the disk again: nats-server stops, since it refuses writes until it is restarted")
             await bus.stop()
         was_full = is_full

@@ -33,8 +33,8 @@ ENOUGH = 0.99
 SAME_BATCH = 2.0
 """A batch that differs by no more than this factor is not worth a change of its own."""
 LEAST_GAIN = 0.05
-"""Another number of workers promises a job at least this much of its speed, or half of one more worker if that is less:
-the speed with numbers of workers that were not measured is not known better."""
+"""A change of workers must promise at least this part of the job's present speed, or half of what one more worker would
+add if that is less: speeds with other numbers of workers are not known better."""
 NUM_HALVINGS = 8
 """Of the ratio between the least and the most, in search of it."""
 

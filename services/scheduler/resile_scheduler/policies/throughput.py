@@ -38,8 +38,8 @@ MOST_MEASUREMENTS = 16
 MOST_CONFIGURATIONS = 64
 """That count: the newest."""
 CERTAIN = 2.0
-"""An error of the lines is corrected from so many standard deviations of the measured time on: of many numbers of
-workers, a job would choose the one that noise makes fast."""
+"""An error of the lines below so many standard deviations of the measured time is taken for noise: else a job would
+choose, among many numbers of workers, the one that noise makes fast."""
 OVERLAPS = np.array([1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0])
 LESS_OVERLAP = 1e-3
 """What speaks for less overlap among equal fits, in relative error."""
