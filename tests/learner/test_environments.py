@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from resile_learner import environments as module
 from resile_learner.agent.environments import JobEnvironments
 from resile_learner.environments import Environment, EnvironmentFailed, Environments, in_use
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import block_until, until
 
 from .wheels import add_slow_source, add_wheel, offline
 
@@ -192,13 +191,6 @@ async def test_all_hosts_install_the_versions_of_the_first(tmp_path: Path) -> No
     assert (await hosts[1].get("marker")).packages == "marker==1.1"
 
 
-def wait_until_reaped(pid: int) -> None:
-    for _ in range(500):
-        if not psutil.pid_exists(pid):
-            return
-        time.sleep(0.01)
-
-
 async def test_a_build_stays_cancelled_when_its_command_exits_meanwhile(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +205,8 @@ async def test_a_build_stays_cancelled_when_its_command_exits_meanwhile(
     pid = await pids.get()
     build.cancel()
     os.kill(pid, signal.SIGKILL)
-    wait_until_reaped(pid)  # by the thread that waits for it; the event loop is not notified yet
+    block_until(
+        lambda: not psutil.pid_exists(pid)
+    )  # by the thread that waits for it; the event loop is not notified yet
     with pytest.raises(asyncio.CancelledError):
         await build

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -13,20 +12,16 @@ from resile.http_requests import Server
 from resile.pool.joined import JoinedHost, JoinOptions
 from resile.pool.process import ServiceProcess
 from resile.pool.services import ServiceSpec
-
-
-def wait_until_reaped(pid: int) -> None:
-    for _ in range(500):
-        if not psutil.pid_exists(pid):
-            return
-        time.sleep(0.01)
+from resile_shared.testing.waiting import block_until
 
 
 async def test_a_service_that_exits_while_it_is_killed_is_no_error(tmp_path: Path) -> None:
     service = ServiceProcess(ServiceSpec("one", "module", (), tmp_path / "log", tmp_path / "health"))
     service.process = process = await asyncio.create_subprocess_exec("sleep", "60", start_new_session=True)
     os.kill(process.pid, signal.SIGKILL)
-    wait_until_reaped(process.pid)  # by the thread that waits for it; the event loop is not notified yet
+    block_until(
+        lambda: not psutil.pid_exists(process.pid)
+    )  # by the thread that waits for it; the event loop is not notified yet
     await service.kill()
     assert process.returncode == -signal.SIGKILL
 
