@@ -21,9 +21,9 @@ from resile_shared.messages.hosts import Heartbeat, HostHello
 from resile_shared.messages.instructions import Instruction, SendHeartbeat
 from resile_shared.telemetry.traces import set_up_tracing, traced
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import until
 
 from .examples import hello
-from .waiting import until
 
 HELLO = subjects.host_event("host-1", "hello")
 STOP = subjects.command("job", "stop")

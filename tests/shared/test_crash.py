@@ -13,9 +13,9 @@ from resile_shared.bus.subjects import EVENTS, HELLOS, JOBS
 from resile_shared.messages.commands import Accepted, JobStop
 from resile_shared.messages.hosts import HostHello
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import until
 
 from .examples import hello, record
-from .waiting import until
 
 NUM_CRASHES = 4
 

@@ -10,9 +10,9 @@ from resile_shared.bus.outbox import Outbox
 from resile_shared.bus.subjects import EVENTS, JOB_EVENTS
 from resile_shared.messages.jobs import JobEvent
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import until
 
 from .examples import record
-from .waiting import until
 
 
 class Reader:

@@ -11,9 +11,9 @@ from resile_shared.bus.roles import ROLES
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.lease import Lease
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import until
 
 from .examples import hello, record
-from .waiting import until
 
 SUBJECTS = {
     "resile.host.h.hello": {"learner"},

@@ -18,8 +18,7 @@ from resile_shared.messages.commands import Accepted, JobStop
 from resile_shared.testing.collector import collecting, collecting_by_grpc
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.samples import samples
-
-from .waiting import until
+from resile_shared.testing.waiting import until
 
 SERVICE = """
 import asyncio

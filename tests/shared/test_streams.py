@@ -14,10 +14,10 @@ from resile_shared.bus.streams import provision
 from resile_shared.bus.subjects import EVENTS, PROGRESS, STREAMS
 from resile_shared.messages.hosts import HostHello
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import until
 
 from .examples import hello
 from .test_bus import running
-from .waiting import until
 
 
 async def configuration(bus: Bus, stream: str) -> dict[str, Any]:
