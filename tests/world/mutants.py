@@ -33,6 +33,7 @@ TESTS = {
     "resile_learner.agent.outputs": ("tests/learner/test_outputs.py",),
     "resile_learner.agent.reporting": ("tests/learner/test_reporting.py",),
     "resile_learner.membership": ("tests/learner/test_membership.py", "tests/learner/test_membership_machine.py"),
+    "resile_learner.worker.peers": ("tests/learner/test_peers.py", "tests/world/test_worker.py"),
     "resile_learner.worker": ("tests/learner/test_suspicions.py", "tests/world/test_worker.py"),
     "resile_learner.collectives.peer": ("tests/learner/test_rounds.py",),
     "resile_learner.training.rounds": ("tests/learner/test_rounds.py", "tests/world/test_worker.py"),
@@ -714,6 +715,20 @@ MUTANTS = (
         "resile_learner.worker.suspicions",
         "if now - reported >= self._interval]",
         "if now - reported >= 1e9]",
+    ),
+    Mutant(
+        "a peer whose control connection breaks before there is one for data is not dialed again",
+        "two members stay unconnected for ever, and nobody suspects anything",
+        "resile_learner.worker.peers",
+        "        if self._is_connected(member.worker):\n",
+        '        if "data" in self._established[member.worker]:\n',
+    ),
+    Mutant(
+        "a data connection whose control connection broke counts for the next attempt",
+        "each attempt to connect undoes the one before, without end",
+        "resile_learner.worker.peers",
+        'if kind == "data" and self._established[peer] == ["data", "control"]:',
+        "if False:",
     ),
     # training and checkpoints
     Mutant(

@@ -71,7 +71,7 @@ class PeerConnections:
             spawn=spawn,
         )
         self._writers: dict[int, asyncio.StreamWriter] = {}
-        self._established: defaultdict[int, set[str]] = defaultdict(set)
+        self._established: defaultdict[int, list[links.Kind]] = defaultdict(list)  # in their order
         self._connecting: set[int] = set()
         self._liveness = PeerLiveness(detection_seconds=config.detection_seconds)
         self._data_liveness = PeerLiveness(detection_seconds=config.detection_seconds)
@@ -135,7 +135,7 @@ class PeerConnections:
 
     def check(self, peer: int) -> None:
         """Disconnect ``peer`` if its data connection is known to be broken; the membership then connects again."""
-        if len(self._established.get(peer, ())) == len(links.KINDS) and peer not in self._poller.links:
+        if self._is_connected(peer) and peer not in self._poller.links:
             self.disconnect(peer)
 
     def close(self) -> None:
@@ -160,17 +160,25 @@ class PeerConnections:
                     kind=kind,
                 )
             except (OSError, links.LinkRefused):
-                asyncio.get_running_loop().call_later(RECONNECT_SECONDS, self._reconnect, member.worker)
-                return
+                break
             await self._adopt(member.worker, kind, sock)
-        self._connecting.discard(member.worker)
+        if self._is_connected(member.worker):
+            self._connecting.discard(member.worker)
+        else:  # the control connection may have broken before there was one for data
+            asyncio.get_running_loop().call_later(RECONNECT_SECONDS, self._reconnect, member.worker)
+
+    def _is_connected(self, peer: int) -> bool:
+        return len(self._established.get(peer, ())) == len(links.KINDS)
 
     def _reconnect(self, peer: int) -> None:
         self._connecting.discard(peer)
         self.disconnect(peer)  # the membership answers with a command to connect, where it still counts on the peer
 
-    async def _adopt(self, peer: int, kind: str, sock: socket.socket) -> None:
-        if kind in self._established[peer]:  # the peer has seen the end of the old connections already
+    async def _adopt(self, peer: int, kind: links.Kind, sock: socket.socket) -> None:
+        if kind == "data" and self._established[peer] == ["data", "control"]:
+            self._established[peer] = ["control"]  # the old one is of an attempt whose control connection broke
+            self._handle(LinkDown(peer))
+        elif kind in self._established[peer]:  # the peer has seen the end of the old connections already
             self.disconnect(peer)
         links.keep_alive(sock, seconds=self._config.detection_seconds)
         if kind == "data":
@@ -180,8 +188,8 @@ class PeerConnections:
             self._writers[peer] = writer
             self._liveness.record(peer, now=time.monotonic())
             self._spawn(self._read(peer, reader, writer))
-        self._established[peer].add(kind)
-        if len(self._established[peer]) == len(links.KINDS):
+        self._established[peer].append(kind)
+        if self._is_connected(peer):
             self._handle(LinkUp(peer))
 
     async def _read(self, peer: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
