@@ -28,7 +28,10 @@ class Host:
         self.wheels = folder / "wheels"
         self.folder = folder / "environments"
         self.lines: list[str] = []
-        self.environments = Environments(self.folder, variables={**os.environ, **offline(self.wheels)})
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(parents=True)
+        variables = {**os.environ, **offline(self.wheels), "TMPDIR": str(self.temporary)}
+        self.environments = Environments(self.folder, variables=variables)
 
     async def get(self, *requirements: str, pins: str = "") -> Environment:
         return await self.environments.get(requirements, self.lines.append, pins=pins)
@@ -108,7 +111,7 @@ async def test_another_torch_is_refused_before_anything_is_installed(host: Host)
     assert not host.lines
 
 
-async def test_a_build_that_was_cancelled_leaves_no_process_and_is_begun_again(host: Host, tmp_path: Path) -> None:
+async def test_a_build_that_was_cancelled_leaves_nothing_and_is_begun_again(host: Host, tmp_path: Path) -> None:
     add_slow_source(host.wheels, "slow", started=tmp_path / "started")
     building = asyncio.create_task(host.get("slow"))
     await until(lambda: (tmp_path / "started").exists() and (tmp_path / "started").read_text())
@@ -117,6 +120,7 @@ async def test_a_build_that_was_cancelled_leaves_no_process_and_is_begun_again(h
     with pytest.raises(asyncio.CancelledError):
         await building
     await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    assert list(host.temporary.iterdir()) == list(host.folder.glob("*/")) == []
     await _built_after_all(host)
 
 
@@ -136,6 +140,9 @@ async def test_a_build_whose_process_was_killed_is_begun_again(host: Host, tmp_p
     builder.kill()
     await builder.wait()
     os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)  # what pip has started outlives it
+    add_wheel(host.wheels, "marker", "1.0")
+    environment = await host.get("marker")
+    assert list(host.folder.glob("*/")) == [Path(environment.folder)], "the interrupted one is removed"
     await _built_after_all(host)
 
 

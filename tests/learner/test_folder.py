@@ -54,20 +54,22 @@ async def test_only_the_oldest_jobs_without_output_are_too_many(
     folder: AgentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for age, job in enumerate(("new", "old", "older", "oldest", "in-use")):
-        os.utime(folder.job(job), (1e9 - age, 1e9 - age))
-    folder.output("in-use")
+        (folder.jobs / job).mkdir()
+        os.utime(folder.jobs / job, (1e9 - age, 1e9 - age))
+    folder.make_output("in-use")
     (folder.jobs / "being-removed").symlink_to("nowhere")
     monkeypatch.setattr(module, "KEEP_JOBS", 3)  # that one counts as the newest
     assert [path.name for path in folder.old_jobs()] == ["oldest", "older"]
 
 
 async def test_files_that_are_dropped_make_room_at_once(folder: AgentFolder) -> None:
-    (folder.output("job-1") / "notes.txt").write_text("noted")
+    (folder.make_output("job-1") / "notes.txt").write_text("noted")
     folder.code("job-2").mkdir()
     assert folder.jobs_with_files() == ["job-1", "job-2"]
     (gone,) = folder.drop_files("job-1")
     assert (gone / "notes.txt").exists()
-    assert list(folder.output("job-1").iterdir()) == []
+    assert not folder.output("job-1").exists()
+    assert list(folder.make_output("job-1").iterdir()) == []
     assert len(folder.drop_files("job-2")) == 1
     assert folder.jobs_with_files() == ["job-1"]
 

@@ -33,8 +33,8 @@ class Host:
         self.needed: set[str] = set()
         self._outputs = Outputs(storage.as_uri())
         self._tasks: list[asyncio.Task[None]] = []
-        (folder.output("job-1") / "notes.txt").write_text("noted")
-        (folder.job("job-1") / "worker-0.log").touch()
+        (folder.make_output("job-1") / "notes.txt").write_text("noted")
+        (folder.jobs / "job-1" / "worker-0.log").touch()
 
     async def files(self) -> JobFiles:
         jobs = (await self.pool.bus("learner")).bucket(JOBS)
@@ -54,7 +54,7 @@ class Host:
 
     @property
     def left(self) -> set[str]:
-        return {path.name for path in self.folder.job("job-1").iterdir()}
+        return {path.name for path in (self.folder.jobs / "job-1").iterdir()}
 
 
 @pytest_asyncio.fixture

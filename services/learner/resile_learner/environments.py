@@ -33,6 +33,8 @@ MAX_BYTES = 20 << 30
 BUILD_SECONDS = 1800.0
 BUILD_NICENESS = 10
 _COMPLETE = "complete"
+_TEMPORARY = "tmp"
+"""What pip unpacks and compiles is in the environment's own folder, and goes with it when a build is interrupted."""
 _NO_SPACE = "No space left on device"
 
 
@@ -155,20 +157,21 @@ class Environments:
             packages = await asyncio.to_thread(_prepare, folder, wanted)
             command = [folder / "bin/python", "-m", "pip", "install", "--no-input", "--progress-bar=off"]
             files = ["--constraint", folder / "constraints.txt", "--requirement", folder / "requirements.txt"]
-            await self._run([str(word) for word in [*command, *files]], lock, on_line)
+            words = [str(word) for word in [*command, *files]]
+            await self._run(words, lock, on_line, TMPDIR=str(folder / _TEMPORARY))
             await asyncio.to_thread(_complete, folder, packages)
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             raise
 
-    async def _run(self, command: Sequence[str], lock: int, on_line: OnLine) -> None:
+    async def _run(self, command: Sequence[str], lock: int, on_line: OnLine, **variables: str) -> None:
         """Run a command at low priority, in the environment variables of a build. Raises EnvironmentFailed."""
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=dict(self._variables),
+            env={**self._variables, **variables},
             pass_fds=(lock,),  # nobody builds here while pip still writes, whatever becomes of this process
             start_new_session=True,
             preexec_fn=dying_with_parent(),
@@ -194,15 +197,26 @@ class Environments:
             raise _failure(status, errors)
 
     def _prune(self) -> None:
-        """Remove the least recently used environments beyond the number kept, unless one is in use."""
+        """Remove interrupted builds, and the least recently used beyond the number kept, unless somebody uses one."""
         complete = sorted(self._folder.glob(f"*/{_COMPLETE}"), key=lambda path: path.stat().st_mtime, reverse=True)
         for folder in [path.parent for path in complete[KEEP_ENVIRONMENTS:]]:
             remove_unused(folder, partial(_remove, folder))
+        for folder in [path for path in self._folder.iterdir() if path.is_dir() and _is_interrupted(path)]:
+            remove_unused(folder, partial(_remove_interrupted, folder))
 
 
 def _remove(folder: Path) -> None:
     (folder / _COMPLETE).unlink()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_interrupted(folder: Path) -> None:
+    if _is_interrupted(folder):  # it may have been completed before its lock was free
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_interrupted(folder: Path) -> bool:
+    return not (folder / _COMPLETE).is_file()
 
 
 async def _is_complete(folder: Path) -> bool:
@@ -252,6 +266,7 @@ def _check_pool_packages(requirements: Sequence[str]) -> None:
 
 def _prepare(folder: Path, wanted: Wanted) -> Path:
     """Let the environment see the pool's packages; return the folder of its own."""
+    (folder / _TEMPORARY).mkdir()
     packages = next(folder.glob("lib/python*/site-packages"))
     pool = [path for path in site.getsitepackages() if os.path.isdir(path)]
     adding = "; ".join(f"site.addsitedir({path!r})" for path in pool)
@@ -267,6 +282,7 @@ def _complete(folder: Path, packages: Path) -> None:
     num_bytes = sum(path.lstat().st_size for path in packages.rglob("*"))
     if num_bytes > MAX_BYTES:
         raise EnvironmentFailed(f"it has {num_bytes / 1e9:.0f} GB, and at most {MAX_BYTES / 1e9:.0f} GB are possible")
+    shutil.rmtree(folder / _TEMPORARY, ignore_errors=True)
     installed: list[Distribution] = list(distributions(path=[str(packages)]))
     names = sorted(f"{each.name.lower().replace('_', '-')}=={each.version}" for each in installed)
     draft = folder / "draft"

@@ -402,6 +402,8 @@ class AgentCore:
                 continue
             if all(placement.worker != number for placement in self._placed_here(self._allocations.get(job))):
                 del self.workers[job, number]
+                if all(other != job for other, _ in self.workers):
+                    self._progress_at.pop(job, None)
 
     def _placed_here(self, allocation: Allocation | None) -> Iterator[Placement]:
         for placement in allocation.placements if allocation else ():

@@ -78,16 +78,14 @@ class AgentFolder:
         os.fsync(folder)
         os.close(folder)
 
-    def job(self, job: str) -> Path:
-        """Return the folder of a job's logs and output, made if needed."""
-        path = self.jobs / job
-        path.mkdir(exist_ok=True)
-        return path
-
     def output(self, job: str) -> Path:
-        """Return the folder that a job's workers write files to, made if needed."""
-        path = self.job(job) / "output"
-        path.mkdir(exist_ok=True)
+        """Return the folder that a job's workers write files to; it is there once `make_output` has made it."""
+        return self.jobs / job / "output"
+
+    def make_output(self, job: str) -> Path:
+        """Make that folder if needed. Raises OSError."""
+        path = self.output(job)
+        path.mkdir(parents=True, exist_ok=True)
         return path
 
     def code(self, job: str) -> Path:
@@ -105,7 +103,7 @@ class AgentFolder:
 
     def drop_files(self, job: str) -> list[Path]:
         """Move a job's code and output aside at once; return where they are now, to be removed."""
-        present = [path for path in (self.code(job), self.jobs / job / "output") if path.exists()]
+        present = [path for path in (self.code(job), self.output(job)) if path.exists()]
         return [path.rename(path.with_name(f".{path.name}-{secrets.token_hex(4)}")) for path in present]
 
     def old_jobs(self) -> list[Path]:

@@ -94,7 +94,7 @@ class HostWorkers:
         variables = {
             **data,
             **spec.env,
-            "RESILE_OUTPUT_DIR": str(context.folder.output(start.job)),
+            "RESILE_OUTPUT_DIR": str(context.folder.make_output(start.job)),
             **context.devices.environment(*(slots[number] for number in _visible_slots(start))),
         }
         config = WorkerConfig(

@@ -112,6 +112,8 @@ class EnvironmentRequests:
         for host in set(before).symmetric_difference(asked):
             jobs = self._hosts.setdefault(host, set())
             (jobs.add if host in asked else jobs.discard)(job)
+            if not jobs:
+                del self._hosts[host]
             self._pool.touch_host(host)
         self._jobs[job] = dict.fromkeys(asked)
 
