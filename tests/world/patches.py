@@ -173,14 +173,14 @@ class SimFolder:
     def note_incarnation(self, incarnation: int) -> None:
         self.incarnation = incarnation
 
-    def job(self, job: str) -> SimPath:
-        return self.jobs / job
-
     def output(self, job: str) -> SimPath:
-        return self.job(job) / "output"
+        return self.jobs / job / "output"
+
+    def make_output(self, job: str) -> SimPath:
+        return self.output(job)
 
     def code(self, job: str) -> SimPath:
-        return self.job(job) / "code"
+        return self.jobs / job / "code"
 
     def jobs_with_files(self) -> list[str]:
         return []
