@@ -1,9 +1,11 @@
+import pytest
 import torch
 from torch import nn
 
 from resile_learner.collectives.tree import Interval
 from resile_learner.training.buffers import Buffers, Deltas, add_deltas
 from resile_learner.training.slots import LeafStep, local_plan
+from resile_shared.errors import UsageError
 
 
 def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -77,11 +79,11 @@ def test_what_a_script_writes_between_iterations_is_committed_and_what_a_shard_l
     model = nn.BatchNorm1d(2)
     buffers = Buffers(model)
     model.running_mean.fill_(3.0)  # type: ignore[operator,union-attr]
-    buffers.adopt_changed()
+    buffers.begin_iteration(compares_values=False)
     (step,) = begin(buffers, 1)
     model(torch.randn(4, 2))
     buffers.collect(weight=1.0, first=True, step=step)
-    buffers.adopt_changed()
+    buffers.begin_iteration(compares_values=False)
     buffers.restore()
     assert model.running_mean.tolist() == [3.0, 3.0]  # type: ignore[operator,union-attr]
 
@@ -149,7 +151,7 @@ def train(model: nn.Module, *, num_iterations: int = 2) -> None:
     """Run iterations of two shards that leave the buffers of ``model`` alone."""
     buffers = Buffers(model)
     for _ in range(num_iterations):
-        buffers.adopt_changed()
+        buffers.begin_iteration(compares_values=False)
         for leaf, step in enumerate(begin(buffers, 2)):
             buffers.restore()
             buffers.collect(weight=0.5, first=leaf == 0, step=step)
@@ -215,7 +217,7 @@ def test_a_buffer_that_was_written_and_then_replaced_by_a_longer_cache_is_left_a
     model = Holder("cache", written)
     buffers = Buffers(model)
     model.cache = torch.arange(4.0)
-    buffers.adopt_changed()
+    buffers.begin_iteration(compares_values=False)
     (step,) = begin(buffers, 1)
     buffers.restore()
     assert buffers.collect(weight=1.0, first=True, step=step) == {}
@@ -240,3 +242,62 @@ def test_an_expanded_buffer_can_be_reset() -> None:
     buffers = Buffers(model)
     buffers.reset(buffers.committed())
     assert torch.equal(model.scale, torch.ones(4))  # type: ignore[arg-type]
+
+
+def average_in_iterations(model: Holder, *, compared: list[bool]) -> None:
+    """Run iterations of two shards that add 1 and 2 to ``model.average`` so that PyTorch does not count it."""
+    buffers = Buffers(model)
+    for compares_values in compared:
+        buffers.begin_iteration(compares_values=compares_values)
+        changes: list[Deltas] = []
+        for leaf, step in enumerate(begin(buffers, 2)):
+            buffers.restore()
+            model.average.data.add_(leaf + 1.0)  # type: ignore[operator,union-attr]
+            changes.append(buffers.collect(weight=0.5, first=leaf == 0, step=step))
+        buffers.commit(add_deltas(*changes))
+
+
+def test_what_is_written_through_data_is_exchanged_from_the_first_iteration_on() -> None:
+    model = Holder("average", torch.tensor([0.0, torch.nan]))
+    average_in_iterations(model, compared=[True, False, False])
+    torch.testing.assert_close(model.average, torch.tensor([4.5, torch.nan]), equal_nan=True)
+
+
+def test_a_buffer_without_a_value_has_not_changed() -> None:
+    model = Holder("average", torch.full((2,), torch.nan))
+    buffers = Buffers(model)
+    buffers.begin_iteration(compares_values=True)
+    (step,) = begin(buffers, 1)
+    buffers.restore()
+    assert buffers.collect(weight=1.0, first=True, step=step) == {}
+
+
+def test_what_was_written_through_data_and_not_noticed_is_refused_by_name() -> None:
+    model = Holder("average", torch.zeros(2))
+    with pytest.raises(UsageError, match=r"the buffer average was written through \.data or numpy"):
+        average_in_iterations(model, compared=[False, True])
+
+
+def test_a_buffer_that_two_modules_begin_with_is_each_ones_own_once_it_is_replaced() -> None:
+    start = torch.zeros(1)
+    model = nn.ModuleList(Holder("average", start) for _ in range(2))
+    buffers = Buffers(model)
+    changes: list[Deltas] = []
+    for leaf, step in enumerate(begin(buffers, 2)):
+        buffers.restore()
+        for number, module in enumerate(model):
+            module.average = module.average + (leaf + 1.0) * (number + 1.0)
+        changes.append(buffers.collect(weight=0.5, first=leaf == 0, step=step))
+    buffers.commit(add_deltas(*changes))
+    assert [module.average.item() for module in model] == [1.5, 3.0]
+
+
+def test_a_buffer_that_two_modules_share_changes_once() -> None:
+    model = nn.ModuleList(Holder("average", torch.zeros(1)) for _ in range(1))
+    model.append(Holder("average", model[0].average))
+    buffers = Buffers(model)
+    (step,) = begin(buffers, 1)
+    buffers.restore()
+    model[1].average.add_(1.0)
+    buffers.commit(buffers.collect(weight=1.0, first=True, step=step))
+    assert [module.average.item() for module in model] == [1.0, 1.0]

@@ -7,12 +7,18 @@ itself: it is left alone.
 
 Running statistics change in every shard, and a device is not waited for to find that out: they travel in buckets, as
 gradients do. What changes in other buffers, which is rarely anything, travels in the headers.
+
+PyTorch counts the writes to a tensor, but for those through ``.data`` or numpy. Buffers are therefore compared by value
+at some iterations, from the first one on: one that such a write has changed is compared after every shard from then on.
 """
 
 import torch
 from torch import Tensor, nn
 
+from resile_shared.errors import UsageError
+
 from ..state.memory import is_expanded
+from ..state.run import registered_buffers
 from .digest import RollingDigest
 from .slots import LeafStep, LocalPlan, Slots
 
@@ -20,10 +26,12 @@ Deltas = dict[int, Tensor]
 
 
 class Buffers:
-    """The buffers of a model, numbered in the order of ``named_buffers()``."""
+    """The buffers of a model, numbered in the order of `registered_buffers`."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = [_place(model, name) for name, _ in model.named_buffers()]
+        registered = [place for place in registered_buffers(model) if place[1]._buffers[place[2]] is not None]
+        self._names = [name for name, _, _ in registered]
+        self._places = [(module, key) for _, module, key in registered]
         self._committed = [self._now(index).detach().clone() for index in range(len(self._places))]
         self._seen = [self._version(index) for index in range(len(self._places))]
         self._touched: set[int] = set()
@@ -37,6 +45,9 @@ class Buffers:
         for index, view in zip(self._statistics, self._base.views, strict=True):
             self._committed[index] = view.copy_(self._committed[index])
         self._digest = RollingDigest(self._committed)
+        self._compares_values = False
+        self._uncounted: set[int] = set()
+        """Those that the script writes in a way that PyTorch does not count."""
         self._is_shard_open = False
         """Whether running statistics may be those of a shard."""
 
@@ -66,7 +77,15 @@ class Buffers:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Before a shard: restore the committed values, also of what was changed after `collect`."""
+        """Before a shard: restore the committed values, also of what was changed after `collect`.
+
+        Raises UsageError when a buffer is found to have changed before.
+        """
+        for index in self._changed_uncounted():
+            raise UsageError(
+                f"the buffer {self._names[index]} was written through .data or numpy, and no worker noticed it in time "
+                "to exchange it: write to the buffer itself, under torch.no_grad(), as in buffer.copy_(value)"
+            )
         self._touched.update(index for index in self._others if self._has_changed(index))
         for index in self._touched:
             self._write(index)
@@ -83,6 +102,7 @@ class Buffers:
         floating-point ones.
         """
         self._is_shard_open = True
+        self._uncounted.update(self._changed_uncounted())
         if step and self._statistics:
             _copy_all(self._left.views, self._of_statistics()[0])
             for number, (now, committed) in enumerate(zip(self._left.flats, self._base.flats, strict=True)):
@@ -103,9 +123,17 @@ class Buffers:
             return False
         now, committed = self._now(index), self._committed[index]
         tensor, version = self._seen[index]
-        if now is tensor:
-            return now._version != version
-        return not (_is_summable(now) and torch.equal(now, committed))  # replaced, maybe by the same values
+        if now is tensor and now._version != version:
+            return True
+        may_have_changed = now is not tensor or index in self._uncounted
+        return may_have_changed and not _are_same(now, committed)
+
+    def _changed_uncounted(self) -> list[int]:
+        """The buffers that, it turns out in an iteration that compares values, the script has written uncounted."""
+        if not self._compares_values:
+            return []
+        unchanged = (index for index in self._others if not self._is_cache(index) and not self._has_changed(index))
+        return [index for index in unchanged if not _are_same(self._now(index), self._committed[index])]
 
     def _write(self, index: int) -> None:
         """Write the committed value into the model."""
@@ -153,8 +181,9 @@ class Buffers:
         self._forget_shard()
 
     @torch.no_grad()
-    def adopt_changed(self) -> None:
-        """Before an iteration: what the script wrote into a buffer since the last exchange is committed."""
+    def begin_iteration(self, *, compares_values: bool) -> None:
+        """What the script wrote into a buffer since the last exchange is committed."""
+        self._compares_values = compares_values
         changed = {index for index in self._others if self._has_changed(index)} - self._touched
         for index in changed:
             self._committed[index].copy_(self._now(index))
@@ -212,6 +241,13 @@ def _is_summable(buffer: Tensor) -> bool:
     return buffer.is_floating_point() and buffer.element_size() >= 2  # not those of 8 bits
 
 
+def _are_same(left: Tensor, right: Tensor) -> bool:
+    """Whether two buffers of one shape and dtype have equal values, or none (NaN), everywhere."""
+    if left.is_floating_point() and left.element_size() == 1:
+        left, right = left.view(torch.uint8), right.view(torch.uint8)
+    return torch.equal(left, right) or bool(((left == right) | ((left != left) & (right != right))).all())
+
+
 def add_deltas(left: Deltas, right: Deltas) -> Deltas:
     """One addition of the tree; a buffer that one side did not change adds nothing."""
     merged = dict(left)
@@ -221,8 +257,3 @@ def add_deltas(left: Deltas, right: Deltas) -> Deltas:
         else:
             merged.setdefault(index, delta)
     return merged
-
-
-def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, key = name.rpartition(".")
-    return model.get_submodule(path), key

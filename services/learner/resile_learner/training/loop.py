@@ -288,9 +288,10 @@ class ElasticLoop:
         self._phases.enter("data")
         batch = self._shards.batch(position, view)
         self._count_iterations()
-        is_compared = self._compares_first_shard(view)
+        is_due = self._is_comparison_due(view)
+        is_compared = is_due and self._settings.mode != "fast"
         self._watch.begin_iteration(is_compared=is_compared)
-        self._buffers.adopt_changed()
+        self._buffers.begin_iteration(compares_values=is_due)
         self._open = iteration = Iteration(
             self.iteration,
             batch,
@@ -339,10 +340,8 @@ class ElasticLoop:
             num_turns=self._num_turns,
         )
 
-    def _compares_first_shard(self, view: View) -> bool:
-        """Whether all workers compute the first shard of the next iteration: seldom, and when workers changed."""
-        if self._settings.mode == "fast":
-            return False
+    def _is_comparison_due(self, view: View) -> bool:
+        """Whether workers compare in the next iteration what they compute: seldom, and when workers changed."""
         starts = self._position.sample == 0 and is_compared_in_epoch(self._position.epoch)
         is_due = starts or is_compared_iteration(self.iteration // self._num_turns)
         return is_due or view.workers != self._last_members
