@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession, enter_session
 from resile_learner.state.run import RunState
+from resile_learner.training.reports import Result
 from resile_learner.training.seeds import mix
 from resile_shared.errors import UsageError
 
@@ -434,18 +436,106 @@ from resile.training import prepare
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=16)
-_, optimizer, loader = prepare(model, optimizer, loader)
+_, optimizer, loader = prepare(model, optimizer, loader, num_shards=2)
 for _ in loader.epochs(2):
     for (inputs,) in loader:
         model(inputs).mean().backward()
         optimizer.step()
+        if {leaves}:
+            break
     {ending}
 """
 
 
-@pytest.mark.parametrize(("ending", "warns"), [("break", True), ("loader.stop()", False), ("1 / 0", False)])
-def test_a_plain_run_that_is_left_early_says_so(ending: str, warns: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("leaves", "ending", "says"),
+    [
+        ("False", "break", "completed: params_sha256"),
+        ("loader.sync_gradients", "break", "completed: params_sha256"),
+        ("not loader.sync_gradients", "break", "left in the middle of iteration 0"),
+        ("False", "loader.stop()", "completed: params_sha256"),
+        ("False", "1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_plain_run_that_is_left_early_is_complete_or_says_why_not(
+    leaves: str, ending: str, says: str, tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
-    script.write_text(LEFT_EARLY.format(ending=ending))
+    script.write_text(LEFT_EARLY.format(leaves=leaves, ending=ending))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert ("the training loop was left before its end" in done.stderr) == warns
+    ends = ("completed: params_sha256", "left in the middle of iteration 0", "ZeroDivisionError")
+    assert [end for end in ends if end in done.stderr] == [says]
+
+
+def left(place: str, session: SoloSession, *, then: Callable[[ElasticLoader, nn.Module], object]) -> Result:
+    """The result of a loop of two iterations per epoch that ends in epoch 1 at ``place``, and goes on with ``then``."""
+
+    def run() -> Result:
+        enter_session(session)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        _, _, loader, _ = prepare(model, optimizer, DataLoader(data(32), batch_size=16, shuffle=True), schedule)
+        for epoch in loader.epochs(EPOCHS):
+            if place == "start" and epoch == 2:
+                break
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+                if place == "batch" and loader.sync_gradients and loader.iteration == 2:
+                    break
+            if place == "batch" and loader.iteration == 2:
+                break
+            schedule.step()
+            if place == "stop" and epoch == 1:
+                loader.stop()
+            if place == "epoch" and epoch == 1:
+                break
+        then(loader, model)
+        assert loader.result is not None
+        return loader.result
+
+    result = alone(run)
+    assert isinstance(result, Result)
+    return result
+
+
+def nothing(loader: ElasticLoader, model: nn.Module) -> None:
+    """What follows a loop in a script that only asks for the result."""
+
+
+def test_leaving_the_loop_is_stopping_after_the_newest_iteration() -> None:
+    stopped = left("stop", SoloSession(), then=nothing)
+    assert left("epoch", SoloSession(), then=nothing) == left("start", SoloSession(), then=nothing) == stopped
+    assert (stopped.iterations, left("batch", SoloSession(), then=nothing).iterations) == (4, 3)
+
+
+@pytest.mark.parametrize("lost_round", [3, 4])
+@pytest.mark.parametrize("place", ["epoch", "start"])
+def test_a_worker_that_was_behind_leaves_the_loop_with_the_others(place: str, lost_round: int) -> None:
+    """Round 4 is the last iteration of epoch 1, which ends the run."""
+    ahead = Recorded()
+    undisturbed = left(place, ahead, then=nothing)
+    assert left(place, Behind(ahead, lost_round=lost_round), then=nothing) == undisturbed
+
+
+def test_what_a_script_loads_after_its_loop_does_not_change_the_result() -> None:
+    def load(loader: ElasticLoader, model: nn.Module) -> None:
+        torch.save(model, BytesIO())
+        model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+
+    result = left("epoch", SoloSession(), then=load)
+    assert result == left("stop", SoloSession(), then=nothing)
+
+
+def test_the_loader_of_a_loop_that_was_left_yields_nothing_more() -> None:
+    with pytest.raises(UsageError, match=r"was used outside of loader.epochs\(\)"):
+        left("epoch", SoloSession(), then=lambda loader, model: next(iter(loader)))
+
+
+def test_a_worker_that_leaves_the_loop_and_gets_the_state_of_one_that_goes_on_is_refused() -> None:
+    """It is behind in the round in which it ends the run."""
+    ahead = Recorded()
+    left("none", ahead, then=nothing)
+    with pytest.raises(UsageError, match="did not end training"):
+        left("epoch", Behind(ahead, lost_round=5), then=nothing)

@@ -51,6 +51,28 @@ def test_a_killed_worker_changes_nothing(sha: str, place: str, tmp_path: Path) -
     assert_same(outcome, sha)
 
 
+@pytest.mark.parametrize(("place", "killed"), [("batch", "batch"), ("epoch", "epoch"), ("start", "exchange")])
+def test_a_loop_that_all_workers_leave_alike_ends_the_run_there(place: str, killed: str, tmp_path: Path) -> None:
+    sha = plain(SCRIPT, "--leave", place)
+    planned = run(SCRIPT, "--plan", "0:1,4:3,10:2", home=tmp_path, args=("--leave", place))
+    kill = ("--kill", killed, "--killed", str(tmp_path / "killed"))
+    struck = run(SCRIPT, "--workers", "3", home=tmp_path, args=("--leave", place, *kill))
+    assert (tmp_path / "killed").exists()
+    for outcome in (planned, struck):
+        assert (outcome.sha, outcome.result["bits"]) == (sha, "same bits")
+        assert outcome.result["iteration"] == (9 if place == "batch" else 12)
+        counts = [(epoch["once"], epoch["more"]) for epoch in outcome.result["ledger"]["epochs"]]
+        assert counts == [(123, 0), (72 if place == "batch" else 123, 0)]
+
+
+@pytest.mark.parametrize("place", ["epoch", "start"])
+def test_a_worker_that_leaves_the_loop_alone_fails_the_job(place: str, tmp_path: Path) -> None:
+    outcome = run(SCRIPT, "--workers", "2", home=tmp_path, args=("--leave", place, "--alone"))
+    assert outcome.status == 1
+    assert "the workers did not end training" in outcome.errors
+    assert "at the same iteration" in outcome.errors
+
+
 def test_a_grad_scaler_and_processes_that_read_ahead_keep_the_bits(tmp_path: Path) -> None:
     outcome = run(SCRIPT, "--plan", "0:2,8:3", home=tmp_path, args=("--bf16", "--num-workers", "1"))
     assert_same(outcome, plain(SCRIPT, "--bf16"))

@@ -24,8 +24,8 @@ from .phases import Phases
 from .state.run import RunState
 
 LEFT = (
-    "the training loop was left before its end: to end training early, call loop.stop() (loader.stop() of a prepared "
-    "loader) instead of `break` or `return`, on all workers in the same iteration, and let the loop go on to its end"
+    "the training loop was left before its end: to end training early, call loop.stop() instead of `break` or "
+    "`return`, on all workers in the same iteration, and let the loop go on to its end"
 )
 
 
@@ -69,9 +69,21 @@ class View:
         return len(self.workers)
 
 
+class PreparedLoop(Protocol):
+    """An ordinary loop that `prepare` has made elastic. Leaving it ends the run, when all workers leave it alike."""
+
+    def complete_if_left(self) -> None:
+        """The script goes on: complete the run if the script has left the loop where all workers can leave it."""
+
+    def complete(self) -> None:
+        """The script has ended: complete the run. Raises UsageError if it has left the loop in mid-iteration."""
+
+
 class Session(Protocol):
     """One worker's membership in a run."""
 
+    prepared: PreparedLoop | None
+    """The loop that trains, if it is one that `prepare` has made elastic."""
     failure: ResileError | None
     """Why training ended early, whatever the script makes of the error that it got."""
 
@@ -165,6 +177,7 @@ class SoloSession:
     def __init__(self) -> None:
         self.phases = Phases()
         self.failure: ResileError | None = None
+        self.prepared: PreparedLoop | None = None
         self.changes = ChangeRecorder()
         poller = LinkPoller()
         self._exchange = DeviceExchange(poller, GradientExchange(poller, worker=0))
@@ -214,13 +227,16 @@ class SoloSession:
             self._has_completed = True
             print(f"completed: params_sha256 {message.params_sha256}", file=sys.stderr)
 
-    def warn_if_left(self) -> None:
-        """The script has ended: say so if training has not; if it ended by an error, say what helps."""
+    def on_script_end(self) -> None:
+        """The script has ended: so does training, or say why it cannot; if it ended by an error, say what helps."""
         if (error := getattr(sys, "last_value", None)) is not None:
             if hint := hint_for(error):
                 print(hint, file=sys.stderr)
         elif not (self._has_completed or self.failure):
-            print(f"{LEFT}. With several workers this is an error", file=sys.stderr)
+            try:
+                complete_left(self)
+            except ResileError as refusal:
+                print(f"{refusal}. With several workers this is an error", file=sys.stderr)
 
     def complete(self) -> None:
         """Nothing to do."""
@@ -230,13 +246,20 @@ class SoloSession:
         raise lost
 
 
+def complete_left(session: Session) -> None:
+    """The script has ended before training: complete it where that is possible. Raises UsageError where it is not."""
+    if session.prepared is None:
+        raise UsageError(LEFT)
+    session.prepared.complete()
+
+
 _joined_solo: WeakSet[SoloSession] = WeakSet()
 
 
 @atexit.register
-def _warn_if_left() -> None:
+def _on_script_end() -> None:
     for session in _joined_solo:
-        session.warn_if_left()
+        session.on_script_end()
 
 
 _session: ContextVar[Session | None] = ContextVar("resile_session", default=None)

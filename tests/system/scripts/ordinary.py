@@ -21,6 +21,8 @@ parser.add_argument("--num-workers", type=int, default=0)
 parser.add_argument("--weighted", action="store_true")
 parser.add_argument("--buckets", action="store_true", help="batches of samples of like lengths, by a batch sampler")
 parser.add_argument("--kill", choices=("batch", "exchange", "epoch"), help="where the first worker kills itself")
+parser.add_argument("--leave", choices=("batch", "epoch", "start"), help="where the loop is left")
+parser.add_argument("--alone", action="store_true", help="only the worker of the lowest rank leaves it")
 parser.add_argument("--killed", type=Path, help="the file that says that it did")
 args = parser.parse_args()
 
@@ -47,6 +49,10 @@ class Buckets:
         samples = torch.randperm(len(training))[:120]
         batches = samples.split([40, 3, 24, 25, 11, 17])
         return iter([batches[index].tolist() for index in torch.randperm(6)])
+
+
+def leaves(place: str) -> bool:
+    return args.leave == place and (loader.is_lowest_rank or not args.alone)
 
 
 def kill(place: str, *, iteration: int) -> None:
@@ -86,6 +92,8 @@ model, optimizer, loader, scheduler = resile.training.prepare(
     model, optimizer, loader, scheduler, grad_scaler=scaler if args.bf16 else None, **cut
 )
 for epoch in loader.epochs(args.epochs):
+    if epoch == 2 and leaves("start"):
+        break
     model.train()
     for inputs, targets in loader:
         kill("batch", iteration=8)
@@ -99,10 +107,16 @@ for epoch in loader.epochs(args.epochs):
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
+        if args.leave == "batch" and loader.sync_gradients and loader.iteration == 8:
+            break
     kill("epoch", iteration=11)
+    if args.leave == "batch" and loader.iteration == 8:
+        break
     score = validate(model)
     scheduler.step(score)
     optimizer.param_groups[0]["weight_decay"] = score / 10  # whoever computed what last, all score the same noise
     print(f"epoch {epoch}: validation {score:.4f}, learning rate {optimizer.param_groups[0]['lr']:.4g}")
+    if epoch == 1 and leaves("epoch"):
+        break
 if loader.is_lowest_rank:
     print(f"saved after {loader.result.iterations} iterations with {sum(1 for _ in model.state_dict())} tensors")

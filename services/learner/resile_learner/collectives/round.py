@@ -118,6 +118,10 @@ class OpenRound:
         self._end()
         return tuple(one[len(status) :] for one in ordered)
 
+    def withdraw(self) -> None:
+        """End the round, of which nothing was pushed or sent: another one may have its tag."""
+        self._end()
+
     def progress_until(self, done: Callable[[], bool], *, seconds: float) -> None:
         """Before `finish`: receive what others send until ``done()``, which is checked after each wake of the poller.
 

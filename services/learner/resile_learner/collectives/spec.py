@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from resile_shared.errors import ResileError
+from resile_shared.errors import ResileError, UsageError
 
 from .tree import Interval
 
@@ -38,14 +38,15 @@ class RoundSpec:
         return replace(self, partials=(), sums=())
 
 
-class OtherRound(ResileError):
+class OtherRound(UsageError):
     """Other members compute something else in the same round."""
 
     def __init__(self, who: str) -> None:
         super().__init__(
-            f"{who} computed something else in this round: the workers did not end training (loop.stop()) at the same "
-            "iteration. Decide it by what is equal on all workers, such as the loop's loss or iteration, and not by "
-            "the time, the rank, or the loss of one batch"
+            f"{who} computed something else in this round: the workers did not end training (loop.stop(), or `break` "
+            "in a prepared loop) at the same iteration. Decide it by what is equal on all workers, such as the loop's "
+            "loss or iteration, and not by the time, the rank, or the loss of one batch; what it is compared with, "
+            "such as the best score so far, belongs into state={...} of the training call, for workers that join"
         )
 
 

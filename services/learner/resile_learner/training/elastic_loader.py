@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from resile_shared.errors import UsageError
 
-from ..session import current_session
+from ..collectives.spec import OtherRound
+from ..session import LEFT, current_session
 from .backward import Run, handled_backward
 from .closures import Closure, Step, StepBackup, SuspendedStep, check_value
 from .data.accumulation import cut_batch
@@ -86,6 +88,7 @@ class ElasticLoader:
             "num_workers": settings.num_workers,
         }
         self._started: ElasticLoop | None = None
+        self._load_hooks: list[RemovableHandle] = []
         self._iterations: Iterator[Iteration]
         self._iteration: Iteration | None = None
         self._is_fresh = False
@@ -95,6 +98,8 @@ class ElasticLoader:
         self._num_losses = 0
         """How many losses of the newest batch have had their backward pass."""
         self._is_between_epochs = False
+        self._is_left = False
+        """Whether the script has left its loop over `epochs` before the end of the run."""
         self._step: tuple[SuspendedStep, StepBackup] | None = None
         """That of an optimizer whose closure is evaluated by the batches of the iteration."""
         self._refusal: UsageError | None = None
@@ -102,17 +107,23 @@ class ElasticLoader:
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Train for ``num_epochs`` passes over the dataset; yields their numbers, from the one under way.
 
-        The run is complete when this has ended. Raises UsageError for settings that cannot work, and for an epoch that
-        was left early.
+        The run is complete when this has ended. A script that leaves it by ``break``, on all workers after the same
+        iteration, ends the run there: it is complete when the script next uses this loader, or ends. Raises UsageError
+        for settings that cannot work, and for an epoch that was left early.
         """
         if self._started:
             raise UsageError("loader.epochs() was called twice: a script has one training call; name all epochs in one")
         self._started = ElasticLoop(self._model, self._optimizers, self.dataset, epochs=num_epochs, **self._options)
         self._iterations = iter(self._started)
         self._advance()
+        current_session().prepared = self
         while self._iteration is not None:
             opened = self._iteration
-            yield opened.epoch
+            try:
+                yield opened.epoch
+            except GeneratorExit:  # `break`, `return` or an error: a generator cannot tell which
+                self._on_left()
+                raise
             self._raise_refusal()
             if self._is_fresh:  # opened in a recovery at the end of the epoch, or never used
                 self._check_used(opened)
@@ -120,7 +131,42 @@ class ElasticLoader:
                 self._check_not_left()
                 self._advance()
 
+    def _on_left(self) -> None:
+        self._is_left = True
+        models = self._model if isinstance(self._model, nn.ModuleList) else [self._model]
+        self._load_hooks = [model.register_load_state_dict_pre_hook(_complete_if_left) for model in models]  # type: ignore[no-untyped-call]
+
+    def complete_if_left(self) -> None:
+        """See `PreparedLoop`."""
+        if self._is_left and (self._is_fresh or self.sync_gradients):
+            self.complete()
+
+    def complete(self) -> None:
+        """See `PreparedLoop`."""
+        self._is_left = False
+        self._raise_refusal()
+        if self._iteration is None:
+            return
+        if self._is_fresh:
+            self._loop.stop_before()
+        elif self.sync_gradients:
+            self._loop.stop()
+        else:
+            raise UsageError(
+                f"the loop over the loader was left in the middle of iteration {self._iteration.number}, where each "
+                "worker has seen other batches: write `if loader.sync_gradients and loader.loss < 0.01:` before `break`"
+                ", so that all workers leave it at the same iteration, by the loss of the whole global batch"
+            )
+        self._advance()
+        for hook in self._load_hooks:
+            hook.remove()
+        if self._iteration is not None:  # a member that has not left the loop handed its state over in a recovery
+            raise OtherRound("another worker")
+        if self._loop.result is None:
+            raise UsageError(LEFT)
+
     def __iter__(self) -> Iterator[Any]:
+        self.complete_if_left()
         if self._iteration is None:
             raise UsageError(
                 "the prepared loader was used outside of loader.epochs(): write `for epoch in loader.epochs(10):` "
@@ -313,6 +359,7 @@ class ElasticLoader:
     def _loop(self) -> ElasticLoop:
         if self._started is None:
             raise UsageError("training has not begun: this is known from loader.epochs() on")
+        self.complete_if_left()
         return self._started
 
     def _advance(self) -> None:
@@ -385,6 +432,12 @@ class ElasticLoader:
         if self._iteration.lost is None and not (self.sync_gradients and self._is_last()):
             raise UsageError(
                 f"the loop over the loader was left at iteration {self._iteration.number}, before the end of epoch "
-                f"{self._iteration.epoch}: to end training early, call loader.stop() instead of `break`, at the same "
-                "iteration on all workers"
+                f"{self._iteration.epoch}: to end training early, also leave the loop over loader.epochs(), or call "
+                "loader.stop() instead of `break`, at the same iteration on all workers"
             )
+
+
+def _complete_if_left(*_: object) -> None:
+    """Complete the run before a script that has left its loop loads other parameters, such as the best ones."""
+    if prepared := current_session().prepared:
+        prepared.complete_if_left()

@@ -209,6 +209,10 @@ class Iteration:
                 yield fetched.batch
             self._check_shard(is_computed=len(self._leaves) == done + 1)
 
+    def withdraw(self) -> None:
+        """The run ends before this iteration, of which no shard was taken."""
+        self._rounds.withdraw(self._round)
+
     @property
     def _compares(self) -> bool:
         return self._is_compared and self.is_first_evaluation

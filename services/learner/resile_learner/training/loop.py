@@ -230,6 +230,10 @@ class ElasticLoop:
         """
         self._state.progress.iterations_total = self.iteration + 1
 
+    def stop_before(self) -> None:
+        """End the run before the open iteration, of which no shard was taken, on all workers alike."""
+        self._state.progress.iterations_total = self.iteration
+
     def __iter__(self) -> Iterator[Iteration]:
         if self._entered:
             raise UsageError(
@@ -318,6 +322,9 @@ class ElasticLoop:
         self._phases.enter("callback")
         yield iteration
         self._phases.enter("waiting")
+        if self.iteration == self.iterations_total:
+            iteration.withdraw()
+            return
         iteration.raise_refusal()
         may_skip = bool(self._scalers) or iteration.outcome is None
         self._watch.optimizers[turn].check_steps(before=steps, is_lost=iteration.lost is not None, may_skip=may_skip)

@@ -50,6 +50,11 @@ class Rounds:
         spec = RoundSpec(tag, view.workers, held, num_leaves, partials, sums)
         return Round(self._session, self._buffers, spec)
 
+    def withdraw(self, opened: "Round") -> None:
+        """Take back the newest round, of which nothing was exchanged: the next one has its number."""
+        opened.exchange.withdraw()
+        self.number = opened.number
+
 
 class Round:
     """A round in progress."""
@@ -59,6 +64,11 @@ class Round:
         self._buffers = buffers
         self._spec = spec
         self.exchange: ExchangeRound = session.begin(spec)
+
+    @property
+    def number(self) -> int:
+        """That of the round among all rounds of the job."""
+        return self._spec.tag.round
 
     def finish(self, header: RoundHeader, *, next_iteration: int) -> RoundResult:
         """Send this member's header, wait for those of all others, and compare what must be equal.

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from ..collectives.poller import LinkPoller
 from ..messages import COMPAT, Failed, Finished, Warned, WorkerConfig
-from ..session import LEFT, enter_session
+from ..session import complete_left, enter_session
 from ..training.seeds import seed
 from .control import Withdrawn
 from .control_thread import ControlThread
@@ -80,7 +80,12 @@ def _run_script(config: WorkerConfig, session: WorkerSession) -> Finished | Fail
             return failed(config, f"the script ended itself: sys.exit({leaving.code!r})")
     except BaseException as error:
         return raised(config, error)
-    return _outcome(config, session)
+    try:
+        return _outcome(config, session)
+    except Withdrawn:
+        return None
+    except BaseException as error:
+        return raised(config, error)
 
 
 def _outcome(config: WorkerConfig, session: WorkerSession) -> Finished | Failed:
@@ -93,5 +98,5 @@ def _outcome(config: WorkerConfig, session: WorkerSession) -> Finished | Failed:
     if session.failure:
         return raised(config, session.failure)  # the script has caught it
     if not session.completed:
-        return failed(config, LEFT)
+        complete_left(session)
     return Finished(worker=config.worker)

@@ -31,7 +31,7 @@ from ..membership.events import (
 )
 from ..membership.view import MembershipView
 from ..messages import ChangeTraced, Imported, Left, Message, Order, Ready, Warned, WorkerConfig
-from ..session import SecondTrainingCall, StateLost, View
+from ..session import PreparedLoop, SecondTrainingCall, StateLost, View
 from ..state.flat import FlatState
 from ..state.run import RunState
 from .control import WorkerControl
@@ -74,6 +74,7 @@ class WorkerSession:
         self.packages = config.packages
         self.batches = config.batches
         self.failure: ResileError | None = None
+        self.prepared: PreparedLoop | None = None
         self.training_called = False
         self.completed = False
 

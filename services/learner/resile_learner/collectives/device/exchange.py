@@ -215,6 +215,11 @@ class ExchangeRound:
         self._carrier.complete()
         return tuple(each[1:] for each in headers)
 
+    def withdraw(self) -> None:
+        """See ``OpenRound.withdraw``."""
+        self._is_finished = True
+        self._inner.withdraw()
+
     def abandon(self) -> None:
         """End the use of this round's memory, if it is not finished. Raises DeviceStuck."""
         if not self._is_finished:
