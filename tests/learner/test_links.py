@@ -82,3 +82,29 @@ async def test_garbage_is_refused(garbage: bytes) -> None:
     with pytest.raises(links.LinkRefused):
         await links.accept(left, job="j", worker=0, credentials_of=known)
     right.close()
+
+
+async def test_a_link_that_the_acceptor_closes_before_it_confirms_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        member = Member(worker=0, host="127.0.0.1", port=listener.getsockname()[1])
+        dialing = asyncio.create_task(
+            links.dial(member, job="j", worker=7, generation=3, secret="secret of 3", kind="data")
+        )
+        sock, _ = await asyncio.get_running_loop().sock_accept(listener)
+        sent: list[links.Message] = []
+        send = links._send
+
+        async def close_instead_of_confirming(sock: socket.socket, message: links.Message) -> None:
+            sent.append(message)
+            if isinstance(message, links.HandshakeConfirmation):
+                raise ConnectionResetError
+            await send(sock, message)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(links, "_send", close_instead_of_confirming)
+            with pytest.raises(links.LinkRefused):
+                await links.accept(sock, job="j", worker=0, credentials_of=known)
+        with pytest.raises(links.LinkRefused, match="closed during the handshake"):
+            await dialing
+        assert isinstance(sent[-1], links.HandshakeConfirmation)

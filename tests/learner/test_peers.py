@@ -13,6 +13,7 @@ from resile_learner.membership.machine import Membership
 from resile_learner.messages import Member, Order, WorkerConfig
 from resile_learner.worker import links
 from resile_learner.worker.peers import PeerConnections
+from resile_shared.testing.waiting import until
 
 
 class Worker:
@@ -95,8 +96,7 @@ async def test_a_control_connection_that_breaks_before_there_is_one_for_data_is_
         acceptor.peers.on_order(order)
         dialer.peers.on_order(order)
         await has_second_data.wait()
-        assert acceptor.is_linked
-        assert dialer.is_linked
+        await until(lambda: acceptor.is_linked and dialer.is_linked)
         assert dialed == ["control", "data"] * 2
         for task in (accepting, *acceptor.started, *dialer.started):
             task.cancel()

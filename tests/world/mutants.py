@@ -34,6 +34,7 @@ TESTS = {
     "resile_learner.agent.reporting": ("tests/learner/test_reporting.py",),
     "resile_learner.membership": ("tests/learner/test_membership.py", "tests/learner/test_membership_machine.py"),
     "resile_learner.worker.peers": ("tests/learner/test_peers.py", "tests/world/test_worker.py"),
+    "resile_learner.worker.links": ("tests/learner/test_links.py",),
     "resile_learner.worker": ("tests/learner/test_suspicions.py", "tests/world/test_worker.py"),
     "resile_learner.collectives.peer": ("tests/learner/test_rounds.py",),
     "resile_learner.training.rounds": ("tests/learner/test_rounds.py", "tests/world/test_worker.py"),
@@ -729,6 +730,14 @@ MUTANTS = (
         "resile_learner.worker.peers",
         'if kind == "data" and self._established[peer] == ["data", "control"]:',
         "if False:",
+    ),
+    Mutant(
+        "a worker counts on a connection that its peer has not confirmed",
+        "it waits for a peer that closed the connection, which nobody makes again",
+        "resile_learner.worker.links",
+        "            HandshakeConfirmation.model_validate_json(await _receive(sock))\n",
+        "",
+        once_missing=True,
     ),
     # training and checkpoints
     Mutant(

@@ -1,9 +1,10 @@
 """Links between workers: dialing, accepting, and the handshake that proves the secret of a generation.
 
-A handshake is three small messages, each a length and a JSON object. The dialer names itself and its generation; the
-acceptor proves that it knows that generation's secret, then the dialer does. The acceptor may receive the order later
-than the dialer, so it waits for the secret as long as a handshake may last. Until then the dialer may be anybody: all
-that it sends is bounded, and of what it names nothing is kept.
+A handshake is four small messages, each a length and a JSON object. The dialer names itself and its generation; the
+acceptor proves that it knows that generation's secret, then the dialer does. The acceptor confirms that: until then it
+may still close the connection, and nobody would notice if the dialer counted on it. The acceptor may receive the order
+later than the dialer, so it waits for the secret as long as a handshake may last. Until then the dialer may be anybody:
+all that it sends is bounded, and of what it names nothing is kept.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ class HandshakeOpening(Message):
 
 
 class HandshakeAnswer(Message):
-    """The acceptor's only message."""
+    """The acceptor's first message."""
 
     nonce: Nonce
     proof: Proof
@@ -64,6 +65,10 @@ class HandshakeProof(Message):
     """The dialer's second message."""
 
     proof: Proof
+
+
+class HandshakeConfirmation(Message):
+    """The acceptor's second message: the link is there."""
 
 
 def _prove(secret: str, side: str, opening: HandshakeOpening, answer_nonce: str) -> str:
@@ -114,6 +119,7 @@ async def dial(member: Member, *, job: str, worker: int, generation: int, secret
             if not hmac.compare_digest(answer.proof, _prove(secret, "acceptor", opening, answer.nonce)):
                 raise LinkRefused(f"worker {member.worker} did not prove membership of generation {generation}")
             await _send(sock, HandshakeProof(proof=_prove(secret, "dialer", opening, answer.nonce)))
+            HandshakeConfirmation.model_validate_json(await _receive(sock))
     except (TimeoutError, ValueError) as error:  # ValueError: an answer or a host name that cannot be one
         sock.close()
         raise LinkRefused(f"worker {member.worker} did not complete the handshake: {error}") from error
@@ -151,6 +157,7 @@ async def accept(sock: socket.socket, *, job: str, worker: int, credentials_of: 
                 raise LinkRefused(
                     f"worker {opening.dialer} did not prove membership of generation {opening.generation}"
                 )
+            await _send(sock, HandshakeConfirmation())
     except (TimeoutError, ValidationError, OSError, EOFError) as error:
         sock.close()
         raise LinkRefused(f"the handshake failed: {error!r}") from error
