@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 LOGGING = """
 import os, sys
 from resile.cli.options import logger_beside
@@ -14,7 +16,6 @@ os.dup2(os.open(sys.argv[1], os.O_WRONLY), 1)
 log("two")
 log("three")
 print("goes on", file=sys.stderr)
-os._exit(0)
 """
 
 
@@ -34,3 +35,19 @@ def test_a_reader_that_is_gone_costs_lines_alone() -> None:
         assert logged(writer, then="/dev/null").stderr == "goes on\n"
     finally:
         os.close(writer)
+
+
+LOGGING_ONE = """
+import sys
+from resile.cli.options import logger_beside
+
+if sys.argv[1] == "closed":
+    sys.stdout = None
+logger_beside(as_json=False)("caf\\u00e9 \\udcff")
+"""
+
+
+@pytest.mark.parametrize(("stdout", "logged"), [("open", b"caf\\xe9 \\udcff\n"), ("closed", b"")])
+def test_a_character_that_the_output_cannot_encode_is_escaped(stdout: str, logged: bytes) -> None:
+    command = [sys.executable, "-c", LOGGING_ONE, stdout]
+    assert subprocess.check_output(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}) == logged

@@ -90,11 +90,11 @@ class Resile:
         file.write_text(text)
         return file
 
-    def start(self, *arguments: object, **environment: str) -> "subprocess.Popen[str]":
+    def start(self, *arguments: object, output: int = subprocess.PIPE, **environment: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
             [sys.executable, "-m", "resile", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             text=True,
             cwd=self.folder,
             env={**os.environ, "RESILE_HOME": str(self.home), "TMPDIR": str(self.temporary), **environment},

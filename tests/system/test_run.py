@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pty
 import re
 import signal
 from collections.abc import Callable
@@ -303,6 +304,28 @@ def test_a_reader_that_goes_away_does_not_end_training(resile: Any, until: Calla
         "2.weight",
     ]
     assert process.returncode == 0
+
+
+def test_a_full_disk_under_the_output_does_not_end_training(resile: Any) -> None:
+    with open("/dev/full", "w") as full:
+        process = resile.start("run", resile.script(), "-w", "1", "-o", "model.pt", output=full.fileno())
+    assert process.wait(timeout=240) == 0
+    assert (resile.folder / "model.pt").exists()
+
+
+def test_a_run_whose_terminal_is_closed_saves_a_checkpoint_and_stops(resile: Any) -> None:
+    window, terminal = pty.openpty()
+    arguments = ("run", resile.script(), "-w", "1", "--", "--pause", "0.1", "--epochs", "30")
+    process = resile.start(*arguments, output=terminal, TERM="xterm")
+    os.close(terminal)
+    shown = b""
+    while b"first iteration" not in shown:
+        shown += os.read(window, 65536)
+    os.close(window)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=240) == 128 + signal.SIGHUP
+    (run,) = (resile.home / "runs").iterdir()
+    assert list(run.glob("checkpoints/**/manifest*"))
 
 
 async def test_each_worker_sees_an_accelerator_of_its_own(resile: Any) -> None:

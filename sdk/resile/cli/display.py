@@ -1,6 +1,5 @@
 """What the user sees of a run: a live bar on a terminal, a line every few seconds anywhere else."""
 
-import os
 import sys
 import time
 from typing import Protocol, Self
@@ -21,6 +20,7 @@ from ..local.events import (
     Saved,
     TrainingCalled,
 )
+from .lenient import LenientStream
 from .pace import Pace, clock
 from .tables import count
 
@@ -28,7 +28,7 @@ PLAIN_SECONDS = 5.0
 
 
 class Screen(Protocol):
-    """Where lines and progress go."""
+    """Where lines and progress go. What cannot be shown is lost: training goes on."""
 
     def line(self, text: str) -> None:
         """Show a line of ours."""
@@ -150,7 +150,7 @@ class LiveScreen:
     def printed(self, text: str, *, to_stderr: bool) -> None:
         """Show a worker's line above the bar, or in the file that stderr was sent to."""
         if to_stderr and not sys.stderr.isatty():
-            print(text, file=sys.stderr)
+            print(text, file=LenientStream(sys.stderr))
         else:
             self._console.print(Text.from_ansi(text), soft_wrap=True)
 
@@ -164,7 +164,7 @@ class LiveScreen:
 
 
 class PlainScreen:
-    """A file or a pipe: lines only. When nobody reads it any more it falls silent, and training goes on."""
+    """A file or a pipe: lines only."""
 
     def __init__(self, *, to_stderr: bool) -> None:
         self._to_stderr = to_stderr
@@ -177,10 +177,7 @@ class PlainScreen:
     def printed(self, text: str, *, to_stderr: bool) -> None:
         """Show a worker's line."""
         stream = sys.stderr if to_stderr or self._to_stderr else sys.stdout
-        try:
-            print(text, file=stream, flush=True)
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        print(text, file=LenientStream(stream), flush=True)
 
     def progress(self, done: int, total: int, text: str) -> None:
         """Show a line, if the last one is some time ago."""
@@ -195,7 +192,7 @@ class PlainScreen:
 
 def open_display(*, as_json: bool, quiet: bool) -> Display:
     """Choose the screen for this process's stdout; with ``as_json``, stdout belongs to the JSON object."""
-    console = Console(stderr=as_json)
+    console = Console(file=LenientStream(sys.stderr if as_json else sys.stdout))
     if console.is_terminal and not quiet and not console.is_dumb_terminal:
         return Display(LiveScreen(console), quiet=quiet)
     return Display(PlainScreen(to_stderr=as_json), quiet=quiet)

@@ -1,7 +1,6 @@
 """What many commands share: their options, and the connection to the pool."""
 
 import asyncio
-import errno
 import inspect
 import json
 import os
@@ -15,6 +14,8 @@ import typer
 
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.text import printable
+
+from .lenient import LenientStream
 
 if TYPE_CHECKING:
     from ..client import AsyncClient
@@ -154,12 +155,7 @@ def logger_beside(*, as_json: bool) -> Callable[[str], None]:
     """
 
     def log(text: str) -> None:
-        stream = sys.stderr if as_json else sys.stdout
-        try:
-            print(printable(text), file=stream, flush=True)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:  # there may be space again; a reader that is gone does not come back
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        print(printable(text), file=LenientStream(sys.stderr if as_json else sys.stdout), flush=True)
 
     return log
 

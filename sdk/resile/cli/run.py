@@ -12,6 +12,7 @@ from ..local.result import Result
 from ..local.run import LocalRun
 from ..local.settings import RunSettings
 from .display import Display, open_display
+from .lenient import LenientStream
 from .options import COMPAT, COMPAT_MODULES
 from .summary import summary
 
@@ -27,7 +28,7 @@ def train(settings: RunSettings, *, as_json: bool, quiet: bool) -> int:
         return _explain(result, settings, watched.signal)
     if not as_json and not quiet:
         for line in summary(result):
-            print(line)
+            print(line, file=LenientStream(sys.stdout), flush=True)
     return 0
 
 
@@ -47,26 +48,27 @@ class _WatchedRun:
         return await self._local.run(self._display)
 
     def _stop(self, number: signal.Signals) -> None:
+        self._local.stop()
         if self.signal is None:
             self.signal = number
             self._display.note("saving a checkpoint, then stopping; press Ctrl-C again to stop at once")
-        self._local.stop()
 
 
 def _explain(result: Result, settings: RunSettings, stopped_by: signal.Signals | None) -> int:
     """Say in one line what happened and what can be done; return the exit status."""
     outcome = result.outcome
+    stderr = LenientStream(sys.stderr)
     if outcome.details:
-        print(outcome.details.rstrip("\n"), file=sys.stderr)
+        print(outcome.details.rstrip("\n"), file=stderr)
     if outcome.is_usage_error:
-        print(f"resile: {outcome.error}", file=sys.stderr)
+        print(f"resile: {outcome.error}", file=stderr)
         return 2
     if outcome.state == "stopped":
         iteration = result.progress.iteration if result.progress else 0
         what = f"stopped at iteration {iteration}"
     else:
         what = outcome.error
-    print(f"resile: {what}; {_advice(result, settings)}", file=sys.stderr)
+    print(f"resile: {what}; {_advice(result, settings)}", file=stderr)
     return 128 + stopped_by if outcome.state == "stopped" and stopped_by else 1
 
 
