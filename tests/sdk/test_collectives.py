@@ -333,6 +333,23 @@ def test_a_process_that_does_not_fit_is_refused() -> None:
         results([first])
 
 
+def test_a_stranger_that_says_it_is_a_member_sends_nobody_away() -> None:
+    with serve(token="right") as rendezvous:
+        host, _, port = rendezvous.address.rpartition(":")
+
+        def say(hello: Hello) -> socket.socket:
+            sock = socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS)
+            sock.sendall(encode(hello))
+            return sock
+
+        with say(Hello(size=2, num_shards=None, token="right")) as first, first.makefile() as answers:
+            assert "waiting" in answers.readline()
+            with say(Hello(size=1, num_shards=None, token="wrong", is_member=True)) as stranger, stranger.makefile() as refusal:
+                assert "another token" in refusal.readline()
+            with say(Hello(size=2, num_shards=None, token="right")):
+                assert "welcome" in answers.readline()
+
+
 def test_bad_arguments_are_refused() -> None:
     for call, message in (
         (lambda: join("nowhere"), 'pass "host:port"'),

@@ -33,6 +33,7 @@ TICK_SECONDS = 1.0
 MAX_LINE_BYTES = 4 << 20
 MAX_CONNECTIONS = 4096
 GROUP = "group"
+OTHER_TOKEN = "it has another token than the rendezvous: pass the same token to join() and to the rendezvous"
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,10 @@ class RendezvousServer:
             return
         self._numbers += 1
         connection = Connection(self._numbers, hello, writer)
-        if hello.is_member and self._pool is None:
+        is_admitted = hmac.compare_digest(hello.token.encode(), self._settings.token.encode())
+        if is_admitted and hello.is_member and self._pool is None:
             self._defer_others()
-        if reason := self._refusal(hello):
+        if reason := self._refusal(hello) if is_admitted else OTHER_TOKEN:
             connection.send(Rejected(reason=reason))
             connection.close()
             return
@@ -159,9 +161,7 @@ class RendezvousServer:
                 other.close()
 
     def _refusal(self, hello: Hello) -> str:
-        """Why a process cannot become a member; empty if it can."""
-        if not hmac.compare_digest(hello.token.encode(), self._settings.token.encode()):
-            return "it has another token than the rendezvous: pass the same token to join() and to the rendezvous"
+        """Why a process that is admitted cannot become a member; empty if it can."""
         if len(self._connections) >= min(MAX_CONNECTIONS, MAX_MEMBERS):
             return f"the group has {len(self._connections)} members, the most that are possible"
         if hello.is_member and self._pool is not None:
