@@ -344,7 +344,10 @@ def test_a_stranger_that_says_it_is_a_member_sends_nobody_away() -> None:
 
         with say(Hello(size=2, num_shards=None, token="right")) as first, first.makefile() as answers:
             assert "waiting" in answers.readline()
-            with say(Hello(size=1, num_shards=None, token="wrong", is_member=True)) as stranger, stranger.makefile() as refusal:
+            with (
+                say(Hello(size=1, num_shards=None, token="wrong", is_member=True)) as stranger,
+                stranger.makefile() as refusal,
+            ):
                 assert "another token" in refusal.readline()
             with say(Hello(size=2, num_shards=None, token="right")):
                 assert "welcome" in answers.readline()
