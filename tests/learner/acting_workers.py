@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing import shared_memory
 
@@ -147,6 +148,15 @@ def starts_processes(config: WorkerConfig, agent: socket.socket) -> None:
     if len(config.args) > 1 and config.args[1] == "and-exits":
         time.sleep(1)  # until the process that removes the memory is itself, not the fork of this one that it begins as
         os._exit(0)
+    time.sleep(600)
+
+
+def leaves_temporary_files(config: WorkerConfig, agent: socket.socket) -> None:
+    """Make a temporary folder with a file, print where it is and what is to be shared, and wait."""
+    folder = tempfile.mkdtemp()
+    with open(f"{folder}/data", "w") as file:
+        file.write("x")
+    print(folder, os.environ["TORCHINDUCTOR_CACHE_DIR"])
     time.sleep(600)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 BODIES = {
     "harmless_one": "value = 1",
+    "asks_for_temporary_folder": "import tempfile\nvalue = tempfile.gettempdir()",
     "harmless_two": "import harmless_one",
     "starts_thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
     "opens_socket": "import socket\nkept = socket.socket()",

@@ -205,6 +205,33 @@ async def test_a_new_worker_is_spared_when_what_another_one_left_is_killed(host:
     assert host.lines[0].startswith("harmless_one 1 "), "forked from its template"
 
 
+async def test_temporary_files_of_a_worker_go_with_it_and_those_of_others_stay(host: Host) -> None:
+    """They stayed until the fork server ended: in a pool after weeks."""
+    assert isinstance(await host.prepare("asks_for_temporary_folder"), TemplateLoaded)
+    workers = []
+    for number, template in enumerate((1, 1, None)):
+        config = host.config("leaves_temporary_files", template)
+        workers.append(await host.server.fork(config, lambda stream, line: host.lines.append(line)))
+        await until(lambda number=number: len(host.lines) > number)  # type: ignore[misc]
+    folders = [Path(line.split()[0]) for line in host.lines]
+    for worker, folder in zip(workers, folders, strict=True):
+        assert (folder / "data").exists()
+        worker.kill()
+        assert (await worker.wait()).kind == "killed"
+        await until(lambda folder=folder: not folder.parent.exists())  # type: ignore[misc]
+    (kernels,) = {Path(line.split()[1]) for line in host.lines}
+    assert kernels.parent == folders[0].parent.parent, "what torch.compile compiles is for all workers"
+
+
+async def test_a_job_that_sets_tmpdir_keeps_it(host: Host) -> None:
+    config = host.config("leaves_temporary_files").model_copy(update={"env": {"TMPDIR": str(host.folder)}})
+    worker = await host.server.fork(config, lambda stream, line: host.lines.append(line))
+    await until(lambda: bool(host.lines))
+    worker.kill()
+    await worker.wait()
+    assert Path(host.lines[0].split()[0]).parent == host.folder
+
+
 async def test_a_template_that_never_gets_ready_can_be_ended(host: Host) -> None:
     await host.request("stops")
     await until(lambda: psutil.Process(host.server.pid).children())

@@ -92,6 +92,7 @@ class HostWorkers:
         )
         environment = await context.environments.get(storage, spec.requirements, on_line)
         variables = {
+            "TORCHINDUCTOR_CACHE_DIR": str(package / ".torchinductor"),  # shared by the job's workers, and goes with it
             **data,
             **spec.env,
             "RESILE_OUTPUT_DIR": str(context.folder.make_output(start.job)),

@@ -4,7 +4,8 @@ It imports torch once, so that a worker starts in milliseconds; it computes noth
 copies only the thread that calls it. It also holds on to everything below it:
 
 - A worker dies with the fork server (`PR_SET_PDEATHSIG`, armed again after the fork).
-- When a worker ends, by itself or not, all that it started is killed before its end is reported, daemons too.
+- When a worker ends, by itself or not, all that it started is killed before its end is reported, daemons too. Then its
+  temporary files are removed.
 - When the parent (the agent, or `resile run`) ends, its side of the socket closes (and SIGTERM comes as the
   parent-death signal, should a copy of the socket survive somewhere). The fork server then kills all its descendants,
   being their subreaper, removes its scratch folder and exits. It does not die at once with the parent, since nothing
@@ -68,10 +69,11 @@ PRELOAD = ("numpy", "torch", "torch.optim", "torch.utils.data", "torch._dynamo",
 class ForkServer:
     """The loop of the fork server: requests and signals in, forks and exits out."""
 
-    def __init__(self, control: socket.socket, entry: Entry, inherited: Sequence[int] = ()) -> None:
+    def __init__(self, control: socket.socket, entry: Entry, scratch: Scratch, inherited: Sequence[int]) -> None:
         self._control = control
-        self._entry = entry
-        self._inherited = inherited
+        self._entry = scratch.in_own_folder(entry)
+        self._scratch = scratch
+        self._inherited = [scratch.lock, *inherited]
         self._pid = os.getpid()
         self._workers: dict[int, int] = {}
         """Process ids of the workers, and the numbers that the client gave them."""
@@ -210,6 +212,7 @@ class ForkServer:
             self._templates.ended(ended.si_pid, f"exit status {status}" if status >= 0 else f"signal {-status}")
             if process is not None:
                 self._send(ProcessExited(process=process, status=status))
+                self._scratch.remove_own_folder(ended.si_pid)  # last: training waits for the report
 
     def _send(self, message: Message) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended: the next read shows it
@@ -252,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     inherited = [int(descriptor) for descriptor in options.inherited.split(",") if descriptor]
     adopt_orphans()
     try:
-        ForkServer(control, entry, [scratch.lock, *inherited]).run()
+        ForkServer(control, entry, scratch, inherited).run()
     finally:
         kill_all()
         scratch.remove()

@@ -1,15 +1,24 @@
-"""A folder for temporary files that is removed with the process that made it, however that ends."""
+"""A folder for temporary files that is removed with the process that made it, however that ends.
+
+Each worker has a folder of its own in it, which is removed when the worker has ended.
+"""
 
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 
+from ..messages import WorkerConfig
+from .forked import Entry
+
 _PREFIX = "resile-scratch-"
 _MARK = ".resile-scratch"
+_KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 # multiprocessing binds sockets in TMPDIR, at pymp-12345678/listener-12345678, and no socket has a path over 107 bytes.
-_MAX_PARENT = 107 - len(f"/{_PREFIX}12345678/pymp-12345678/listener-12345678")
+# A worker's process id has at most seven digits.
+_MAX_PARENT = 107 - len(f"/{_PREFIX}12345678/1234567/pymp-12345678/listener-12345678")
 
 
 class Scratch:
@@ -28,6 +37,28 @@ class Scratch:
         self.path = draft.rename(draft.with_name(draft.name.removeprefix(".")))
         os.environ["TMPDIR"] = str(self.path)
         tempfile.tempdir = None
+        os.environ.setdefault(_KERNELS, str(self.path / "torchinductor"))  # workers share what torch.compile compiles
+
+    def in_own_folder(self, entry: Entry) -> Entry:
+        """Return an entry function that does the same in a worker with a folder of its own for temporary files.
+
+        A job that sets TMPDIR keeps it. On a full disk the worker uses the folder of all.
+        """
+
+        def main(config: WorkerConfig, agent: socket.socket) -> int:
+            if "TMPDIR" not in config.env:
+                _make_temporary_folder(self._own_folder(os.getpid()))
+            tempfile.tempdir = None  # a module that was imported before the fork may have asked for it
+            return entry(config, agent)
+
+        return main
+
+    def remove_own_folder(self, pid: int) -> None:
+        """Remove the folder of the worker with this process id, which has ended."""
+        shutil.rmtree(self._own_folder(pid), ignore_errors=True)
+
+    def _own_folder(self, pid: int) -> Path:
+        return self.path / str(pid)
 
     def remove(self) -> None:
         """Remove the folder and all that was left in it."""
@@ -50,6 +81,14 @@ def remove_stale() -> None:
             pass
         finally:
             os.close(lock)
+
+
+def _make_temporary_folder(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700)
+    except OSError:
+        return
+    os.environ["TMPDIR"] = str(path)
 
 
 def _parent() -> Path:
