@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from resile_learner.messages import WorkerConfig
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
-from resile_learner.processes.fork_servers import KEEP_IDLE, ForkServers
+from resile_learner.processes.fork_servers import KEEP_IDLE, ForkServers, ForkServersClosed
 from resile_learner.processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
 
 from .template_modules import write_modules
@@ -122,3 +122,17 @@ async def test_nobody_waits_for_an_idle_fork_server_to_be_closed(host: Host, mon
         may_close.set()
     assert again is not servers[0], "that one is being closed"
     assert await host.run(again) == "finished"
+
+
+async def test_none_is_started_once_they_are_closed(host: Host) -> None:
+    """Nobody would have ended it, in its own session."""
+    started = await host.get(0)
+    closing = asyncio.create_task(host.servers.close())
+    await asyncio.sleep(0)
+    for number in range(2):
+        with pytest.raises(ForkServersClosed):
+            await host.get(number)
+    await closing
+    with pytest.raises(ForkServersClosed):
+        await host.get(0)
+    await started.ended()

@@ -141,6 +141,27 @@ async def test_a_template_whose_package_is_not_here_is_forgotten(server: ForkSer
     os.close(folder.lock)
 
 
+async def test_a_template_that_is_prepared_while_the_host_ends_is_kept_for_the_next_incarnation(
+    server: ForkServerClient, tmp_path: Path
+) -> None:
+    wanted = imports(tmp_path, "/environment")
+    template = KeptTemplate(
+        key=wanted.key, code=wanted.code, script=wanted.name, environment="/environment", variables={}, modules=()
+    )
+    kept = KeptTemplates(tmp_path / "templates.json")
+    kept.add(template)
+    servers = ForkServers(server, ForkServerSettings(), logs=tmp_path)
+    await servers.close()
+    events: list[Event] = []
+    templates = HostTemplates(servers, events.append, kept)
+    choosing = asyncio.create_task(templates.choose(CONFIG, wanted))
+    await until(lambda: events)
+    await templates.carry_out(PrepareTemplate(1, "job-1", (), True))
+    assert events[1:] == [TemplateEnded(1, "this host ends its workers")]
+    assert kept.read() == (template,)
+    choosing.cancel()
+
+
 def test_a_file_of_templates_that_cannot_be_read_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "templates.json").write_text("{")
     assert KeptTemplates(tmp_path / "templates.json").read() == ()

@@ -46,6 +46,7 @@ class Stage:
 
     def __init__(self, fork_servers: ForkServers, folder: Path) -> None:
         self.recorder = Recorder()
+        self.fork_servers = fork_servers
         self.runner = WorkerRunner(fork_servers, self.recorder)
         self.folder = folder
 
@@ -56,8 +57,16 @@ class Stage:
             raise ValueError("Invalid IPv6 URL")
         if act == "is being prepared":
             await asyncio.sleep(600)
+        if act == "is prepared while the host ends":
+            await self.fork_servers.close()
         return WorkerConfig(
-            job="j", worker=worker, script="/none.py", args=(act,), directory=str(self.folder), storage="file:///none"
+            job="j",
+            worker=worker,
+            script="/none.py",
+            args=(act,),
+            directory=str(self.folder),
+            storage="file:///none",
+            environment=str(self.folder) if act == "is prepared while the host ends" else "",
         )
 
     def start(self, act: str, worker: int = 0) -> None:
@@ -115,6 +124,11 @@ async def test_no_error_of_a_preparation_ends_the_host(stage: Stage) -> None:
     exit_ = await stage.play("meets a bug")
     assert exit_ == WorkerExit(kind="not started", message="its preparation failed: Invalid IPv6 URL")
     assert not stage.runner.fault.done()
+
+
+async def test_a_worker_that_is_prepared_while_the_host_ends_is_not_started(stage: Stage) -> None:
+    exit_ = await stage.play("is prepared while the host ends")
+    assert exit_ == WorkerExit(kind="not started", message="this host ends its workers")
 
 
 async def test_the_start_of_a_worker_can_be_cancelled(stage: Stage) -> None:

@@ -13,7 +13,7 @@ from resile_shared.errors import ResileError
 
 from ..messages import WorkerConfig
 from ..processes.client import ForkServerClient
-from ..processes.fork_servers import ForkServers
+from ..processes.fork_servers import ForkServers, ForkServersClosed
 from ..processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
 from .events import (
     EndTemplate,
@@ -146,6 +146,8 @@ class HostTemplates:
             server = await self._fork_servers.get(imports.environment)
             self._servers[command.number] = server
             await server.prepare_template(command.number, content, self._on_template)
+        except ForkServersClosed as error:  # kept: the next incarnation tries again
+            self._post(TemplateEnded(command.number, str(error)))
         except OSError as error:
             self._servers.pop(command.number, None)
             self._drop(command.number)

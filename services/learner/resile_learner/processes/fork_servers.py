@@ -6,11 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from resile_shared.errors import ResileError
+
 from ..environments import in_use
 from .client import ForkServerClient, ForkServerSettings
 
 KEEP_IDLE = 3
 """Fork servers of environments without workers and templates that are kept, so that the next job there starts warm."""
+
+
+class ForkServersClosed(ResileError):
+    """No fork server is started any more, because this host ends its workers."""
+
+    def __init__(self) -> None:
+        super().__init__("this host ends its workers")
 
 
 class ForkServers:
@@ -26,19 +35,26 @@ class ForkServers:
         self._others: dict[str, ForkServerClient] = {}  # the least recently used comes first
         self._starting = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     async def get(self, environment: str) -> ForkServerClient:
-        """Return the fork server of the environment in that folder, started if needed. Raises OSError."""
+        """Return the fork server of the environment in that folder, started if needed.
+
+        Raises OSError, ForkServersClosed.
+        """
         if not environment:
             return self.own
         async with self._starting:
+            if self._is_closed:
+                raise ForkServersClosed
             server = self._others.pop(environment, None) or await self._start(Path(environment))
             self._others[environment] = server
         self._close_idle()
         return server  # without waiting: until it is used, it is as idle as those that are closed
 
     async def close(self) -> None:
-        """Kill the workers in all other environments, and end their fork servers."""
+        """Kill the workers in all other environments, and end their fork servers; no other is started."""
+        self._is_closed = True
         others, self._others = list(self._others.values()), {}
         await asyncio.gather(*(server.close() for server in others))
         await asyncio.gather(*self._tasks)
