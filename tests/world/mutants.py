@@ -211,11 +211,19 @@ MUTANTS = (
         once_missing=True,
     ),
     Mutant(
-        "a name that cannot be stored keeps back the files behind it",
-        "the output of a job that completed is lost, and the agent tries again for ever",
+        "a name that cannot be stored is tried for ever",
+        "the output of a job that completed never counts as stored, and is not removed from its host",
         "resile_learner.agent.outputs",
         "except NameRefused as error:",
         "except ZeroDivisionError as error:",
+        once_missing=True,
+    ),
+    Mutant(
+        "a file that cannot be stored keeps back the files behind it",
+        "the output of a job that completed is lost, and the agent tries again for ever",
+        "resile_learner.agent.outputs",
+        "failures.append(error)",
+        "raise",
         once_missing=True,
     ),
     Mutant(

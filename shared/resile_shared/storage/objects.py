@@ -268,6 +268,7 @@ _CAUSES = (
         kind=NameRefused,
     ),
     _Cause(r"trailing '/#\\d\+/' are not supported", "its name ends with # and digits", "rename it", kind=NameRefused),
+    _Cause(r"os error 36\b|KeyTooLong", "its name is too long", "rename it", kind=NameRefused),
     _Cause(r"os error (28|122)\b", "no space is left there", "free some space, or keep fewer checkpoints"),
     _Cause(r"os error 27\b", "the file would be too large", "raise the limit on file sizes (ulimit -f)"),
     _Cause(r"os error (1|13)\b", "permission denied", "let this user read and write there, or use other storage"),

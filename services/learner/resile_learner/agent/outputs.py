@@ -6,6 +6,7 @@ import os
 import stat
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Version = tuple[int, int]
-"""When a file was changed last, in nanoseconds, and its number of bytes."""
+"""When a file was changed last, if only its permissions, in nanoseconds, and its number of bytes."""
+
+
+@dataclass
+class _JobOutput:
+    """What has become of a job's output files."""
+
+    settled: dict[str, Version] = field(default_factory=dict)
+    """The files that are stored, or can never be, as they were then."""
+    refused: set[str] = field(default_factory=set)
+    """Those that can never be stored."""
+    lines: list[str] = field(default_factory=list)
+    """Why that is so, as far as nobody was told."""
 
 
 class Outputs:
@@ -29,9 +42,8 @@ class Outputs:
     def __init__(self, storage: str) -> None:
         self._url = storage
         self._storage: ObjectStorage | None = None
-        self._uploaded: defaultdict[str, dict[str, Version]] = defaultdict(dict)
+        self._jobs: defaultdict[str, _JobOutput] = defaultdict(_JobOutput)
         self._running: dict[str, asyncio.Task[bool]] = {}
-        self._refused: defaultdict[str, list[str]] = defaultdict(list)
 
     async def upload(self, job: str, folder: Path) -> bool:
         """Upload what has changed; return whether all of it is stored now. What failed is retried by the next call.
@@ -47,38 +59,54 @@ class Outputs:
 
     async def _try_upload(self, job: str, folder: Path) -> bool:
         try:
-            await in_thread(self._upload, job, folder)
+            failures = await in_thread(self._upload, job, folder)
         except (ResileError, OSError) as error:
-            logger.warning("the output of job %s is not stored yet: %s", job, error)
-            return False
-        return True
+            failures = [error]
+        if failures:
+            logger.warning("the output of job %s is not stored yet: %s", job, failures[0])
+        return not failures
 
     def take_refused(self, job: str) -> list[str]:
         """Return, once, which files of ``job`` can never be stored, and why: one line for each."""
-        return self._refused.pop(job, [])
+        lines = self._jobs[job].lines
+        return [lines.pop(0) for _ in range(len(lines))]
 
     def forget(self, job: str) -> None:
         """Forget a job whose output folder is removed."""
-        self._uploaded.pop(job, None)
-        self._refused.pop(job, None)
+        self._jobs.pop(job, None)
 
-    def _upload(self, job: str, folder: Path) -> None:
-        """Upload the files that have changed, but for those whose names no object can have."""
+    def _upload(self, job: str, folder: Path) -> list[ResileError | OSError]:
+        """Upload the files that have changed, but for those that can never be stored; return what failed."""
         from resile_shared.storage.objects import NameRefused  # loads the clients of all clouds
 
-        uploaded = self._uploaded[job]
+        storage, output = self._open(), self._jobs[job]
+        failures: list[ResileError | OSError] = []
         for path, version in _files(folder):
             name = path.relative_to(folder).as_posix()
-            if uploaded.get(name) == version:
+            if output.settled.get(name) == version:
                 continue
             try:
-                self._open().upload(f"jobs/{job}/output/{name}", path)
+                os.close(os.open(path, os.O_RDONLY))
+                storage.upload(f"jobs/{job}/output/{name}", path)
+            except PermissionError:  # not of the storage
+                self._refuse(job, name, "it cannot be read; give its owner the permission (chmod u+r)")
             except NameRefused as error:
-                if name not in uploaded:
-                    line = f"the output file {printable(name)} is not stored: {error.reason}; {error.advice}"
-                    logger.warning("job %s: %s", job, line)
-                    self._refused[job].append(line)
-            uploaded[name] = version
+                self._refuse(job, name, f"{error.reason}; {error.advice}")
+            except (ResileError, OSError) as error:  # the other files can be stored all the same
+                failures.append(error)
+                continue
+            output.settled[name] = version
+        return failures
+
+    def _refuse(self, job: str, name: str, reason: str) -> None:
+        """Note, once, why a file is not stored."""
+        output = self._jobs[job]
+        if name in output.refused:
+            return
+        output.refused.add(name)
+        line = f"the output file {printable(name)} is not stored: {reason}"
+        logger.warning("job %s: %s", job, line)
+        output.lines.append(line)
 
     def _open(self) -> "ObjectStorage":
         if self._storage is None:
@@ -98,4 +126,4 @@ def _files(folder: Path) -> Iterator[tuple[Path, Version]]:
             except FileNotFoundError:
                 continue
             if stat.S_ISREG(status.st_mode):
-                yield path, (status.st_mtime_ns, status.st_size)
+                yield path, (status.st_ctime_ns, status.st_size)
