@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from resile_learner.messages import WorkerConfig
 from resile_learner.processes import template_forks
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
+from resile_learner.processes.template_forks import NotForked, TemplateForks
 from resile_shared.messages.hosts import WorkerExit
 from resile_shared.testing.waiting import until
 
@@ -188,6 +190,18 @@ async def test_a_worker_that_is_killed_before_it_is_there_does_not_stay(host: Ho
     await asyncio.sleep(0.1)
     os.kill(template, signal.SIGCONT)
     assert (await worker.wait()).kind == "killed"
+
+
+def test_a_worker_that_is_killed_while_it_is_handed_back_is_killed_once_it_is_there() -> None:
+    """It was forked, and lived on: nobody kills it twice."""
+    forks = TemplateForks(select.poll())
+    for process in (6, 7):
+        forks.fork(1, process, [])  # no such template any more
+    forks.kill(7)
+    handed_back = [outcome.worker for outcome in forks.poll(set()) if isinstance(outcome, NotForked)]
+    assert [(worker.process, worker.is_killed) for worker in handed_back] == [(6, False), (7, True)]
+    for worker in handed_back:
+        worker.close()
 
 
 @pytest.mark.parametrize("host", ["slow_newborns:main"], indirect=True)

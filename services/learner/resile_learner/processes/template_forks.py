@@ -124,9 +124,10 @@ class TemplateForks:
 
     def kill(self, process: int) -> None:
         """Kill a worker as soon as it is there."""
-        for template in self._templates.values():
-            for worker in template.workers:
-                worker.is_killed = worker.is_killed or worker.process == process
+        requested = [worker for template in self._templates.values() for worker in template.workers]
+        handed_back = [outcome.worker for outcome in self._outcomes if isinstance(outcome, NotForked)]
+        for worker in (*requested, *handed_back):
+            worker.is_killed = worker.is_killed or worker.process == process
 
     def poll(self, readable: set[int]) -> Iterator[Outcome]:
         """Handle what templates and new workers sent, and what they failed to send; yield what has happened.
