@@ -1,7 +1,10 @@
 """The home folder: a run can be found and resumed whatever moment it was killed at, and only old ones go."""
 
+import fcntl
 import os
 import resource
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -146,6 +149,69 @@ def test_old_runs_go_unless_they_are_in_use(home: Home, monkeypatch: pytest.Monk
     home.prune()
     left = {path.name for path in (home.path / "runs").iterdir()}
     assert left == {folders[1].job, folders[4].job, fresh.job}
+
+
+def ended(home: Home, count: int) -> list[RunFolder]:
+    """Make the folders of ``count`` runs that have ended, the oldest first."""
+    folders = [began(home.create("train")) for _ in range(count)]
+    for age, folder in enumerate(folders):
+        os.utime(folder.path / "journal", (age, age))
+        folder.close()
+    return folders
+
+
+def test_runs_that_start_together_prune_the_same_folders(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "KEEP_RUNS", 1)
+    ended(home, 100)
+    with ThreadPoolExecutor(2) as threads:
+        for pruning in [threads.submit(home.prune) for _ in range(2)]:
+            pruning.result()
+    assert len(list((home.path / "runs").iterdir())) == 1
+
+
+def test_a_folder_that_cannot_be_deleted_keeps_no_other(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "KEEP_RUNS", 1)
+    folders = ended(home, 3)
+    lock = folders[0].path / "lock"
+    lock.unlink()
+    lock.mkdir()
+    with pytest.raises(IsADirectoryError, match=folders[0].job):
+        home.prune()
+    assert {path.name for path in (home.path / "runs").iterdir()} == {folders[0].job, folders[2].job}
+
+
+def test_a_run_that_is_half_deleted_is_not_resumed_and_goes_at_last(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "KEEP_RUNS", 1)
+    folders = ended(home, 2)
+
+    def killed(path: Path, **_: bool) -> None:
+        (path / "lock").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", killed)
+        home.prune()
+    with pytest.raises(UsageError, match=f"there is no run '{folders[0].job}'"):
+        home.resume(SCRIPT, folders[0].job)
+    home.prune()
+    assert [path.name for path in (home.path / "runs").iterdir()] == [folders[1].job]
+
+
+def test_a_run_that_is_deleted_while_it_is_opened_is_not_resumed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "KEEP_RUNS", 1)
+    folders = ended(home, 2)
+    lock = fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        home.prune()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(UsageError, match=f"there is no run '{folders[0].job}'"):
+        home.resume(SCRIPT, folders[0].job)
 
 
 def test_a_log_stops_growing_at_its_limit(tmp_path: Path) -> None:

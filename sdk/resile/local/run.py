@@ -80,7 +80,7 @@ class LocalRun:
                 await asyncio.to_thread(try_storage, self._job.storage)
             job = self._job
             self._folder.note_start(Path(job.script), job.args, job.name, job.storage, time.time(), batches=job.batches)
-            pruning = asyncio.create_task(asyncio.to_thread(home.prune))
+            pruning = asyncio.create_task(self._prune(home))
             try:
                 await self._train(home)
             finally:
@@ -126,6 +126,12 @@ class LocalRun:
         self._narrator = Narrator(self._policy.steps)
         self._history = list(folder.journal.history)
         return folder
+
+    async def _prune(self, home: Home) -> None:
+        try:
+            await asyncio.to_thread(home.prune)
+        except OSError as error:
+            self._on_event(Noted(f"an old run is not deleted: {error}; delete it by hand"))
 
     # the pool
 

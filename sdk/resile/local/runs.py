@@ -30,6 +30,8 @@ from resile_shared.validation import phrase
 
 KEEP_RUNS = 20
 LOCK_SECONDS = 10.0
+_REMOVED = ".removed-"
+"""Begins the names of folders that are being deleted."""
 _ID = re.compile(r"[a-z0-9][a-z0-9-]*-[0-9a-f]{6}")
 
 
@@ -156,6 +158,8 @@ class Home:
         path = self._named(run) if run else self._newest(script)
         give_up = time.monotonic() + LOCK_SECONDS
         while (lock := _try_lock(path)) is None:
+            if not path.is_dir():  # another process has pruned it meanwhile
+                raise self._no_run(path.name)
             # The other processes of a run whose launcher was killed may take a moment to end.
             if _is_launcher_alive(path) or time.monotonic() > give_up:
                 raise UsageError(f"the run {path.name} is still running; stop it first, or resume another one")
@@ -163,19 +167,30 @@ class Home:
         return RunFolder(path, lock)
 
     def prune(self) -> None:
-        """Delete the oldest run folders beyond the number kept, but none that is in use."""
+        """Delete the oldest run folders beyond the number kept, but none that is in use.
+
+        Raises OSError if one cannot be deleted, after it has deleted the others.
+        """
+        faults: list[OSError] = []
         for path in self._by_age()[:-KEEP_RUNS]:
-            lock = _try_lock(path)
-            if lock is not None:
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(lock)
+            try:
+                _put_aside(path)
+            except OSError as error:
+                faults.append(error)
+        for path in (self.path / "runs").glob(f"{_REMOVED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+        if faults:
+            raise faults[0]
 
     def _named(self, run: str) -> Path:
         path = self.path / "runs" / run
         if not _ID.fullmatch(run) or not path.is_dir():
-            known = ", ".join(path.name for path in self._by_age()[-3:]) or "none"
-            raise UsageError(f"there is no run {run!r} in {self.path}; the newest runs there: {known}")
+            raise self._no_run(run)
         return path
+
+    def _no_run(self, run: str) -> UsageError:
+        known = ", ".join(path.name for path in self._by_age()[-3:]) or "none"
+        return UsageError(f"there is no run {run!r} in {self.path}; the newest runs there: {known}")
 
     def _newest(self, script: Path) -> Path:
         for path in reversed(self._by_age()):
@@ -195,11 +210,28 @@ def _last_change(path: Path) -> float:
     return 0.0
 
 
+def _put_aside(path: Path) -> None:
+    """Rename the run folder ``path`` for deletion, unless it is in use: nobody opens one that is half deleted."""
+    lock = _try_lock(path)
+    if lock is not None:
+        try:
+            path.rename(path.with_name(_REMOVED + path.name))
+        finally:
+            os.close(lock)
+
+
 def _try_lock(path: Path) -> int | None:
-    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Lock the run folder ``path``; return None if it is in use or gone."""
+    try:
+        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        is_there = os.path.samestat(os.fstat(descriptor), (path / "lock").stat())
+    except (BlockingIOError, FileNotFoundError):
+        is_there = False
+    if not is_there:
         os.close(descriptor)
         return None
     os.truncate(descriptor, 0)
@@ -208,7 +240,10 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _is_launcher_alive(path: Path) -> bool:
-    text = (path / "lock").read_text()
+    try:
+        text = (path / "lock").read_text()
+    except FileNotFoundError:
+        return False
     return text.isdigit() and Path(f"/proc/{text}").exists()
 
 
