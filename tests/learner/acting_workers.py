@@ -16,6 +16,7 @@ from resile_learner.messages import (
     Left,
     Message,
     Order,
+    Warned,
     WorkerConfig,
     WorkerListening,
     encode,
@@ -82,6 +83,11 @@ def crashes(config: WorkerConfig, agent: socket.socket) -> None:
 def waits(config: WorkerConfig, agent: socket.socket) -> None:
     hello(config, agent)
     time.sleep(600)
+
+
+def floods(config: WorkerConfig, agent: socket.socket) -> None:
+    agent.sendall(b"".join(encode(Warned(worker=config.worker, message=f"warning {n}")) for n in range(500)))
+    finishes(config, agent)
 
 
 def mumbles(config: WorkerConfig, agent: socket.socket) -> None:

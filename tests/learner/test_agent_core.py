@@ -43,6 +43,7 @@ from resile_learner.messages import (
     Progress,
     Ready,
     Switched,
+    Warned,
     WorkerListening,
     encode,
     from_worker,
@@ -50,6 +51,7 @@ from resile_learner.messages import (
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
 from resile_shared.messages.instructions import AssignJobs, PauseWorkers, StopWorkers
+from resile_shared.messages.jobs import MAX_WARNINGS
 from resile_shared.messages.message import MAX_DETAILS, MAX_TEXT, at
 from resile_shared.messages.reports import Report
 from resile_shared.recent_events import InternalError
@@ -415,6 +417,18 @@ def test_progress_that_nothing_follows_is_passed_on_at_the_next_tick(training: A
         training.message(Progress(worker=0, generation=1, iteration=iteration, epoch=0))
     (report,) = of_type(Report, training.handle(Tick(is_bus_up=False), after=1.0))
     assert report.content.iteration == 2
+
+
+def test_a_warning_is_passed_on_once_and_of_too_many_that_there_are_more(training: Agent) -> None:
+    texts = [f"warning {number}" for number in range(MAX_WARNINGS)]
+    for worker in (0, 1):
+        told = [
+            report.content.message
+            for text in [texts[0], *texts, "another", "and another"]
+            for report in of_type(Report, training.message(Warned(worker=worker, message=text)))
+        ]
+        assert told[:-1] == texts
+        assert told[-1] == f"worker {worker} warned of more than {MAX_WARNINGS} things: its other warnings are left out"
 
 
 def test_the_end_of_a_script_is_no_report(training: Agent) -> None:

@@ -3,10 +3,14 @@
 import asyncio
 from pathlib import Path
 
-from resile_learner.agent.reporting import ReportQueue, Spool
+import pytest
+
+from resile_learner.agent import reporting
+from resile_learner.agent.reporting import MAX_WAITING, ReportQueue, Spool
 from resile_shared.bus.client import Bus
 from resile_shared.bus.envelope import Received
 from resile_shared.bus.subjects import PROGRESS, REPORTS
+from resile_shared.errors import ResileError
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import CheckpointSaved, Progress, Report, Warned
 from resile_shared.testing.fixtures import Pool
@@ -28,6 +32,7 @@ class Reader:
 
     def __init__(self, bus: Bus) -> None:
         self.seen: list[tuple[str, int]] = []
+        self.warnings: list[str] = []
         self.task = asyncio.create_task(self._read(bus))
 
     async def _read(self, bus: Bus) -> None:
@@ -37,6 +42,8 @@ class Reader:
     async def _note(self, received: Received[Report]) -> None:
         content = received.message.content
         self.seen.append((content.kind, getattr(content, "iteration", 0)))
+        if isinstance(content, Warned):
+            self.warnings.append(content.message)
 
 
 async def test_what_an_agent_could_not_tell_the_next_one_tells_first_and_once(pool: Pool, tmp_path: Path) -> None:
@@ -76,6 +83,55 @@ async def test_what_a_worker_repeats_waits_once(pool: Pool, tmp_path: Path) -> N
         queue.put(warned)
     assert queue.num_facts == 2
     assert len((tmp_path / "reports").read_bytes().splitlines()) == 2
+
+
+async def test_of_one_kind_of_a_worker_only_the_newest_wait_and_how_many_were_dropped_is_reported(
+    pool: Pool, tmp_path: Path
+) -> None:
+    await pool.bus("scheduler")
+    bus = await pool.bus("learner")
+    reader = Reader(await pool.bus("monitor"))
+    spool = tmp_path / "facts"
+    queue = ReportQueue(bus, Spool(spool))
+    queue.put(report(Warned(message="the other kind is not dropped")))
+    for iteration in range(5 * MAX_WAITING):
+        queue.put(checkpoint(iteration))
+        queue.put(report(Progress(iteration=iteration, epoch=iteration, ends_epoch=True)))
+        assert queue.num_facts <= 2 * MAX_WAITING + 1
+        assert len(spool.read_bytes().splitlines()) <= 2 * queue.num_facts + MAX_WAITING + 1
+    assert ReportQueue(bus, Spool(spool)).num_facts == 2 * MAX_WAITING + 1, "the next agent has the same"
+
+    await queue.flush()
+    assert queue.num_facts == 0
+    assert not spool.exists()
+    await until(lambda: len(reader.seen) == 2 * MAX_WAITING + 3)
+    newest = list(range(4 * MAX_WAITING, 5 * MAX_WAITING))
+    for kind in ("checkpoint", "progress"):
+        assert [iteration for seen, iteration in reader.seen if seen == kind] == newest
+    dropped = f"{4 * MAX_WAITING} reports ({{}}) of worker 0 were dropped: more than {MAX_WAITING} were waiting"
+    assert sorted(reader.warnings) == [
+        dropped.format("checkpoint"),
+        dropped.format("progress"),
+        "the other kind is not dropped",
+    ]
+    reader.task.cancel()
+
+
+async def test_what_a_full_disk_does_not_let_shorten_stays_whole(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await pool.bus("scheduler")
+    bus = await pool.bus("learner")
+    spool = tmp_path / "facts"
+    queue = ReportQueue(bus, Spool(spool))
+
+    def write_private(file: Path, content: bytes) -> None:
+        raise ResileError(f"{file} cannot be written: no space left")
+
+    monkeypatch.setattr(reporting, "write_private", write_private)
+    for iteration in range(3 * MAX_WAITING):
+        queue.put(checkpoint(iteration))
+    assert len(spool.read_bytes().splitlines()) == 3 * MAX_WAITING
 
 
 async def test_a_spool_that_cannot_be_written_costs_only_the_survival(pool: Pool, tmp_path: Path) -> None:

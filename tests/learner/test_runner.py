@@ -116,6 +116,25 @@ async def test_a_worker_that_sends_a_malformed_message_is_killed_and_has_failed(
     assert exit_.message.startswith("worker 0 sent a malformed message: ")
 
 
+async def test_a_worker_that_sends_without_end_lets_the_host_do_something_else_after_each_message(
+    stage: Stage,
+) -> None:
+    turns = 0
+    seen = []
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    stage.recorder.on_hello = lambda worker: seen.append(turns)
+    counting = asyncio.create_task(count())
+    await stage.play("floods")
+    counting.cancel()
+    assert len(seen) == len(set(seen)) > 500
+
+
 async def test_a_worker_that_cannot_be_prepared_is_not_started(stage: Stage) -> None:
     assert await stage.play("cannot be prepared") == WorkerExit(kind="not started", message="its package is broken")
 

@@ -9,6 +9,7 @@ from typing import Any
 import resile_learner.agent.host_templates
 import resile_learner.agent.incarnation
 import resile_learner.agent.kept_templates
+import resile_learner.agent.reporting
 import resile_learner.agent.service
 import resile_learner.agent.workers
 import resile_learner.processes.runner
@@ -68,6 +69,7 @@ def surroundings(world: Any) -> Iterator[None]:
         (agent, "JobEnvironments", world.environments),
         (agent, "Outputs", Outputs),
         (resile_learner.agent.kept_templates, "write_private", lambda file, content: file.write_bytes(content)),
+        (resile_learner.agent.reporting, "write_private", lambda file, content: file.write_bytes(content)),
         *((module, "find_script", _find_script) for module in (workers, resile_learner.agent.host_templates)),
         (runner, "worker_log", _no_log),
     ):

@@ -14,7 +14,8 @@
 - A heartbeat lists every worker. One is sent at each tick and at each change, and none while NATS is disconnected. A
   worker that is gone stays listed while the newest allocation names it, and for `LISTED_SECONDS` in any case.
 - What workers report is passed on. Progress replaces earlier progress and is passed on a few times a second; everything
-  else is passed on in order, after the progress that preceded it.
+  else is passed on in order, after the progress that preceded it. Of the warnings of a worker, the first `MAX_WARNINGS`
+  that differ are passed on, each once, and then that there are more.
 - A worker is forked once it is prepared, from a template if there is one for it: the rules are in `templates.py`.
 - The environments that the scheduler asks for are built before workers need them; heartbeats say how far each one is.
 - The host is announced with growing pauses until its stored record shows this incarnation, at first once the templates
@@ -23,7 +24,7 @@
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from resile_shared.messages.allocations import Allocation, Placement
@@ -37,6 +38,7 @@ from resile_shared.messages.hosts import (
     WorkerReport,
 )
 from resile_shared.messages.instructions import AssignJobs, PauseWorkers, SendHeartbeat, StopWorkers
+from resile_shared.messages.jobs import MAX_WARNINGS
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Report
 from resile_shared.recent_events import RecentEvents
@@ -57,6 +59,7 @@ from ..messages import (
     Ready,
     ReportedByWorker,
     Switched,
+    Warned,
     WorkerListening,
     content_of,
 )
@@ -104,6 +107,8 @@ class Worker:
     exit: WorkerExit | None = None
     ended: float = 0.0
     is_killed: bool = False
+    warnings: set[str] = field(default_factory=set)
+    """Those that were passed on."""
 
 
 class AgentCore:
@@ -305,6 +310,8 @@ class AgentCore:
                 return self._templates.on_imported(job, modules, now)
             case Joined() | Finished() | ChangeTraced():
                 return beat
+            case Warned():
+                return self._warn(job, message, worker, now)
             case _:
                 return [*beat, *self._report(job, message, worker, now)]
 
@@ -330,6 +337,15 @@ class AgentCore:
         worker = self.workers.get((job, number))
         if worker and worker.state in ("starting", "ready", "member"):
             worker.state, worker.generation, worker.iteration = "member", generation, iteration
+
+    def _warn(self, job: str, warned: Warned, worker: Worker, now: float) -> list[Command]:
+        if warned.message in worker.warnings or len(worker.warnings) > MAX_WARNINGS:
+            return []
+        if len(worker.warnings) == MAX_WARNINGS:
+            text = f"worker {warned.worker} warned of more than {MAX_WARNINGS} things: its other warnings are left out"
+            warned = Warned(worker=warned.worker, message=text)
+        worker.warnings.add(warned.message)
+        return self._report(job, warned, worker, now)
 
     def _report(self, job: str, message: ReportedByWorker, worker: Worker, now: float) -> list[Command]:
         report = Report(

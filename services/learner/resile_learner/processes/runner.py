@@ -131,6 +131,7 @@ class WorkerRunner:
         try:
             async for message in process.messages():
                 self._observer.on_message(job, message)
+                await asyncio.sleep(0)  # a worker that sends without end takes no more than its turn
         except MalformedMessageError as error:
             process.kill()
             exit_ = await process.wait()
