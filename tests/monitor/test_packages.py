@@ -7,6 +7,7 @@ import io
 import tarfile
 from collections.abc import AsyncIterator
 
+import aiohttp
 import pytest
 
 from resile_shared.http.api import PackageView
@@ -108,6 +109,18 @@ async def test_output_is_downloaded_as_one_archive(monitors: Monitors, scene: Sc
         archive = tarfile.open(fileobj=io.BytesIO(await answer.read()))  # noqa: SIM115
     found = {member.name: archive.extractfile(member) for member in archive}
     assert {name: file.read() for name, file in found.items() if file} == files
+
+
+async def test_a_download_breaks_if_a_file_is_replaced_while_it_is_sent(monitors: Monitors, scene: Scene) -> None:
+    key = "jobs/job-1/output/large"
+    monitors.storage.put(key, [bytes(48 << 20)])  # more than sockets hold
+    await scene.store_job(job())
+    monitor = await monitors.start()
+    async with monitor.http.get("/v1/jobs/job-1/output") as answer:
+        await answer.content.readexactly(1000)
+        monitors.storage.put(key, [b"1" * (48 << 20)])
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.content.read()
 
 
 async def test_a_client_that_goes_in_the_middle_of_an_upload_leaves_nothing(monitors: Monitors, scene: Scene) -> None:

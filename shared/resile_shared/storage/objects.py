@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from ..errors import ResileError, UsageError
 from ..text import printable
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import GetOptions, ObjectMeta
 
 PROBE = "probe"
 """Key of an object that `up` writes: whoever cannot read it does not share the pool's storage."""
@@ -65,12 +66,28 @@ class MissingObjectError(StorageError):
         self.key = key
 
 
+class ObjectChanged(StorageError):
+    """The object is another one by now."""
+
+    def __init__(self, action: str) -> None:
+        super().__init__(action, "it was replaced meanwhile", "try again, or when it is not written any more")
+
+
 class ObjectVersion(NamedTuple):
     """An object as it is now."""
 
     num_bytes: int
     mark: str
     """Its ETag, or its time of change."""
+
+
+@dataclass(frozen=True)
+class ObjectSnapshot:
+    """One version of an object."""
+
+    num_bytes: int
+    read_range: Callable[[int, int], memoryview]
+    """Read bytes from the first number to the second, at least one. Raises ObjectChanged, other StorageError."""
 
 
 class ObjectStorage:
@@ -117,6 +134,21 @@ class ObjectStorage:
     def read_range(self, key: str, start: int, stop: int) -> memoryview:
         """Read bytes ``start`` to ``stop``, at least one, of an object that has them."""
         return self._do("read", key, lambda: memoryview(self._store.get_range(key, start=start, end=stop)))
+
+    def snapshot(self, key: str) -> "ObjectSnapshot":
+        """Return an object as it is now."""
+
+        def attempt() -> ObjectSnapshot:
+            meta = self._store.head(key)
+            return ObjectSnapshot(meta["size"], partial(self._read_range_of, key, meta["e_tag"]))
+
+        return self._do("read", key, attempt)
+
+    def _read_range_of(self, key: str, e_tag: str | None, start: int, stop: int) -> memoryview:
+        options: GetOptions = {"range": (start, stop)}
+        if e_tag is not None:
+            options["if_match"] = e_tag
+        return self._do("read", key, lambda: memoryview(self._store.get(key, options=options).bytes()))
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """List what is in a folder and below: keys and numbers of bytes."""
@@ -312,5 +344,7 @@ def _translated(action: str, key: str, error: Exception) -> StorageError:
             return cause.kind(action, reason, cause.advice, transient=cause.transient)
     if isinstance(error, FileNotFoundError):
         return MissingObjectError(action, key)
+    if isinstance(error, foreign.PreconditionError):
+        return ObjectChanged(action)
     summary = text.partition("\n")[0] or repr(error)
     return StorageError(action, summary, "check that the storage is reachable and healthy", transient=True)

@@ -4,13 +4,14 @@ import asyncio
 import tarfile
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from aiohttp import web
 
 from resile_shared.http.server import WRITE_SECONDS
 from resile_shared.messages.message import Message
 from resile_shared.storage.model_files import ModelFormat, key_of
-from resile_shared.storage.objects import MissingObjectError, ObjectStorage
+from resile_shared.storage.objects import MissingObjectError, ObjectChanged, ObjectSnapshot, ObjectStorage
 
 from .pool import Pool
 from .problems import ProblemError
@@ -61,10 +62,10 @@ class Downloads:
             raise ProblemError("unknown", f"the code of job {record.job} is not stored any more") from None
 
     async def _send_object(self, request: web.Request, key: str, name: str, content_type: str) -> web.StreamResponse:
-        size = await asyncio.to_thread(self._pool.storage.size, key)
+        snapshot = await asyncio.to_thread(self._pool.storage.snapshot, key)
         response = _attachment(name, content_type)
-        response.content_length = size
-        return await _send(request, response, _pieces(self._pool.storage, key, size))
+        response.content_length = snapshot.num_bytes
+        return await _send(request, response, _pieces(snapshot))
 
     async def _output(self, request: web.Request) -> web.StreamResponse:
         job = (await self._pool.record(request.match_info["job"])).job
@@ -94,23 +95,35 @@ async def _send(
     return response
 
 
-async def _pieces(storage: ObjectStorage, key: str, size: int) -> AsyncIterator[memoryview]:
-    for start in range(0, size, PIECE_BYTES):
-        yield await asyncio.to_thread(storage.read_range, key, start, min(start + PIECE_BYTES, size))
+async def _pieces(snapshot: ObjectSnapshot, *, start: int = 0) -> AsyncIterator[memoryview]:
+    for begin in range(start, snapshot.num_bytes, PIECE_BYTES):
+        yield await _piece(snapshot, begin)
+
+
+async def _piece(snapshot: ObjectSnapshot, begin: int) -> memoryview:
+    if begin == snapshot.num_bytes:
+        return memoryview(b"")
+    return await asyncio.to_thread(snapshot.read_range, begin, min(begin + PIECE_BYTES, snapshot.num_bytes))
+
+
+async def _first_piece(storage: ObjectStorage, key: str) -> tuple[ObjectSnapshot, memoryview]:
+    """Return an object, and its first piece: an object of one piece may be replaced at any time."""
+    while True:
+        snapshot = await asyncio.to_thread(storage.snapshot, key)
+        with suppress(ObjectChanged):
+            return snapshot, await _piece(snapshot, 0)
 
 
 async def _tar(storage: ObjectStorage, folder: str, keys: list[str]) -> AsyncIterator[bytes | memoryview]:
-    """Pack objects one after the other; what an object grows by meanwhile is left out."""
+    """Pack objects one after the other. Raises ObjectChanged if one is replaced after its first piece was sent."""
     for key in keys:
+        snapshot, first = await _first_piece(storage, key)
         entry = tarfile.TarInfo(key.removeprefix(folder))
         entry.mtime = int(time.time())
-        entry.size = await asyncio.to_thread(storage.size, key)
+        entry.size = snapshot.num_bytes
         yield entry.tobuf(tarfile.PAX_FORMAT)
-        num_sent = 0
-        async for piece in _pieces(storage, key, entry.size):
-            num_sent += len(piece)
+        yield first
+        async for piece in _pieces(snapshot, start=len(first)):
             yield piece
-        if num_sent != entry.size:
-            raise OSError(f"{key} shrank while it was being sent")
         yield bytes(-entry.size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
