@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -13,6 +15,7 @@ import pytest
 from resile.cli import main
 from resile_shared.messages.jobs import JobState
 from resile_shared.policies import PolicyName
+from resile_shared.testing.waiting import block_until
 
 from .api_server import ApiServer, job_view
 
@@ -277,6 +280,16 @@ def test_a_wrong_address_is_told(
     monkeypatch.setenv("RESILE_TOKEN", "x")
     assert main(["jobs", "--server", server]) != 0
     assert answer in capsys.readouterr().err
+
+
+def test_the_browser_that_page_opens_outlives_the_command(api_server: ApiServer, tmp_path: Path) -> None:
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f"#!/bin/sh\necho $$ > {opened}.new\nmv {opened}.new {opened}\nexec sleep 60\n")
+    browser.chmod(0o700)
+    command = [sys.executable, "-m", "resile", "page", "--open"]
+    subprocess.run(command, env={**os.environ, "BROWSER": f"{browser} %s &"}, stdout=subprocess.DEVNULL, check=True)
+    block_until(opened.exists)
+    os.kill(int(opened.read_text()), signal.SIGKILL)
 
 
 def test_the_policy_is_shown_and_changed(api_server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]*-[0-9a-f]{6}")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with ``arguments`` (without the program's name); return its exit status.
 
-    Without ``arguments`` it is the whole process: it reads the command line, and leaves no child behind.
+    Without ``arguments`` it is the whole process: it reads the command line, and leaves no child behind but a browser.
     """
     try:
         return _main(list(arguments)) if arguments is not None else _process()
@@ -38,13 +38,14 @@ def _is_caused_by_interrupt(error: BaseException) -> bool:
 
 
 def _process() -> int:
-    if sys.platform != "linux":
-        return _main(sys.argv[1:])
+    arguments = sys.argv[1:]
+    if sys.platform != "linux" or arguments[:1] == ["page"]:  # the browser that `resile page` opens outlives it
+        return _main(arguments)
     from resile_learner.processes.descendants import adopt_orphans, kill_all
 
     adopt_orphans()
     try:
-        return _main(sys.argv[1:])
+        return _main(arguments)
     finally:
         kill_all()  # what a fork server that was killed has left: this process has adopted it
 
