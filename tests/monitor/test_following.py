@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
+from resile_monitor.api.reading import MAX_TAIL_BYTES
 from resile_shared.bus import subjects
 from resile_shared.http.api import EventList, EventView, LogEntry, LogList
 from resile_shared.messages.hosts import HostLost
@@ -194,6 +195,21 @@ async def test_logs_are_lines_whatever_batches_they_came_in(monitors: Monitors, 
         rest = await take(monitor, f"{path}?follow=1", 6 - num, last=head[-1].id)
         assert [LogEntry.model_validate(event.data) for event in head + rest] == list(lines)
     assert [event.id for event in rest] == ["logs:3"]
+
+
+async def test_an_answer_has_the_newest_lines_that_are_not_too_many_bytes(monitors: Monitors, scene: Scene) -> None:
+    await scene.store_job(job())
+    monitor = await monitors.start()
+    await announce(scene, 1)
+    for _ in range(12):
+        await say(scene, *("x" * 50_000 for _ in range(20)))
+    await announce(scene, 2)
+    await say(scene, "last")
+    lines = (await monitor.get("/v1/jobs/job-1/logs?tail=10000", LogList)).lines
+    assert lines[-1].text == "last"
+    assert MAX_TAIL_BYTES - 1_100_000 < sum(len(line.text) for line in lines) < MAX_TAIL_BYTES
+    events = (await monitor.get("/v1/events?job=job-1&logs=1&tail=10000", EventList)).events
+    assert [event.stream for event in events] == ["logs"] * (len(lines) - 1) + ["events", "logs"]
 
 
 async def test_an_open_stream_ends_at_once_with_the_monitor(monitors: Monitors, scene: Scene) -> None:

@@ -38,6 +38,19 @@ async def test_the_newest_messages_are_found_however_far_back_they_are(pool: Poo
     )
 
 
+async def test_no_more_than_so_many_bytes_are_read_but_at_least_the_newest_message(pool: Pool) -> None:
+    registry, learner = await pool.bus("registry"), await pool.bus("learner")
+    for incarnation in range(1, 301):  # more than one page
+        await publish(learner, "a", incarnation)
+    reader = of(registry, "a")
+    num_bytes = len(hello(100, "a").model_dump_json())
+    tail = await reader.tail(250, max_bytes=3 * num_bytes)
+    assert ([received.message.incarnation for received in tail.messages], tail.is_cut) == ([298, 299, 300], True)
+    tail = await reader.tail(250, max_bytes=1)
+    assert ([received.message.incarnation for received in tail.messages], tail.is_cut) == ([300], True)
+    assert not (await reader.tail(3, max_bytes=3 * num_bytes)).is_cut
+
+
 async def test_a_stream_without_messages_has_no_newest(pool: Pool) -> None:
     registry = await pool.bus("registry")
     tail = await of(registry, "none").tail(10)

@@ -6,9 +6,11 @@ services that act on its messages. A message that cannot be decoded is skipped; 
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 from typing import Generic, TypeVar
 
 import orjson
@@ -33,6 +35,8 @@ class Tail(Generic[M]):
 
     messages: tuple[Received[M], ...]
     last: int
+    is_cut: bool
+    """Whether older ones that were asked for are left out because they have too many bytes."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +67,24 @@ class StreamReader(Generic[M]):
         message = await newest_message(self._connection, self._stream, self._subject or ">")
         return self._decode(message) if message else None
 
-    async def tail(self, num: int) -> Tail[M]:
-        """Return the newest ``num`` messages, or as many as there are."""
+    async def tail(self, num: int, *, max_bytes: float = inf) -> Tail[M]:
+        """Return the newest ``num`` messages, or as many as there are: up to ``max_bytes``, but at least one."""
         first, last = await self._ends()
-        found: list[Msg] = []
+        found: deque[Msg] = deque()
+        num_bytes, is_cut = 0, False
         after = await self._sequence_before_newest(num, first, last) if num else last
         while after < last:
             page = await self._page(after)
             found += page.messages
+            num_bytes += sum(len(message.data) for message in page.messages)
+            while len(found) > num or (num_bytes > max_bytes and len(found) > 1):
+                is_cut = is_cut or len(found) <= num
+                num_bytes -= len(found.popleft().data)
             after = sequence_of(page.messages[-1]) if page.messages else last
             if not page.num_after:
                 break
-        newest = found[max(0, len(found) - num) :]
-        return Tail(tuple(received for message in newest if (received := self._read(message))), max(after, last))
+        messages = tuple(received for message in found if (received := self._read(message)))
+        return Tail(messages, max(after, last), is_cut)
 
     async def page(self, num: int, *, skip: int) -> tuple[Received[M], ...]:
         """Return the newest ``num`` messages of those before the newest ``skip``, in order."""

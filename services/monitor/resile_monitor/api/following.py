@@ -36,11 +36,10 @@ _PLACE = re.compile(r"([a-z]+):([0-9]{1,18}(?:\.[0-9]{1,9})?)")
 
 
 async def newest(readings: Sequence[Reading[Any, V]], num: int) -> tuple[list[Entry[V]], dict[str, str]]:
-    """Return the newest ``num`` entries of several streams, and the places after all that is stored."""
+    """Return the newest ``num`` entries of several streams, or fewer if they are large, and the places after all."""
     async with bus_timeout(NO_ANSWER):
         tails = {reading.name: await reading.tail(num) for reading in readings}
-    entries = merged((entry for found, _ in tails.values() for entry in found), num=num)
-    return entries, {name: place for name, (_, place) in tails.items()}
+    return merged(tails.values(), num=num), {name: tail.place for name, tail in tails.items()}
 
 
 async def follow(

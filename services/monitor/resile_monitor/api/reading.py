@@ -18,6 +18,7 @@ from resile_shared.http.api import View
 
 M = TypeVar("M", bound=BaseModel)
 V = TypeVar("V", bound=View)
+MAX_TAIL_BYTES = 8 << 20
 _FEW = 32
 _WIDER = 8
 
@@ -44,6 +45,16 @@ class Entry(Generic[V]):
         return f"{self.sequence}.{self.number - 1}" if self.number > 1 else f"{self.sequence - 1}"
 
 
+@dataclass(frozen=True)
+class Newest(Generic[V]):
+    """The newest entries of a stream, and the place after all that is stored."""
+
+    entries: list[Entry[V]]
+    place: str
+    is_cut: bool
+    """Whether there are fewer than were asked for because the older ones have too many bytes."""
+
+
 class Reading(Generic[M, V]):
     """One stream, and how its messages are shown. Every call waits for a bus that is away."""
 
@@ -52,22 +63,23 @@ class Reading(Generic[M, V]):
         self._replay = replay
         self._show = show
 
-    async def tail(self, num: int) -> tuple[list[Entry[V]], str]:
-        """Return the newest ``num`` entries, and the place after all that is stored."""
+    async def tail(self, num: int) -> "Newest[V]":
+        """Return the newest ``num`` entries, but of no more than `MAX_TAIL_BYTES` of messages."""
         width = min(num, _FEW)
         while True:
-            tail = await self._replay.tail(width)
+            tail = await self._replay.tail(width, max_bytes=MAX_TAIL_BYTES)
             entries = [entry for message in tail.messages for entry in self._entries(message)]
-            if len(entries) >= num or width == num:
-                return entries[max(0, len(entries) - num) :], f"{tail.last}"
+            if len(entries) >= num or width == num or tail.is_cut:
+                is_cut = tail.is_cut and len(entries) < num
+                return Newest(entries[max(0, len(entries) - num) :], f"{tail.last}", is_cut)
             width = min(num, _WIDER * width)
 
     async def has_after(self, place: str) -> bool:
         """Tell whether there is an entry after ``place`` now."""
         sequence, _, num_sent = place.partition(".")
-        newest, _ = await self.tail(1)
+        newest = await self.tail(1)
         reached = (int(sequence), int(num_sent) if num_sent else float("inf"))
-        return any((entry.sequence, entry.number) > reached for entry in newest)
+        return any((entry.sequence, entry.number) > reached for entry in newest.entries)
 
     async def follow(self, place: str) -> AsyncGenerator[Entry[V], None]:
         """Yield each entry after ``place``, for ever."""
@@ -90,7 +102,15 @@ class Reading(Generic[M, V]):
         ]
 
 
-def merged(entries: Iterable[Entry[V]], *, num: int) -> list[Entry[V]]:
-    """Return the newest ``num`` entries of several streams, in the order in which they were stored."""
-    in_order = sorted(entries, key=lambda entry: entry.stored)
+def merged(tails: Iterable[Newest[V]], *, num: int) -> list[Entry[V]]:
+    """Return the newest ``num`` entries of several streams, in the order in which they were stored.
+
+    None is older than what a stream that is cut begins with: no entry is missing between others.
+    """
+    streams = list(tails)
+    begins = [tail.entries[0].stored for tail in streams if tail.is_cut and tail.entries]
+    entries = (entry for tail in streams for entry in tail.entries)
+    in_order = sorted(
+        (entry for entry in entries if not begins or entry.stored >= max(begins)), key=lambda entry: entry.stored
+    )
     return in_order[max(0, len(in_order) - num) :]
