@@ -37,6 +37,9 @@ def item(number: int, kind: str = "allocation", **changes: Any) -> HistoryItem:
 
 
 HISTORY = (item(1), item(2), item(3, "completed"))
+RECOVERED = Outcome(
+    1, InjectedAttack(Attack(AttackKind.KILL, Target(TargetKind.BUS)), since=1.0, until=1.0), [PartRecovery("bus", 2.0)]
+)
 
 
 def completed(job: str = "job-1", history: tuple[HistoryItem, ...] = HISTORY, **changes: Any) -> JobView:
@@ -55,7 +58,7 @@ def found(*jobs: JobView, published: list[JobEvent] | None = None, **seen: Any) 
     observations = Observations(events=told)
     for name, values in seen.items():
         getattr(observations, name).update(values)
-    return list(faults(CampaignRecord([job.id for job in jobs], jobs, observations, [], SHA)))
+    return list(faults(CampaignRecord([job.id for job in jobs], jobs, observations, [RECOVERED], SHA)))
 
 
 def test_a_job_that_ended_as_if_undisturbed_has_no_fault() -> None:
@@ -85,7 +88,7 @@ def test_a_job_that_ended_otherwise_is_named(changes: dict[str, Any], fault: str
 
 
 def test_an_accepted_job_that_is_not_there_is_lost() -> None:
-    record = CampaignRecord(["job-1"], [], Observations(), [], SHA)
+    record = CampaignRecord(["job-1"], [], Observations(), [RECOVERED], SHA)
     assert list(faults(record)) == ["job-1 was accepted, and is lost"]
 
 
@@ -176,7 +179,9 @@ def test_recovery_times_are_told_by_kind_of_attack_and_what_recovers() -> None:
 
 def test_a_model_that_is_stored_and_is_not_the_one_of_the_completion_is_found() -> None:
     job = completed()
-    record = CampaignRecord([job.id], [job], Observations(events=events(job)), [], SHA, models={job.id: "b" * 64})
+    record = CampaignRecord(
+        [job.id], [job], Observations(events=events(job)), [RECOVERED], SHA, models={job.id: "b" * 64}
+    )
     assert list(faults(record)) == [f"the stored model of job-1 has sha256 {'b' * 64}, its completion says {SHA}"]
 
 
@@ -243,3 +248,4 @@ def test_attacks_that_could_not_be_carried_out_are_counted() -> None:
     record = CampaignRecord([], [], Observations(), [], SHA, skipped=left)
     _, *rows = skipped(record)
     assert rows == [("kill job", "1", "none"), ("pause job", "2", "it is over")]
+    assert list(faults(record)) == ["no attack was carried out: no promise was tested"]

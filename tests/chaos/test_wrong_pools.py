@@ -20,7 +20,7 @@ from resile.pool.workers import RunningWorker
 
 from .test_members import FIRST, restarted, trained
 from .test_members import faults as member_faults
-from .test_verdict import HISTORY, LOG, ONCE, SHA, completed, events
+from .test_verdict import HISTORY, LOG, ONCE, RECOVERED, SHA, completed, events
 from .wrong.wrong_pools import WRONG, _replace
 
 HERE = Path(__file__).with_name("wrong")
@@ -33,7 +33,7 @@ def of_job(**changes: object) -> list[str]:
 
 def of_record(**changes: object) -> list[str]:
     job = completed()
-    fields = {"accepted": ["job-1"], "jobs": [job], "seen": Observations(events=events(job)), "outcomes": []}
+    fields = {"accepted": ["job-1"], "jobs": [job], "seen": Observations(events=events(job)), "outcomes": [RECOVERED]}
     return list(faults(CampaignRecord(**{**fields, "undisturbed_sha256": SHA, **changes})))  # type: ignore[arg-type]
 
 

@@ -74,7 +74,9 @@ class CampaignRecord:
 
 
 def faults(record: CampaignRecord) -> Iterator[str]:
-    """Yield each broken promise."""
+    """Yield each broken promise, and that none was tested."""
+    if not record.outcomes:
+        yield "no attack was carried out: no promise was tested"
     known = {job.id: job for job in record.jobs}
     for name in record.accepted:
         if name not in record.stopped or name not in known or known[name].state is not JobState.STOPPED:

@@ -153,7 +153,7 @@ resile chaos corrupt object-store job-1
 
 @app.command(
     short_help="Random attacks from a seed; reports broken promises.",
-    epilog="Exit status: 0 all promises held, 1 at least one broke, 2 invalid arguments.",
+    epilog="Exit status: 0 all promises held, 1 one broke, or no attack was carried out, 2 invalid arguments.",
 )
 def campaign(
     args: Annotated[
