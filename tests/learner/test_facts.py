@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from resile.training import seed
-from resile_learner.state.facts import Facts, MembersDiffer, StateDiffers, check_members_agree
+from resile_learner.state.facts import Facts, MembersDiffer, StateDiffers, check_members_agree, check_same_run
 from resile_learner.state.run import RunState
 from resile_learner.training.settings import TrainingSettings, facts_of
 
@@ -87,10 +87,24 @@ def test_the_fact_that_differs_is_named(other: Facts, message: str) -> None:
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize("holder", [0, 2])
+def test_a_fact_that_only_some_members_have_is_named(holder: int) -> None:
+    known = [facts(), facts(), facts()]
+    known[holder] |= {"selection": "accuracy"}
+    message = f"worker {holder} has another `selection` than the others: accuracy instead of nothing"
+    with pytest.raises(MembersDiffer, match=message):
+        check_members_agree(known, [0, 1, 2])
+
+
 def test_the_workers_that_differ_are_all_named() -> None:
     odd = facts(replace(SETTINGS, epochs=5))
     with pytest.raises(MembersDiffer, match=r"^workers 4, 5 have another `epochs` than the others: 5 instead of 4"):
         check_members_agree([facts(), odd, odd, facts(), facts()], [3, 4, 5, 6, 7])
+
+
+def test_a_run_is_not_resumed_without_a_setting_that_it_had() -> None:
+    with pytest.raises(StateDiffers, match="another `selection` than the run: nothing instead of accuracy"):
+        check_same_run(facts(), facts() | {"selection": "accuracy"})
 
 
 def test_a_run_is_not_resumed_with_another_setting() -> None:

@@ -153,6 +153,28 @@ def test_a_worker_that_takes_the_state_over_makes_the_same_updates(name: str) ->
         assert torch.equal(parameter, same), path
 
 
+def test_a_script_keeps_the_groups_and_the_learning_rate_that_it_holds_when_a_state_is_loaded() -> None:
+    """Whoever wrote to an older object would change nothing, in silence."""
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([{"params": [weight], "lr": torch.tensor(0.5)}])
+    newer = OptimizerState(optimizer).state_dict()
+    newer["optimizer"]["param_groups"][0] |= {"lr": torch.tensor(0.25), "weight_decay": 0.1, "initial_lr": 0.5}
+    groups, group = optimizer.param_groups, optimizer.param_groups[0]
+    group |= {"momentum_of_the_script": 1.0}
+    rate = group["lr"]
+    OptimizerState(optimizer).load_state_dict(newer)
+    assert optimizer.param_groups is groups
+    assert optimizer.param_groups[0] is group
+    assert group["lr"] is rate
+    assert group["params"] == [weight]
+    assert (rate.item(), group["weight_decay"], group["initial_lr"]) == (0.25, 0.1, 0.5)
+    assert "momentum_of_the_script" not in group
+    weight.grad = torch.ones(1)
+    rate.fill_(2.0)
+    optimizer.step()
+    assert weight.item() == -2.0
+
+
 def test_a_state_is_received_and_stored_in_main_memory_whatever_the_default_device() -> None:
     seed(0)
     model = EveryLayout(gaps=False)

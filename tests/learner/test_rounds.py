@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -109,6 +110,20 @@ def test_all_members_learn_that_they_differ_before_one_of_them_ends(
         error = call.exception(PATIENCE_SECONDS)
         assert isinstance(error, MembersDiffer), error
         assert "the parameters of worker 1 differ" in str(error)
+
+
+def test_a_metric_that_only_some_members_give_is_named_with_its_shards(connect_group: Callable[[int], Group]) -> None:
+    group = connect_group(len(MEMBERS))
+
+    def header(*names: str) -> RoundHeader:
+        return replace(COMPUTED, computed=ComputedShards(partials=(PartialSums(dict.fromkeys(names, 1.0)),)))
+
+    headers = header("loss"), header("loss"), header("loss", "accuracy")
+    calls = [start(partial(Member(group, worker).run, headers[worker], num_leaves=3)) for worker in MEMBERS]
+    for call in calls:
+        error = call.exception(PATIENCE_SECONDS)
+        assert isinstance(error, MembersDiffer), error
+        assert "the metric accuracy was given for shard 2 and not for shards 0, 1 of a global batch" in str(error)
 
 
 def test_members_that_differ_do_not_wait_for_one_that_is_lost(connect_group: Callable[[int], Group]) -> None:

@@ -263,6 +263,7 @@ def result(done: Completed | None, outcome: Outcome) -> Result:
         progress=PROGRESS,
         model="/m.safetensors" if done else None,
         logs="/logs",
+        can_resume=False,
     )
 
 

@@ -73,6 +73,37 @@ def test_a_worker_that_leaves_the_loop_alone_fails_the_job(place: str, tmp_path:
     assert "at the same iteration" in outcome.errors
 
 
+CLOSURES = """
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+import resile.training
+
+resile.training.seed(0)
+inputs = torch.randn(60, 8)
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(inputs, (inputs.sum(1) > 0).long()), batch_size=12)
+model, optimizer, loader = resile.training.prepare(model, optimizer, loader, num_shards=3)
+for epoch in loader.epochs(3):
+    for x, y in loader:
+        def closure():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+        optimizer.step(closure)
+"""
+
+
+def test_a_worker_joins_a_loop_whose_optimizer_need_not_have_a_closure(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CLOSURES)
+    outcome = run(script, "--plan", "0:1,4:3,9:2", home=tmp_path)
+    assert outcome.sha == plain(script)
+    outcome.assert_every_sample_once(epochs=3)
+
+
 def test_a_grad_scaler_and_processes_that_read_ahead_keep_the_bits(tmp_path: Path) -> None:
     outcome = run(SCRIPT, "--plan", "0:2,8:3", home=tmp_path, args=("--bf16", "--num-workers", "1"))
     assert_same(outcome, plain(SCRIPT, "--bf16"))

@@ -6,6 +6,7 @@ import pty
 import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,6 +24,7 @@ from resile_learner.messages import WorkerConfig
 from resile_shared.errors import UsageError
 
 from .conftest import TRAIN
+from .running import run
 
 FIELDS = {
     "id", "name", "state", "priority", "min_workers", "max_workers", "workers", "generation", "iteration",
@@ -200,6 +202,38 @@ def test_when_the_last_worker_is_killed_the_run_resumes_from_its_checkpoint_by_i
     assert "no worker is left, so it starts again from the checkpoint of iteration" in queued["reason"]
     second = [item for item in ended.json["history"] if item["kind"] == "allocation"][1]
     assert second["iteration"] >= 3
+
+
+FAILING = """
+import sys, time
+from pathlib import Path
+import torch
+from torch.utils.data import TensorDataset
+from resile.training import ElasticLoop
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(64, 4))
+for iteration in ElasticLoop(model, optimizer, data, epochs=20, batch_size=8, checkpoint_every=2):
+    waits_until = time.monotonic() + 0.2
+    while time.monotonic() < waits_until:
+        assert not list(Path(sys.argv[1]).glob("runs/*/checkpoints/*/*/manifest.json")), "on purpose"
+        time.sleep(0.001)
+    for (inputs,) in iteration.shards():
+        iteration.backward(model(inputs).mean())
+    if iteration.exchange():
+        optimizer.step()
+"""
+
+
+def test_a_failure_right_after_a_checkpoint_says_that_the_run_resumes_from_it(tmp_path: Path) -> None:
+    """No round follows in which a worker could report the checkpoint."""
+    script = tmp_path / "train.py"
+    script.write_text(FAILING)
+    outcome = run(script, "--workers", "1", home=tmp_path, args=(str(tmp_path),), seconds=60)
+    assert outcome.status == 1
+    assert "on purpose" in outcome.errors
+    assert "resumes from the newest checkpoint" in outcome.errors
 
 
 def test_a_launcher_that_was_killed_is_resumed(resile: Any, undisturbed: str) -> None:

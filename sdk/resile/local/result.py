@@ -34,6 +34,8 @@ class Result:
     model: str | None
     """Path or URL of the trained model."""
     logs: str
+    can_resume: bool
+    """Whether there is a complete checkpoint."""
 
     @property
     def job(self) -> str:
@@ -44,11 +46,6 @@ class Result:
     def completed(self) -> Completed | None:
         """What training ended with."""
         return self.record.completed
-
-    @property
-    def can_resume(self) -> bool:
-        """Whether there is a complete checkpoint."""
-        return self.record.checkpoint is not None
 
     @property
     def _iterations_total(self) -> int | None:

@@ -29,7 +29,7 @@ from .narrator import Narrator
 from .result import Outcome, Result
 from .runs import Home, RunFolder
 from .settings import RunSettings
-from .storage import fetch_model, try_storage
+from .storage import fetch_model, has_checkpoint, try_storage
 
 SUBMIT, PAUSE, STOP = "submit", "pause", "stop"
 TICK_SECONDS = 1.0
@@ -275,7 +275,13 @@ class LocalRun:
             progress=self._narrator.progress,
             model=model,
             logs=str(self._folder.logs),
+            can_resume=await self._can_resume(record),
         )
+
+    async def _can_resume(self, record: JobRecord) -> bool:
+        if record.checkpoint is not None or record.completed:
+            return record.checkpoint is not None
+        return await asyncio.to_thread(has_checkpoint, self._job.storage)
 
     def _outcome(self, record: JobRecord) -> Outcome:
         match record.state:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from resile_learner.checkpoint.manifest import FOLDER, is_manifest_key
 from resile_shared.storage.model_files import format_of, key_of
 
 PROBE = "probe"
@@ -21,6 +22,20 @@ def try_storage(url: str) -> None:
     storage = ObjectStorage(url)
     storage.put(PROBE, [b"resile"])
     storage.delete([PROBE])
+
+
+def has_checkpoint(storage: str) -> bool:
+    """Whether there is a complete checkpoint, also if the workers ended before one of them could report it.
+
+    False if the storage cannot be read.
+    """
+    from resile_shared.storage.objects import ObjectStorage, StorageError
+
+    try:
+        keys = ObjectStorage(storage).sizes(FOLDER)
+    except StorageError:
+        return False
+    return any(is_manifest_key(key) for key in keys)
 
 
 def fetch_model(storage: str, key: str, output: Path | None) -> str:

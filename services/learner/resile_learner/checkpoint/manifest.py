@@ -59,6 +59,11 @@ def manifest_key(name: str) -> str:
     return f"{FOLDER}{name}/manifest.json"
 
 
+def is_manifest_key(key: str) -> bool:
+    """Whether it is the key of a manifest, and so there is a checkpoint."""
+    return key == manifest_key(key.removeprefix(FOLDER).removesuffix("/manifest.json"))
+
+
 class Stored(BaseModel):
     """A document in storage."""
 

@@ -75,7 +75,7 @@ class StateDiffers(ResileError):
 
 def check_members_agree(facts: Sequence[Mapping[str, str]], workers: Sequence[int]) -> None:
     """Compare the facts of ``workers``. Raises MembersDiffer, naming the first fact that differs and who differs."""
-    for name in facts[0]:
+    for name in dict.fromkeys(name for each in facts for name in each):
         values = [each.get(name, "nothing") for each in facts]
         expected, who = minority(values, workers)
         if who:
@@ -85,9 +85,10 @@ def check_members_agree(facts: Sequence[Mapping[str, str]], workers: Sequence[in
 
 def check_same_run(facts: Mapping[str, str], stored: Mapping[str, str]) -> None:
     """Compare this worker's facts with those of a state. Raises StateDiffers, naming the first that differs."""
-    for name, value in facts.items():
-        if stored.get(name) != value:
-            raise StateDiffers(_message("this worker", name, value, stored.get(name, "nothing"), "the run"))
+    for name in {**facts, **stored}:
+        value, expected = facts.get(name, "nothing"), stored.get(name, "nothing")
+        if value != expected:
+            raise StateDiffers(_message("this worker", name, value, expected, "the run"))
 
 
 def minority(values: Sequence[object], workers: Sequence[int]) -> tuple[object, str]:

@@ -28,10 +28,20 @@ class OptimizerState:
         ]
         return {"optimizer": state, "on_host": on_host}
 
+    @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned: dtypes, strides, and devices as far as they are a parameter's or not."""
+        """Restore what `state_dict` returned: dtypes, strides, and devices as far as they are a parameter's or not.
+
+        Groups stay the objects that they are, and so do tensors among their options: a script may hold them.
+        """
         stored = state_dict["optimizer"]
+        held = self._optimizer.param_groups
+        groups = list(held)
         self._optimizer.load_state_dict(stored)
+        for group, loaded in zip(groups, self._optimizer.param_groups, strict=True):
+            _update_group(group, loaded)
+        held[:] = groups
+        self._optimizer.param_groups = held
         for index, parameter in self._parameters():
             current = self._optimizer.state.get(parameter, {})
             for key, value in stored["state"].get(index, {}).items():
@@ -42,6 +52,22 @@ class OptimizerState:
     def _parameters(self) -> Iterator[tuple[int, Tensor]]:
         """Number the parameters as `Optimizer.state_dict` does."""
         return enumerate(parameter for group in self._optimizer.param_groups for parameter in group["params"])
+
+
+def _update_group(group: dict[str, Any], loaded: Mapping[str, Any]) -> None:
+    """Take over the options of a ``loaded`` group, in the tensors that the script may hold, such as a learning rate."""
+    for name in group.keys() - loaded.keys():
+        del group[name]
+    for name, value in loaded.items():
+        own = group.get(name)
+        if (
+            isinstance(own, Tensor)
+            and isinstance(value, Tensor)
+            and (own.shape, own.dtype) == (value.shape, value.dtype)
+        ):
+            own.copy_(value)
+        else:
+            group[name] = value
 
 
 def _uncast(loaded: Any, stored: Any) -> Any:

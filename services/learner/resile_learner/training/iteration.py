@@ -23,6 +23,7 @@ from .data.fetch import Fetched
 from .determinism import Determinism
 from .gradients import Gradients
 from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, fold_leaves
+from .metric_names import find_partial_metric
 from .noise import SquaredNorms
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all
@@ -310,6 +311,10 @@ class Iteration:
             raise UsageError(
                 f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
             )
+        if self._leaves and not is_spare:
+            earlier = Interval(self._held.lo, leaf), self._leaves[0][0]
+            if partial_metric := find_partial_metric([earlier, (Interval(leaf, leaf + 1), values)]):
+                raise UsageError(partial_metric)
         check_not_summed(loss, num_samples=len(self._batch.shard(leaf)), batch_size=self.num_samples)
         if self._compares:
             self._watch.on_loss()

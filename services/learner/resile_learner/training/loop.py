@@ -358,8 +358,7 @@ class ElasticLoop:
 
     def _header(self, num_exchanges: int) -> RoundHeader:
         """That of the iteration's first round, or, in a closure, of the one after ``num_exchanges``."""
-        num_evaluations = num_exchanges if self.closures.are_used else None
-        facts = self._watch.facts(self._buffers, self.iteration, num_evaluations) | self._shards.facts_of_batch()
+        facts = self._watch.facts(self._buffers, self.iteration, num_exchanges) | self._shards.facts_of_batch()
         return self._protocol.header(next_iteration=self.iteration + 1, facts=facts)
 
     def _count_iterations(self) -> None:

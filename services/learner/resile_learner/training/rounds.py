@@ -8,11 +8,12 @@ from torch import Tensor
 
 from ..collectives.device.exchange import ExchangeRound
 from ..collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
-from ..collectives.tree import pieces, ranges
+from ..collectives.tree import Interval, pieces, ranges
 from ..session import Session
 from ..state.facts import MembersDiffer, check_members_agree, minority
 from .buffers import Buffers
 from .header import RoundHeader, Totals
+from .metric_names import find_partial_metric
 from .watch.repeatability import check_fingerprints
 
 
@@ -100,6 +101,13 @@ class Round:
 
     def _compare(self, headers: Sequence[RoundHeader]) -> None:
         check_members_agree([header.facts for header in headers], self._spec.members)
+        given = [
+            (Interval(held[0].lo, held[-1].hi), header.computed.partials[0].scalars)
+            for header, held in zip(headers, self._spec.pieces, strict=True)
+            if held
+        ]
+        if partial := find_partial_metric(given):
+            raise MembersDiffer(partial)
         check_fingerprints([header.computed.first_shard for header in headers], self._spec.members)
         _, who = minority([header.digest for header in headers], self._spec.members)
         if who:

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..collectives.tree import pieces
+from resile_shared.errors import UsageError
+
+from ..collectives.tree import Interval, pieces
 from ..phases import Phases
 from ..session import View
 from ..state.run import TrainingProgress
 from .data.batches import BatchPlan
 from .data.fetch import Collate, Fetcher, ShardKey, checked_dataset
 from .header import ComputedShards, PartialSums, RoundHeader, fold_leaves
+from .metric_names import find_partial_metric
 from .rounds import RoundResult, Rounds
 from .seeds import mix, seed_all
 from .selection import Selection, Selector
@@ -105,10 +108,18 @@ class Validator:
             phases.enter("validation")
             leaves[leaf] = self._score(batch.shard(leaf), batch.weight(leaf))
         phases.enter("waiting")
+        if partial := find_partial_metric([(Interval(leaf, leaf + 1), each.scalars) for leaf, each in leaves.items()]):
+            raise UsageError(partial)
         partials = [fold_leaves(piece, leaves.__getitem__) for piece in pieces(batch.num_shards, held)]
         header = replace(header, computed=ComputedShards(partials))
         outcome = round_.finish(header, next_iteration=next_iteration)
-        for name, value in outcome.totals.scalars.items():
+        scalars = outcome.totals.scalars
+        if self._next and (different := sorted(scalars.keys() ^ self._sums.keys())):
+            raise UsageError(
+                f"the score {different[0]} was returned for some batches of the validation and not for others: scores "
+                "are averaged over the whole dataset, so return each of them for every batch"
+            )
+        for name, value in scalars.items():
             self._sums[name] = self._sums.get(name, 0.0) + value * len(batch.indices)
         self._next += 1
         if self._next == self._plan.per_epoch:

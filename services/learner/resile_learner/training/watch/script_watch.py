@@ -71,14 +71,18 @@ class ScriptWatch:
             watch.check()
         check_schedules(self._schedules, epochs=epochs, iteration=iteration, iterations_total=iterations_total)
 
-    def facts(self, buffers: Buffers, iteration: int, num_evaluations: int | None) -> dict[str, str]:
+    def facts(self, buffers: Buffers, iteration: int, num_evaluations: int) -> dict[str, str]:
         """Values that the script may have changed since the last exchange, but only in the same way on all workers.
 
-        ``num_evaluations`` of its closure were exchanged in this iteration; None where there are no closures.
+        ``num_evaluations`` of a closure were exchanged in this iteration. They are compared without closures as well: a
+        joiner does not know yet whether the script uses them.
         """
         options = repr(self.body.options()).encode()
-        facts = {"optimizer_options": f"{crc32(options):x}", "buffers": f"{buffers.digest(iteration):x}"}
-        return facts if num_evaluations is None else {**facts, "evaluations": f"{num_evaluations} in {iteration}"}
+        return {
+            "optimizer_options": f"{crc32(options):x}",
+            "buffers": f"{buffers.digest(iteration):x}",
+            "evaluations": f"{num_evaluations} in {iteration}",
+        }
 
     @property
     def steps(self) -> list[int]:
