@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -16,7 +16,7 @@ from resile_learner.agent.environments import JobEnvironments
 from resile_learner.environments import Environment, EnvironmentFailed, Environments, in_use
 from resile_shared.testing.waiting import block_until, until
 
-from .wheels import add_slow_source, add_wheel, offline
+from .wheels import add_slow_source, add_source_with_daemon, add_wheel, offline
 
 pytestmark = pytest.mark.long
 
@@ -119,7 +119,7 @@ async def test_a_build_that_was_cancelled_leaves_nothing_and_is_begun_again(host
     await host.environments.close()
     with pytest.raises(asyncio.CancelledError):
         await building
-    await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    assert not psutil.pid_exists(pid)
     assert list(host.temporary.iterdir()) == list(host.folder.glob("*/")) == []
     await _built_after_all(host)
 
@@ -139,11 +139,21 @@ async def test_a_build_whose_process_was_killed_is_begun_again(host: Host, tmp_p
     await until(lambda: (tmp_path / "started").exists() and (tmp_path / "started").read_text())
     builder.kill()
     await builder.wait()
-    os.kill(int((tmp_path / "started").read_text()), signal.SIGKILL)  # what pip has started outlives it
+    pid = int((tmp_path / "started").read_text())
+    await until(lambda: not psutil.pid_exists(pid))
     add_wheel(host.wheels, "marker", "1.0")
     environment = await host.get("marker")
     assert list(host.folder.glob("*/")) == [Path(environment.folder)], "the interrupted one is removed"
     await _built_after_all(host)
+
+
+async def test_what_a_build_has_started_ends_with_it(host: Host, tmp_path: Path) -> None:
+    add_wheel(tmp_path / "built", "server", "1.0")
+    add_source_with_daemon(host.wheels, "server", started=tmp_path / "started")
+    async with asyncio.timeout(120):
+        environment = await host.get("server")
+    assert not psutil.pid_exists(int((tmp_path / "started").read_text()))
+    assert imported(environment, "import server; print(server.version)") == "1.0"
 
 
 async def _built_after_all(host: Host) -> None:
@@ -182,6 +192,43 @@ async def test_the_least_recently_used_are_removed_unless_they_are_in_use(
         assert Path(one.folder).exists()
     three = await host.get("three")
     assert [Path(each.folder).exists() for each in (one, two, three)] == [False, False, True]
+
+
+async def test_environments_that_another_process_removes_meanwhile_fail_no_build(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both list the same ones; the second found them gone, and its build, which was complete, failed."""
+    for name in ("one", "two", "three"):
+        add_wheel(host.wheels, name, "1.0")
+    one, two = await host.get("one"), await host.get("two")
+    remove_unused = module.remove_unused
+
+    def remove_first(folder: Path, remove: Callable[[], None]) -> bool:
+        remove_unused(folder, remove)
+        return remove_unused(folder, remove)
+
+    monkeypatch.setattr(module, "KEEP_ENVIRONMENTS", 1)
+    monkeypatch.setattr(module, "remove_unused", remove_first)
+    three = await host.get("three")
+    assert [Path(each.folder).exists() for each in (one, two, three)] == [False, False, True]
+
+
+async def test_an_environment_that_is_used_before_its_lock_is_free_is_not_removed(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        add_wheel(host.wheels, name, "1.0")
+    one = await host.get("one")
+    remove_unused = module.remove_unused
+
+    def use_first(folder: Path, remove: Callable[[], None]) -> bool:
+        os.utime(folder / "complete")
+        return remove_unused(folder, remove)
+
+    monkeypatch.setattr(module, "KEEP_ENVIRONMENTS", 1)
+    monkeypatch.setattr(module, "remove_unused", use_first)
+    await host.get("two")
+    assert Path(one.folder).exists()
 
 
 async def test_all_hosts_install_the_versions_of_the_first(tmp_path: Path) -> None:

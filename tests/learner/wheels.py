@@ -12,6 +12,17 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     time.sleep(600)
 """
 
+DAEMON = """
+import pathlib, shutil, subprocess
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    outputs = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    daemon = subprocess.Popen(["sleep", "600"], start_new_session=True, **outputs)
+    pathlib.Path({started!r}).write_text(str(daemon.pid))
+    wheel = "{name}-1.0-py3-none-any.whl"
+    shutil.copy(pathlib.Path({started!r}).with_name("built") / wheel, wheel_directory)
+    return wheel
+"""
+
 
 def add_wheel(folder: Path, name: str, version: str, *, num_bytes: int = 0, source: str = "") -> None:
     """Add a wheel to ``folder`` whose only module has its version and ``source``, and a file of so many bytes."""
@@ -29,12 +40,22 @@ def add_wheel(folder: Path, name: str, version: str, *, num_bytes: int = 0, sour
 
 def add_slow_source(folder: Path, name: str, *, started: Path) -> None:
     """Add a source package that notes the process that builds it in ``started``, and takes ten minutes."""
+    add_source(folder, name, SLOW.format(started=str(started)))
+
+
+def add_source_with_daemon(folder: Path, name: str, *, started: Path) -> None:
+    """Add a source package whose build starts a daemon, notes it in ``started``, and ends."""
+    add_source(folder, name, DAEMON.format(started=str(started), name=name))
+
+
+def add_source(folder: Path, name: str, backend: str) -> None:
+    """Add a source package that is built by the code ``backend``."""
     folder.mkdir(parents=True, exist_ok=True)
     root = f"{name}-1.0"
     files = {
         "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "slow"\nbackend-path = ["."]\n',
-        "slow.py": SLOW.format(started=str(started)),
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        "backend.py": backend,
     }
     with tarfile.open(folder / f"{root}.tar.gz", "w:gz") as archive:
         for path, content in files.items():

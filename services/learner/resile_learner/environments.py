@@ -9,6 +9,7 @@ lock file keeps two processes from building the same environment, and one from r
 import asyncio
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import Distribution, distributions, version
+from math import inf
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -28,10 +30,13 @@ from resile_shared.requirements import POOL_PACKAGES
 
 from .preparation import OnLine, PreparationFailed, locked, open_lock, remove_unused
 
+logger = logging.getLogger(__name__)
+
 KEEP_ENVIRONMENTS = 10
 MAX_BYTES = 20 << 30
 BUILD_SECONDS = 1800.0
 BUILD_NICENESS = 10
+END_SECONDS = 15.0
 _COMPLETE = "complete"
 _TEMPORARY = "tmp"
 """What pip unpacks and compiles is in the environment's own folder, and goes with it when a build is interrupted."""
@@ -144,7 +149,7 @@ class Environments:
                 async with locked(folder, fcntl.LOCK_EX) as descriptor:
                     if not (folder / _COMPLETE).is_file():  # another process may have been faster
                         await self._build(folder, wanted, descriptor, on_line)
-                await asyncio.to_thread(self._prune)
+                await self._try_prune()
             return Environment(str(folder), (folder / _COMPLETE).read_text())
         except OSError as error:
             raise EnvironmentFailed(f"{folder}: {error.strerror}", is_hosts_fault=True) from error
@@ -167,7 +172,7 @@ class Environments:
     async def _run(self, command: Sequence[str], lock: int, on_line: OnLine, **variables: str) -> None:
         """Run a command at low priority, in the environment variables of a build. Raises EnvironmentFailed."""
         process = await asyncio.create_subprocess_exec(
-            *command,
+            *(sys.executable, "-P", "-m", "resile_learner.processes.reaper", str(os.getpid()), *command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -177,7 +182,7 @@ class Environments:
             preexec_fn=dying_with_parent(),
         )
         with suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, BUILD_NICENESS)
+            os.setpriority(os.PRIO_PGRP, process.pid, BUILD_NICENESS)
         errors: list[str] = []
         try:
             async with asyncio.timeout(BUILD_SECONDS):
@@ -190,24 +195,41 @@ class Environments:
             raise EnvironmentFailed(f"pip took over {BUILD_SECONDS:g} seconds") from None
         finally:
             if process.returncode is None:
-                with suppress(ProcessLookupError):  # it may have exited before the event loop is notified
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+                await _end(process)
         if status:
             raise _failure(status, errors)
 
+    async def _try_prune(self) -> None:
+        """Prune; whether that succeeds is no matter of the build that was the reason."""
+        try:
+            await asyncio.to_thread(self._prune)
+        except OSError as error:
+            logger.warning("old environments not removed: %s", error)
+
     def _prune(self) -> None:
-        """Remove interrupted builds, and the least recently used beyond the number kept, unless somebody uses one."""
-        complete = sorted(self._folder.glob(f"*/{_COMPLETE}"), key=lambda path: path.stat().st_mtime, reverse=True)
-        for folder in [path.parent for path in complete[KEEP_ENVIRONMENTS:]]:
-            remove_unused(folder, partial(_remove, folder))
+        """Remove interrupted builds, and the least recently used beyond the number kept, unless somebody uses one.
+
+        Other processes may do the same at the same time.
+        """
+        last_used = {path: _last_used(path) for path in self._folder.glob(f"*/{_COMPLETE}")}
+        for complete in sorted(last_used, key=last_used.__getitem__)[:-KEEP_ENVIRONMENTS]:
+            remove_unused(complete.parent, partial(_remove, complete, last_used[complete]))
         for folder in [path for path in self._folder.iterdir() if path.is_dir() and _is_interrupted(path)]:
             remove_unused(folder, partial(_remove_interrupted, folder))
 
 
-def _remove(folder: Path) -> None:
-    (folder / _COMPLETE).unlink()
-    shutil.rmtree(folder, ignore_errors=True)
+def _last_used(complete: Path) -> float:
+    """When an environment was used last, by its file ``complete``; before all others if it is being removed."""
+    try:
+        return complete.stat().st_mtime
+    except FileNotFoundError:
+        return -inf
+
+
+def _remove(complete: Path, last_used: float) -> None:
+    if _last_used(complete) == last_used:  # else it was used, or removed and built again, before its lock was free
+        complete.unlink(missing_ok=True)
+        shutil.rmtree(complete.parent, ignore_errors=True)
 
 
 def _remove_interrupted(folder: Path) -> None:
@@ -238,6 +260,19 @@ def in_use(folder: Path) -> Iterator[int]:
         yield lock
     finally:
         os.close(lock)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Let the command's reaper kill it and all that it has started."""
+    with suppress(ProcessLookupError):  # it may have exited before the event loop is notified
+        process.terminate()
+    try:
+        async with asyncio.timeout(END_SECONDS):
+            await process.wait()
+    except TimeoutError:  # stopped, by what it ran
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
 
 
 async def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[str]:

@@ -8,6 +8,7 @@ runner.py          runs workers to their end: prepares, forks and follows each, 
 client.py          starts a fork server and talks to it (protocol.py)
 worker_process.py  one worker: its messages, its output and its log (output.py), how it ended (exits.py)
 descendants.py     finds and kills every process below this one
+reaper.py          runs a command, as builds of environments do, and ends all that it has started
 scratch.py         the folder for temporary files
 
 Nothing here loads torch, the bus or tracing: only the fork server imports torch, by name, once it runs.
