@@ -109,3 +109,13 @@ def test_what_was_measured_is_predicted_as_it_was() -> None:
     found = fit(measurements, initial=8, largest_local=16)
     for _, workers, local, step, _ in measurements:
         assert found.seconds(workers, workers * local) == pytest.approx(step)
+
+
+def test_the_time_of_one_configuration_is_among_those_of_many() -> None:
+    sizes = [(1, 8, 0.0), (2, 8, 0.1), (2, 16, 0.5), (8, 8, 0.9), (8, 16, 0.3)]
+    measurements = [Measurement(-(-n // 4), n, local, local / 8 + sync, sync) for n, local, sync in sizes]
+    found = fit(measurements, initial=8, largest_local=16)
+    for workers, batch in itertools.product((1, 2, 4, 8), (8, 16, 48, 512)):
+        for across in (False, True):
+            several = found.seconds([workers, 2], [batch, 16], across=[across, False])
+            assert found.seconds_of(workers, batch, across=across) == pytest.approx(several[0])

@@ -49,6 +49,10 @@ class OverlappedThroughput(Throughput):
         by_lines = last + (steps - 1.0) * compute
         return np.asarray(by_lines * np.exp(self._errors(n, samples)))
 
+    def seconds_of(self, workers: int, batch: int, *, across: bool = False) -> float:
+        """Return `seconds` for one configuration."""
+        return float(self.seconds(workers, batch, across=across))
+
     def _errors(self, workers: Floats, samples: Floats) -> Floats:
         """Return the logarithms of how far the lines are off: between two measurements linear, beyond constant."""
         n, logarithms = np.broadcast_arrays(workers, np.log(np.maximum(samples, 1e-9)))
