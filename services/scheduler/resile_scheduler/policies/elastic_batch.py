@@ -144,10 +144,11 @@ def _options(
     sizes, smallest, largest = sizes[possible], smallest[possible], largest[possible]
     across = sizes > (slots_per_host or most)
     best = _smallest_enough(throughput, sizes, smallest, largest, across)
-    rates = throughput.rate(sizes, best, across=across)
-    scaling = rates / throughput.rate(sizes[:1], smallest[:1], across=across[:1]) if len(sizes) else rates
+    scaling, fewest = throughput.rate(sizes, best, across=across), 0
+    if len(sizes):
+        fewest, least_batch = int(sizes[0]), int(smallest[0])
+        scaling *= throughput.seconds_of(fewest, least_batch, across=bool(across[0])) / least_batch
     enough = sizes >= least
-    fewest = int(sizes[0]) if len(sizes) else 0
     return _Options(sizes[enough], best[enough], scaling[enough], fewest, throughput.num_measured > 0)
 
 
@@ -161,15 +162,15 @@ def _smallest_enough(throughput: Throughput, sizes: Ints, smallest: Ints, larges
     seconds = throughput.seconds(sizes, largest, across=across)
     rate = ENOUGH * largest / seconds
     if throughput.overlap == 1.0 and not throughput.corrections:
-        fixed = throughput.seconds(sizes, 0.0, across=across)
-        batch = rate * fixed / (1.0 - rate * (seconds - fixed) / largest)
+        growing = throughput.compute.slope * throughput.samples(sizes, largest)
+        batch = rate * (seconds - growing) / (1.0 - rate * growing / largest)
     else:
         few, batch = smallest.astype(float), largest.astype(float)
         for _ in range(NUM_HALVINGS):
             middle = np.sqrt(few * batch)
             is_enough = throughput.rate(sizes, middle, across=across) >= rate
             few, batch = np.where(is_enough, few, middle), np.where(is_enough, middle, batch)
-    return np.asarray(np.clip(np.ceil(batch), smallest, largest), dtype=np.int64)
+    return np.asarray(np.minimum(np.maximum(np.ceil(batch), smallest), largest), dtype=np.int64)
 
 
 def _impossible(demand: Demand) -> str:

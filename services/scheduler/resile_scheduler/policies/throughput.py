@@ -120,7 +120,8 @@ class Throughput:
         n = np.asarray(workers, dtype=float)
         samples = self.samples(n, batch)
         compute = self.compute.at(samples)
-        exchange = np.where(across, self.exchange_across.at(n - 2.0), self.exchange.at(n - 2.0)) * (n > 1.0)
+        more = n - 2.0
+        exchange = np.where(across, self.exchange_across.at(more), self.exchange.at(more)) * (n > 1.0)
         if self.overlap == 1.0:
             seconds = compute + exchange
         else:
