@@ -29,14 +29,30 @@ class Averaging(nn.Module):
         return output
 
 
-def train(average: Tensor | None, *, persistent: bool) -> None:
-    """Train one iteration."""
-    model = nn.Sequential(Averaging(average, persistent=persistent))
+class Positions(nn.Module):
+    """Caches a table of positions, anew for each batch; one of its entries is no number."""
+
+    def __init__(self, table: Tensor | None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("table", table, persistent=False)
+        self.table: Tensor | None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.table = torch.arange(1.0, inputs.shape[1] + 1).masked_fill(torch.arange(inputs.shape[1]) == 2, torch.nan)
+        output: Tensor = self.layer(inputs + self.table.nan_to_num())
+        return output
+
+
+def train(module: nn.Module) -> None:
+    """Train five iterations."""
+    model = nn.Sequential(module)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def run() -> None:
         enter_session(SoloSession())
-        for iteration in ElasticLoop(model, optimizer, TensorDataset(torch.ones(8, 4)), batch_size=8, num_shards=2):
+        dataset = TensorDataset(torch.ones(40, 4))
+        for iteration in ElasticLoop(model, optimizer, dataset, batch_size=8, num_shards=2):
             for (inputs,) in iteration.shards():
                 iteration.backward(model(inputs).square().mean())
             if iteration.exchange():
@@ -47,18 +63,25 @@ def train(average: Tensor | None, *, persistent: bool) -> None:
 
 def test_a_persistent_buffer_that_a_forward_pass_creates_is_refused() -> None:
     with pytest.raises(UsageError, match=r"the buffer 0\.average got a value after the training call began"):
-        train(None, persistent=True)
+        train(Averaging(None, persistent=True))
 
 
 def test_a_persistent_buffer_that_a_forward_pass_replaces_by_a_longer_one_is_refused() -> None:
     with pytest.raises(UsageError, match=r"0\.average got another shape .*\[4\] torch.float32 instead of \[2\]"):
-        train(torch.zeros(2), persistent=True)
+        train(Averaging(torch.zeros(2), persistent=True))
+
+
+@pytest.mark.parametrize("table", [None, torch.zeros(2)], ids=["created", "longer"])
+def test_caches_are_accepted(table: Tensor | None) -> None:
+    train(Positions(table))
 
 
 @pytest.mark.parametrize("average", [None, torch.zeros(2)], ids=["created", "longer"])
-def test_caches_are_accepted(average: Tensor | None) -> None:
-    train(average, persistent=False)
+def test_a_statistic_is_no_cache(average: Tensor | None) -> None:
+    """Training may not depend on it, and scores do."""
+    with pytest.raises(UsageError, match=r"the buffer 0\.average got a value after .* that changes with the batches"):
+        train(Averaging(average, persistent=False))
 
 
 def test_a_persistent_buffer_of_a_fixed_shape_is_accepted() -> None:
-    train(torch.zeros(4), persistent=True)
+    train(Averaging(torch.zeros(4), persistent=True))

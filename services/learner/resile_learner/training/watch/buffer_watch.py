@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from resile_shared.errors import UsageError
 
@@ -13,38 +13,64 @@ Form = tuple[torch.Size, torch.dtype]
 
 
 class BufferWatch:
-    """Compares the buffers in a model's ``state_dict()`` with those at the training call.
+    """Compares the buffers of a model with those at the training call.
 
-    Those that came later, or have another shape or dtype, are not exchanged: see `Buffers`. Others, with
-    ``persistent=False``, may be caches.
+    Those that came later, or have another shape or dtype, are not exchanged: see `Buffers`. With ``persistent=False``
+    they may be caches: then each has one content, as long as it has one shape.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._begun = dict(_forms(model))
+        self._begun = {name: _form(buffer) for name, buffer, _ in _buffers(model)}
+        self._caches: dict[str, Tensor] = {}
 
-    def check(self) -> None:
-        """Raises UsageError when a buffer was created or replaced by one of another shape or dtype."""
-        for name, form in _forms(self._model):
-            begun = self._begun.get(name)
-            if begun is None:
+    def check(self, *, compares_caches: bool) -> None:
+        """Raises UsageError when a buffer was created or replaced by one of another shape or dtype, and is no cache."""
+        for name, buffer, is_persistent in _buffers(self._model):
+            form, begun = _form(buffer), self._begun.get(name)
+            if form == begun:
+                continue
+            if not is_persistent:
+                if compares_caches:
+                    self._check_cache(name, buffer)
+            elif begun is None:
                 raise UsageError(
                     f"the buffer {name} got a value after the training call began, and no worker would exchange it: "
                     "register it with its value in __init__ or, if it is a cache, with persistent=False"
                 )
-            if begun != form:
+            else:
                 raise UsageError(
                     f"the buffer {name} got another shape or dtype after the training call began "
                     f"({_describe(form)} instead of {_describe(begun)}), and no worker would exchange it: register it "
                     "with its final shape in __init__ or, if it is a cache, with persistent=False"
                 )
 
+    def _check_cache(self, name: str, buffer: Tensor) -> None:
+        known = self._caches.get(name)
+        if known is not None and _form(known) == _form(buffer) and _differs(known, buffer):
+            raise UsageError(
+                f"the buffer {name} got a value after the training call began that changes with the batches, so that "
+                "each worker would have another one: register it with its value in __init__, which makes the workers "
+                "exchange it, and keep what is computed anew for each batch in no buffer"
+            )
+        self._caches[name] = buffer.detach().clone()
 
-def _forms(model: nn.Module) -> Iterator[tuple[str, Form]]:
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """The name of each buffer that has a value, the buffer, and whether it is in the ``state_dict()``."""
     for name, module, key in registered_buffers(model):
         buffer = module._buffers[key]
-        if buffer is not None and key not in module._non_persistent_buffers_set:
-            yield name, (buffer.shape, buffer.dtype)
+        if buffer is not None:
+            yield name, buffer, key not in module._non_persistent_buffers_set
+
+
+def _form(buffer: Tensor) -> Form:
+    return buffer.shape, buffer.dtype
+
+
+def _differs(known: Tensor, buffer: Tensor) -> bool:
+    are_nan = (known != known) & (buffer != buffer)
+    return bool(((known != buffer) & ~are_nan).any())
 
 
 def _describe(form: Form) -> str:
