@@ -346,7 +346,9 @@ def test_a_reader_that_goes_away_does_not_end_training(resile: Any, until: Calla
 
 def test_a_full_disk_under_the_output_does_not_end_training(resile: Any) -> None:
     with open("/dev/full", "w") as full:
-        process = resile.start("run", resile.script(), "-w", "1", "-o", "model.pt", output=full.fileno())
+        process = resile.start(
+            "run", resile.script(), "-w", "1", "-o", "model.pt", output=full.fileno(), PYTHONUNBUFFERED=""
+        )
     assert process.wait(timeout=240) == 0
     assert (resile.folder / "model.pt").exists()
 

@@ -51,7 +51,11 @@ class LenientStream(io.TextIOBase, TextIO):
         try:
             yield
         except OSError as error:
-            if error.errno not in _MAY_PASS:
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self._stream.fileno())
-                os.close(nowhere)
+            descriptor = self._stream.fileno()
+            before, nowhere = os.dup(descriptor), os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            self._stream.flush()  # what stays in the buffer fails again when the process ends
+            if error.errno in _MAY_PASS:
+                os.dup2(before, descriptor)
+            os.close(before)
+            os.close(nowhere)
