@@ -1,8 +1,10 @@
 """Fork servers of environments: idle ones are closed, beyond a few, and never one that somebody uses."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from resile_learner.messages import WorkerConfig
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.fork_servers import KEEP_IDLE, ForkServers, ForkServersClosed
 from resile_learner.processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
+from resile_shared.testing.waiting import until
 
 from .template_modules import write_modules
 
@@ -82,6 +85,34 @@ async def test_the_least_recently_used_that_nobody_uses_is_closed(host: Host) ->
         await used[1].ended()
     assert await host.get(0) is used[0]
     assert await host.get(1) is not used[1]
+
+
+async def test_a_log_that_is_truncated_while_it_is_written_begins_with_what_comes_then(host: Host) -> None:
+    server = await host.get(0)
+    log = host.folder / "fork-server-environment-0.log"
+    reports: list[Report] = []
+
+    def reached(number: int) -> bool:
+        return len(reports) == number
+
+    for number, text in enumerate(("one", "two"), start=1):
+        (host.folder / f"modules/says_{text}.py").write_text(f"print('{text}', flush=True)\n")
+        script = host.folder / f"{text}.py"
+        script.write_text(f"import says_{text}\n")
+        content = TemplateContent(script=str(script), directory=str(host.folder))
+        os.truncate(log, 0)
+        await server.prepare_template(number, content, reports.append)
+        await until(partial(reached, number))
+    assert log.read_text() == "two\n"
+
+
+async def test_of_environments_that_are_gone_no_logs_stay(host: Host) -> None:
+    for name in ("fork-server-gone.log", "fork-server-gone.log.old", "fork-server.log"):
+        (host.folder / name).touch()
+    await host.get(0)
+    await host.get(1)
+    left = sorted(path.name for path in host.folder.glob("fork-server*"))
+    assert left == ["fork-server-environment-0.log", "fork-server-environment-1.log", "fork-server.log"]
 
 
 async def test_a_fork_server_with_a_template_is_in_use(host: Host) -> None:

@@ -9,8 +9,10 @@ import pytest
 import pytest_asyncio
 
 from resile_learner.messages import FromWorker, WorkerConfig
+from resile_learner.processes import output
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.fork_servers import ForkServers
+from resile_learner.processes.output import worker_log
 from resile_learner.processes.runner import WorkerRunner
 from resile_learner.processes.worker_process import Stream
 from resile_shared.errors import ResileError
@@ -177,6 +179,28 @@ async def test_what_workers_print_is_kept_and_delivered(stage: Stage) -> None:
     log = (stage.folder / "worker-0.log").read_text().splitlines()
     assert sorted(log) == sorted(line.partition(": ")[2] for line in stage.recorder.seen)
     assert "stderr: to stderr" in stage.recorder.seen
+
+
+async def test_of_workers_that_ended_the_newest_logs_are_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "MAX_ENDED_LOGS", 3)
+    for worker in (0, 2, 9, 10, 11):
+        (stage.folder / f"worker-{worker}.log").touch()
+    stage.start("waits", worker=1)
+    await until(lambda: "listening" in stage.recorder.seen)
+    stage.start("prints", worker=12)
+    await until(lambda: 12 in stage.recorder.exits)
+    stage.runner.kill("j", 1)
+    await until(lambda: 1 in stage.recorder.exits)
+    left = {int(path.stem.removeprefix("worker-")) for path in stage.folder.glob("worker-*.log")}
+    assert left == {1, 9, 10, 11, 12}
+
+
+def test_the_logs_of_workers_that_ended_are_limited_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "MAX_ENDED_BYTES", 25)
+    for worker in range(4):
+        (tmp_path / f"worker-{worker}.log").write_bytes(b"x" * 10)
+    with worker_log(tmp_path, 4, running={0, 4}):
+        assert sorted(path.name for path in tmp_path.iterdir()) == [f"worker-{worker}.log" for worker in (0, 2, 3, 4)]
 
 
 async def test_a_log_that_cannot_be_written_is_reported_once_and_lines_are_still_delivered(stage: Stage) -> None:

@@ -1,7 +1,7 @@
 """What of the surroundings is replaced while a world runs: time, randomness, the bus client, and an agent's files."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -115,7 +115,7 @@ class _NoLog:
 
 
 @contextmanager
-def _no_log(folder: object, worker: int) -> Iterator[_NoLog]:
+def _no_log(folder: object, worker: int, *, running: Collection[int]) -> Iterator[_NoLog]:
     yield _NoLog()
 
 

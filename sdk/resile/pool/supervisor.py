@@ -133,7 +133,8 @@ class Supervisor:
             for process in (*self._services, *self._agents):
                 group.create_task(keep_running(process, process.name, self._log))
             group.create_task(watch_disk(self._bus, self._log))
-            group.create_task(truncate_logs(self._home.path / "logs"))
+            agents = map(self._home.host, self._options.host_names)
+            group.create_task(truncate_logs(self._home.path / "logs", *agents))
 
     async def _save_jobs(self) -> str:
         """Suspend all jobs; return what could not be saved, empty if all is well."""
@@ -210,10 +211,11 @@ def _write_probe(url: str) -> None:
         storage.create("probe", secrets.token_hex(16).encode())
 
 
-async def truncate_logs(folder: Path) -> None:
-    """Limit the size of the logs in ``folder``; never returns."""
+async def truncate_logs(*folders: Path) -> None:
+    """Limit the size of the logs in ``folders``; never returns."""
     while True:
-        await asyncio.to_thread(limit_logs, folder)
+        for folder in folders:
+            await asyncio.to_thread(limit_logs, folder)
         await asyncio.sleep(_LOG_CHECK_SECONDS)
 
 

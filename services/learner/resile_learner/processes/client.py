@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import WorkerExit
@@ -110,7 +111,7 @@ class ForkServerClient:
         settings = settings or ForkServerSettings()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with theirs, log.open("wb") as output:
+        with theirs, _open_log(log) as output:
             process = subprocess.Popen(  # noqa: ASYNC220 - a few ms; the parent-death signal needs this very thread
                 settings.command(theirs.fileno()),
                 stdin=subprocess.DEVNULL,
@@ -317,3 +318,8 @@ def _memory_file(stack: contextlib.ExitStack, name: str, content: bytes) -> int:
         file.write(content)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """Open an empty log. It is appended to, so that others can truncate it at any time."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666), "wb")

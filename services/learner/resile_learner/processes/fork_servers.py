@@ -64,10 +64,18 @@ class ForkServers:
             settings = replace(
                 self._settings, python=str(environment / "bin/python"), inherit=(*self._settings.inherit, lock)
             )
+            self._remove_old_logs(environment.parent)
             log = self._logs / f"fork-server-{environment.name}.log"
             server = await ForkServerClient.start(log=log, settings=settings)
         self._begin(self._watch(str(environment), server))
         return server
+
+    def _remove_old_logs(self, environments: Path) -> None:
+        """Remove the logs of environments that are not there any more."""
+        for log in self._logs.glob("fork-server-*.log*"):
+            name = log.name.removeprefix("fork-server-").partition(".log")[0]
+            if not (environments / name).is_dir():
+                log.unlink(missing_ok=True)
 
     async def _watch(self, environment: str, server: ForkServerClient) -> None:
         """Forget a fork server that has ended: the next worker there gets another one."""

@@ -1,13 +1,17 @@
 """Reads what a worker prints, line by line, and keeps it in a file."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
 
 MAX_LINE_BYTES = 64 * 1024
 MAX_LOG_BYTES = 64 * 1024 * 1024
+MAX_ENDED_LOGS = 100
+MAX_ENDED_BYTES = 256 * 1024 * 1024
+_NAME = re.compile(r"worker-([0-9]+)\.log")
 
 
 class Lines(asyncio.Protocol):
@@ -86,7 +90,20 @@ class WorkerLog:
 
 
 @contextmanager
-def worker_log(folder: Path, worker: int) -> Iterator[WorkerLog]:
-    """Open the log of ``worker`` in ``folder``. Raises OSError."""
+def worker_log(folder: Path, worker: int, *, running: Collection[int] = ()) -> Iterator[WorkerLog]:
+    """Open the log of ``worker`` in ``folder``, where the logs of ``running`` workers are. Raises OSError.
+
+    Of the workers that have ended, the newest logs are kept: `MAX_ENDED_LOGS` of up to `MAX_ENDED_BYTES` in total.
+    """
+    _remove_old_logs(folder, running)
     with (folder / f"worker-{worker}.log").open("ab", buffering=0) as file:
         yield WorkerLog(file)
+
+
+def _remove_old_logs(folder: Path, running: Collection[int]) -> None:
+    logs = {int(match[1]): path for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
+    num_bytes = 0
+    for position, worker in enumerate(sorted(logs.keys() - set(running), reverse=True)):
+        num_bytes += logs[worker].lstat().st_size
+        if position >= MAX_ENDED_LOGS or num_bytes > MAX_ENDED_BYTES:
+            logs[worker].unlink()

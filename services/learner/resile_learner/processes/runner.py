@@ -119,7 +119,8 @@ class WorkerRunner:
         try:
             config = run.preparing.result()
             fork_server = await self._fork_servers.get(config.environment)
-            with worker_log(run.log_folder, run.worker) as log:
+            running = {worker for job, worker in self._runs if job == run.job}
+            with worker_log(run.log_folder, run.worker, running=running) as log:
                 run.process = await fork_server.fork(config, partial(self._on_line, run, log))
                 if run.is_killed:  # since it was prepared
                     run.process.kill()
