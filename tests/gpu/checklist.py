@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -20,11 +21,12 @@ from resile_learner.collectives.device.selection import VARIABLE
 from resile_learner.collectives.device.summing import fold_rows
 from resile_learner.collectives.tree import Interval, fold_values, pieces, ranges
 
-from ..system.running import Outcome, plain, run
+from ..system.running import Outcome, plain, run, run_until
 from .report import Report, Skip
 
 HERE = Path(__file__).parent
 JOB = HERE / "scripts" / "gpu_job.py"
+SIMULATED_JOB = HERE / "scripts" / "simulated_device_job.py"
 CASES = {
     "attention": "attention",
     "batchnorm": "BatchNorm, channels_last, fused AdamW",
@@ -171,6 +173,26 @@ def keeps_its_memory(setting: Setting) -> str:
     return note
 
 
+def trains_on_a_simulated_device(setting: Setting) -> str:
+    """Gradients arrive on the thread of a device that is not the CPU, and the bits stay when workers come and go."""
+    if find_spec("torch_openreg") is None:
+        raise Skip("torch_openreg is not installed: see docs/gpus.md")
+    home = setting.fresh()
+    notes = home / "notes"
+    args = ("--notes", str(notes))
+    expected = plain(SIMULATED_JOB, *args)
+    run_until(SIMULATED_JOB, "iteration 4: checkpoint saved", "--workers", "2", home=home, args=args)
+    for options in (("--resume",), ("--workers", "3"), ("--plan", "0:1,4:3,8:2")):
+        outcome = run(SIMULATED_JOB, *options, home=home, args=args)
+        if outcome.sha != expected:
+            raise AssertionError(f"{' '.join(options)}: {outcome.sha[:12]} instead of {expected[:12]}")
+        outcome.assert_every_sample_once(epochs=3)
+    arrived = notes.read_text().splitlines()
+    if set(arrived) != {"device openreg"}:
+        raise AssertionError(f"gradients arrived as {sorted(set(arrived))} instead of on the thread of the device")
+    return f"{expected[:12]}; {len(arrived)} gradients on the thread of the device"
+
+
 def is_as_fast_as_ddp(setting: Setting) -> str:
     setting.needs_gpus(2)
     command = [sys.executable, "-m", "tests.gpu.against_ddp", "--gpus", str(min(8, setting.num_gpus))]
@@ -193,6 +215,7 @@ def checks(setting: Setting) -> dict[str, Callable[[], str]]:
         )
     for strike in ("kill", "freeze", "oom"):
         names[f"{strike} in mid-backward"] = partial(survives, setting, strike)
+    names["hooks on the thread of PyTorch's simulated device"] = partial(trains_on_a_simulated_device, setting)
     names["memory over 20 resizes"] = partial(keeps_its_memory, setting)
     names["iteration against DDP on NCCL"] = partial(is_as_fast_as_ddp, setting)
     return names

@@ -31,6 +31,8 @@ from resile_learner.checkpoint.store import CheckpointStore, DamagedError, Loade
 from resile_learner.state.flat import Allocate, allocate, flatten, unflatten
 from resile_shared.storage.objects import MissingObjectError, ObjectStorage, StorageError, _translated
 
+from .copy_streams import FakeStream, staged_by
+
 PART_BYTES = 500
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -344,6 +346,17 @@ def test_a_snapshot_keeps_what_training_changes() -> None:
     assert joined(snapshot) == before
     assert before.endswith(torch.arange(12.0).numpy().tobytes())
     assert [sum(map(len, snapshot.part(k))) for k in range(snapshot.num_parts - 1)] == [16] * (snapshot.num_parts - 1)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_snapshot_of_tensors_on_a_device_goes_through_two_small_buffers(late: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tree = [torch.randn(3_000_000, generator=generator), torch.ones(7, dtype=torch.bfloat16), torch.zeros(0)]
+    stream = FakeStream(late=late)
+    snapshot = Snapshot(flatten(tree), stream_of=staged_by(stream))
+    assert joined(snapshot) == joined(Snapshot(flatten(tree)))
+    assert [len(buffer) for buffer in stream.buffers] == [8 << 20] * 2
+    assert stream.num_done == stream.num_started == 2
 
 
 def test_a_snapshot_takes_over_the_memory_of_a_released_one_only() -> None:

@@ -21,9 +21,9 @@ from resile_learner.collectives.device.process_group import DeviceGroup as Group
 from resile_learner.collectives.device.process_group import Operand
 from resile_learner.collectives.device.selection import VARIABLE, exchange_device
 from resile_learner.collectives.device.store import Board
-from resile_learner.collectives.device.streams import ExchangeStream
 from resile_learner.collectives.spec import Abandoned, Repeated, RoundSpec, Tag
 from resile_learner.collectives.tree import pieces, ranges
+from resile_learner.streams import SideStream
 
 from .device_group import DeviceGroup
 from .link_group import PATIENCE_SECONDS, abandoned, check_round, make_work, push_all, same_bits, start, wait
@@ -262,7 +262,7 @@ def test_gradients_that_leave_the_device_late_are_sent_when_they_are_there(
 ) -> None:
     """Over TCP and through the host's memory, where a hook does not wait for the device either."""
     monkeypatch.setattr(exchange, "CPU", torch.device("meta"))
-    monkeypatch.setattr(ExchangeStream, "copy", lambda stream, targets, sources: LateCopy(targets, sources))
+    monkeypatch.setattr(SideStream, "copy", lambda stream, targets, sources: LateCopy(targets, sources))
     group = make_group(3)
     exchanges = [_plain_exchange(node) for node in group.nodes]
     for number in range(3):
@@ -279,7 +279,7 @@ def test_a_worker_ends_if_its_device_does_not_leave_an_abandoned_round(
     spec = work.spec(0, [0, 1], Tag(1, 0))
     opened = start(lambda: group.nodes[0].begin(spec)).result(PATIENCE_SECONDS)
     opened.push(0)
-    monkeypatch.setattr(ExchangeStream, "drain", lambda stream, seconds: False)
+    monkeypatch.setattr(SideStream, "drain", lambda stream, seconds: False)
     with pytest.raises(DeviceStuck):
         opened.abandon()
 

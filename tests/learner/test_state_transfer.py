@@ -1,13 +1,16 @@
 """State transfer: what a donor sends is in the tensors of the joiner, whatever else is on the links."""
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor
 
-from resile_learner.collectives.frames import Kind, encode, encode_skeleton
+from resile_learner.collectives.frames import STATE_FRAME_BYTES, Kind, encode, encode_skeleton
 from resile_learner.collectives.spec import Abandoned, Tag
-from resile_learner.collectives.state_transfer import StateMismatch
+from resile_learner.collectives.state_transfer import StateMismatch, StateTransfer
 
+from .copy_streams import FakeStream, staged_by
 from .link_group import (
     PATIENCE_SECONDS,
     Node,
@@ -56,6 +59,50 @@ def test_a_state_of_mixed_tensors_arrives_in_the_tensors_made_for_it(connect_gro
     assert received.result(PATIENCE_SECONDS) == (0, 5)
     assert described == [b"what follows"]
     assert same_values(room, state)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_state_of_tensors_on_devices_travels_through_two_small_buffers_on_each_side(
+    connect_group, late: bool, strided: bool
+) -> None:
+    group = connect_group(2)
+    streams = [FakeStream(late=late) for _ in group.nodes]
+    transfers = [
+        StateTransfer(node.poller, worker, stream_of=staged_by(streams[worker]))
+        for worker, node in enumerate(group.nodes)
+    ]
+    state = mixed_state(0)
+    room = [torch.zeros_like(t) if strided else torch.zeros(t.shape, dtype=t.dtype) for t in state]
+    received = start(lambda: transfers[1].receive(lambda _: room))
+    transfers[0].send(1, 5, b"", state)
+    assert received.result(PATIENCE_SECONDS) == (0, 5)
+    assert same_values(room, state)
+    assert [[len(buffer) for buffer in stream.buffers] for stream in streams] == [[STATE_FRAME_BYTES] * 2] * 2
+
+
+def test_what_a_lost_donor_has_sent_is_written_before_what_another_one_sends(connect_group) -> None:
+    group = connect_group(2)
+    stream = FakeStream(late=True)
+    receiver = StateTransfer(group.nodes[1].poller, 1, stream_of=staged_by(stream))
+    dying = group.stranger(member=1, worker=9)
+    room = [torch.zeros(300_000)]
+    has_begun = threading.Event()
+
+    def allocate(skeleton: bytes) -> list[Tensor]:
+        has_begun.set()
+        return room
+
+    received = start(lambda: receiver.receive(allocate))
+    dying.sendall(encode_skeleton(Tag(1, 0), num_bytes=1_200_000, skeleton=b""))
+    dying.sendall(encode(Kind.STATE, Tag(1, 0), length=STATE_FRAME_BYTES) + b"\1" * STATE_FRAME_BYTES)
+    dying.sendall(encode(Kind.STATE, Tag(1, 0), block=1, length=1_200_000 - STATE_FRAME_BYTES) + b"\1" * 1000)
+    dying.close()
+    assert has_begun.wait(PATIENCE_SECONDS)
+    group.nodes[0].transfer.send(1, 1, b"", [torch.ones(300_000)])
+    assert received.result(PATIENCE_SECONDS) == (0, 1)
+    assert same_values(room, [torch.ones(300_000)])
+    assert stream.num_done == stream.num_started == 3
 
 
 @pytest.mark.parametrize("num_tensors", [0, 1, 5000])

@@ -63,7 +63,7 @@ def run(script: str | Path, *options: str, home: Path, args: tuple[str, ...] = (
     return Outcome(done.returncode, json.loads(done.stdout) if done.stdout.strip() else {}, done.stderr)
 
 
-def run_until(script: str, pattern: str, *options: str, home: Path, args: tuple[str, ...] = ()) -> None:
+def run_until(script: str | Path, pattern: str, *options: str, home: Path, args: tuple[str, ...] = ()) -> None:
     """Start a run and kill -9 its launcher once a line of its stderr matches ``pattern``."""
     process = subprocess.Popen(
         command(script, *options, home=home, args=args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

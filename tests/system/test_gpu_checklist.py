@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,4 +21,6 @@ def test_the_dry_run_of_the_checklist_passes_and_names_what_it_leaves_out(tmp_pa
     assert "it says nothing about GPUs" in text
     assert "| distinct GPUs | skipped |" in text
     assert "| iteration against DDP on NCCL | skipped |" in text
+    simulated = "passed" if find_spec("torch_openreg") else "skipped"
+    assert f"| hooks on the thread of PyTorch's simulated device | {simulated} |" in text
     assert "over TCP" not in text

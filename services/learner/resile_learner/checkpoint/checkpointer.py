@@ -143,7 +143,7 @@ class Checkpointer:
         def allocate(skeleton: bytes) -> Sequence[Tensor]:
             if not before:
                 before.extend((tensor, tensor.clone()) for tensor in state.model_memory())
-            return state.allocate_buffers(skeleton)
+            return state.allocate_buffers(skeleton, on_host=True)
 
         start, loaded = self._load_agreed(self._store, allocate)
         self._report_start(start)

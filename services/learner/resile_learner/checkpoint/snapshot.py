@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 from ..state.flat import FlatState
-from ..state.memory import ByteStream, tensor_bytes
+from ..state.memory import ByteStream, byte_view, tensor_bytes
+from ..state.pinned_copies import HostReader, StreamOf, side_stream
 
 PART_BYTES = 32 * 2**20
+_CHUNK_BYTES = 8 * 2**20
+"""What a device copies while another chunk is copied from its pinned buffer."""
 
 
 class Snapshot:
@@ -18,14 +21,24 @@ class Snapshot:
     Members that hold the same state make the same parts.
     """
 
-    def __init__(self, flat: FlatState, *, part_bytes: int = PART_BYTES, reuse: "Snapshot | None" = None) -> None:
-        """Copy ``flat``, into the memory of ``reuse`` if that is free and has tensors of the same kinds."""
+    def __init__(
+        self,
+        flat: FlatState,
+        *,
+        part_bytes: int = PART_BYTES,
+        reuse: "Snapshot | None" = None,
+        stream_of: StreamOf = side_stream,
+    ) -> None:
+        """Copy ``flat``, into the memory of ``reuse`` if that is free and has tensors of the same kinds.
+
+        ``stream_of`` makes the stream on which the tensors of a device are copied.
+        """
         self.skeleton = flat.skeleton
         self.part_bytes = part_bytes
         self.free = False
         memory = reuse._give_up_memory(flat.tensors) if reuse else None
-        self._tensors = memory or [_allocate_like(tensor) for tensor in flat.tensors]
-        _copy(flat.tensors, self._tensors)
+        self._tensors = memory or [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in flat.tensors]
+        _copy(flat.tensors, self._tensors, stream_of)
         self._stream = ByteStream([memoryview(self.skeleton), *map(tensor_bytes, self._tensors)])
         self.num_bytes = self._stream.num_bytes
         """Size of all parts together."""
@@ -64,13 +77,19 @@ def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.Size]:
     return tensor.dtype, tensor.shape
 
 
-def _allocate_like(source: Tensor) -> Tensor:
-    # Pinned, so that a copy from an accelerator runs at the full speed of the link.
-    return torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
-
-
-def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
+def _copy(sources: list[Tensor], targets: list[Tensor], stream_of: StreamOf) -> None:
+    """Copy tensors in memory of the host at once, and those on devices chunk by chunk through pinned buffers."""
+    streams = {device: stream_of(device) for device in {source.device for source in sources}}
+    on_devices: list[tuple[Tensor, Tensor]] = []
     for source, target in zip(sources, targets, strict=True):
-        target.copy_(source, non_blocking=source.is_cuda)
-    for device in {source.device for source in sources if source.is_cuda}:
-        torch.cuda.current_stream(device).synchronize()  # others may wait for workers that are about to join
+        if streams[source.device] is None:
+            target.copy_(source)
+        else:
+            on_devices.append((byte_view(source), byte_view(target)))
+    if on_devices:
+        read, written = (ByteStream[Tensor](views) for views in zip(*on_devices, strict=True))
+        starts = range(0, read.num_bytes, _CHUNK_BYTES)
+        chunks = (read.cut(start, start + _CHUNK_BYTES) for start in starts)
+        for start, chunk in zip(starts, HostReader(_CHUNK_BYTES, streams.__getitem__).read(chunks), strict=True):
+            for target, piece in zip(written.cut(start, start + _CHUNK_BYTES), chunk, strict=True):
+                target.copy_(piece)

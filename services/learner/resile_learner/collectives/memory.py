@@ -17,16 +17,6 @@ _NUMPY_ADDS = frozenset(
 )
 
 
-def is_flat_memory(tensor: Tensor) -> bool:
-    """Whether the elements lie in CPU memory one after the other, as they are."""
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-
-
-def flat_copy(tensor: Tensor) -> Tensor:
-    """The same elements in contiguous CPU memory."""
-    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-
-
 def array_of(tensor: Tensor) -> Array:
     """A view of a flat contiguous CPU tensor in which additions are fast."""
     return tensor.detach().numpy() if tensor.dtype in _NUMPY_ADDS else tensor.detach()

@@ -1,6 +1,10 @@
-"""The training state on its way from a donor to a joiner: out of tensors and into tensors, without copies."""
+"""The training state on its way from a donor to a joiner: out of tensors and into tensors.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+Tensors in memory of the host are sent and received without a copy, those on devices through pinned buffers.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import NoReturn
 
@@ -10,7 +14,8 @@ from torch import Tensor
 from resile_shared.errors import ResileError
 
 from ..state.flat import Allocate
-from ..state.memory import tensor_bytes
+from ..state.memory import ByteStream, byte_view, tensor_bytes
+from ..state.pinned_copies import HostReader, HostWriter, StreamOf, side_stream
 from .frames import (
     STATE_FRAME_BYTES,
     Frame,
@@ -21,7 +26,6 @@ from .frames import (
     encode_skeleton,
 )
 from .link import BrokenLink, Destination, Link, Refusal, Sink
-from .memory import flat_copy, is_flat_memory
 from .poller import LinkPoller
 from .spec import Abandoned, Tag
 
@@ -41,9 +45,10 @@ class StateMismatch(ResileError):
 class StateTransfer:
     """Sends the training state of ``worker`` to a peer, or receives that of a peer. For the main thread."""
 
-    def __init__(self, poller: LinkPoller, worker: int) -> None:
+    def __init__(self, poller: LinkPoller, worker: int, *, stream_of: StreamOf = side_stream) -> None:
         self._poller = poller
         self._worker = worker
+        self._stream_of = stream_of
 
     def send(
         self,
@@ -62,15 +67,17 @@ class StateTransfer:
         link = self._poller.links.get(peer)
         if link is None:
             raise Abandoned(peer, "there is no link to it")
+        reader = HostReader(STATE_FRAME_BYTES, self._stream_of)
         try:
-            for frame in _frames(generation, skeleton, tensors):
-                link.send(*frame)
-                link.flush()
-                self._poller.serve(tuple, _no_sink, lambda: not link.pending or link.closed or obsolete())
-                if link.closed:
-                    raise Abandoned(peer, "its link was lost while state was sent to it")
-                if link.pending:
-                    raise Abandoned(peer, "the state that was sent to it is obsolete")
+            with closing(_frames(generation, skeleton, tensors, reader)) as frames:
+                for frame in frames:
+                    link.send(*frame)
+                    link.flush()
+                    self._poller.serve(tuple, _no_sink, lambda: not link.pending or link.closed or obsolete())
+                    if link.closed:
+                        raise Abandoned(peer, "its link was lost while state was sent to it")
+                    if link.pending:
+                        raise Abandoned(peer, "the state that was sent to it is obsolete")
         except BrokenLink as broken:
             self._poller.drop(link)
             raise Abandoned(peer, broken.reason) from broken
@@ -93,7 +100,8 @@ class StateTransfer:
         if it is given, is lost, or when ``obsolete()``, which is checked again after each ``LinkPoller.wake``.
         """
         poller = self._poller
-        receiver = _StateReceiver(allocate, newest=poller.newest_tag, generation=generation)
+        writer = HostWriter(STATE_FRAME_BYTES, self._stream_of)
+        receiver = _StateReceiver(allocate, writer, newest=poller.newest_tag, generation=generation)
 
         def has_ended() -> bool:
             if receiver.received is not None:
@@ -115,24 +123,29 @@ def _no_sink(link: Link) -> NoReturn:
     raise AssertionError(f"nothing is received from worker {link.peer}")
 
 
-def _frames(generation: int, skeleton: bytes, tensors: Sequence[Tensor]) -> Iterator[tuple[bytes | memoryview, ...]]:
-    """The frames of a state; memory that has to be copied first is copied one tensor at a time."""
+def _frames(
+    generation: int, skeleton: bytes, tensors: Sequence[Tensor], reader: HostReader
+) -> Generator[tuple[bytes | memoryview, ...], None, None]:
+    """The frames of a state. One that carries tensors on devices must be sent before the next one is requested."""
     tag = Tag(generation, 0)
     yield (encode_skeleton(tag, num_bytes=_num_bytes(tensors), skeleton=skeleton),)
-    for number, views in enumerate(_chunks(tensors)):
-        yield encode(Kind.STATE, tag, block=number, length=sum(map(len, views))), *views
+    with closing(reader.read(_chunks(tensors))) as chunks:
+        for number, chunk in enumerate(chunks):
+            views = [tensor_bytes(piece) for piece in chunk]
+            yield encode(Kind.STATE, tag, block=number, length=sum(map(len, views))), *views
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[memoryview]]:
-    chunk: list[memoryview] = []
+def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The bytes of ``tensors``, a frame at a time; those with gaps are copied first, one at a time."""
+    chunk: list[Tensor] = []
     room = STATE_FRAME_BYTES
     for tensor in tensors:
-        memory = tensor_bytes(tensor if is_flat_memory(tensor) else flat_copy(tensor))
-        while memory:
+        memory = byte_view(tensor if _is_plain(tensor) else tensor.detach().resolve_conj().resolve_neg().contiguous())
+        while len(memory):
             chunk.append(memory[:room])
             memory = memory[room:]
             room -= len(chunk[-1])
@@ -143,19 +156,27 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[memoryview]]:
         yield chunk
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether the elements lie in memory one after the other, as they are."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
 class _IncomingState:
     """A state that one peer has begun to send."""
 
-    def __init__(self, peer: int, generation: int, num_bytes: int, tensors: Sequence[Tensor]) -> None:
+    def __init__(
+        self, peer: int, generation: int, num_bytes: int, tensors: Sequence[Tensor], writer: HostWriter
+    ) -> None:
         allocated = _num_bytes(tensors)
         if allocated != num_bytes:
             raise StateMismatch(peer, announced=num_bytes, allocated=allocated)
         self.generation = generation
+        self._writer = writer
         self._missing = num_bytes
         self._next_block = 0
-        self._tensors = iter(tensors)
-        self._memory = memoryview(b"")
-        self._copies: list[tuple[Tensor, Tensor]] = []
+        plain = [t if _is_plain(t) else torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors]
+        self._copies = [(tensor, copy) for tensor, copy in zip(tensors, plain, strict=True) if copy is not tensor]
+        self._bytes = ByteStream(map(byte_view, plain))
 
     @property
     def is_complete(self) -> bool:
@@ -166,39 +187,28 @@ class _IncomingState:
         """The memory for the next bytes."""
         if frame.tag.generation != self.generation or frame.block != self._next_block or frame.length > self._missing:
             raise Malformed(f"state frame {frame.block} of generation {frame.tag.generation} is not what comes next")
-        views: list[memoryview] = []
-        wanted = frame.length
-        while wanted:
-            while not self._memory:
-                self._memory = self._next_memory()
-            views.append(self._memory[:wanted])
-            self._memory = self._memory[wanted:]
-            wanted -= len(views[-1])
-        return views, frame.length, partial(self._on_frame, frame.length)
+        start = self._bytes.num_bytes - self._missing
+        memory = self._writer.allocate(self._bytes.cut(start, start + frame.length))
+        return [tensor_bytes(piece) for piece in memory], frame.length, partial(self._on_frame, frame.length)
 
+    @torch.no_grad()
     def _on_frame(self, num_bytes: int) -> None:
+        self._writer.write()
+        if num_bytes == self._missing:
+            self._writer.finish()
+            for tensor, copy in self._copies:
+                tensor.copy_(copy)
         self._next_block += 1
         self._missing -= num_bytes
-        filled = self._copies[:-1] if self._memory else self._copies[:]
-        del self._copies[: len(filled)]
-        with torch.no_grad():
-            for tensor, copy in filled:
-                tensor.copy_(copy)
-
-    def _next_memory(self) -> memoryview:
-        tensor = next(self._tensors)
-        if is_flat_memory(tensor):
-            return tensor_bytes(tensor)
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        self._copies.append((tensor, copy))
-        return tensor_bytes(copy)
 
 
 class _StateReceiver:
     """Waits for a state from the first peer that begins to send one."""
 
-    def __init__(self, allocate: Allocate, *, newest: Tag | None, generation: int) -> None:
+    def __init__(self, allocate: Allocate, writer: HostWriter, *, newest: Tag | None, generation: int) -> None:
         self.allocate = allocate
+        self.writer = writer
+        """One for all donors, so that what the first one sent is written before what the next one sends."""
         self.newest = newest
         """The newest round that this worker has begun."""
         self.generation = generation
@@ -228,6 +238,7 @@ class _StateReceiver:
         """Release the tensors."""
         for link in self._sinks:
             link.drop_buffers()
+        self.writer.finish()
 
 
 class StateSink(Sink):
@@ -256,4 +267,6 @@ class StateSink(Sink):
 
     def _begin(self, skeleton: bytearray, generation: int) -> None:
         num_bytes, description = decode_skeleton(skeleton)
-        self.incoming = _IncomingState(self._peer, generation, num_bytes, self._receiver.allocate(description))
+        receiver = self._receiver
+        tensors = receiver.allocate(description)
+        self.incoming = _IncomingState(self._peer, generation, num_bytes, tensors, receiver.writer)

@@ -86,19 +86,19 @@ def specs(skeleton: bytes) -> list[TensorSpec]:
 
 
 def allocate(skeleton: bytes, targets: Mapping[str, Tensor] | None = None) -> list[Tensor]:
-    """Allocate the tensors of ``skeleton``: one CPU tensor for each of ``specs(skeleton)``, contents undefined.
+    """Allocate the tensors of ``skeleton``: one for each of ``specs(skeleton)``, on the CPU, contents undefined.
 
-    Where ``targets`` has a CPU tensor of the same dtype, shape and order of dimensions at a tensor's path, its memory
-    is used, so that bytes received arrive in place. Every target is used at most once.
+    Where ``targets`` has a tensor of the same dtype, shape and order of dimensions at a tensor's path, its memory is
+    used, on whatever device, so that bytes received arrive in place. Every target is used at most once.
     """
     buffers: list[Tensor] = []
-    used: set[int] = set()
+    used: set[tuple[torch.device, int]] = set()
     for spec in specs(skeleton):
         target = (targets or {}).get(spec.path)
         buffer = None if target is None else _memory_of(target, spec)
-        if buffer is None or buffer.data_ptr() in used:
+        if buffer is None or (buffer.device, buffer.data_ptr()) in used:
             buffer = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
-        used.add(buffer.data_ptr())
+        used.add((buffer.device, buffer.data_ptr()))
         buffers.append(buffer)
     return buffers
 
@@ -302,7 +302,7 @@ def _implied_strides(shape: Sequence[int], dims: tuple[int, ...]) -> tuple[int, 
 
 def _memory_of(target: Tensor, spec: TensorSpec) -> Tensor | None:
     """Return the memory of ``target`` in the layout of ``spec``, if it has it."""
-    if target.device.type != "cpu" or target.dtype != spec.dtype or target.dim() != len(spec.shape):
+    if target.is_meta or target.dtype != spec.dtype or target.dim() != len(spec.shape):
         return None
     memory = target.detach().permute(spec.dims) if spec.dims else target.detach()
     return memory if memory.is_contiguous() and tuple(memory.shape) == spec.shape else None

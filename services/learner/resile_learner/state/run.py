@@ -84,18 +84,19 @@ class RunState:
         }
         return flatten(tree)
 
-    def allocate_buffers(self, skeleton: bytes) -> list[Tensor]:
+    def allocate_buffers(self, skeleton: bytes, *, on_host: bool = False) -> list[Tensor]:
         """Return the tensors to receive a state into: parameters and buffers themselves, and new memory for the rest.
 
-        While they are being filled this worker may have no complete state.
+        ``on_host``: all in memory of the host, also if parameters are elsewhere. While they are being filled this
+        worker may have no complete state.
         """
-        mine = model_tensors(self._model).items()
-        tensors = allocate(skeleton, {f"model/{name}": tensor for name, tensor in mine if tensor is not None})
+        mine = {f"model/{name}": tensor for name, tensor in model_tensors(self._model).items() if tensor is not None}
+        tensors = allocate(skeleton, {path: t for path, t in mine.items() if t.device.type == "cpu" or not on_host})
         self._received = skeleton, tensors
         return tensors
 
     def model_memory(self) -> list[Tensor]:
-        """Return what `allocate_buffers` may use itself: parameters and buffers in the memory of the host."""
+        """Return what `allocate_buffers` may use on the host: parameters and buffers in its memory."""
         tensors = model_tensors(self._model).values()
         return [tensor for tensor in tensors if tensor is not None and tensor.device.type == "cpu"]
 

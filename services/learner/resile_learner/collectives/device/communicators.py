@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch._C._distributed_c10d import Store
 
+from ...streams import SideStream
 from .communicator import Communicator, Condition, Task
 from .process_group import DeviceGroup, GlooGroup, NcclGroup
 from .store import Board, PeerStore
-from .streams import ExchangeStream
 
 FORMING_SECONDS = 60.0
 OPERATION_SECONDS = 600.0
@@ -112,7 +112,7 @@ def connect(on_group: Task, *, store: Store, rank: int, size: int, host: str, de
     else:
         group = GlooGroup(store, rank=rank, size=size, host=host, forming=timedelta(seconds=FORMING_SECONDS))
     on_group(group)
-    with ExchangeStream(device).after(None):
+    with SideStream(device).after(None):
         _probe(group, size, device)
     return group
 

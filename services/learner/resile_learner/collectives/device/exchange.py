@@ -21,6 +21,7 @@ import torch
 
 from resile_shared.errors import ResileError
 
+from ...streams import SideStream
 from ..poller import LinkPoller
 from ..round import GradientExchange, OpenRound
 from ..spec import Repeated, RoundSpec
@@ -30,7 +31,6 @@ from .plan import plan_bucket
 from .process_group import DeviceGroup
 from .selection import CPU
 from .staging import Staging, copy_all
-from .streams import ExchangeStream
 from .summing import Rows, sum_bucket
 
 ABORT_SECONDS = 60.0
@@ -101,7 +101,7 @@ class DeviceExchange:
         """Why sums of this generation travel over TCP; empty if they do not, or if that is another member's."""
         self._staging = Staging()
         self._rows = Rows()
-        self._stream: ExchangeStream | None = None
+        self._stream: SideStream | None = None
         self._key: Key | None = None
         self._uses_devices = False
         """Whether the next round of this generation sums on the devices."""
@@ -139,9 +139,9 @@ class DeviceExchange:
         inner = self._exchange.begin(staged)
         return inner, _Staged(inner, spec, staged, self._stream_of(spec))
 
-    def _stream_of(self, spec: RoundSpec) -> ExchangeStream:
+    def _stream_of(self, spec: RoundSpec) -> SideStream:
         if self._stream is None:
-            self._stream = ExchangeStream(spec.sums[0].device)
+            self._stream = SideStream(spec.sums[0].device)
         return self._stream
 
     def status(self) -> Status:
@@ -243,12 +243,12 @@ class _Staged(_OverTcp):
     A hook that pushes a bucket does not wait for the device: the bucket goes out from a later hook, or at the end.
     """
 
-    def __init__(self, inner: OpenRound, spec: RoundSpec, staged: RoundSpec, stream: ExchangeStream) -> None:
+    def __init__(self, inner: OpenRound, spec: RoundSpec, staged: RoundSpec, stream: SideStream) -> None:
         super().__init__(inner)
         self._spec = spec
         self._hosts = staged
         self._stream = stream
-        self._copying: deque[tuple[int, torch.cuda.Event | None]] = deque()
+        self._copying: deque[tuple[int, torch.Event | None]] = deque()
         """Buckets on their way to the host, in order, and when they are there."""
 
     def path(self, inner: OpenRound) -> str:
@@ -268,7 +268,7 @@ class _Staged(_OverTcp):
 
     def _is_next_copied(self) -> bool:
         _, copied = self._copying[0]
-        return copied is None or copied.query()  # type: ignore[no-untyped-call]
+        return copied is None or copied.query()
 
     def _push_copied(self) -> None:
         while self._copying and self._is_next_copied():
@@ -298,7 +298,7 @@ class _OnDevices(Carrier):
     """Sums from device to device, by the communicator's thread."""
 
     def __init__(
-        self, spec: RoundSpec, communicator: Communicator, poller: LinkPoller, stream: ExchangeStream, rows: Rows
+        self, spec: RoundSpec, communicator: Communicator, poller: LinkPoller, stream: SideStream, rows: Rows
     ) -> None:
         self._spec = spec
         self._communicator = communicator
@@ -318,7 +318,7 @@ class _OnDevices(Carrier):
         self._num_pushed += 1
         self._communicator.submit(partial(self._sum, bucket, self._stream.mark()))
 
-    def _sum(self, bucket: int, ready: torch.cuda.Event | None, group: DeviceGroup) -> None:
+    def _sum(self, bucket: int, ready: torch.Event | None, group: DeviceGroup) -> None:
         spec = self._spec
         sums = spec.sums[bucket]
         rank = group.rank

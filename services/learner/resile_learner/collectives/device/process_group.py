@@ -128,7 +128,7 @@ class NcclGroup:
 
     @property
     def has_released_memory(self) -> bool:
-        """See ``DeviceGroup``. The calls return at once; ``ExchangeStream.drain`` waits for what they have queued."""
+        """See ``DeviceGroup``. The calls return at once; ``SideStream.drain`` waits for what they have queued."""
         return False
 
     def exchange(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ...streams import has_streams
 from ..spec import RoundSpec
 
 
@@ -23,7 +24,7 @@ class Staging:
 
     def _host(self, tensor: Tensor) -> Tensor:
         if tensor not in self._hosts:
-            pinned = tensor.is_cuda
+            pinned = has_streams(tensor.device)
             self._hosts[tensor] = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
         return self._hosts[tensor]  # type: ignore[no-any-return]
 
@@ -32,5 +33,5 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source to its target, and wait for all of them."""
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source, non_blocking=True)
-    if any(source.device.type == "cuda" for source in sources):
-        torch.cuda.current_stream(sources[0].device).synchronize()
+    for device in {tensor.device for tensor in (*targets, *sources) if has_streams(tensor.device)}:
+        torch.accelerator.current_stream(device).synchronize()
