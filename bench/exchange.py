@@ -1,4 +1,4 @@
-"""How fast gradients are exchanged and state is transferred, against gloo and against a bare socket.
+"""How fast gradients are exchanged and state is transferred, against gloo, PCCL, and a bare socket.
 
 Everything is measured in one run, in the same processes, the two sides taking turns, so that only the ratios matter:
 
@@ -6,6 +6,8 @@ Everything is measured in one run, in the same processes, the two sides taking t
     python bench/exchange.py --quick    # fewer repetitions
     python bench/exchange.py --tcp      # without shared memory
     python bench/exchange.py --only hosts
+
+PCCL's column is there if its Python package is installed: the better of a whole tensor and of buckets.
 
 As root also 4 workers on each of two hosts (network namespaces, with a link of 1 Gbit/s and of 100 Mbit/s between
 them): folded by host, and flat. And 2 workers on each of four hosts, of which one has a link of 100 Mbit/s and the
@@ -26,12 +28,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 
 import namespaces
+import pccl_peer
 import torch
 import torch.distributed as dist
 from report import Target, argument_parser, conclude
@@ -62,6 +65,8 @@ class Settings:
     seconds: float
     state_mb: int
     shares_memory: bool
+    pccl_master: str | None = None
+    """Its address; None: without PCCL."""
     hosts: tuple[str, ...] = ()
     """The namespaces that the workers run in, evenly many in each; here if there are none."""
     has_slow_host: bool = False
@@ -113,18 +118,27 @@ def main() -> None:
 
 
 def on_one_host(numbers_of_workers: Sequence[int], settings: Settings) -> list[Target]:
-    """By gloo, and the state by a bare socket."""
+    """By gloo, by PCCL where it is installed, and the state by a bare socket."""
     targets = []
     handover = None
-    print(f"{'workers':>7} {'MB':>8} {'resile ms':>10} {'gloo ms':>10} {'ratio':>6}")
+    has_pccl = pccl_peer.is_installed()
+    header = f"{'workers':>7} {'MB':>8} {'resile ms':>10} {'gloo ms':>10} {'ratio':>6}"
+    print(header + (f" {'pccl ms':>10} {'ratio':>6}" if has_pccl else ""))
     for num_workers in numbers_of_workers:
-        with processes(num_workers, settings) as first:
+        with (
+            pccl_peer.master() if has_pccl else nullcontext() as pccl_master,
+            processes(num_workers, replace(settings, pccl_master=pccl_master)) as first,
+        ):
             for size in settings.sizes_mb:
-                ours, gloo = answer(first)
-                print(f"{num_workers:>7} {size:>8g} {ours * 1e3:>10.2f} {gloo * 1e3:>10.2f} {ours / gloo:>6.2f}")
+                ours, gloo, *pccl = answer(first)
+                of = f"{size:g} MB, {num_workers} workers"
+                row = f"{num_workers:>7} {size:>8g} {ours * 1e3:>10.2f} {gloo * 1e3:>10.2f} {ours / gloo:>6.2f}"
+                if pccl:
+                    row += f" {min(pccl) * 1e3:>10.2f} {ours / min(pccl):>6.2f}"
+                print(row, flush=True)
                 if size >= 1 and settings.shares_memory:
-                    most = 0.7 if num_workers == 2 else 0.5
-                    targets.append(Target(f"{size:g} MB, {num_workers} workers, by gloo", ours / gloo, most))
+                    targets.append(Target(f"{of}, by gloo", ours / gloo, 0.7 if num_workers == 2 else 0.5))
+                    targets += [Target(f"{of}, by PCCL", ours / min(pccl), 1.0)] if pccl else []
             if num_workers == 2 and settings.state_mb:
                 handover = answer(first)
     if handover is not None:
@@ -237,8 +251,9 @@ def measure(rank: int, num_workers: int, pipe: Connection, store: str, settings:
         exchanges.append(GradientExchange(poller_of(connect(rank, addresses, pipe)), rank, other))
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_workers)
     tags = (Tag(1, number) for number in itertools.count())
+    peer = pccl_peer.Peer(settings.pccl_master, num_workers) if settings.pccl_master else None
     for size in settings.sizes_mb:
-        pipe.send(reduce_by_all(exchanges, tags, num_workers, size, settings))
+        pipe.send(reduce_by_all(exchanges, tags, num_workers, size, settings, peer))
     if num_workers == 2 and settings.state_mb:
         pipe.send(transfer_both(poller, rank, tags, bare[1 - rank], settings))
     signal.pause()
@@ -295,9 +310,17 @@ def alternate(actions: tuple[Callable[[], object], ...], seconds: float) -> tupl
 
 
 def reduce_by_all(
-    exchanges: Sequence[GradientExchange], tags: Iterator[Tag], num_workers: int, size_mb: float, settings: Settings
+    exchanges: Sequence[GradientExchange],
+    tags: Iterator[Tag],
+    num_workers: int,
+    size_mb: float,
+    settings: Settings,
+    peer: pccl_peer.Peer | None,
 ) -> tuple[float, ...]:
-    """All-reduce of float32 values with one shard a worker: buckets by each exchange, one tensor by gloo."""
+    """All-reduce of float32 values with one shard a worker: buckets by each exchange, one tensor by gloo.
+
+    Where there is a ``peer`` also one tensor by PCCL, and buckets by PCCL.
+    """
     # Zeros stay zeros however often they are summed.
     values = torch.empty(round(size_mb * MB) // 4).fill_(0.0)
     other = values.clone()
@@ -313,7 +336,11 @@ def reduce_by_all(
         open_round.finish(b"")
 
     ours = [partial(by, exchange) for exchange in exchanges]
-    return alternate((*ours, lambda: dist.all_reduce(other)), settings.seconds)
+    pccl = ()
+    if peer is not None:
+        parts = other.split(len(buckets[0]))
+        pccl = partial(peer.all_reduce, other), partial(peer.all_reduce_buckets, parts)
+    return alternate((*ours, lambda: dist.all_reduce(other), *pccl), settings.seconds)
 
 
 def transfer_both(
