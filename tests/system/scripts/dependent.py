@@ -33,17 +33,21 @@ resile.training.seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(Data(), batch_size=12, shuffle=True)
-model, optimizer, loader = resile.training.prepare(model, optimizer, loader, num_shards=3)
+schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=9)
+model, optimizer, loader, schedule = resile.training.prepare(model, optimizer, loader, schedule, num_shards=3)
 for _ in loader.epochs(3):
+    total = 0.0
     for inputs, targets in loader:
         if mistake == "body":
             inputs = inputs + os.getpid()
         loss = F.cross_entropy(model(inputs), targets)
         loss.backward()
         optimizer.step()
+        total += loss.item()
         if loader.sync_gradients and mistake == "rate":
             optimizer.param_groups[0]["lr"] = 0.1 * loss.item()
         if loader.sync_gradients and mistake == "stop" and loader.iteration >= 5 and not loader.is_lowest_rank:
             loader.stop()
         if loader.sync_gradients and mistake == "buffer":
             model[1].running_mean.fill_(loss.item())
+    schedule.step(total if mistake == "schedule" else loader.loss)

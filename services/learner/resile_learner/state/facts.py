@@ -32,6 +32,11 @@ _EXPLAINED = {
         "Set it by what is equal on all workers, such as loader.iteration or loader.loss, and not by a counter of "
         "batches or by the loss of one batch",
     ),
+    "schedules": (
+        "{has} a learning-rate schedule in another state than {others} before the same iteration",
+        "Step it on all workers alike, ReduceLROnPlateau by the score of a whole validation or by loader.loss, and not "
+        "by an average of the losses of this worker's batches",
+    ),
     "buffers": (
         "{has} other buffers of the model than {others} before the same iteration",
         "Change buffers in the model's forward(), whose changes are summed over all workers, or after the exchange by "

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from resile_shared.errors import UsageError
 
@@ -67,6 +68,11 @@ class BodyWatch:
         """Learning rates and all other options of the optimizers' groups, as plain values."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         return [{name: _plain(value) for name, value in group.items() if name != "params"} for group in groups]
+
+    def schedules(self) -> list[object]:
+        """What the learning-rate schedules have come to, as plain values."""
+        states = [list(_summed(part.state_dict())) for part in self._state.values() if isinstance(part, LRScheduler)]
+        return [float(value) if isinstance(value, float) else value for state in states for value in state]
 
     def _check_options(self, before: list[dict[str, Any]]) -> None:
         for group, earlier in zip(self.options(), before, strict=False):

@@ -80,6 +80,7 @@ class ScriptWatch:
         options = repr(self.body.options()).encode()
         return {
             "optimizer_options": f"{crc32(options):x}",
+            "schedules": f"{crc32(repr(self.body.schedules()).encode()):x}",
             "buffers": f"{buffers.digest(iteration):x}",
             "evaluations": f"{num_evaluations} in {iteration}",
         }
