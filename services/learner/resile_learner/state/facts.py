@@ -35,7 +35,8 @@ _EXPLAINED = {
     "schedules": (
         "{has} a learning-rate schedule in another state than {others} before the same iteration",
         "Step it on all workers alike, ReduceLROnPlateau by the score of a whole validation or by loader.loss, and not "
-        "by an average of the losses of this worker's batches",
+        "by an average of the losses of this worker's batches; what the script adds up over an epoch belongs into "
+        "state={...} of the training call, for workers that join",
     ),
     "buffers": (
         "{has} other buffers of the model than {others} before the same iteration",
