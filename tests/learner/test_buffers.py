@@ -301,3 +301,14 @@ def test_a_buffer_that_two_modules_share_changes_once() -> None:
     model[1].average.add_(1.0)
     buffers.commit(buffers.collect(weight=1.0, first=True, step=step))
     assert [module.average.item() for module in model] == [1.0, 1.0]
+
+
+def test_a_minimum_that_begins_at_infinity_is_refused_by_name_instead_of_becoming_no_number() -> None:
+    model = Holder("least", torch.tensor([torch.inf, 0.0]))
+    buffers = Buffers(model)
+    (step,) = begin(buffers, 1)
+    buffers.restore()
+    model.least.copy_(torch.tensor([1.0, -1.0]))  # type: ignore[operator,union-attr]
+    deltas = buffers.collect(weight=1.0, first=True, step=step)
+    with pytest.raises(UsageError, match="the buffer least is infinite where shards write other values"):
+        buffers.commit(deltas)

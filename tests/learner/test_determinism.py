@@ -258,20 +258,23 @@ def test_what_one_member_observed_is_known_to_all_and_to_those_that_join_or_resu
 
 def test_compiled_functions_have_the_kernels_of_all_workers_whenever_the_compiler_is_loaded() -> None:
     inductor = importlib.import_module("torch._inductor.config")
+    dynamo = importlib.import_module("torch._dynamo.config")
+    before = dynamo.recompile_limit
     with deterministic(Reproducibility("same-bits"), threads=1) as determinism:
-        assert inductor.deterministic
+        assert (inductor.deterministic, dynamo.automatic_dynamic_shapes) == (True, False)
         inductor.deterministic = False
         determinism.apply()
         assert inductor.deterministic
-    assert not inductor.deterministic
+        assert dynamo.recompile_limit > before
+    assert (inductor.deterministic, dynamo.automatic_dynamic_shapes, dynamo.recompile_limit) == (False, True, before)
     script = """
 from resile_learner.training.determinism import Reproducibility, deterministic
 with deterministic(Reproducibility("same-bits"), threads=1):
-    import torch._inductor.config
-    print(torch._inductor.config.deterministic)
+    import torch._dynamo.config, torch._inductor.config
+    print(torch._inductor.config.deterministic, torch._dynamo.config.automatic_dynamic_shapes)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True"]
+    assert done.stdout.split() == ["True", "False"]
 
 
 def test_settings_of_compiled_functions_need_no_name_that_an_older_pytorch_does_not_have(
@@ -280,6 +283,7 @@ def test_settings_of_compiled_functions_need_no_name_that_an_older_pytorch_does_
     class Config:
         __slots__ = ()
 
-    monkeypatch.setitem(sys.modules, "torch._inductor.config", Config())  # type: ignore[arg-type]
+    for name in ("torch._inductor.config", "torch._dynamo.config"):
+        monkeypatch.setitem(sys.modules, name, Config())  # type: ignore[arg-type]
     with deterministic(Reproducibility("same-bits"), threads=1):
         pass

@@ -134,6 +134,40 @@ def test_validation_does_not_disturb_training_and_scores_every_sample() -> None:
     assert sum(seen) == 2 * 23
 
 
+class Marked(nn.Linear):
+    """Counts its calls, and what the script has marked."""
+
+    calls: Tensor
+    marks: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("marks", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_what_a_validation_changes_in_buffers_is_taken_back_and_what_the_script_wrote_stays() -> None:
+    def run() -> Marked:
+        model = Marked()
+        validation = Validation(data(23), lambda model, batch: {"mean": model(batch[0]).mean()})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loop = ElasticLoop(model, optimizer, data(32), epochs=1, batch_size=16, num_shards=4, validation=validation)
+        for iteration in loop:
+            for inputs, targets in iteration.shards():
+                iteration.backward(nn.functional.cross_entropy(model(inputs), targets))
+            if iteration.exchange():
+                optimizer.step()
+                model.marks += 1
+        return model
+
+    model = alone(run)
+    assert (model.calls, model.marks) == (2.0, 2.0), "a shard counts by its part of the batch"
+
+
 def test_stop_ends_the_run_after_the_iteration() -> None:
     class StopEarly(Callback):
         def on_iteration(self, loop: ElasticLoop, iteration: Iteration) -> None:

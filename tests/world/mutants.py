@@ -752,7 +752,7 @@ MUTANTS = (
         "training completes before its model is stored",
         "a completed job without a model",
         _PROTOCOL,
-        "        while self._idle_round():\n",
+        "        while self._idle_round(facts):\n",
         "        while False:\n",
     ),
     Mutant(

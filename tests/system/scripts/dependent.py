@@ -50,4 +50,6 @@ for _ in loader.epochs(3):
             loader.stop()
         if loader.sync_gradients and mistake == "buffer":
             model[1].running_mean.fill_(loss.item())
+        if mistake == "end" and loader.sync_gradients and loader.iteration == 11 and not loader.is_lowest_rank:
+            model[2].bias.data.add_(1.0)
     schedule.step(total if mistake == "schedule" else loader.loss)

@@ -43,6 +43,10 @@ _EXPLAINED = {
         "Change buffers in the model's forward(), whose changes are summed over all workers, or after the exchange by "
         "what is equal on all workers",
     ),
+    "final_model": (
+        "{has} another final model than {others}",
+        "Change parameters by the optimizer, and buffers in the model's forward() or by what is equal on all workers",
+    ),
     "evaluations": (
         "evaluated the closure of the optimizer's step less or more often than {others}",
         "Return iteration.loss from the closure, and decide in it by nothing that depends on the worker",

@@ -166,11 +166,21 @@ class Buffers:
         for index, delta in deltas.items():
             committed = self._committed[index]
             if committed.is_floating_point():
+                self._check_finite(index, delta)
                 committed.add_(delta.to(committed.device))
             else:
                 committed.copy_(delta)
             self._write(index)
         self._note_versions(set(deltas))
+
+    def _check_finite(self, index: int, delta: Tensor) -> None:
+        """Raises UsageError when the sum of changes to a buffer is none because it begins at infinity."""
+        committed = self._committed[index]
+        if bool((committed.isinf() & ~delta.isfinite()).any()):
+            raise UsageError(
+                f"the buffer {self._names[index]} is infinite where shards write other values, whose mean change is "
+                "no number: begin with a finite value, or write it after the exchange by what is equal on all workers"
+            )
 
     @torch.no_grad()
     def adopt(self) -> None:
@@ -180,10 +190,14 @@ class Buffers:
                 self._committed[index].copy_(self._now(index))
         self._forget_shard()
 
-    @torch.no_grad()
     def begin_iteration(self, *, compares_values: bool) -> None:
-        """What the script wrote into a buffer since the last exchange is committed."""
+        """Before its first shard."""
         self._compares_values = compares_values
+        self.adopt_changed()
+
+    @torch.no_grad()
+    def adopt_changed(self) -> None:
+        """Commit what the script wrote into a buffer since the last exchange."""
         changed = {index for index in self._others if self._has_changed(index)} - self._touched
         for index in changed:
             self._committed[index].copy_(self._now(index))

@@ -79,7 +79,7 @@ class Determinism:
         _deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
         torch.backends.cuda.enable_cudnn_sdp(False)  # no deterministic backward pass
-        set_compiled_alike(True)
+        set_compiled_alike()
         torch.set_warn_always(True)  # some operations warn once in a process, maybe before the training call
         self._record()
 
@@ -118,6 +118,7 @@ def deterministic(reproducibility: Reproducibility, *, threads: int) -> Iterator
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # where a function is compiled first inside the run
+    os.environ.setdefault("TORCH_DYNAMO_AUTOMATIC_DYNAMIC_SHAPES", "0")
     determinism = Determinism(reproducibility, threads=threads)
     before = [setting.get() for setting in OWN]
     with warnings.catch_warnings():

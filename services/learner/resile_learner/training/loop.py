@@ -142,7 +142,7 @@ class ElasticLoop:
         self._last_members: tuple[int, ...] = ()
         """Those of the newest iteration that was committed on this worker."""
         self._checkpoints = Checkpointer(self._session, every=checkpoint_every)
-        self._validator = open_validator(validation, model, plan, seed=seed, after_load=self._buffers.adopt)
+        self._validator = open_validator(validation, model, plan, seed=seed, buffers=self._buffers)
         if validation and validation.selection:
             self._more_settings["selection"] = validation.selection
         if batch_range:

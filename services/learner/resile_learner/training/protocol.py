@@ -249,9 +249,9 @@ class TrainingProtocol:
         self._state.progress.round = self.rounds.number
         self._continue_from_state()
 
-    def _idle_round(self) -> bool:
+    def _idle_round(self, facts: Facts | None = None) -> bool:
         """Exchange headers without training; return whether a member is still waiting for a checkpoint."""
-        outcome = self._finish_empty_round(self.header())
+        outcome = self._finish_empty_round(self.header(facts=facts))
         self._after_round(outcome)
         return any(header.checkpoint.is_busy for header in outcome.headers)
 
@@ -260,18 +260,23 @@ class TrainingProtocol:
         time.sleep(BUSY_SECONDS if self._idle_round() else IDLE_SECONDS)
 
     def _finish(self) -> None:
-        """Wait until unfinished checkpoints and the final model are stored, and report that training is complete."""
-        model = self._computation.model
+        """Wait until unfinished checkpoints and the final model are stored, and report that training is complete.
+
+        Members compare the final model, also what follows the last exchange.
+        """
+        model, params_sha256 = self._computation.model, self._computation.params_sha256()
+        facts = {"final_model": params_sha256}
         self._checkpoints.store_model(model)
-        while self._idle_round():
+        while self._idle_round(facts):
             time.sleep(IDLE_SECONDS if self._checkpoints.is_failing else BUSY_SECONDS)
             self._checkpoints.store_model(model)
         result = self.reports.complete(
-            self._computation.params_sha256(),
+            params_sha256,
             model_key=self._checkpoints.model_key,
             bits=self._computation.reproducibility,
             selector=self._validator.selector if self._validator else None,
         )
-        self._idle_round()  # the member that stored the model may be lost before it reports it: then another repeats it
+        # The member that stored the model may be lost before it reports it: then another repeats it.
+        self._idle_round(facts)
         self.result = result
         self._session.complete()

@@ -32,16 +32,34 @@ def _set_mode(value: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
-def _inductor() -> Any:
-    """The settings of torch.compile's backend, if it was loaded: that takes seconds, and few jobs need it."""
-    return sys.modules.get("torch._inductor.config")
+_COMPILED: dict[tuple[str, str], Any] = {
+    ("torch._inductor.config", "deterministic"): True,
+    ("torch._dynamo.config", "automatic_dynamic_shapes"): False,
+    ("torch._dynamo.config", "recompile_limit"): 256,  # functions that reach it are not compiled any more
+}
+"""By module and name: rules, and not what is fastest on this worker just now, choose the kernels of compiled functions.
+
+Each size has kernels of its own: those for all sizes would replace them on workers that have met a second size.
+"""
 
 
-def set_compiled_alike(value: bool) -> None:
-    """Choose the kernels of compiled functions by rules, and not by what is fastest on this worker just now."""
-    config = _inductor()
-    if hasattr(config, "deterministic"):  # since PyTorch 2.9; the settings refuse names that they do not have
-        config.deterministic = value
+def _compiled() -> dict[tuple[str, str], Any]:
+    """The present values of `_COMPILED`, as far as torch.compile was loaded: that takes seconds, and few jobs need it.
+
+    An older PyTorch lacks names, and its settings refuse those.
+    """
+    known = ((name, sys.modules.get(name[0])) for name in _COMPILED)
+    return {name: getattr(module, name[1]) for name, module in known if hasattr(module, name[1])}
+
+
+def _set_compiled(values: dict[tuple[str, str], Any]) -> None:
+    for (module, name), value in values.items():
+        setattr(sys.modules[module], name, value)
+
+
+def set_compiled_alike() -> None:
+    """Let compiled functions have the same kernels on all workers."""
+    _set_compiled({name: _COMPILED[name] for name in _compiled()})
 
 
 OWN = (
@@ -54,7 +72,7 @@ OWN = (
     Setting(torch.get_num_threads, torch.set_num_threads),
     Setting(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
     Setting(torch.is_warn_always_enabled, torch.set_warn_always),
-    Setting(lambda: getattr(_inductor(), "deterministic", False), set_compiled_alike),
+    Setting(_compiled, _set_compiled),
 )
 
 _backends: Any = torch.backends  # parts of it are made at run time

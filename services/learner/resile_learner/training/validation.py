@@ -14,6 +14,7 @@ from ..collectives.tree import Interval, pieces
 from ..phases import Phases
 from ..session import View
 from ..state.run import TrainingProgress
+from .buffers import Buffers
 from .data.batches import BatchPlan
 from .data.fetch import Collate, Fetcher, ShardKey, checked_dataset
 from .header import ComputedShards, PartialSums, RoundHeader, fold_leaves
@@ -42,20 +43,20 @@ class Validation:
 
 
 def open_validator(
-    validation: Validation | None, model: nn.Module, plan: BatchPlan, *, seed: int, after_load: Callable[[], None]
+    validation: Validation | None, model: nn.Module, plan: BatchPlan, *, seed: int, buffers: Buffers
 ) -> "Validator | None":
     """Return what runs ``validation``, with batches and shards as in ``plan``; None without one."""
     if validation is None:
         return None
     return Validator(
-        validation, model, batch_size=plan.batch_size, num_shards=plan.num_shards, seed=seed, after_load=after_load
+        validation, model, batch_size=plan.batch_size, num_shards=plan.num_shards, seed=seed, buffers=buffers
     )
 
 
 class Validator:
     """Runs validations batch by batch. ``scores`` holds the means of the last one that was completed.
 
-    ``after_load`` is called when the best model was loaded into ``model``.
+    Every shard starts from the committed ``buffers``: what one changes in them is taken back.
     """
 
     def __init__(
@@ -66,20 +67,21 @@ class Validator:
         batch_size: int,
         num_shards: int,
         seed: int,
-        after_load: Callable[[], None],
+        buffers: Buffers,
     ) -> None:
         dataset = checked_dataset(validation.dataset, name="validation")
         self.num_samples = len(dataset)
         self._plan = BatchPlan(self.num_samples, batch_size, min(num_shards, batch_size), seed, shuffle=False)
         self._validation = validation
         self._model = model
+        self._buffers = buffers
         self._seed = seed
         self._fetcher = Fetcher(dataset, seed=mix(seed, "validation"), collate_fn=validation.collate_fn)
         self._next: int | None = None
         self._sums: dict[str, float] = {}
         self.scores: dict[str, float] = {}
         self.selection = validation.selection
-        self.selector = Selector(validation.selection, validation.plateaus, model, after_load=after_load)
+        self.selector = Selector(validation.selection, validation.plateaus, model, after_load=buffers.adopt)
 
     @property
     def in_progress(self) -> bool:
@@ -104,9 +106,11 @@ class Validator:
         held = batch.held_by(view.rank, view.size)
         round_ = rounds.open(batch.num_shards)
         leaves = {}
+        self._buffers.adopt_changed()
         for leaf in range(*held):
             phases.enter("validation")
             leaves[leaf] = self._score(batch.shard(leaf), batch.weight(leaf))
+            self._buffers.restore()
         phases.enter("waiting")
         if partial := find_partial_metric([(Interval(leaf, leaf + 1), each.scalars) for leaf, each in leaves.items()]):
             raise UsageError(partial)
