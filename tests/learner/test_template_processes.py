@@ -77,6 +77,7 @@ async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.
     modules.mkdir()
     write_modules(modules)
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{modules}")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # a compiler in this process would have set it
     (tmp_path / "job").mkdir()
     settings = ForkServerSettings(entry=getattr(request, "param", "acting_workers:main"), preload=())
     server = await ForkServerClient.start(log=tmp_path / "log", settings=settings)
