@@ -11,7 +11,8 @@ PCCL's column is there if its Python package is installed: the better of a whole
 
 As root also 4 workers on each of two hosts (network namespaces, with a link of 1 Gbit/s and of 100 Mbit/s between
 them): folded by host, and flat. And 2 workers on each of four hosts, of which one has a link of 100 Mbit/s and the
-others have 1 Gbit/s: with the sums divided among the fast hosts, and among all.
+others have 1 Gbit/s: with the sums divided among the fast hosts, and among all. And 2 workers on each of four hosts in
+two racks, with 1 Gbit/s inside and less between the racks: folded by rack, and by host.
 
     python bench/exchange.py --tiny     # only tries every part
 """
@@ -40,12 +41,13 @@ import torch.distributed as dist
 from report import Target, argument_parser, conclude
 
 from resile_learner.collectives.departure import LeaveAcknowledgement
-from resile_learner.collectives.memory_agreement import NOWHERE, MemoryAgreement, find_host
+from resile_learner.collectives.memory_agreement import MemoryAgreement
 from resile_learner.collectives.poller import LinkPoller
 from resile_learner.collectives.reduction import SharedMemory
 from resile_learner.collectives.round import GradientExchange
 from resile_learner.collectives.spec import RoundSpec, Tag
 from resile_learner.collectives.state_transfer import StateTransfer
+from resile_learner.collectives.status import NO_RACK, NOWHERE, find_host, rack_of
 from resile_learner.collectives.transport import TcpTransport
 from resile_learner.collectives.tree import pieces, ranges
 
@@ -69,8 +71,11 @@ class Settings:
     """Its address; None: without PCCL."""
     hosts: tuple[str, ...] = ()
     """The namespaces that the workers run in, evenly many in each; here if there are none."""
-    has_slow_host: bool = False
-    """What else is measured between hosts: sums divided evenly among all workers, or else the flat exchange."""
+    racks: tuple[int, ...] = ()
+    """The rack of each of these."""
+    other: str = ""
+    """What else is measured between hosts: "evenly", sums divided evenly among all workers; "by host", without racks;
+    else the flat exchange."""
 
     def host_of(self, rank: int, num_workers: int) -> int:
         """Which of them."""
@@ -114,6 +119,8 @@ def main() -> None:
         settings = replace(settings, sizes_mb=sizes, state_mb=0)
         targets += between_hosts(megabits, 8, settings)
         targets += with_a_slow_host(8, settings)
+        between = length.pick(full=(1000.0, 200.0, 100.0), quick=(1000.0, 100.0), tiny=(1000.0,))
+        targets += between_racks(between, 8, settings)
     conclude(targets, length)
 
 
@@ -176,7 +183,7 @@ def with_a_slow_host(num_workers: int, settings: Settings) -> list[Target]:
     print(f"{'MB':>8} {'resile ms':>10} {'evenly ms':>10} {'gloo ms':>10} {'by evenly':>9} {'by gloo':>7}")
     with (
         namespaces.connected_hosts([*[FAST_MEGABITS] * 3, SLOW_MEGABITS]) as hosts,
-        processes(num_workers, replace(settings, hosts=hosts, has_slow_host=True)) as first,
+        processes(num_workers, replace(settings, hosts=hosts, other="evenly")) as first,
     ):
         for size in settings.sizes_mb:
             ours, evenly, gloo = answer(first)
@@ -184,6 +191,27 @@ def with_a_slow_host(num_workers: int, settings: Settings) -> list[Target]:
             print(f"{size:>8g} {times} {ours / evenly:>9.2f} {ours / gloo:>7.2f}", flush=True)
             if size >= 4:
                 targets.append(Target(f"{size:g} MB with a slow host, by sums divided evenly", ours / evenly, 0.8))
+    return targets
+
+
+def between_racks(megabits: Sequence[float], num_workers: int, settings: Settings) -> list[Target]:
+    """By what is folded by host, by gloo."""
+    targets = []
+    racks = (0, 0, 1, 1)
+    print(f"\n{num_workers} workers on four hosts with {FAST_MEGABITS} Mbit/s, in two racks")
+    print(f"{'Mbit/s':>7} {'MB':>8} {'resile ms':>10} {'by host ms':>10} {'gloo ms':>10} {'by host':>7} {'by gloo':>7}")
+    for rate in megabits:
+        with (
+            namespaces.connected_hosts([FAST_MEGABITS] * 4, racks, between_racks=rate) as hosts,
+            processes(num_workers, replace(settings, hosts=hosts, racks=racks, other="by host")) as first,
+        ):
+            for size in settings.sizes_mb:
+                ours, by_host, gloo = answer(first)
+                times = " ".join(f"{seconds * 1e3:>10.2f}" for seconds in (ours, by_host, gloo))
+                print(f"{rate:>7g} {size:>8g} {times} {ours / by_host:>7.2f} {ours / gloo:>7.2f}", flush=True)
+                if size >= 4 and rate < FAST_MEGABITS:
+                    name = f"{size:g} MB at {rate:g} Mbit/s between racks, by what is folded by host"
+                    targets.append(Target(name, ours / by_host, 0.7))
     return targets
 
 
@@ -244,10 +272,12 @@ def measure(rank: int, num_workers: int, pipe: Connection, store: str, settings:
     here = find_host()
     if settings.hosts:
         here = here._replace(kernel=here.network)  # else two namespaces are two containers of one host
-    agreement = MemoryAgreement(rank, host=here if settings.shares_memory else NOWHERE, report=print)
+    rack = rack_of([str(settings.racks[settings.host_of(rank, num_workers)])]) if settings.racks else NO_RACK
+    agreement = MemoryAgreement(rank, host=here if settings.shares_memory else NOWHERE, rack=rack, report=print)
     exchanges = [GradientExchange(poller, rank, agreement)]
     if settings.hosts:
-        other = EvenlyDivided(rank, host=here) if settings.has_slow_host else None
+        others = {"evenly": EvenlyDivided, "by host": MemoryAgreement}
+        other = others[settings.other](rank, host=here) if settings.other else None
         exchanges.append(GradientExchange(poller_of(connect(rank, addresses, pipe)), rank, other))
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_workers)
     tags = (Tag(1, number) for number in itertools.count())

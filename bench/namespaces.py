@@ -23,11 +23,14 @@ def why_impossible() -> str | None:
 
 
 @contextmanager
-def connected_hosts(megabits: Sequence[float | None]) -> Iterator[tuple[str, ...]]:
+def connected_hosts(
+    megabits: Sequence[float | None], racks: Sequence[int] = (), *, between_racks: float | None = None
+) -> Iterator[tuple[str, ...]]:
     """Namespaces on one switch that are gone after this block, as files for ``enter``.
 
-    ``megabits`` a second go through the cable of each, in either direction; None: no limit. Raises CalledProcessError:
-    the system forbids it.
+    ``megabits`` a second go through the cable of each, in either direction; None: no limit. With ``racks``, the number
+    of the rack of each, every rack has a switch of its own, whose cable to the first one carries ``between_racks``.
+    Raises CalledProcessError: the system forbids it.
     """
     holders = [subprocess.Popen(["unshare", "--net", "sleep", "infinity"]) for _ in range(len(megabits) + 1)]
     try:
@@ -38,17 +41,25 @@ def connected_hosts(megabits: Sequence[float | None]) -> Iterator[tuple[str, ...
                 raise subprocess.CalledProcessError(1, "unshare --net")
         _ip(switch, "link add switch type bridge")
         _ip(switch, "link set switch up")
+        for rack in dict.fromkeys(racks):
+            _ip(switch, f"link add rack{rack} type bridge")
+            _ip(switch, f"link set rack{rack} up")
+            _ip(switch, f"link add up{rack} type veth peer name down{rack}")
+            _ip(switch, f"link set up{rack} master rack{rack} up")
+            _ip(switch, f"link set down{rack} master switch up")
+            if between_racks is not None:
+                _limit(switch, f"up{rack}", between_racks)
+                _limit(switch, f"down{rack}", between_racks)
         for number, (file, rate) in enumerate(zip(files, megabits, strict=True)):
             port = f"port{number}"
             _ip(file, f"link add {INTERFACE} type veth peer name {port} netns {holders[0].pid}")
             _ip(file, "link set lo up")
             _ip(file, f"address add {address(number)}/24 dev {INTERFACE}")
             _ip(file, f"link set {INTERFACE} up")
-            _ip(switch, f"link set {port} master switch up")
+            _ip(switch, f"link set {port} master {f'rack{racks[number]}' if racks else 'switch'} up")
             if rate is not None:
-                shape = f"tbf rate {rate:g}mbit burst {max(32, round(rate)):d}kb latency 50ms"
-                _run(file, f"tc qdisc add dev {INTERFACE} root {shape}")
-                _run(switch, f"tc qdisc add dev {port} root {shape}")
+                _limit(file, INTERFACE, rate)
+                _limit(switch, port, rate)
         yield tuple(files)
     finally:
         for holder in holders:
@@ -70,6 +81,12 @@ def enter(file: str) -> None:
             raise OSError(ctypes.get_errno(), "setns")
     finally:
         os.close(fd)
+
+
+def _limit(file: str, device: str, megabits: float) -> None:
+    """Let ``megabits`` a second out of a device."""
+    shape = f"tbf rate {megabits:g}mbit burst {max(32, round(megabits)):d}kb latency 50ms"
+    _run(file, f"tc qdisc add dev {device} root {shape}")
 
 
 def _ip(file: str, arguments: str) -> None:

@@ -43,7 +43,8 @@ class SharedFromTheStart:
     """The segments of the workers on ``hosts``, of which each maps its host's others from the first round on.
 
     Their slots are small, so that a round uses them many times. ``later`` are the hosts of rounds with an odd number:
-    workers that map the others' segments late, so that groups grow.
+    workers that map the others' segments late, so that groups grow. ``racks`` has the number of the rack of each
+    worker, or nothing, for rounds with an even and with an odd number; a host is in that of its first worker.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class SharedFromTheStart:
         min_bytes: int = 1,
         slot_bytes: int = 1,
         owners: tuple[int, ...] = (),
+        racks: tuple[Sequence[int], Sequence[int]] = ((), ()),
     ) -> None:
         self._sharing = Sharing(min_bytes=min_bytes, slot_bytes=slot_bytes, owners=owners)
         self._hosts = hosts, hosts if later is None else later
+        self._racks = racks
         self._lock = threading.Lock()
         self._generation = -1
         self._made: dict[int, tuple[Segment, int]] = {}
@@ -67,9 +70,18 @@ class SharedFromTheStart:
             for host in self._hosts[spec.tag.round % 2]
         ]
         alone = [[rank] for rank in range(len(spec.members)) if not any(rank in group for group in groups)]
-        if all(len(group) < 2 for group in groups):
+        racks = self._racks[spec.tag.round % 2]
+        if all(len(group) < 2 for group in groups) and not racks:
             return SharedMemory(self._sharing)
         sharing = self._sharing._replace(groups=tuple(tuple(group) for group in groups + alone if group))
+        if racks:
+            rack_of = [racks[member] for member in spec.members]
+            sharing = sharing._replace(
+                racks=tuple(
+                    tuple(rank for group in sharing.groups if rack_of[group[0]] == rack for rank in group)
+                    for rack in dict.fromkeys(rack_of[group[0]] for group in sharing.groups)
+                )
+            )
         own = spec.members.index(worker)
         with self._lock:
             if spec.tag.generation > self._generation:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resile_learner.collectives.blocks import NOT_SHARED, Shape, Sharing, Stage
+from resile_learner.collectives.blocks import NOT_SHARED, WINDOW, Block, Shape, Sharing, Transfer
 from resile_learner.collectives.folding import folding
 from resile_learner.collectives.layout import layout
 from resile_learner.collectives.memory_agreement import _grown
@@ -30,10 +30,17 @@ def blocks_are_small() -> Iterator[None]:
 
 
 def schedule(
-    num_members: int, hosts: Hosts, later: Hosts | None = None, *, owners: Collection[int] = (), seed: int
+    num_members: int,
+    hosts: Hosts,
+    later: Hosts | None = None,
+    *,
+    owners: Collection[int] = (),
+    racks: Sequence[int] = (),
+    later_racks: Sequence[int] = (),
+    seed: int,
 ) -> Schedule:
     limits = {"min_bytes": MIN_SHARED_BYTES[seed % 2], "slot_bytes": SLOT_BYTES[seed // 2 % 2]}
-    shared = SharedFromTheStart(hosts, later, owners=tuple(owners), **limits)
+    shared = SharedFromTheStart(hosts, later, owners=tuple(owners), racks=(racks, later_racks or racks), **limits)
     return Schedule(num_members, lambda worker: AgreedMemory(worker, shared), seed)
 
 
@@ -70,17 +77,18 @@ def hosts_of(places: Sequence[int]) -> list[list[int]]:
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.integers(0, 3), min_size=2, max_size=7),
+    st.one_of(st.just([]), st.lists(st.integers(0, 2), min_size=7, max_size=7)),
     st.sets(st.integers(0, 6)),
     st.integers(1, 9),
     st.integers(0, 10**6),
 )
 def test_sums_have_the_bits_of_the_tree_in_any_order_of_events(
-    places: list[int], slow: set[int], num_leaves: int, seed: int
+    places: list[int], racks: list[int], slow: set[int], num_leaves: int, seed: int
 ) -> None:
     """Rounds overlap: a member begins the next one when it has completed its own. Those that are slow own nothing."""
     members = range(len(places))
     owners = [worker for worker in members if worker not in slow]
-    group = schedule(len(members), hosts_of(places), owners=owners, seed=seed)
+    group = schedule(len(members), hosts_of(places), owners=owners, racks=racks, seed=seed)
     works = [make_work(num_leaves, SIZES, seed=number) for number in range(2)]
     specs = [specs_of(work, members, Tag(1, number)) for number, work in enumerate(works)]
 
@@ -95,11 +103,20 @@ def test_sums_have_the_bits_of_the_tree_in_any_order_of_events(
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=3, max_size=6), st.integers(1, 9), st.integers(0, 10**6))
-def test_a_group_may_grow_between_two_rounds(places: list[int], num_leaves: int, seed: int) -> None:
-    """Whoever maps the others' segments late overwrites nothing that is still read."""
+@given(
+    st.lists(st.integers(0, 3), min_size=3, max_size=6),
+    st.lists(st.integers(0, 1), min_size=6, max_size=6),
+    st.booleans(),
+    st.integers(1, 9),
+    st.integers(0, 10**6),
+)
+def test_a_group_may_grow_between_two_rounds(
+    places: list[int], racks: list[int], joined: bool, num_leaves: int, seed: int
+) -> None:
+    """Whoever maps the others' segments late overwrites nothing that is still read. Racks may count from then on."""
     members = range(len(places))
-    group = schedule(len(members), hosts_of(places), [members], seed=seed)
+    hosts = hosts_of(places)
+    group = schedule(len(members), hosts, [members] if joined else hosts, later_racks=racks, seed=seed)
     works = [make_work(num_leaves, SIZES, seed=number) for number in range(2)]
     specs = [specs_of(work, members, Tag(1, number)) for number, work in enumerate(works)]
 
@@ -114,22 +131,42 @@ def test_a_group_may_grow_between_two_rounds(places: list[int], num_leaves: int,
 
 
 TWO_HOSTS = [[0, 1], [2, 3, 4]]
-OWNER, LOCAL_OWNER = 4, 2
-"""The hosts' other rank is local owner of none of the two blocks of the first host; this one is."""
+OWNER, HEAD = 4, 2
+"""The hosts' other rank is the head for none of the two blocks of the first host; this one is."""
+TWO_RACKS = [0, 0, 0, 1, 1, 1]
+HOSTS_IN_RACKS = [[0, 1], [3, 4]]
+"""Workers 2 and 5 share memory with nobody."""
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("victim", [OWNER, LOCAL_OWNER])
+@pytest.mark.parametrize("victim", [OWNER, HEAD])
 @pytest.mark.parametrize("how", ["kill", "freeze", "cut"])
 def test_nobody_waits_for_an_owner_that_is_lost_at_any_step(how: str, victim: int, seed: int) -> None:
+    check_loss_at_any_step(how, victim, 5, TWO_HOSTS, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("victim", [2, 4])
+@pytest.mark.parametrize("how", ["kill", "freeze", "cut"])
+def test_nobody_waits_for_a_head_of_a_rack_that_is_lost_at_any_step(how: str, victim: int, seed: int) -> None:
+    """Each member is that for one owner in the other rack; the first one shares memory with nobody, the other does."""
+    sharing = Sharing(((0, 1), (2,), (3, 4), (5,)))
+    assert {sharing.head((0, 1, 2), owner) for owner in (3, 4, 5)} == {0, 1, 2}
+    assert {sharing.head((3, 4, 5), owner) for owner in (0, 1, 2)} == {3, 4, 5}
+    check_loss_at_any_step(how, victim, 6, HOSTS_IN_RACKS, racks=TWO_RACKS, seed=seed)
+
+
+def check_loss_at_any_step(
+    how: str, victim: int, num_members: int, hosts: Hosts, *, racks: Sequence[int] = (), seed: int
+) -> None:
     """Of a frozen worker, or of one that nothing reaches, one survivor learns by the silence of its control link."""
-    members = range(5)
+    members = range(num_members)
     survivors = [worker for worker in members if worker != victim]
     work = make_work(7, (600, 300))
     step, was_lost = seed, True
     while was_lost:
         was_lost = False
-        group = schedule(5, TWO_HOSTS, seed=seed)
+        group = schedule(num_members, hosts, racks=racks, seed=seed)
         specs = specs_of(work, members, Tag(1, 0))
 
         def lose(now: int, group: Schedule = group, at: int = step) -> None:
@@ -168,9 +205,9 @@ def crossing(num_leaves: int, num_elements: int, num_ranks: int, sharing: Sharin
     for rank in range(num_ranks):
         plan = layout(held_by(num_ranks, num_leaves), num_leaves, (Shape(num_elements, 4),), rank, sharing)
         for other, route in enumerate(plan.routes):
-            for item, content, _ in (*route.pieces_in, *route.sums_in):
-                if not isinstance(item, Stage) and host_of[rank] != host_of[other]:
-                    total += int.from_bytes(content[-8:], "little")
+            for _, _, num_bytes, _ in (*route.pieces_in, *route.sums_in):
+                if host_of[rank] != host_of[other]:
+                    total += num_bytes
     return total
 
 
@@ -180,8 +217,7 @@ def moved_by(ranks: Collection[int], num_elements: int, num_ranks: int, sharing:
     for rank in range(num_ranks):
         plan = layout(held_by(num_ranks, num_ranks), num_ranks, (Shape(num_elements, 4),), rank, sharing)
         for other, route in enumerate(plan.routes):
-            for item, content, _ in (*route.pieces_in, *route.sums_in):
-                num_bytes = 0 if isinstance(item, Stage) else int.from_bytes(content[-8:], "little")
+            for _, _, num_bytes, _ in (*route.pieces_in, *route.sums_in):
                 outward += num_bytes * (other in ranks and rank not in ranks)
                 inward += num_bytes * (rank in ranks and other not in ranks)
     return outward, inward
@@ -196,6 +232,74 @@ def test_a_host_that_owns_nothing_moves_each_bucket_once() -> None:
     assert moved_by((0, 1), 48_000, 8, relieved) == pytest.approx((5 / 3 * tensor, 5 / 3 * tensor), rel=1e-2)
 
 
+def test_each_rack_crosses_the_link_once() -> None:
+    """And the hosts' own links carry the same as without racks."""
+    hosts, racks = ((0, 1), (2, 3), (4, 5), (6, 7)), ((0, 1, 2, 3), (4, 5, 6, 7))
+    tensor = 48_000 * 4
+    by_host, by_rack = (Sharing(hosts, min_bytes=1, racks=chosen) for chosen in ((), racks))
+    for rack in racks:
+        assert moved_by(rack, 48_000, 8, by_host) == (2 * tensor, 2 * tensor)
+        assert moved_by(rack, 48_000, 8, by_rack) == (tensor, tensor)
+    for host in hosts:
+        assert moved_by(host, 48_000, 8, by_host) == pytest.approx((1.5 * tensor, 1.5 * tensor), rel=1e-2)
+        assert moved_by(host, 48_000, 8, by_rack) == pytest.approx((1.5 * tensor, 1.5 * tensor), rel=1e-2)
+
+
+def test_ranks_behind_a_slow_link_are_no_heads_of_their_rack() -> None:
+    hosts, racks = ((0, 1), (2, 3), (4, 5), (6, 7)), ((0, 1, 2, 3), (4, 5, 6, 7))
+    sharing = Sharing(hosts, owners=(0, 1, 2, 3, 4, 5), racks=racks)
+    assert {sharing.head(racks[1], owner) for owner in range(4)} == {4, 5}
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 3), min_size=2, max_size=8), st.lists(st.integers(0, 2), min_size=8, max_size=8), st.data()
+)
+def test_every_rank_gets_each_sum_once_and_room_for_pieces_does_not_grow_with_racks(
+    places: list[int], rack_of: list[int], data: st.DataObject
+) -> None:
+    num_ranks = len(places)
+    groups = grouped(places)
+    racks = racks_of(groups, rack_of)
+    num_leaves = data.draw(st.integers(1, 12))
+    held = held_by(num_ranks, num_leaves)
+    sharing = Sharing(groups, min_bytes=1, racks=racks)
+    for rank in range(num_ranks):
+        plan = layout(held, num_leaves, (Shape(10_000, 4),), rank, sharing)
+        sums = [place_of(frame) for route in plan.routes for frame in route.sums_in]
+        inside = [block.place for stage in plan.stages for part in stage.parts for block in part.blocks]
+        owned = [block.place for block in plan.blocks]
+        assert len(set(sums)) == len(sums)
+        assert {*sums, *owned, *inside} == set(range(max(*sums, *owned, *inside) + 1))
+        for route in plan.routes:
+            assert [frame.item for frame in route.pieces_in if frame.turn >= 0] == [
+                sum_.item for sum_ in route.sums_out
+            ]
+            assert [frame.item for frame in route.pieces_out if frame.turn >= 0] == [
+                sum_.item for sum_ in route.sums_in
+            ]
+        assert plan.received_bytes <= (num_ranks - 1) * WINDOW * (PAYLOAD_BYTES + 64)
+
+
+def place_of(frame: Transfer) -> int:
+    assert isinstance(frame.item, Block)
+    return frame.item.place
+
+
+def grouped(places: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """All ranks, by host."""
+    alone = [[rank] for rank, place in enumerate(places) if not place]
+    return tuple(map(tuple, filter(None, hosts_of(places) + alone)))
+
+
+def racks_of(groups: Sequence[tuple[int, ...]], rack_of: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """All ranks, by the rack of the first rank of their group."""
+    racks: dict[int, list[int]] = {}
+    for group in groups:
+        racks.setdefault(rack_of[group[0]], []).extend(group)
+    return tuple(tuple(sorted(rack)) for rack in racks.values())
+
+
 def test_each_host_crosses_the_link_once() -> None:
     hosts = ((0, 1, 2, 3), (4, 5, 6, 7))
     tensor = 40_000 * 4
@@ -206,9 +310,7 @@ def test_each_host_crosses_the_link_once() -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=8), st.integers(1, 12))
 def test_folding_by_host_never_sends_more_than_flat(places: list[int], num_leaves: int) -> None:
-    hosts = tuple(map(tuple, filter(None, hosts_of(places)))) + tuple(
-        (w,) for w, place in enumerate(places) if not place
-    )
+    hosts = grouped(places)
     by_host, flat = (
         crossing(num_leaves, 10_000, len(places), sharing, hosts)
         for sharing in (Sharing(hosts, min_bytes=1), NOT_SHARED)

@@ -16,22 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resile_learner.collectives.blocks import DIRECT_BYTES, MIN_SHARED_BYTES, NUM_SLOTS, SLOT_BYTES, Sharing
-from resile_learner.collectives.memory_agreement import (
+from resile_learner.collectives.link_rates import (
     HOP_SECONDS,
     MEASURED_BYTES,
-    NOWHERE,
-    Host,
-    MemoryAgreement,
-    Status,
-    _host_rates,
-    _owners,
-    _rate_of,
-    _smallest_grouped,
-    decode_status,
-    find_host,
+    choose_owners,
+    choose_racks,
+    host_rates,
+    rate_of,
+    smallest_grouped,
 )
+from resile_learner.collectives.memory_agreement import MemoryAgreement
 from resile_learner.collectives.segments import TOKEN_BYTES, Mailbox, create_segment, map_segment
 from resile_learner.collectives.spec import Tag
+from resile_learner.collectives.status import NO_RACK, NOWHERE, Host, Status, decode_status, find_host, rack_of
 from resile_learner.collectives.transport import Traffic
 
 from .link_group import Group, abandoned, check_round, make_work, sharing_group, start
@@ -123,7 +120,7 @@ def test_a_member_that_maps_late_joins_its_group_late(connect: Connect, monkeypa
 
 def slowest(*rates: int, hosts: tuple[Host, ...] = (HERE, HERE, OTHER_CONTAINER, OTHER_CONTAINER)) -> int:
     """By what each member has measured, in bytes a second."""
-    return min(_host_rates(statuses_of(rates, hosts)).values(), default=0)
+    return min(host_rates(statuses_of(rates, hosts)).values(), default=0)
 
 
 def statuses_of(rates: Sequence[int], hosts: Sequence[Host]) -> list[Status]:
@@ -134,21 +131,21 @@ def owners(*rates: int, num_hosts: int) -> tuple[int, ...]:
     """By what each member has measured; hosts have evenly many, which are neighbors."""
     hosts = [Host(b"a kernel", b"%8d" % (rank * num_hosts // len(rates))) for rank in range(len(rates))]
     statuses = statuses_of(rates, hosts)
-    return _owners(statuses, _host_rates(statuses))
+    return choose_owners(statuses, host_rates(statuses))
 
 
 def test_smaller_buckets_are_folded_by_host_on_a_slower_link() -> None:
     half_a_gigabit = 62_500_000  # each of two members measures half of the link's rate
     assert slowest(10**10, 10**10, half_a_gigabit, half_a_gigabit) == 125_000_000
-    assert _smallest_grouped(125_000_000) == int(125_000_000 * HOP_SECONDS)
-    assert _smallest_grouped(1_000_000) == DIRECT_BYTES
-    assert _smallest_grouped(10**10) == MIN_SHARED_BYTES
+    assert smallest_grouped(125_000_000) == int(125_000_000 * HOP_SECONDS)
+    assert smallest_grouped(1_000_000) == DIRECT_BYTES
+    assert smallest_grouped(10**10) == MIN_SHARED_BYTES
 
 
 def test_what_is_not_measured_by_all_decides_nothing() -> None:
     assert slowest(10**6, 10**6, 10**6, 0) == 0
     assert slowest(10**6, 10**6, hosts=(HERE, HERE)) == 0
-    assert _smallest_grouped(0) == MIN_SHARED_BYTES
+    assert smallest_grouped(0) == MIN_SHARED_BYTES
 
 
 def test_one_measurement_that_is_far_off_decides_nothing() -> None:
@@ -180,10 +177,10 @@ def test_a_rate_is_that_of_links_to_other_hosts_in_this_generation() -> None:
         2: Traffic(10**9 + MEASURED_BYTES, 1_000_001),
         3: Traffic(MEASURED_BYTES, 2_000_000),
     }
-    assert _rate_of(now, earlier, {2, 3}) == MEASURED_BYTES * 3 // 2
-    assert _rate_of(now, now, {2, 3}) == 0
+    assert rate_of(now, earlier, {2, 3}) == MEASURED_BYTES * 3 // 2
+    assert rate_of(now, now, {2, 3}) == 0
     short_of_it = now | {2: Traffic(10**9 + MEASURED_BYTES - 1, 1_000_001)}
-    assert _rate_of(short_of_it, earlier, {2}) == 0
+    assert rate_of(short_of_it, earlier, {2}) == 0
 
 
 def measure(group: Group, rates: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +227,81 @@ def test_all_members_draw_the_same_conclusion_from_what_each_has_measured(monkey
         node.agreement and node.agreement.begin(WORK.spec(w, [0, 1, 2, 3], Tag(1, 6))).sharing
         for w, node in enumerate(group.nodes)
     } == {Sharing(((0, 1), (2, 3)), DIRECT_BYTES)}
+    group.close()
+
+
+def racks(near: Sequence[int], far: Sequence[int], names: str, *, num_hosts: int) -> tuple[tuple[int, ...], ...]:
+    """By what each member has measured inside its rack and beyond; hosts have evenly many, which are neighbors."""
+    return choose_racks(
+        [
+            Status(
+                Host(b"a kernel", b"%8d" % (rank * num_hosts // len(names))),
+                b"n" * 16,
+                b"t" * 16,
+                frozenset(),
+                near[rank],
+                rack_of((name,)),
+                far[rank],
+            )
+            for rank, name in enumerate(names)
+        ],
+        (),
+    )
+
+
+def test_racks_count_where_links_between_them_are_slow() -> None:
+    assert racks([100] * 4, [99] * 4, "aabb", num_hosts=4) == ((0, 1), (2, 3)), "one link of 100, two of 49"
+    assert racks([100] * 4, [110] * 4, "aabb", num_hosts=4) == ()
+    assert racks([100] * 4, [30] * 4, "abab", num_hosts=4) == ((0, 2), (1, 3))
+    assert racks([100, 100, 0], [30, 30, 30], "aab", num_hosts=3) == ((0, 1), (2,)), "it has no other host in its rack"
+
+
+def test_racks_make_no_difference_where_it_is_not_known_or_nothing_is_gained() -> None:
+    assert racks([100] * 4, [30, 30, 30, 0], "aabb", num_hosts=4) == (), "not all have measured"
+    assert racks([0] * 4, [30] * 4, "abcd", num_hosts=4) == (), "one host in each"
+    assert racks([0] * 4, [30] * 4, "aabb", num_hosts=2) == (), "one host in each"
+    assert racks([100] * 4, [0] * 4, "aaaa", num_hosts=4) == (), "one rack"
+    assert rack_of(()) == rack_of(("", "")) == NO_RACK
+
+
+def test_a_host_whose_workers_name_different_racks_is_in_one() -> None:
+    statuses = [
+        Status(Host(b"a kernel", b"%8d" % (rank // 2)), b"n" * 16, b"t" * 16, frozenset(), 100, rack_of((name,)), 30)
+        for rank, name in enumerate("abaabb")
+    ]
+    assert choose_racks(statuses, ((0, 1), (2, 3), (4, 5))) == ((0, 1, 2, 3), (4, 5))
+
+
+@pytest.mark.parametrize("labels", ["aabb", "abab"])
+def test_all_members_fold_by_rack_in_the_same_round_and_sums_keep_their_bits(
+    labels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [Host(b"kernel %d" % worker, b"anothern") for worker in range(4)]
+    group = Group(
+        4, agreement=lambda worker: MemoryAgreement(worker, host=hosts[worker], rack=rack_of((labels[worker],)))
+    )
+    for worker, node in enumerate(group.nodes):
+        for peer, link in node.poller.links.items():
+            rate = 10**6 if labels[peer] == labels[worker] else 10**5
+            readings = map(Traffic, count(step=MEASURED_BYTES), count(step=MEASURED_BYTES * 1_000_000 // rate))
+            monkeypatch.setattr(link, "traffic", readings.__next__)
+    work, members = make_work(7, [60_000, 40_001, 7]), [0, 1, 2, 3]
+    seen = []
+    for number in range(6):
+        check_round(group, members, Tag(1, number), work)
+        agreements = [node.agreement for node in group.nodes]
+        seen.append(
+            {a.begin(work.spec(w, members, Tag(1, number))).sharing.racks for w, a in enumerate(agreements) if a}
+        )
+    expected = {"aabb": ((0, 1), (2, 3)), "abab": ((0, 2), (1, 3))}[labels]
+    assert seen[0] == {()}
+    assert seen[-1] == {expected}
+    assert all(len(racks) == 1 for racks in seen)
+    rounds = [node.begin(work.spec(w, members, Tag(1, 6))) for w, node in enumerate(group.nodes)]
+    assert {open_round.path for open_round in rounds} == {
+        "one fold per rack over TCP (2 racks) for buckets of 32 KiB and more, TCP for smaller ones; the links of the "
+        "slowest host carry 9.6 Mbit/s"
+    }
     group.close()
 
 
@@ -473,4 +545,6 @@ def test_a_status_survives_encoding() -> None:
 def test_a_rate_is_known_to_one_part_in_eight(rate: int) -> None:
     status = decode_status(Status(HERE, b"n" * 16, b"t" * 16, frozenset(), rate).encode(1))
     assert abs(status.rate - rate) <= max(rate / 8, 8)
+    far = Status(HERE, b"n" * 16, b"t" * 16, frozenset(), 0, rack_of(("a", "b")), status.rate)
+    assert decode_status(far.encode(1)) == far
     assert decode_status(status.encode(1)) == status

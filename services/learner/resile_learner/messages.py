@@ -233,6 +233,7 @@ class WorkerConfig(Message):
     env: dict[str, str] = Field(default_factory=dict)
     directory: str = Field(description="working directory of the script")
     host: str = Field(default="127.0.0.1", description="address on which peers reach this worker")
+    location: tuple[str, ...] = Field(default=(), max_length=2, description="zone and rack of its host; empty: unknown")
     storage: str = Field(description="URL of the run's folder in object storage, e.g. file:///...")
     batches: tuple[reports.BatchStep, ...] = Field(
         default=(), max_length=reports.MAX_BATCH_STEPS, description="the batches of another run that this one replays"

@@ -33,6 +33,9 @@ Labels = Annotated[
 ]
 DeviceClass = Annotated[str, Field(max_length=1000)]
 
+LOCATION_LABELS = ("zone", "rack")
+"""The labels that say where a host is, from the outside in."""
+
 
 class Slot(Message):
     """What a worker occupies: an accelerator, or a share of CPU cores. Named ``<host>/<index>``."""

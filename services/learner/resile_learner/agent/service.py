@@ -28,7 +28,7 @@ from .incarnation import AgentIncarnation
 from .metrics import AgentMetrics
 from .outputs import Outputs
 from .packages import Packages
-from .settings import LearnerSettings, parse_labels
+from .settings import LearnerSettings, location_of, parse_labels
 from .workers import WorkerContext
 
 logger = logging.getLogger(__name__)
@@ -148,6 +148,7 @@ class Agent:
             folder=self._folder,
             storage=self._settings.storage,
             address=self._settings.address,
+            location=location_of(parse_labels(self._settings.labels)),
             devices=devices,
             packages=self._packages,
             environments=self._environments,

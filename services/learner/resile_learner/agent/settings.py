@@ -2,11 +2,13 @@
 
 import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from resile_shared.messages.hosts import LOCATION_LABELS
 from resile_shared.messages.message import Id
 from resile_shared.settings import DetectionSeconds, ServiceSettings
 from resile_shared.text import is_line
@@ -33,6 +35,11 @@ def parse_labels(text: str) -> dict[str, str]:
             raise ValueError(f"{part!r} is not a label: use name=value, with commas between labels")
         labels[name.strip()] = value.strip()
     return labels
+
+
+def location_of(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Return where a host is, as zone and rack; empty strings where its labels do not say."""
+    return tuple(labels.get(name, "") for name in LOCATION_LABELS)
 
 
 class LearnerSettings(ServiceSettings):

@@ -41,6 +41,7 @@ class WorkerContext:
     folder: AgentFolder
     storage: str
     address: str
+    location: tuple[str, ...]
     devices: HostDevices
     packages: Packages
     environments: JobEnvironments
@@ -108,6 +109,7 @@ class HostWorkers:
             packages=environment.packages,
             directory=str(package),
             host=context.address,
+            location=context.location,
             storage=storage,
             gang=start.gang,
             detection_seconds=context.pool.detection_seconds,

@@ -1,12 +1,13 @@
 """What is moved in a round: blocks of buckets, stages of a group, and the frames with them."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .frames import ROUND_PAYLOAD_BYTES, Kind, encode_content
 
 WINDOW = 4
-"""Blocks of a segment whose pieces a member sends ahead of their sums: what bounds the receiver's scratch memory."""
+"""Blocks whose pieces a member sends to another ahead of their sums: what bounds the receiver's scratch memory."""
 
 CUT_ELEMENTS = 16
 DIRECT_BYTES = 1 << 15
@@ -24,15 +25,29 @@ A bucket of 4 MiB is one stage among up to 8 workers: each stage costs each pair
 """
 
 
-class Sharing(NamedTuple):
-    """Which ranks exchange large buckets in shared memory, and which own blocks."""
+Ranks = tuple[int, ...]
 
-    groups: tuple[tuple[int, ...], ...] = ()
-    """All ranks, by those that share memory, each with each other. Empty if nobody does."""
+
+class Edge(NamedTuple):
+    """A step of a block on its way to its owner: ``child`` sends its pieces to ``parent``, which sends back the sum."""
+
+    child: int
+    parent: int
+    ranks: Ranks
+    """Those whose pieces they are: a group or a rack, of which ``child`` is one."""
+
+
+class Sharing(NamedTuple):
+    """How large buckets are exchanged: which ranks share memory, which are in one rack, and which own blocks."""
+
+    groups: tuple[Ranks, ...] = ()
+    """All ranks, by those that share memory, each with each other. Empty if all exchange everything with each other."""
     min_bytes: int = MIN_SHARED_BYTES
     slot_bytes: int = SLOT_BYTES
-    owners: tuple[int, ...] = ()
+    owners: Ranks = ()
     """The ranks that own blocks of buckets that are cut, evenly many each; all ranks if empty."""
+    racks: tuple[Ranks, ...] = ()
+    """All ranks, by rack; a group is in one rack. Empty if racks make no difference."""
 
     @property
     def stage_blocks(self) -> int:
@@ -49,15 +64,31 @@ class Sharing(NamedTuple):
         """Where its second half begins, in bytes: that for results."""
         return NUM_SLOTS * self.stage_blocks * ROUND_PAYLOAD_BYTES
 
-    def group_of(self, rank: int) -> tuple[int, ...]:
+    def group_of(self, rank: int) -> Ranks:
         """The group of ``rank``."""
         return next((group for group in self.groups if rank in group), (rank,))
 
-    def local_owner(self, group: tuple[int, ...], owner: int) -> int:
-        """The rank of ``group`` that folds the blocks of ``owner`` inside. Other hosts' blocks are divided evenly."""
-        if owner in group:
+    def head(self, ranks: Ranks, owner: int) -> int:
+        """The rank of a group or rack that folds the blocks of ``owner`` there. Those of others are divided evenly."""
+        if owner in ranks:
             return owner
-        return group[(owner - sum(rank < owner for rank in group)) % len(group)]
+        able = tuple(rank for rank in ranks if rank in self.owners) or ranks
+        return _spread(self.group_of(_spread(able, owner)), owner)
+
+    def edges(self, owner: int) -> Iterator[Edge]:
+        """How the pieces of all groups come to ``owner``, and sums to them: from groups to the head of their rack."""
+        for rack in self.racks or (tuple(rank for group in self.groups for rank in group),):
+            head = self.head(rack, owner)
+            if head != owner:
+                yield Edge(head, owner, rack)
+            for group in self.groups:
+                if group[0] in rack and (child := self.head(group, owner)) != head:
+                    yield Edge(child, head, group)
+
+
+def _spread(ranks: Ranks, owner: int) -> int:
+    """One of ``ranks`` for each owner that is none of them, in turns."""
+    return ranks[(owner - sum(rank < owner for rank in ranks)) % len(ranks)]
 
 
 NOT_SHARED = Sharing()
@@ -79,30 +110,26 @@ class Block(NamedTuple):
     """A part of a bucket that one rank folds at once."""
 
     bucket: int
-    number: int
-    """Which block of its bucket and owner this is."""
+    place: int
+    """The number of blocks before it in the round, in the one order in which all ranks exchange them."""
     start: int
     stop: int
     """In elements of the bucket."""
     low: int
     high: int
     """The same in bytes."""
-    scratch: int
-    """Where the owner's scratch memory keeps the others' pieces: an offset in bytes for a piece of one slot."""
-    turn: int
-    """The number of shared blocks before it in its owner's list, or -1 if everyone folds it alone."""
-    place: int
-    """The number of blocks before it in its owner's list."""
     owner: int
+    shared: bool
+    """Whether its owner sends the sum to the others; else everyone folds the whole bucket for itself."""
 
     @property
-    def shared(self) -> bool:
-        """Whether its owner sends the sum to the others."""
-        return self.turn >= 0
+    def num_bytes(self) -> int:
+        """Of one piece."""
+        return self.high - self.low
 
     def content(self, kind: Kind, *, num_pieces: int = 1) -> bytes:
         """The second half of the header of a frame with this block."""
-        return encode_content(kind, bucket=self.bucket, block=self.number, length=(self.high - self.low) * num_pieces)
+        return encode_content(kind, bucket=self.bucket, block=self.place, length=self.num_bytes * num_pieces)
 
 
 class Part(NamedTuple):
@@ -113,7 +140,7 @@ class Part(NamedTuple):
     offset: int
     """Where every segment keeps the pieces of its rank, in bytes, one after the other."""
     results: int
-    """Where the segment of the local owner keeps what it folds: its group's subtrees, and then the sum."""
+    """Where the segment of the head of the group keeps what it folds: its group's subtrees, and then the sum."""
     blocks: tuple[Block, ...]
 
     @property
@@ -136,6 +163,11 @@ class Part(NamedTuple):
         """Of one piece."""
         return self.blocks[-1].high - self.blocks[0].low
 
+    @property
+    def low(self) -> int:
+        """In bytes of the bucket."""
+        return self.blocks[0].low
+
 
 class Stage(NamedTuple):
     """Blocks of a bucket that a group exchanges at once; the same for all groups."""
@@ -156,21 +188,21 @@ class Transfer(NamedTuple):
     item: Block | Stage
     content: bytes
     """The second half of its header."""
-    part: Part | None = None
-    """Of a block that the receiver or the sender, its local owner, shares with its group."""
+    num_bytes: int = 0
+    """Of its payload."""
+    turn: int = -1
+    """Of pieces whose sum comes back: the number of those before them between the same two ranks; -1 of others."""
 
 
 @dataclass(frozen=True)
 class Route:
     """All frames with blocks that two members send each other in a round, each kind in its order."""
 
-    pieces_out: tuple[Transfer, ...]
+    pieces_out: list[Transfer] = field(default_factory=list)
     """PIECES and STAGED."""
-    pieces_in: tuple[Transfer, ...]
-    sums_in: tuple[Transfer, ...]
-    """SUM."""
-    folded_in: tuple[Transfer, ...]
-    """FOLDED: a local owner may have to wait for another's sums longer than for its own."""
-
-
-NO_ROUTE = Route((), (), (), ())
+    pieces_in: list[Transfer] = field(default_factory=list)
+    sums_out: list[Transfer] = field(default_factory=list)
+    """SUM: for each of the pieces with a turn that come, in their order."""
+    sums_in: list[Transfer] = field(default_factory=list)
+    folded_in: list[Transfer] = field(default_factory=list)
+    """FOLDED: a head may have to wait for another's sums longer than for its own."""

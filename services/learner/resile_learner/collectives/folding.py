@@ -31,6 +31,8 @@ class Folding(NamedTuple):
     """The sources that are results as they are, and which."""
     results: tuple[Interval, ...]
     """The complete subtrees that remain, left to right: the whole tree, if the pieces cover it."""
+    kept_in: tuple[int, ...]
+    """For each of these the source in whose place it is if they are folded in place: its first one."""
 
 
 @lru_cache(maxsize=4096)
@@ -51,6 +53,7 @@ def folding(num_leaves: int, held: tuple[tuple[Interval, ...], ...]) -> Folding:
         steps=tuple(Step(*fold, result_of.get(number)) for number, fold in enumerate(program)),
         unchanged=tuple((slot, result) for result, slot in enumerate(remaining) if slot not in last),
         results=tuple(_span(slots, slot, remaining) for slot in remaining),
+        kept_in=tuple(remaining),
     )
 
 

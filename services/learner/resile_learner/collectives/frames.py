@@ -5,8 +5,8 @@ and the second halves are known before it begins, so that they are encoded once 
 
 | kind     | bucket, block          | payload                                             |
 |----------|------------------------|-----------------------------------------------------|
-| PIECES   | of the receiver's part | the sender's partial sums of one block, concatenated |
-| SUM      | of the sender's part   | one finished block                                  |
+| PIECES   | of the round           | the sender's partial sums of one block, concatenated |
+| SUM      | of the round           | one finished block                                  |
 | HEADER   |                        | the header of the sender's training loop            |
 | ABORT    |                        | the suspect's id and the reason                     |
 | CONFIRM  |                        | nothing: the round of this tag is committed         |

@@ -4,14 +4,15 @@ A bucket is cut into one segment for each rank, its owner, and a segment into bl
 block to the owner, which folds them and sends the sum to everyone (reduce-scatter and all-gather). Ranks behind a slow
 link own nothing. A bucket so small that only the number of hops counts is one block that every rank folds for itself.
 
-Ranks that share memory are a group. They fold a large bucket by group: inside a group one rank, the local owner of a
-block, folds the pieces of all, and only the subtrees that remain go to the block's owner, which sends the sum back to
-the local owner alone. The owner is the local owner of its own group. A rank that shares memory with nobody is a group
-too. Blocks, their owners and the tree are the same, whatever carries the pieces and whoever adds them.
+Ranks that share memory are a group. They fold a large bucket by group: inside a group one rank, the head of the group
+for a block, folds the pieces of all, and only the subtrees that remain leave it. A rank that shares memory with nobody
+is a group too. Racks are groups of groups: the head of a rack folds what the heads of its groups send, and only what
+then remains goes to the block's owner. The sum comes back on the same way. The owner is the head of its own group and
+rack. Blocks, their owners and the tree are the same, whatever carries the pieces and whoever adds them.
 
 Inside a group blocks are exchanged in stages. In a stage a member copies its pieces of several blocks into a slot of
-its own segment, the local owners fold straight from the others' segments, and leave the sums in their own, where the
-others read them.
+its own segment, the heads fold straight from the others' segments, and leave the sums in their own, where the others
+read them.
 """
 
 from collections import Counter
@@ -24,12 +25,13 @@ from .blocks import (
     CUT_ELEMENTS,
     DIRECT_BYTES,
     MAX_DIRECT_BYTES,
-    NO_ROUTE,
     NOT_SHARED,
     NUM_SLOTS,
     WINDOW,
     Block,
+    Edge,
     Part,
+    Ranks,
     Route,
     Shape,
     Sharing,
@@ -45,41 +47,37 @@ from .tree import Interval
 class Layout:
     """The cut of all buckets of a round as one rank sees it."""
 
-    num_slots: int
-    """Pieces held by all ranks."""
-    flat: Folding
-    """Of an own block to which every rank sends its pieces."""
-    own: Folding
-    """Of an own block of a bucket that is folded by group."""
-    inner: Folding
-    """Of another's block of such a bucket, as its local owner."""
     direct: frozenset[int]
     """Buckets that every rank folds for itself."""
     grouped: frozenset[int]
     """Buckets that are folded by group."""
     blocks: tuple[Block, ...]
-    """Those that this rank owns, by bucket and number."""
-    part_of: tuple[Part | None, ...]
-    """For each of these blocks the part that it belongs to, if it is shared with partners."""
-    num_senders: tuple[int, ...]
-    """For each of these blocks the frames with pieces that come."""
+    """Those that this rank owns."""
+    flat: Folding
+    """Of an own block to which every rank sends its pieces."""
+    by_owner: Mapping[int, Folding]
+    """Of the blocks of buckets that are folded by group, of those owners for whom this rank is a head."""
+    num_senders: Mapping[int, int]
+    """By place of a block the frames with pieces that come, if any do."""
+    part_of: Mapping[int, Part]
+    """By place of a block the part that it belongs to, if it is shared with partners."""
     stages: tuple[Stage, ...]
     num_folders: tuple[int, ...]
-    """For each stage how many partners are local owners of a part."""
+    """For each stage how many partners are heads of the group for a part."""
     num_inside: tuple[int, ...]
-    """For each stage the blocks of which this rank is the local owner."""
+    """For each stage the blocks for which this rank is the head of the group."""
     partners: frozenset[int]
     """The other ranks of the group."""
-    local_owners: tuple[int, ...]
-    """For the blocks of each rank the local owner in the own group."""
-    receivers: frozenset[int]
-    """The ranks of other groups that receive the sums of own blocks that are folded by group."""
+    heads: tuple[int, ...]
+    """For the blocks of each rank the head of the own group."""
     routes: tuple[Route, ...]
     """What is exchanged with each rank."""
-    slot_bytes: int
-    """Scratch memory for the blocks of one slot of the fold."""
+    received: Mapping[tuple[int, int], int]
+    """By place of a block and rank where in the scratch memory the pieces are received that come from it, in bytes."""
+    received_bytes: int
+    """How much of it that takes."""
     block_bytes: int
-    """Of a block, at most."""
+    """Of a block of a bucket that is cut, at most."""
 
 
 @lru_cache(maxsize=64)
@@ -108,121 +106,100 @@ class _Cut:
         self.num_leaves = num_leaves
         self.sharing = sharing
         self.ranks = range(len(pieces))
-        self.groups = tuple(map(sharing.group_of, self.ranks))
-        self.inner = {group: self._inside(group) for group in set(self.groups)}
-        """For each group how the pieces of its members are added up."""
-        counts = [*map(len, pieces), *(len(inner.results) for inner in self.inner.values())]
-        self.block_bytes = max(64, ROUND_PAYLOAD_BYTES // max(1, *counts) // 64 * 64)
-        self.direct = _direct_buckets(shapes, counts) if len(pieces) > 1 else frozenset()
+        self.remaining: dict[Ranks, tuple[Interval, ...]] = {(rank,): held for rank, held in enumerate(pieces)}
+        """For each set of ranks whose pieces are folded together the subtrees that this leaves."""
+        for ranks in (*sharing.groups, *sharing.racks):
+            self.remaining[ranks] = self._folding({rank: (rank,) for rank in ranks}).results
+        most = max(map(len, self.remaining.values()))
+        self.block_bytes = max(64, ROUND_PAYLOAD_BYTES // max(1, most) // 64 * 64)
+        self.direct = _direct_buckets(shapes, most) if len(pieces) > 1 else frozenset()
         self.grouped = frozenset(
             bucket
             for bucket, shape in enumerate(shapes)
             if bucket not in self.direct and sharing.groups and shape.num_bytes >= max(1, sharing.min_bytes)
         )
-        self.blocks = [self._blocks(owner, shapes) if any(pieces) else [] for owner in self.ranks]
+        self.blocks = tuple(self._blocks(shapes)) if any(pieces) else ()
         self.stages = tuple(self._stages())
 
     def seen_by(self, rank: int) -> Layout:
-        own = self.blocks[rank]
-        group = self.groups[rank]
-        stages = self.stages if len(group) > 1 else ()
-        part_of = {(part.owner, block.place): part for stage in stages for part in stage.parts for block in part.blocks}
-        routes = tuple(
-            Route(
-                pieces_out=tuple(self._pieces(rank, other, part_of)),
-                pieces_in=tuple(self._pieces(other, rank, {})),
-                sums_in=tuple(self._sums(other, rank, part_of)),
-                folded_in=tuple(self._folded(other, stages)) if other in group else (),
-            )
-            if other != rank
-            else NO_ROUTE
-            for other in self.ranks
-        )
-        senders = Counter(transfer.item for route in routes for transfer in route.pieces_in)
-        folders = [[self._local_owner(rank, part.owner) for part in stage.parts] for stage in stages]
+        group = self.sharing.group_of(rank)
+        partners = frozenset(group) - {rank}
+        stages = self.stages if partners else ()
+        heads = tuple(self.sharing.head(group, owner) for owner in self.ranks)
+        edges = [
+            [edge for edge in self.sharing.edges(owner) if rank in (edge.child, edge.parent)] if self.grouped else []
+            for owner in self.ranks
+        ]
+        routes = self._routes(rank, partners, edges)
+        received, received_bytes = _scratch_of(routes)
+        folders = [[heads[part.owner] for part in stage.parts] for stage in stages]
+        for stage, inside in zip(stages, folders, strict=True):
+            for partner in partners.intersection(inside):
+                routes[partner].folded_in.append(Transfer(stage, stage.content(Kind.FOLDED)))
         return Layout(
-            num_slots=sum(map(len, self.pieces)),
-            flat=folding(self.num_leaves, self.pieces),
-            own=folding(self.num_leaves, tuple(self._sent(sender, rank) for sender in self.ranks)),
-            inner=self.inner[group],
             direct=self.direct,
             grouped=self.grouped,
-            blocks=tuple(own),
-            part_of=tuple(part_of.get((rank, block.place)) for block in own),
-            num_senders=tuple(senders[block] for block in own),
+            blocks=tuple(block for block in self.blocks if block.owner == rank),
+            flat=self._folding({sender: (sender,) for sender in self.ranks}),
+            by_owner={
+                owner: self._folding(
+                    {partner: (partner,) for partner in group}
+                    | {edge.child: edge.ranks for edge in edges[owner] if edge.parent == rank}
+                )
+                for owner, head in enumerate(heads)
+                if head == rank
+            },
+            num_senders=Counter(place for place, _ in received),
+            part_of={block.place: part for stage in stages for part in stage.parts for block in part.blocks},
             stages=stages,
             num_folders=tuple(len({*inside} - {rank}) for inside in folders),
             num_inside=tuple(
                 sum(len(part.blocks) for part, folder in zip(stage.parts, inside, strict=True) if folder == rank)
                 for stage, inside in zip(stages, folders, strict=True)
             ),
-            partners=frozenset(group) - {rank},
-            local_owners=tuple(self._local_owner(rank, owner) for owner in self.ranks),
-            receivers=frozenset(self._local_owner(other, rank) for other in self.ranks if other not in group),
+            partners=partners,
+            heads=heads,
             routes=routes,
-            slot_bytes=max((_scratch_end(block) for blocks in self.blocks for block in blocks), default=0),
+            received=received,
+            received_bytes=received_bytes,
             block_bytes=self.block_bytes,
         )
 
-    def _local_owner(self, rank: int, owner: int) -> int:
-        """In the group of ``rank``."""
-        return self.sharing.local_owner(self.groups[rank], owner)
+    def _folding(self, given: Mapping[int, Ranks]) -> Folding:
+        """Of what each rank gives: the subtrees that remain of the pieces of some ranks."""
+        return folding(
+            self.num_leaves, tuple(self.remaining[given[rank]] if rank in given else () for rank in self.ranks)
+        )
 
-    def _inside(self, group: tuple[int, ...]) -> Folding:
-        return folding(self.num_leaves, tuple(held if rank in group else () for rank, held in enumerate(self.pieces)))
+    def _routes(self, rank: int, partners: frozenset[int], edges: Sequence[Sequence[Edge]]) -> tuple[Route, ...]:
+        """The frames between ``rank`` and each other; ``edges`` are those with it, by owner, of a grouped bucket.
 
-    def _sent(self, sender: int, owner: int) -> tuple[Interval, ...]:
-        """The subtrees that ``owner`` has from ``sender`` of a block that is folded by group."""
-        if self.groups[sender] == self.groups[owner]:
-            return self.pieces[sender]
-        return self.inner[self.groups[sender]].results if self._local_owner(sender, owner) == sender else ()
-
-    def _pieces(self, sender: int, owner: int, part_of: Mapping[tuple[int, int], Part]) -> Iterator[Transfer]:
-        """The frames with pieces. Of a bucket that is folded by group every group sends some, even if it has none.
-
-        So an owner has to wait for them, and no sum comes to a group before its members have announced the stage.
+        Everyone sends pieces, even if it has none. So an owner has to wait for them, and no sum comes to a group before
+        its members have announced the stage.
         """
-        count = len(self.pieces[sender])
-        num_results = len(self.inner[self.groups[sender]].results)
-        for item in self._items(owner, of_group=self.groups[sender] == self.groups[owner]):
+        routes = tuple(Route() for _ in self.ranks)
+        items: list[Block | Stage] = [*self.blocks, *self.stages]
+        for item in sorted(items, key=lambda item: item.bucket):
             if isinstance(item, Stage):
-                yield Transfer(item, item.content(Kind.STAGED))
-            elif item.bucket not in self.grouped:
-                if count:
-                    yield Transfer(item, item.content(Kind.PIECES, num_pieces=count))
-            elif self._local_owner(sender, owner) == sender:
-                content = item.content(Kind.PIECES, num_pieces=num_results)
-                yield Transfer(item, content, part_of.get((owner, item.place)))
-
-    def _sums(self, owner: int, receiver: int, part_of: Mapping[tuple[int, int], Part]) -> Iterator[Transfer]:
-        """The frames with sums."""
-        is_of_group = self.groups[owner] == self.groups[receiver]
-        is_local_owner = not is_of_group and self._local_owner(receiver, owner) == receiver
-        for block in self.blocks[owner]:
-            if block.shared and (block.bucket not in self.grouped or is_local_owner):
-                yield Transfer(block, block.content(Kind.SUM), part_of.get((owner, block.place)))
-
-    def _folded(self, rank: int, stages: Sequence[Stage]) -> Iterator[Transfer]:
-        """The frames that say that sums lie in the segment of ``rank``."""
-        for stage in stages:
-            if any(self._local_owner(rank, part.owner) == rank for part in stage.parts):
-                yield Transfer(stage, stage.content(Kind.FOLDED))
-
-    def _items(self, owner: int, *, of_group: bool) -> list[Block | Stage]:
-        """The blocks of ``owner``; inside its group stages in the place of those that are folded by group."""
-        if not of_group:
-            return list(self.blocks[owner])
-        items: list[Block | Stage] = [block for block in self.blocks[owner] if block.bucket not in self.grouped]
-        items += self.stages
-        return sorted(items, key=lambda item: (item.bucket, item.number))
+                for partner in partners:
+                    for transfers in (routes[partner].pieces_out, routes[partner].pieces_in):
+                        transfers.append(Transfer(item, item.content(Kind.STAGED)))
+                continue
+            is_grouped = item.bucket in self.grouped
+            for edge in edges[item.owner] if is_grouped else _flat_edges(rank, item.owner, self.ranks):
+                num_pieces = len(self.remaining[edge.ranks])
+                if edge.child == rank:
+                    _add(item, num_pieces, routes[edge.parent].pieces_out, routes[edge.parent].sums_in)
+                else:
+                    _add(item, num_pieces, routes[edge.child].pieces_in, routes[edge.child].sums_out)
+        return routes
 
     def _stages(self) -> Iterator[Stage]:
         """The buckets that are folded by group, in stages of evenly many blocks, which all ranks fold side by side."""
         most = self.sharing.stage_blocks
         number = 0
         for bucket in sorted(self.grouped):
-            blocks = [block for own in self.blocks for block in own if block.bucket == bucket]
-            blocks.sort(key=lambda block: (block.number, block.owner))
+            blocks = [block for block in self.blocks if block.bucket == bucket]
             num_stages = -(-len(blocks) // most)
             for turn in range(num_stages):
                 first, last = (len(blocks) * edge // num_stages for edge in (turn, turn + 1))
@@ -232,31 +209,31 @@ class _Cut:
     def _parts(self, blocks: Sequence[Block], stage: int) -> Iterator[Part]:
         """The blocks of a stage by owner."""
         offset = stage % NUM_SLOTS * self.sharing.stage_blocks * ROUND_PAYLOAD_BYTES
-        for _, own in groupby(sorted(blocks, key=lambda block: (block.owner, block.number)), lambda block: block.owner):
+        for _, own in groupby(sorted(blocks, key=lambda block: (block.owner, block.place)), lambda block: block.owner):
             part = Part(stage, offset, offset + self.sharing.results_offset, tuple(own))
             offset += len(part.blocks) * ROUND_PAYLOAD_BYTES
             yield part
 
-    def _blocks(self, owner: int, shapes: Sequence[Shape]) -> list[Block]:
-        blocks: list[Block] = []
-        turn = 0
-        kept = WINDOW * self.block_bytes
+    def _blocks(self, shapes: Sequence[Shape]) -> Iterator[Block]:
+        """All blocks in their order: of each bucket the first of each owner, then the second of each, and so on."""
+        place = 0
         for bucket, shape in enumerate(shapes):
             size = shape.element_bytes
+            for _, owner, start, stop in sorted(self._cuts(bucket, shape)):
+                low, high = start * size, stop * size
+                yield Block(bucket, place, start, stop, low, high, owner, shared=bucket not in self.direct)
+                place += 1
+
+    def _cuts(self, bucket: int, shape: Shape) -> Iterator[tuple[int, int, int, int]]:
+        """The blocks of a bucket: the number of those before it of its owner, the owner, and the elements."""
+        length = self.block_bytes // shape.element_bytes
+        for owner in self.ranks:
             if bucket in self.direct:
-                high = shape.num_bytes
-                blocks.append(Block(bucket, 0, 0, shape.num_elements, 0, high, kept, -1, len(blocks), owner))
-                kept += padded(high)
+                yield 0, owner, 0, shape.num_elements
                 continue
             first, last = self._segment(shape.num_elements, owner)
-            length = self.block_bytes // size
             for number, start in enumerate(range(first, last, length)):
-                stop = min(start + length, last)
-                scratch = turn % WINDOW * self.block_bytes
-                low, high = start * size, stop * size
-                blocks.append(Block(bucket, number, start, stop, low, high, scratch, turn, len(blocks), owner))
-                turn += 1
-        return blocks
+                yield number, owner, start, min(start + length, last)
 
     def _segment(self, num_elements: int, owner: int) -> tuple[int, int]:
         """The elements that ``owner`` folds of a bucket."""
@@ -264,26 +241,58 @@ class _Cut:
         if owner not in owners:
             return 0, 0
         number = owners.index(owner)
-        return _edge(num_elements, number, len(owners)), _edge(num_elements, number + 1, len(owners))
+        return _cut_at(num_elements, number, len(owners)), _cut_at(num_elements, number + 1, len(owners))
 
 
-def _direct_buckets(shapes: Sequence[Shape], counts: Sequence[int]) -> frozenset[int]:
+def _flat_edges(rank: int, owner: int, ranks: Sequence[int]) -> Iterator[Edge]:
+    """The edges with ``rank`` of a block to whose owner every rank sends its pieces."""
+    for child in ranks if rank == owner else (rank,):
+        if child != owner:
+            yield Edge(child, owner, (child,))
+
+
+def _add(block: Block, num_pieces: int, pieces: list[Transfer], sums: list[Transfer]) -> None:
+    """Add the frames of a block from one rank to another: its pieces, and the sum that comes back."""
+    turn = len(sums) if block.shared else -1
+    content = block.content(Kind.PIECES, num_pieces=num_pieces)
+    pieces.append(Transfer(block, content, num_pieces * block.num_bytes, turn))
+    if block.shared:
+        sums.append(Transfer(block, block.content(Kind.SUM), block.num_bytes))
+
+
+def _scratch_of(routes: Sequence[Route]) -> tuple[dict[tuple[int, int], int], int]:
+    """Where the pieces of each block and sender are received, and how much memory that takes.
+
+    From each rank there are ``WINDOW`` pieces at a time whose sum has not been sent back to it.
+    """
+    received: dict[tuple[int, int], int] = {}
+    end = 0
+    for rank, route in enumerate(routes):
+        frames = [(frame.item.place, frame) for frame in route.pieces_in if isinstance(frame.item, Block)]
+        size = padded(max((frame.num_bytes for _, frame in frames if frame.turn >= 0), default=0))
+        first, end = end, end + WINDOW * size
+        for place, frame in frames:
+            if frame.turn >= 0:
+                received[place, rank] = first + frame.turn % WINDOW * size
+            else:
+                received[place, rank] = end
+                end += padded(frame.num_bytes)
+    return received, end
+
+
+def _direct_buckets(shapes: Sequence[Shape], num_pieces: int) -> frozenset[int]:
     """The buckets that every rank folds for itself, as far as a bounded scratch memory allows."""
     chosen: set[int] = set()
     room = MAX_DIRECT_BYTES
     for bucket, shape in enumerate(shapes):
         size = shape.num_bytes
-        if 0 < size <= min(DIRECT_BYTES, room) and size * max(counts) <= ROUND_PAYLOAD_BYTES:
+        if 0 < size <= min(DIRECT_BYTES, room) and size * num_pieces <= ROUND_PAYLOAD_BYTES:
             chosen.add(bucket)
             room -= padded(size)
     return frozenset(chosen)
 
 
-def _scratch_end(block: Block) -> int:
-    return block.scratch + padded(block.high - block.low)
-
-
-def _edge(num_elements: int, number: int, num_owners: int) -> int:
+def _cut_at(num_elements: int, number: int, num_owners: int) -> int:
     """Where the segment of an owner begins, by how many own segments before it."""
     units = -(-num_elements // CUT_ELEMENTS)
     return min(num_elements, units * number // num_owners * CUT_ELEMENTS)

@@ -11,96 +11,21 @@ left behind keeps reading the segments of its own generation, which nobody write
 segment but its own. Where memory cannot be shared, the connections carry everything, and the reason is reported.
 """
 
-import hashlib
 import os
 import secrets
-import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from statistics import median_high, median_low
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
-from .blocks import DIRECT_BYTES, MIN_SHARED_BYTES, Sharing
+from .blocks import MIN_SHARED_BYTES, Ranks, Sharing
+from .link_rates import choose_owners, choose_racks, host_rates, rate_of, rate_text, smallest_grouped
 from .reduction import SharedMemory
 from .segments import NAME_BYTES, TOKEN_BYTES, Mailbox, Segment, create_segment, map_segment
 from .spec import RoundSpec
+from .status import NO_RACK, NOWHERE, Host, Status, decode_status
 from .transport import Traffic
 
-HOP_SECONDS = 0.004
-"""What two more hops inside a host may take: a bucket is folded by group if the link takes longer for it."""
-MEASURED_BYTES = 4 << 20
-"""What a member sends to other hosts before it knows the rate of its links."""
-SLOW_PART = 3
-"""A host is slow if its links carry less than this part of what those of the median host do: see `_owners`."""
-_RATE_BITS = 3
-"""Of a rate, that are sent after their number: it is known to one part in eight."""
-_STATUS = struct.Struct(f"<8s8s{NAME_BYTES}s{TOKEN_BYTES}sB")
 _NOTHING = bytes(NAME_BYTES)
 Key = tuple[int, tuple[int, ...]]
-Groups = tuple[tuple[int, ...], ...]
-
-
-class Host(NamedTuple):
-    """Where a process runs: those with the same kernel and network namespace can pass each other descriptors."""
-
-    kernel: bytes
-    network: bytes
-
-
-NOWHERE = Host(bytes(8), bytes(8))
-
-
-def find_host() -> Host:
-    """Return where this process runs; `NOWHERE` if the system does not say."""
-    try:
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-        network = os.stat("/proc/self/ns/net")
-    except OSError:
-        return NOWHERE
-    return Host(_digest(kernel), _digest(b"%d %d" % (network.st_dev, network.st_ino)))
-
-
-def _digest(value: bytes) -> bytes:
-    return hashlib.sha256(value).digest()[:8]
-
-
-class Status(NamedTuple):
-    """What a member says about itself in every header."""
-
-    host: Host
-    name: bytes
-    """Of its mailbox; zeros while it has none."""
-    token: bytes
-    """Of its segment; zeros while it has none."""
-    mapped: frozenset[int]
-    """The ranks whose segments it has mapped."""
-    rate: int = 0
-    """The bytes a second that its links to other hosts carry; 0 if not known."""
-
-    def encode(self, num_ranks: int) -> bytes:
-        """As bytes, whose number depends on ``num_ranks`` alone."""
-        mapped = sum(1 << rank for rank in self.mapped).to_bytes(-(-num_ranks // 8), "little")
-        return _STATUS.pack(*self.host, self.name, self.token, _encode_rate(self.rate)) + mapped
-
-
-def decode_status(data: bytes) -> Status:
-    """The inverse of ``Status.encode``."""
-    kernel, network, name, token, rate = _STATUS.unpack_from(data)
-    bits = int.from_bytes(data[_STATUS.size :], "little")
-    mapped = frozenset(rank for rank in range(8 * (len(data) - _STATUS.size)) if bits >> rank & 1)
-    return Status(Host(kernel, network), name, token, mapped, _decode_rate(rate))
-
-
-def _encode_rate(rate: int) -> int:
-    """In a byte: the number of bits, and the two after the first."""
-    num_bits = rate.bit_length()
-    return min(255, num_bits << 2 | rate >> num_bits - _RATE_BITS & 3) if num_bits > _RATE_BITS else 0
-
-
-def _decode_rate(code: int) -> int:
-    """The middle of the rates with this code."""
-    num_bits, rest = divmod(code, 4)
-    return (9 + 2 * rest) << num_bits - _RATE_BITS - 1 if num_bits > _RATE_BITS else 0
+Groups = tuple[Ranks, ...]
 
 
 class MemoryAgreement:
@@ -114,11 +39,13 @@ class MemoryAgreement:
         worker: int,
         *,
         host: Host = NOWHERE,
+        rack: bytes = NO_RACK,
         report: Callable[[str], None] = lambda reason: None,
         min_bytes: int | None = None,
     ) -> None:
         self._worker = worker
         self._host = host
+        self._rack = rack
         self._report = report
         self._given_bytes = min_bytes
         self._mailbox: Mailbox | None = None
@@ -147,12 +74,14 @@ class MemoryAgreement:
         self._min_bytes = self._given_bytes or MIN_SHARED_BYTES
         """Of a bucket that is folded by group; the same on all members in the same round."""
         self._rate = 0
+        self._far_rate = 0
         """See `Status`; measured once in a generation."""
         self._earlier: Mapping[int, Traffic] = {}
         """By worker, what was sent to it before this generation."""
         self._slowest = 0
         """The bytes a second that the links of the slowest host carry; the same on all members."""
         self._owners: tuple[int, ...] = ()
+        self._racks: Groups = ()
         """See `Sharing`; the same on all members in the same round."""
 
     def _close_descriptor(self) -> None:
@@ -170,12 +99,14 @@ class MemoryAgreement:
             self._find_group()
         if any(sums.numel() * sums.element_size() >= self._min_bytes for sums in spec.sums):
             self._offer()
-        if not self._groups:
-            return SharedMemory(Sharing(owners=self._owners))
         segments = {rank: self._mapped[rank] for rank in self.partners}
         if self._own is not None:
             segments[self._rank] = self._own
-        return SharedMemory(Sharing(self._groups, self._min_bytes, owners=self._owners), segments)
+        return SharedMemory(self._sharing, segments)
+
+    @property
+    def _sharing(self) -> Sharing:
+        return Sharing(self._groups, min_bytes=self._min_bytes, owners=self._owners, racks=self._racks)
 
     def status(self, traffic: Callable[[], Mapping[int, Traffic]]) -> bytes:
         """What this member says in the header of the round that has begun.
@@ -184,11 +115,19 @@ class MemoryAgreement:
         """
         if not self._earlier:
             self._earlier = traffic()
-        elif not self._rate and self._group:
-            elsewhere = {worker for rank, worker in enumerate(self._members) if rank not in self._group}
-            self._rate = _rate_of(traffic(), self._earlier, elsewhere)
+        elif self._group and not self._rate + self._far_rate:
+            self._measure(traffic())
         name = self._mailbox.name if self._mailbox else _NOTHING
-        return Status(self._host, name, self._token, frozenset(self._mapped), self._rate).encode(len(self._members))
+        mapped = frozenset(self._mapped)
+        status = Status(self._host, name, self._token, mapped, self._rate, self._rack, self._far_rate)
+        return status.encode(len(self._members))
+
+    def _measure(self, traffic: Mapping[int, Traffic]) -> None:
+        elsewhere = {worker for rank, worker in enumerate(self._members) if rank not in self._group}
+        if rate_of(traffic, self._earlier, elsewhere):
+            far = {worker for worker in elsewhere if self._known[worker].rack != self._rack}
+            self._rate = rate_of(traffic, self._earlier, elsewhere - far, least=0)
+            self._far_rate = rate_of(traffic, self._earlier, far, least=0)
 
     def on_statuses(self, encoded: Sequence[bytes]) -> None:
         """Note what all members have said in the round that is complete, by rank."""
@@ -202,19 +141,22 @@ class MemoryAgreement:
         # Of the statuses alone: all members draw the same conclusion from them.
         statuses = [self._status_of(rank) for rank in range(len(self._members))]
         self._groups = _grown(self._groups, [status.mapped for status in statuses])
-        rates = _host_rates(statuses)
+        rates = host_rates(statuses)
         self._slowest = min(rates.values(), default=0)
-        self._owners = _owners(statuses, rates)
-        self._min_bytes = self._given_bytes or _smallest_grouped(self._slowest)
+        self._owners = choose_owners(statuses, rates)
+        self._racks = choose_racks(statuses, self._groups)
+        if self._racks and not self._groups:
+            self._groups = tuple((rank,) for rank in range(len(statuses)))
+        self._min_bytes = self._given_bytes or smallest_grouped(self._slowest)
 
     @property
     def path(self) -> str:
         """How the members exchange gradients in the round that has begun, for people; empty for a single one."""
         if len(self._members) < 2:
             return ""
-        parts = [_path_of(Sharing(self._groups, self._min_bytes))]
+        parts = [_path_of(self._sharing)]
         if self._slowest:
-            parts.append(f"the links of the slowest host carry {_rate_text(self._slowest)}")
+            parts.append(f"the links of the slowest host carry {rate_text(self._slowest)}")
         if self._owners:
             parts.append(f"the sums are divided among {len(self._owners)} workers with faster links")
         if self._reason:
@@ -326,59 +268,21 @@ class MemoryAgreement:
             self._report(f"workers of one host exchange gradients over TCP, and not in shared memory: {reason}")
 
 
-def _rate_of(traffic: Mapping[int, Traffic], earlier: Mapping[int, Traffic], workers: Collection[int]) -> int:
-    """The bytes a second that the links to ``workers`` carry together; 0 before enough was sent to say."""
-    sent = [(traffic[worker], earlier.get(worker, Traffic())) for worker in workers if worker in traffic]
-    num_bytes = sum(now.num_bytes - before.num_bytes for now, before in sent)
-    return sum(now.rate_since(before) for now, before in sent) if num_bytes >= MEASURED_BYTES else 0
-
-
-def _host_rates(statuses: Sequence[Status]) -> dict[Host, int]:
-    """The bytes a second that the links of each host carry; nothing while not all have measured, or on one host.
-
-    Of a host's members the median counts: a measurement may be far off.
-    """
-    rates: dict[Host, list[int]] = {}
-    for status in statuses:
-        rates.setdefault(status.host, []).append(status.rate)
-    if len(rates) == 1 or not all(map(all, rates.values())):
-        return {}
-    return {host: len(of_host) * median_low(of_host) for host, of_host in rates.items()}
-
-
-def _owners(statuses: Sequence[Status], rates: Mapping[Host, int]) -> tuple[int, ...]:
-    """The ranks that own blocks: those on hosts that are not slow; nothing if none is, or if it makes no difference.
-
-    Of N hosts one that owns the part f of a bucket sends and receives 1 + f (N - 2) times its size, so at least 1. If M
-    others own the rest, they move 1 + (N - 2) / M times its size each, less than 3 times, since at most half of the
-    hosts are slower than the median. A host whose links carry a third of theirs takes longer for 1 than they for that.
-    """
-    if len(rates) < 3:
-        return ()
-    slow = {host for host, rate in rates.items() if rate * SLOW_PART < median_high(rates.values())}
-    return tuple(rank for rank, status in enumerate(statuses) if status.host not in slow) if slow else ()
-
-
-def _smallest_grouped(slowest: int) -> int:
-    """The bytes that the slowest host's links carry in the time of two hops inside a host, within limits."""
-    return max(DIRECT_BYTES, min(MIN_SHARED_BYTES, int(slowest * HOP_SECONDS))) if slowest else MIN_SHARED_BYTES
-
-
 def _path_of(sharing: Sharing) -> str:
     if not sharing.groups:
         return "over TCP"
-    limit = f"for buckets of {sharing.min_bytes / 1024:.4g} KiB and more, TCP for smaller ones"
-    if len(sharing.groups) == 1:
-        return f"shared memory {limit}"
     sizes = [len(group) for group in sharing.groups]
     size = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    groups = f"{len(sizes)} groups of {size} workers"
-    return f"shared memory within {groups} and one fold per group over TCP {limit}"
-
-
-def _rate_text(bytes_per_second: int) -> str:
-    megabits = bytes_per_second * 8 / 1e6
-    return f"{megabits:.2g} Mbit/s" if megabits < 1000 else f"{megabits / 1000:.2g} Gbit/s"
+    steps = []
+    if len(sizes) == 1:
+        steps.append("shared memory")
+    elif max(sizes) > 1:
+        steps.append(f"shared memory within {len(sizes)} groups of {size} workers")
+        steps.append("one fold per group over TCP")
+    if sharing.racks:
+        steps.append(f"one fold per rack over TCP ({len(sharing.racks)} racks)")
+    limit = f"for buckets of {sharing.min_bytes / 1024:.4g} KiB and more, TCP for smaller ones"
+    return f"{' and '.join(steps)} {limit}"
 
 
 def _grown(groups: Groups, mapped: Sequence[frozenset[int]]) -> Groups:

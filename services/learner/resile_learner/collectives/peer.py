@@ -18,7 +18,7 @@ class _Incoming:
     def __init__(self, encoded_tag: bytes, transfers: Sequence[Transfer]) -> None:
         self._encoded_tag = encoded_tag
         self._transfers = transfers
-        self._number = 0
+        self.num_taken = 0
         self.num_expected = len(transfers)
         self.header = self._next_header()
         """Of the next one; empty after the last."""
@@ -29,12 +29,12 @@ class _Incoming:
     @property
     def next(self) -> Transfer:
         """The next one."""
-        return self._transfers[self._number]
+        return self._transfers[self.num_taken]
 
     def take(self) -> Transfer:
         """The next one, which has come."""
         transfer = self.next
-        self._number += 1
+        self.num_taken += 1
         self.num_expected -= 1
         self.header = self._next_header()
         return transfer
@@ -43,8 +43,9 @@ class _Incoming:
 class RoundPeer(Sink):
     """One member as seen by the round of another.
 
-    Calls ``on_pieces`` when pieces of an own block are here, ``on_group`` when the group can go on, and ``on_abort``
-    when the peer has aborted the round. Its header begins with ``status_bytes`` of the exchange's own.
+    Calls ``on_pieces`` when pieces of an own block are here, ``on_group`` when others in the group or the rack can go
+    on, and ``on_abort`` when the peer has aborted the round. Its header begins with ``status_bytes`` of the exchange's
+    own.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class RoundPeer(Sink):
         self._is_closed = False
         self._route = reduction.layout.routes[rank]
         self._pieces_sent = 0
+        self._sums_sent = 0
         self._pieces, self._sums, self._folded = (
             _Incoming(self._encoded_tag, transfers)
             for transfers in (self._route.pieces_in, self._route.sums_in, self._route.folded_in)
@@ -96,19 +98,31 @@ class RoundPeer(Sink):
         """Queue own pieces of its next blocks, as far as buckets are pushed and it has room."""
         pieces, reduction = self._route.pieces_out, self._reduction
         while self._pieces_sent < len(pieces):
-            item, content, part = pieces[self._pieces_sent]
+            item, content, _, turn = pieces[self._pieces_sent]
             if item.bucket >= len(reduction.buckets):
                 return
             payload: Sequence[bytes | memoryview] = ()
             if isinstance(item, Stage):
                 if item.number >= reduction.num_staged:
                     return
-            elif item.turn >= reduction.num_summed[self.rank] + WINDOW or not reduction.is_staged(part):
+            elif turn >= self._sums.num_taken + WINDOW or not reduction.is_complete(item):
                 return
             else:
-                payload = reduction.outgoing(item, part)
+                payload = reduction.outgoing(item)
             self.link.send(self._encoded_tag + content, *payload)
             self._pieces_sent += 1
+
+    def send_sums(self) -> bool:
+        """Queue the next sums that are due to it, as far as they are here; return whether there were any."""
+        sums, before = self._route.sums_out, self._sums_sent
+        while self._sums_sent < len(sums):
+            block, content, _, _ = sums[self._sums_sent]
+            assert isinstance(block, Block)
+            if block.place not in self._reduction.summed:
+                break
+            self.link.send(self._encoded_tag + content, self._reduction.sum_memory(block))
+            self._sums_sent += 1
+        return self._sums_sent > before
 
     def expected(self, header: bytearray) -> Destination | None:
         """See ``Sink``."""
@@ -118,20 +132,21 @@ class RoundPeer(Sink):
             (self._folded, self._on_folded),
         ):
             if header == frames.header:
-                item = frames.next.item
-                if self._is_closed or item.bucket >= len(self._reduction.buckets):
+                if self._is_closed or frames.next.item.bucket >= len(self._reduction.buckets):
                     return None
-                memory = self._memory_for(item, is_sum=frames is self._sums)
+                memory = self._memory_for(frames.next, is_sum=frames is self._sums)
                 return None if memory is None else ([memory], len(memory), on_frame)
         return None
 
-    def _memory_for(self, item: Block | Stage, *, is_sum: bool) -> memoryview | None:
+    def _memory_for(self, transfer: Transfer, *, is_sum: bool) -> memoryview | None:
         """Where the payload of a frame goes; None while there is no room for it."""
-        if isinstance(item, Stage):
+        block = transfer.item
+        if isinstance(block, Stage):
             return _NO_MEMORY
         if is_sum:
-            return self._reduction.sum_memory(item)
-        return self._reduction.pieces_memory(item, self.rank) if self._reduction.has_room(item) else None
+            return self._reduction.sum_memory(block)
+        has_room = transfer.turn < self._sums_sent + WINDOW
+        return self._reduction.pieces_memory(block, self.rank, transfer.num_bytes) if has_room else None
 
     def accept(self, frame: Frame) -> Destination | Refusal:
         """See ``Sink``."""
@@ -155,11 +170,11 @@ class RoundPeer(Sink):
         raise Malformed(f"{frame.kind.name} of bucket {frame.bucket}, block {frame.block}, cannot come now")
 
     def _on_sum(self) -> None:
-        block, _, part = self._sums.take()
+        block = self._sums.take().item
         assert isinstance(block, Block)
-        self._reduction.on_sum(block, part)
+        self._reduction.on_sum(block)
         self.send_pieces()
-        if part is not None:
+        if block.bucket in self._reduction.layout.grouped:
             self._on_group()
 
     def _on_folded(self) -> None:
@@ -170,10 +185,14 @@ class RoundPeer(Sink):
 
     def _on_pieces_frame(self) -> None:
         item = self._pieces.take().item
-        if not isinstance(item, Stage):
-            self._reduction.on_pieces(item)
+        if isinstance(item, Stage):
+            if self._reduction.on_staged(item):
+                self._on_group()
+            return
+        self._reduction.on_pieces(item)
+        if item.owner == self._reduction.rank:
             self._on_pieces()
-        elif self._reduction.on_staged(item):
+        else:
             self._on_group()
 
     def _on_header(self) -> None:

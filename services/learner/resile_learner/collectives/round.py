@@ -1,14 +1,15 @@
 """One round under way: pieces out to the ranks that fold them, sums back from them, all by the calling thread.
 
-It cannot deadlock, because of four rules. A member sends the pieces of a block only when it knows that the owner has
-folded the block ``WINDOW`` before it, so in ``finish``, when all buckets are pushed, there is room for every frame of
-this round that can arrive: no member stops reading its links, and an ABORT always arrives. Pieces depend only on the
-sender's own compute, or, from a local owner, on a stage that its whole group has announced, and a sum only on pieces.
-A stage depends on compute, and on the sums of the stage ``NUM_SLOTS`` before it. Every member handles buckets, stages
-and blocks in the same order, so the oldest block that is not folded can always be completed. And frames that a member
+It cannot deadlock, because of four rules. A member sends pieces to another only when it has received from it the sum of
+what it sent ``WINDOW`` blocks before, so in ``finish``, when all buckets are pushed, there is room for every frame of
+this round that can arrive: no member stops reading its links, and an ABORT always arrives. Pieces depend on the
+sender's own compute, from the head of a group on a stage that its whole group has announced, and from that of a rack on
+the pieces of its groups. A sum depends on pieces, or on the sum that comes to a head, and a stage on compute, and on
+the sums of the stage ``NUM_SLOTS`` before it. Between any two members all blocks, and in a group all stages, go in one
+and the same order, so the oldest block whose sum is not everywhere can always be completed. And frames that a member
 defers (of a bucket it has not pushed, of a later round) wait for its own compute, never for another member.
 
-Each half of a segment has one rule for its slots. Pieces may be overwritten when all local owners of the group have
+Each half of a segment has one rule for its slots. Pieces may be overwritten when all heads of the group have
 sent FOLDED of the older stage: they have read them. Results may when all partners have announced the newer stage: to
 copy it, each has had to read the sums of the older one. The same holds between rounds, whose groups only grow as long
 as they use the same segments (`MemoryAgreement`).
@@ -18,7 +19,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from .blocks import Block
 from .frames import MAX_HEADER_BYTES, Kind, Malformed, encode, encode_abort, encode_tag
 from .link import BrokenLink, DrainSink, Link
 from .memory import Scratch
@@ -315,22 +315,16 @@ class OpenRound:
             peer.send_pieces()
 
     def _fold(self) -> None:
-        """Fold the own blocks whose pieces are all here, and tell the partners which sums they can read."""
+        """Fold the own blocks whose pieces are all here, send the sums that are here, and publish them in the group."""
         while self._failure is None and (block := self._reduction.next_complete()) is not None:
-            self._complete(block)
+            self._reduction.fold(block)
+            self._send_sums()
+        self._send_sums()
         self._publish()
 
-    def _complete(self, block: Block) -> None:
-        """Fold a block, and send the sum to everyone who has to have it from this rank."""
-        reduction = self._reduction
-        reduction.fold(block)
-        if not block.shared:
-            return
-        layout = reduction.layout
-        header, payload = self._encoded_tag + block.content(Kind.SUM), reduction.sum_memory(block)
+    def _send_sums(self) -> None:
         for peer in self._peers:
-            if block.bucket not in layout.grouped or peer.rank in layout.receivers:
-                peer.link.send(header, payload)
+            if peer.send_sums():
                 self._flush(peer)
 
     def _publish(self) -> None:

@@ -14,11 +14,12 @@ from ..changes import ChangeRecorder
 from ..collectives.departure import LeaveAcknowledgement
 from ..collectives.device.exchange import DeviceExchange, ExchangeRound
 from ..collectives.device.selection import exchange_device
-from ..collectives.memory_agreement import MemoryAgreement, find_host
+from ..collectives.memory_agreement import MemoryAgreement
 from ..collectives.poller import LinkPoller
 from ..collectives.round import GradientExchange
 from ..collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from ..collectives.state_transfer import StateTransfer
+from ..collectives.status import find_host, rack_of
 from ..membership.events import (
     RoundAbandoned,
     RoundCompleted,
@@ -56,7 +57,9 @@ class WorkerSession:
         self._poller = poller
         self._leave_process = leave
         self._imported = imported
-        self._agreement = MemoryAgreement(config.worker, host=find_host(), report=self._warn)
+        self._agreement = MemoryAgreement(
+            config.worker, host=find_host(), rack=rack_of(config.location), report=self._warn
+        )
         self._communicators = control.communicators
         self._exchange = DeviceExchange(
             poller,

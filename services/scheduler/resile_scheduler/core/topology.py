@@ -11,8 +11,8 @@ then racks, then hosts.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-LEVELS = ("zone", "rack")
-"""The labels that say where a host is, from the outside in."""
+from resile_shared.messages.hosts import LOCATION_LABELS as LEVELS
+
 Domain = tuple[str, ...]
 """The values of `LEVELS` of one host; a prefix of it is a zone. Hosts without any of them have none."""
 Numbers = Mapping[str, int]

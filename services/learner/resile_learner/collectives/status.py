@@ -1,0 +1,89 @@
+"""What a member says about itself in the header of every round, so that all members conclude the same from it."""
+
+import hashlib
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from .segments import NAME_BYTES, TOKEN_BYTES
+
+_RATE_BITS = 3
+"""Of a rate, that are sent after their number: it is known to one part in eight."""
+_STATUS = struct.Struct(f"<8s8s{NAME_BYTES}s{TOKEN_BYTES}s2s8s")
+
+
+class Host(NamedTuple):
+    """Where a process runs: those with the same kernel and network namespace can pass each other descriptors."""
+
+    kernel: bytes
+    network: bytes
+
+
+NOWHERE = Host(bytes(8), bytes(8))
+NO_RACK = bytes(8)
+
+
+def find_host() -> Host:
+    """Return where this process runs; `NOWHERE` if the system does not say."""
+    try:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        network = os.stat("/proc/self/ns/net")
+    except OSError:
+        return NOWHERE
+    return Host(_digest(kernel), _digest(b"%d %d" % (network.st_dev, network.st_ino)))
+
+
+def rack_of(location: Sequence[str]) -> bytes:
+    """Return what names a rack in a status, by the values of the labels that say where a host is."""
+    return _digest(repr(tuple(location)).encode()) if any(location) else NO_RACK
+
+
+def _digest(value: bytes) -> bytes:
+    return hashlib.sha256(value).digest()[:8]
+
+
+class Status(NamedTuple):
+    """What a member says about itself in every header."""
+
+    host: Host
+    name: bytes
+    """Of its mailbox; zeros while it has none."""
+    token: bytes
+    """Of its segment; zeros while it has none."""
+    mapped: frozenset[int]
+    """The ranks whose segments it has mapped."""
+    rate: int = 0
+    """The bytes a second that its links to other hosts of its rack carry; 0 if there are none, or it is not known."""
+    rack: bytes = NO_RACK
+    """The rack of its host."""
+    far_rate: int = 0
+    """What its links to other racks carry."""
+
+    def encode(self, num_ranks: int) -> bytes:
+        """As bytes, whose number depends on ``num_ranks`` alone."""
+        mapped = sum(1 << rank for rank in self.mapped).to_bytes(-(-num_ranks // 8), "little")
+        rates = bytes(map(_encode_rate, (self.rate, self.far_rate)))
+        return _STATUS.pack(*self.host, self.name, self.token, rates, self.rack) + mapped
+
+
+def decode_status(data: bytes) -> Status:
+    """The inverse of ``Status.encode``."""
+    kernel, network, name, token, rates, rack = _STATUS.unpack_from(data)
+    bits = int.from_bytes(data[_STATUS.size :], "little")
+    mapped = frozenset(rank for rank in range(8 * (len(data) - _STATUS.size)) if bits >> rank & 1)
+    rate, far_rate = map(_decode_rate, rates)
+    return Status(Host(kernel, network), name, token, mapped, rate, rack, far_rate)
+
+
+def _encode_rate(rate: int) -> int:
+    """In a byte: the number of bits, and the two after the first."""
+    num_bits = rate.bit_length()
+    return min(255, num_bits << 2 | rate >> num_bits - _RATE_BITS & 3) if num_bits > _RATE_BITS else 0
+
+
+def _decode_rate(code: int) -> int:
+    """The middle of the rates with this code."""
+    num_bits, rest = divmod(code, 4)
+    return (9 + 2 * rest) << num_bits - _RATE_BITS - 1 if num_bits > _RATE_BITS else 0
