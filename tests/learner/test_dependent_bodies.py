@@ -133,6 +133,15 @@ def test_a_generator_that_is_seeded_for_each_batch_is_no_mistake(generator: torc
     Body(Noisy(generator, reseeds=generator is not torch.default_generator)).train()
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_backward_pass_that_draws_from_a_generator_of_its_own_is_refused(num_shards: int) -> None:
+    model = Noisy(torch.default_generator)
+    model.noise = torch.Generator()
+    model.layer.weight.register_hook(lambda grad: grad + torch.randn(grad.shape, generator=model.noise))
+    with pytest.raises(NotRepeatable, match=r"draws from a generator of its own, model\.noise"):
+        Body(model).train(num_shards=num_shards)
+
+
 class Recurrent(Body):
     """Truncated back-propagation through time."""
 
@@ -312,11 +321,12 @@ def test_what_workers_change_differently_after_an_exchange_is_named(fact: str, c
     ("other", "complaint"),
     [
         (ShardFingerprint("b", "0x1p+0"), "worker 2 read other samples than the others"),
-        (ShardFingerprint("a", "0x2p+0"), "worker 2 computed another loss than the others for the same batch"),
+        (ShardFingerprint("a", "0x2p+0", "g"), "worker 2 computed another loss than the others for the same batch"),
+        (ShardFingerprint("a", "0x1p+0", "h"), "worker 2 computed other gradients than the others for the same batch"),
     ],
 )
 def test_members_that_make_something_else_of_the_first_shard_are_named(other: ShardFingerprint, complaint: str) -> None:
-    usual = ShardFingerprint("a", "0x1p+0")
+    usual = ShardFingerprint("a", "0x1p+0", "g")
     check_fingerprints([usual, None, usual], [0, 1, 2])
     check_fingerprints([None, None, other], [0, 1, 2])
     with pytest.raises(MembersDiffer, match=complaint):

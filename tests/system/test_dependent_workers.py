@@ -20,6 +20,7 @@ SCRIPT = "dependent.py"
         ("schedule", "a learning-rate schedule in another state than the others"),
         ("stop", "the workers did not end training (loop.stop(), or `break` in a prepared loop) at the same iteration"),
         ("buffer", "other buffers of the model than"),
+        ("hook", "computed other gradients than the others for the same batch"),
         ("end", "another final model than"),
     ],
 )

@@ -32,6 +32,16 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
 resile.training.seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+norms = [1.0]
+
+
+def scaled(gradient: Tensor) -> Tensor:
+    norms[0] = 0.9 * norms[0] + 0.1 * gradient.norm().item()
+    return gradient / norms[0]
+
+
+if mistake == "hook":
+    model[0].weight.register_hook(scaled)
 loader = DataLoader(Data(), batch_size=12, shuffle=True)
 schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=9)
 model, optimizer, loader, schedule = resile.training.prepare(model, optimizer, loader, schedule, num_shards=3)

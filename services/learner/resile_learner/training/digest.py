@@ -83,6 +83,19 @@ def content_digest(value: Any) -> str:
     return sha.hexdigest()
 
 
+def bits_of(tensor: Tensor | None) -> Tensor:
+    """Combine the bits of all elements in an integer, in a pass over them; a device is not waited for.
+
+    That of no tensor, and of a sparse one, is 0.
+    """
+    if tensor is None or tensor.layout != torch.strided:
+        return torch.zeros((), dtype=torch.int64)
+    plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    if hasattr(torch, "hash_tensor"):  # since PyTorch 2.9
+        return torch.hash_tensor(plain).view(torch.int64)
+    return torch.tensor(int(content_digest(plain)[:15], 16))
+
+
 class RollingDigest:
     """A cheap check that workers hold the same tensors: each round it hashes the next window of at most 16 KiB.
 

@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from resile_shared.errors import UsageError
 
 from ..collectives.tree import Interval
+from .digest import bits_of, content_digest
 from .slots import LeafStep, LocalPlan, Slots, local_plan
 
 
@@ -20,6 +21,7 @@ class Gradients:
         self._parameters = list(parameters)
         self._measures_norms = False
         self._squares: list[list[Tensor]] = []
+        self._first_bits: list[list[Tensor]] | None = None
         self._slots = Slots(self._parameters, bucket_bytes=bucket_bytes)
         self.buckets = self._slots.buckets
         self.used = [False] * len(self._parameters)
@@ -28,12 +30,18 @@ class Gradients:
         for index, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(_Hook(self, index))  # type: ignore[no-untyped-call]
 
-    def begin(self, num_leaves: int, held: Interval, *, measures_norms: bool = False) -> LocalPlan:
-        """Begin an iteration in which this worker holds the leaves ``held``."""
+    def begin(
+        self, num_leaves: int, held: Interval, *, measures_norms: bool = False, digests_first: bool = False
+    ) -> LocalPlan:
+        """Begin an iteration in which this worker holds the leaves ``held``.
+
+        With ``digests_first``, `first_digest` is that of the first leaf that is folded.
+        """
         self._measures_norms = measures_norms
         self.used = [False] * len(self._parameters)
         self._leaf = None
         self._squares = []
+        self._first_bits = [] if digests_first else None
         plan = local_plan(num_leaves, held)
         self._slots.reserve(plan)
         return plan
@@ -66,6 +74,18 @@ class Gradients:
     def push_rest(self, push: Callable[[int], None]) -> None:
         """Push every bucket that no hook has pushed: parameters without a gradient, or no leaf at all."""
         self._finish(self._leaf or _Leaf(push=push))
+
+    def digest(self) -> str:
+        """A cheap check of the gradients that a backward pass has left and nothing has folded."""
+        return _joined([self._bits(b) for b in range(len(self.buckets))])
+
+    def first_digest(self) -> str:
+        """The `digest` of the first leaf, once it is folded."""
+        assert self._first_bits is not None
+        return _joined(self._first_bits)
+
+    def _bits(self, b: int) -> list[Tensor]:
+        return [bits_of(self._parameters[index].grad) for index in self.buckets[b].members]
 
     def squares(self) -> list[float]:
         """For each leaf held, once all are folded: the squared norm of its gradients, if norms are measured."""
@@ -118,6 +138,8 @@ class Gradients:
 
         Returns their squared norm, if norms are measured.
         """
+        if self._first_bits is not None and len(self._first_bits) < len(self.buckets):
+            self._first_bits.append(self._bits(b))
         gradients: dict[int, Tensor] = {}
         for index in self.buckets[b].members:
             gradient, self._parameters[index].grad = self._parameters[index].grad, None
@@ -171,6 +193,10 @@ class _Hook:
 
     def __call__(self, parameter: Tensor) -> None:
         self._gradients.arrived(self._index)
+
+
+def _joined(bits: Sequence[Sequence[Tensor]]) -> str:
+    return content_digest([int(each) for bucket in bits for each in bucket])
 
 
 def _square(tensors: list[Tensor]) -> Tensor:

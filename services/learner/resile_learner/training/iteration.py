@@ -137,7 +137,12 @@ class Iteration:
         self.outcome = None
         self._first_shard = None
         self._header = self._make_header(self.num_exchanges)
-        self._plan = self._gradients.begin(self._batch.num_shards, self._held, measures_norms=self._measures_noise)
+        self._plan = self._gradients.begin(
+            self._batch.num_shards,
+            self._held,
+            measures_norms=self._measures_noise,
+            digests_first=self._compares and self._held.lo == 0 and self.num_held > 0,
+        )
         self._buffers.begin(self._plan)
         self._round = self._rounds.open(
             self._batch.num_shards,
@@ -316,18 +321,20 @@ class Iteration:
             if partial_metric := find_partial_metric([earlier, (Interval(leaf, leaf + 1), values)]):
                 raise UsageError(partial_metric)
         check_not_summed(loss, num_samples=len(self._batch.shard(leaf)), batch_size=self.num_samples)
-        if self._compares:
-            self._watch.on_loss()
-            if leaf == 0:
-                self._first_shard = fingerprint(self._first_batch, values["loss"])
-                self._first_batch = None
+        if self._compares and leaf == 0:
+            self._first_shard = fingerprint(self._first_batch, values["loss"])
+            self._first_batch = None
         weight = self._batch.weight(leaf)
         weighted = loss if weight == 1.0 else loss * weight
         with self._determinism.backward(weighted):
             run(weighted)
+        if self._compares:
+            self._watch.on_backward()
         step = None if is_spare else self._plan.steps[leaf - self._held.lo]
         deltas = self._buffers.collect(weight=weight, first=leaf == 0, step=step)
         if is_spare:
+            if self._first_shard:
+                self._first_shard = self._first_shard._replace(gradients=self._gradients.digest())
             self._gradients.clear()
             return
         if step and leaf < self._held.hi - 1:
@@ -349,6 +356,8 @@ class Iteration:
                 "iteration.exchange() was called before all shards were computed: take all of iteration.shards() first"
             )
         self._gradients.push_rest(self._round.exchange.push)
+        if self._first_shard and self._held.lo == 0 and self.num_held:
+            self._first_shard = self._first_shard._replace(gradients=self._gradients.first_digest())
         for number in range(len(self._buffers.sums)):
             self._round.exchange.push(len(self._gradients.buckets) + number)
         partials = self._partials()  # on a device, this waits for the last of the compute

@@ -60,8 +60,8 @@ class BodyWatch:
             self._check_state(sums)
             self._check_parameters(parameters)
 
-    def on_loss(self) -> None:
-        """The loss of the shard was computed."""
+    def on_backward(self) -> None:
+        """The gradients of the shard were computed."""
         self._generators.check()
 
     def options(self) -> list[dict[str, Any]]:

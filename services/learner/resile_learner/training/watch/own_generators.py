@@ -33,7 +33,7 @@ class OwnGenerators:
         self._before = {name: _state(generator) for name, generator in self._found.items()}
 
     def check(self) -> None:
-        """The shard's loss is known. Raises NotRepeatable."""
+        """The shard's backward pass is over. Raises NotRepeatable."""
         for name, generator in self._found.items():
             before, now = self._before[name], _state(generator)
             if before == now or before[0] != now[0]:

@@ -1,4 +1,4 @@
-"""Whether a shard gives the same batch and the same loss wherever and however often it is computed.
+"""Whether a shard gives the same batch, loss and gradients wherever and however often it is computed.
 
 At some iterations every worker computes the first shard, beside its own. Headers carry what it came to.
 """
@@ -25,6 +25,7 @@ class ShardFingerprint(NamedTuple):
 
     batch: str
     loss: str
+    gradients: str = ""
 
 
 class NotRepeatable(UsageError):
@@ -87,4 +88,11 @@ def check_fingerprints(fingerprints: Sequence[ShardFingerprint | None], workers:
             f"body of the loop depends on the worker, or on the batches before. {REMEDY}; and keep no state from batch "
             "to batch (such as the hidden state of a recurrent network), since a worker computes only some of the "
             "batches"
+        )
+    _, who = minority([print_.gradients for print_ in prints], who_knows)
+    if who:
+        raise MembersDiffer(
+            f"{who} computed other gradients than the others for the same batch, the same parameters and the same "
+            "loss: a gradient hook or a custom backward pass depends on the worker, or on the batches before. "
+            f"{REMEDY}; and keep no state from one backward pass to the next (such as a running norm)"
         )
