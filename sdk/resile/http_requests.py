@@ -1,6 +1,7 @@
 """How a client speaks to a pool: requests that are retried and take effect once, downloads, and followed streams."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import secrets
@@ -21,6 +22,8 @@ from .server_sent import read_events
 PATIENCE_SECONDS = 60.0  # longer than one silent read
 _PAUSE_SECONDS = 0.5
 _RETRY_SECONDS = 15.0  # longer than a monitor takes to start again
+_TRANSFERS = 3
+"""How often a download that breaks off is begun: a file of a running job may be replaced while it is sent."""
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
 LISTING_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=1800)
 """Of a request for which the pool lists millions of files."""
@@ -45,6 +48,16 @@ class Unreachable(ResileError):
 
     def __init__(self, server: Server, why: str) -> None:
         super().__init__(f"the pool at {server.url} does not answer ({why}): {server.advice}")
+
+
+class TransferBroken(ResileError):
+    """A download broke off."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the download of {path} broke off {_TRANSFERS} times: a file may have been replaced meanwhile by its job; "
+            "try again, or when it is not written any more"
+        )
 
 
 class Refused(ResileError):
@@ -95,19 +108,30 @@ class HttpRequests:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def download(self, path: str, file: Path, **query: str) -> None:
-        """Write the answer to ``file``, whole or not at all."""
+        """Write the answer to ``file``, whole or not at all. Raises TransferBroken if it breaks off each time."""
         draft = file.with_name(f".{file.name}.partial")
         try:
-            async with self._http.get(self._url(path), params=query) as answer:
-                await _check(answer, self.server)
-                with draft.open("wb") as target:
-                    async for part in answer.content.iter_chunked(1 << 20):
-                        target.write(part)
+            for _ in range(_TRANSFERS - 1):
+                with contextlib.suppress(aiohttp.ClientPayloadError):
+                    await self._receive(path, draft, query)
+                    break
+                await asyncio.sleep(_PAUSE_SECONDS)
+            else:
+                await self._receive(path, draft, query)
             draft.replace(file)
+        except aiohttp.ClientPayloadError as error:
+            raise TransferBroken(path) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Unreachable(self.server, _reason(error)) from error
         finally:
             draft.unlink(missing_ok=True)
+
+    async def _receive(self, path: str, file: Path, query: Mapping[str, str]) -> None:
+        async with self._http.get(self._url(path), params=query) as answer:
+            await _check(answer, self.server)
+            with file.open("wb") as target:
+                async for part in answer.content.iter_chunked(1 << 20):
+                    target.write(part)
 
     async def follow(self, model: type[V], path: str, **query: str | int) -> AsyncIterator[V]:
         """Yield events, resuming after the last one when the connection breaks. Raises Unreachable after a minute."""

@@ -166,6 +166,15 @@ def leaves_temporary_files(config: WorkerConfig, agent: socket.socket) -> None:
     time.sleep(600)
 
 
+def leaves_deep_folders(config: WorkerConfig, agent: socket.socket) -> None:
+    """Make temporary folders within each other, deeper than a recursive function can go."""
+    os.chdir(os.environ["TMPDIR"])
+    print(os.getcwd())
+    for _ in range(2000):
+        os.mkdir("d")
+        os.chdir("d")
+
+
 def leaves_a_daemon(config: WorkerConfig, agent: socket.socket) -> None:
     """Leave a process of a session of its own that has lost its parents, ignores signals and has a child."""
     if "lets-go" in config.args:

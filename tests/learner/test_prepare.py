@@ -19,7 +19,7 @@ from resile.training import ElasticLoader, ElasticLoop, prepare, seed
 from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.messages import Ready
-from resile_learner.session import SoloSession, enter_session
+from resile_learner.session import SoloSession, complete_left, enter_session
 from resile_learner.state.run import RunState
 from resile_learner.training.reports import Result
 from resile_learner.training.seeds import mix
@@ -526,6 +526,34 @@ def test_what_a_script_loads_after_its_loop_does_not_change_the_result() -> None
 
     result = left("epoch", SoloSession(), then=load)
     assert result == left("stop", SoloSession(), then=nothing)
+
+
+def test_a_model_that_is_changed_in_place_after_its_loop_is_not_taken_for_the_result() -> None:
+    def change(loader: ElasticLoader, model: nn.Module) -> None:
+        next(model.parameters()).data.zero_()
+
+    with pytest.raises(UsageError, match=r"the model was changed after the loop over loader.epochs\(\) was left"):
+        left("epoch", SoloSession(), then=change)
+
+
+def test_leaving_a_loop_that_something_still_refers_to_is_refused() -> None:
+    def run() -> None:
+        session = SoloSession()
+        enter_session(session)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        _, _, loader = prepare(model, optimizer, DataLoader(data(32), batch_size=16, shuffle=True))
+        held = loader.epochs(EPOCHS)
+        for _ in held:
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+            break
+        model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+        complete_left(session)
+
+    with pytest.raises(UsageError, match="something still refers to it"):
+        alone(run)
 
 
 def test_the_loader_of_a_loop_that_was_left_yields_nothing_more() -> None:

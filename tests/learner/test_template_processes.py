@@ -238,6 +238,21 @@ async def test_temporary_files_of_a_worker_go_with_it_and_those_of_others_stay(h
     assert kernels.parent == folders[0].parent.parent, "what torch.compile compiles is for all workers"
 
 
+async def test_whatever_a_worker_leaves_is_removed_and_ends_no_other(host: Host) -> None:
+    other = await host.server.fork(host.config("waits"), lambda stream, line: None)
+    await anext(other.messages())
+    for _ in range(2):
+        worker = await host.server.fork(
+            host.config("leaves_deep_folders"), lambda stream, line: host.lines.append(line)
+        )
+        assert (await worker.wait()).status == 0
+    folders = [Path(line) for line in host.lines]
+    await until(lambda: not [path for path in folders[0].parent.iterdir() if path.name.startswith(".removed")])
+    assert not [folder for folder in folders if folder.exists()]
+    other.kill()
+    assert (await other.wait()).kind == "killed"
+
+
 async def test_a_job_that_sets_tmpdir_keeps_it(host: Host) -> None:
     config = host.config("leaves_temporary_files").model_copy(update={"env": {"TMPDIR": str(host.folder)}})
     worker = await host.server.fork(config, lambda stream, line: host.lines.append(line))

@@ -8,6 +8,8 @@ from xml.etree import ElementTree
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from resile import AsyncClient, Client, http_requests
 from resile.job import JobNotCompleted
@@ -140,3 +142,41 @@ def test_a_stacked_chart_names_each_value_once_for_its_stretch() -> None:
     root = ElementTree.fromstring(stacked_chart(chart, [one, two]))
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text") if text.attrib.get("fill") == "#fff"]
     assert texts == ["8", "4", "4", "3"]
+
+
+@pytest.mark.parametrize(("num_broken", "is_delivered"), [(2, True), (3, False)])
+async def test_a_download_that_breaks_off_is_begun_again_and_is_not_taken_for_a_pool_that_is_down(
+    num_broken: int, is_delivered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_requests, "_PAUSE_SECONDS", 0.0)
+    begun = 0
+
+    async def send(request: web.Request) -> web.StreamResponse:
+        nonlocal begun
+        begun += 1
+        response = web.StreamResponse()
+        response.content_length = 8
+        await response.prepare(request)
+        await response.write(b"half")
+        if begun <= num_broken:
+            assert request.transport is not None
+            request.transport.close()
+        else:
+            await response.write(b"rest")
+        return response
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/file", send)])
+    async with TestServer(app) as server:
+        requests = http_requests.HttpRequests(http_requests.Server(str(server.make_url("")).rstrip("/"), "token"))
+        file = tmp_path / "file"
+        try:
+            if is_delivered:
+                await requests.download("file", file)
+                assert file.read_bytes() == b"halfrest"
+            else:
+                with pytest.raises(http_requests.TransferBroken, match="may have been replaced meanwhile"):
+                    await requests.download("file", file)
+        finally:
+            await requests.close()
+    assert list(tmp_path.iterdir()) == ([file] if is_delivered else [])

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import resource
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -186,12 +185,12 @@ def test_a_run_that_is_half_deleted_is_not_resumed_and_goes_at_last(
     monkeypatch.setattr(runs, "KEEP_RUNS", 1)
     folders = ended(home, 2)
 
-    def killed(path: Path, **_: bool) -> None:
+    def killed(path: Path) -> None:
         (path / "lock").unlink()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", killed)
+        patch.setattr(runs, "remove_tree", killed)
         with pytest.raises(KeyboardInterrupt):
             home.prune()
     with pytest.raises(UsageError, match=f"there is no run '{folders[0].job}'"):

@@ -60,6 +60,8 @@ def test_a_large_log_is_moved_aside_while_its_service_goes_on_writing(
     writer = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(writer, b"x" * 101)
     (tmp_path / "being-removed.log").symlink_to("nowhere")
+    for name in ("a.log", "z.log"):
+        (tmp_path / name).symlink_to(name)
     limit_logs(tmp_path)
     os.write(writer, b"next\n")
     os.close(writer)

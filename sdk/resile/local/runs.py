@@ -11,7 +11,6 @@ import fcntl
 import os
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ import orjson
 import pydantic
 
 from resile_shared.errors import ResileError, UsageError
+from resile_shared.folders import remove_tree
 from resile_shared.home import open_home, writing
 from resile_shared.messages.jobs import HistoryItem, JobRecord
 from resile_shared.messages.message import at, timestamp
@@ -178,7 +178,7 @@ class Home:
             except OSError as error:
                 faults.append(error)
         for path in (self.path / "runs").glob(f"{_REMOVED}*"):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         if faults:
             raise faults[0]
 

@@ -222,7 +222,7 @@ async def truncate_logs(*folders: Path) -> None:
 def limit_logs(folder: Path) -> None:
     """Move the content of large logs to ``.old``. Services keep appending to the same file."""
     for log in folder.glob("*.log"):
-        with contextlib.suppress(FileNotFoundError):  # it was just removed
+        with contextlib.suppress(OSError):  # it was just removed, or is no file of ours
             if log.stat().st_size > MAX_LOG_BYTES:
                 with contextlib.suppress(OSError):  # the disk is full: truncate nevertheless
                     shutil.copyfile(log, log.with_suffix(".log.old"))

@@ -4,12 +4,12 @@ import asyncio
 import fcntl
 import os
 import secrets
-import shutil
 import time
 from math import inf
 from pathlib import Path
 
 from resile_shared.errors import UsageError
+from resile_shared.folders import remove_tree
 
 LOCK_SECONDS = 20.0
 KEEP_JOBS = 20
@@ -29,7 +29,7 @@ class AgentFolder:
         self.datasets = path / "datasets"
         self.jobs = path / "jobs"
         self._code = path / "code"
-        shutil.rmtree(self._code, ignore_errors=True)
+        remove_tree(self._code)
         self._code.mkdir(exist_ok=True)
         self.packages.mkdir(exist_ok=True)
         self.jobs.mkdir(exist_ok=True)

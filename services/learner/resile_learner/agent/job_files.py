@@ -5,11 +5,11 @@ says so, or is gone.
 """
 
 import asyncio
-import shutil
 from collections.abc import Awaitable, Callable
 
 from resile_shared.bus.buckets import Bucket
 from resile_shared.errors import ResileError
+from resile_shared.folders import remove_tree
 from resile_shared.messages.jobs import JobRecord
 
 from .folder import AgentFolder
@@ -87,8 +87,8 @@ class JobFiles:
         gone = [*self._folder.drop_files(job), *self._folder.old_jobs()]
         self._outputs.forget(job)
         for path in gone:
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, path)
 
     async def _remove_all(self, job: str) -> None:
         await self._remove_files(job)
-        await asyncio.to_thread(shutil.rmtree, self._folder.jobs / job, ignore_errors=True)
+        await asyncio.to_thread(remove_tree, self._folder.jobs / job)

@@ -108,9 +108,14 @@ class ForkServer:
             left.append(self._janitor_deadline - time.monotonic())
             if left[-1] is not None and left[-1] <= 0:
                 self._janitor_deadline = left[-1] = None
-                kill_strays(self._workers, spare_janitors=False, is_known=self._templates.owns)
+                kill_strays(self._kept, spare_janitors=False, is_known=self._templates.owns)
         seconds = [each for each in left if each is not None]
         return 1000 * min(seconds) if seconds else None
+
+    @property
+    def _kept(self) -> set[int]:
+        """The children that are no strays, besides those of templates."""
+        return {*self._workers, *self._scratch.removers}
 
     def _poll_templates(self, readable: set[int]) -> None:
         """Report what templates did, and fork without a template what they could not."""
@@ -204,9 +209,10 @@ class ForkServer:
             if ended is None:
                 return
             is_worker = ended.si_pid in self._workers
-            if is_worker and kill_strays(self._workers, is_known=self._templates.owns):
+            if is_worker and kill_strays(self._kept, is_known=self._templates.owns):
                 self._janitor_deadline = self._janitor_deadline or time.monotonic() + JANITOR_SECONDS
             process = self._workers.pop(ended.si_pid, None)
+            self._scratch.removers.discard(ended.si_pid)
             _, raw = os.waitpid(ended.si_pid, 0)
             status = os.waitstatus_to_exitcode(raw)
             self._templates.ended(ended.si_pid, f"exit status {status}" if status >= 0 else f"signal {-status}")

@@ -1,14 +1,17 @@
 """A folder for temporary files that is removed with the process that made it, however that ends.
 
-Each worker has a folder of its own in it, which is removed when the worker has ended.
+Each worker has a folder of its own in it, which a child process removes when the worker has ended: there may be much in
+it, and the fork server has other workers to care for.
 """
 
 import fcntl
 import os
-import shutil
 import socket
 import tempfile
+from itertools import count
 from pathlib import Path
+
+from resile_shared.folders import remove_tree
 
 from ..messages import WorkerConfig
 from .forked import Entry
@@ -38,6 +41,9 @@ class Scratch:
         os.environ["TMPDIR"] = str(self.path)
         tempfile.tempdir = None
         os.environ.setdefault(_KERNELS, str(self.path / "torchinductor"))  # workers share what torch.compile compiles
+        self.removers: set[int] = set()
+        """The child processes that remove folders."""
+        self._numbers = count()
 
     def in_own_folder(self, entry: Entry) -> Entry:
         """Return an entry function that does the same in a worker with a folder of its own for temporary files.
@@ -54,15 +60,20 @@ class Scratch:
         return main
 
     def remove_own_folder(self, pid: int) -> None:
-        """Remove the folder of the worker with this process id, which has ended."""
-        shutil.rmtree(self._own_folder(pid), ignore_errors=True)
+        """Let a child process remove the folder of the worker with this process id, which has ended."""
+        aside = self.path / f".removed-{next(self._numbers)}"
+        try:
+            self._own_folder(pid).rename(aside)
+            self.removers.add(os.posix_spawnp("rm", ["rm", "-rf", "--", str(aside)], os.environ))
+        except OSError:
+            return  # it has none, or it goes with all others
 
     def _own_folder(self, pid: int) -> Path:
         return self.path / str(pid)
 
     def remove(self) -> None:
         """Remove the folder and all that was left in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path)
 
 
 def remove_stale() -> None:
@@ -76,7 +87,7 @@ def remove_stale() -> None:
             continue  # removed meanwhile, or not ours
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         except BlockingIOError:
             pass
         finally:

@@ -25,6 +25,7 @@ from .data.fetch import checked_dataset
 from .data.samplers import planned
 from .data.sources import check_stream
 from .data.stream_reader import is_stream
+from .digest import params_sha256
 from .iteration import EvaluationAbandoned, Iteration
 from .loop import ElasticLoop
 from .reports import Result
@@ -100,6 +101,8 @@ class ElasticLoader:
         self._is_between_epochs = False
         self._is_left = False
         """Whether the script has left its loop over `epochs` before the end of the run."""
+        self._left_model = ""
+        """The sha256 of the model at that moment."""
         self._step: tuple[SuspendedStep, StepBackup] | None = None
         """That of an optimizer whose closure is evaluated by the batches of the iteration."""
         self._refusal: UsageError | None = None
@@ -133,6 +136,7 @@ class ElasticLoader:
 
     def _on_left(self) -> None:
         self._is_left = True
+        self._left_model = params_sha256(self._model)
         models = self._model if isinstance(self._model, nn.ModuleList) else [self._model]
         self._load_hooks = [model.register_load_state_dict_pre_hook(_complete_if_left) for model in models]  # type: ignore[no-untyped-call]
 
@@ -143,10 +147,11 @@ class ElasticLoader:
 
     def complete(self) -> None:
         """See `PreparedLoop`."""
-        self._is_left = False
         self._raise_refusal()
         if self._iteration is None:
             return
+        self._check_left()
+        self._is_left = False
         if self._is_fresh:
             self._loop.stop_before()
         elif self.sync_gradients:
@@ -164,6 +169,20 @@ class ElasticLoader:
             raise OtherRound("another worker")
         if self._loop.result is None:
             raise UsageError(LEFT)
+
+    def _check_left(self) -> None:
+        """Raises UsageError if the model may not be that of the newest iteration any more."""
+        if not self._is_left:
+            raise UsageError(
+                "the script left its loop over loader.epochs() while something still refers to it, as after "
+                "`bar = tqdm(loader.epochs(10))`: write `for epoch in tqdm(loader.epochs(10)):`, or call loader.stop() "
+                "instead of `break`"
+            )
+        if params_sha256(self._model) != self._left_model:
+            raise UsageError(
+                "the model was changed after the loop over loader.epochs() was left, before training was complete: "
+                "read loader.result first, which completes it"
+            )
 
     def __iter__(self) -> Iterator[Any]:
         self.complete_if_left()

@@ -1,6 +1,7 @@
 """What a job has in object storage: the code that was submitted, its final model, and what its workers wrote."""
 
 import asyncio
+import logging
 import tarfile
 import time
 from collections.abc import AsyncIterator
@@ -16,6 +17,8 @@ from resile_shared.storage.objects import MissingObjectError, ObjectChanged, Obj
 from .pool import Pool
 from .problems import ProblemError
 from .requests import read_query
+
+logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 4 << 20
 
@@ -87,10 +90,17 @@ def _attachment(name: str, content_type: str) -> web.StreamResponse:
 async def _send(
     request: web.Request, response: web.StreamResponse, pieces: AsyncIterator[bytes | memoryview]
 ) -> web.StreamResponse:
+    """Send ``pieces``. If an object is replaced meanwhile, the connection breaks: the client has to ask again."""
     await response.prepare(request)
-    async for piece in pieces:
-        async with asyncio.timeout(WRITE_SECONDS):
-            await response.write(piece)
+    try:
+        async for piece in pieces:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await response.write(piece)
+    except ObjectChanged as error:
+        logger.info("download broken off: %s", error)
+        if request.transport is not None:
+            request.transport.close()
+        return response
     await response.write_eof()
     return response
 
