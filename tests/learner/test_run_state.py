@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from resile_learner.state.facts import StateDiffers
+from resile_learner.state.flat import flatten, unflatten
 from resile_learner.state.run import RunState
 
 
@@ -89,3 +90,38 @@ def test_a_model_that_registers_other_buffers_is_refused_by_name() -> None:
         hand_over(other, Model(None))
     with pytest.raises(StateDiffers, match=r"other parameters or buffers than the run's: mask\."):
         hand_over(Model(None), other)
+
+
+class Scaled(nn.Module):
+    """A layer with state that PyTorch's state_dict has as extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.scale = 1.0
+
+    def get_extra_state(self) -> dict[str, float]:
+        return {"scale": self.scale}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        self.scale = state["scale"]
+
+
+def test_modules_keep_their_mode_and_their_extra_state() -> None:
+    donor, joiner = nn.Sequential(Scaled(), nn.Dropout()), nn.Sequential(Scaled(), nn.Dropout())
+    donor[0].norm.eval()
+    donor[0].scale = 0.5  # type: ignore[assignment]
+    hand_over(donor, joiner)
+    assert [module.training for module in joiner.modules()] == [True, True, False, True]
+    assert joiner[0].scale == 0.5
+
+
+def test_a_state_without_those_of_modules_is_loaded() -> None:
+    model = Scaled()
+    flat = run_state(model).flatten()
+    tree = unflatten(flat.skeleton, flat.tensors)
+    del tree["modules"]
+    older = flatten(tree)
+    model.scale = 2.0
+    run_state(model).load(older.skeleton, older.tensors)
+    assert (model.scale, model.training) == (2.0, True)

@@ -52,9 +52,9 @@ class TrainingProgress:
 class RunState:
     """Gathers the state of a run from the objects that hold it, and loads it back into them.
 
-    It consists of the progress, the facts that all members agreed on, parameters and buffers, the ``parts`` by name
-    (optimizer, ledger, a validation in progress), and the user's ``extras``. ``after_load`` is called when a state was
-    loaded.
+    It consists of the progress, the facts that all members agreed on, parameters and buffers, what modules keep beside
+    them, the ``parts`` by name (optimizer, ledger, a validation in progress), and the user's ``extras``. ``after_load``
+    is called when a state was loaded.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class RunState:
             "progress": vars(self.progress),
             "facts": self.facts,
             "model": model_tensors(self._model),
+            "modules": _module_states(self._model),
             **{name: part.state_dict() for name, part in self._parts.items()},
             "extras": {name: extra.state_dict() for name, extra in self._extras.items()},
         }
@@ -122,6 +123,7 @@ class RunState:
                 "every worker"
             )
         load_model_tensors(self._model, tree["model"])
+        _load_module_states(self._model, tree.get("modules", {}))  # older versions stored none
         for name, part in self._parts.items():
             part.load_state_dict(tree[name])
         for name, extra in self._extras.items():
@@ -170,6 +172,24 @@ def registered_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]
     for path, module in model.named_modules():
         for key in module._buffers:
             yield f"{path}.{key}" if path else key, module, key
+
+
+def _module_states(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """By the path of a module: whether it is in training mode, and its extra state, as PyTorch's state_dict has it."""
+    states: dict[str, dict[str, Any]] = {}
+    for path, module in model.named_modules():
+        states[path] = {"training": module.training}
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            states[path]["extra"] = module.get_extra_state()
+    return states
+
+
+def _load_module_states(model: nn.Module, states: Mapping[str, Mapping[str, Any]]) -> None:
+    for path, module in model.named_modules():
+        state = states.get(path, {})
+        module.training = state.get("training", module.training)
+        if "extra" in state:
+            module.set_extra_state(state["extra"])
 
 
 def _can_hold(buffer: Tensor, value: Tensor) -> bool:
