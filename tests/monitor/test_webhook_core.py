@@ -76,16 +76,22 @@ def test_a_claim_keeps_all_others_away_until_its_holder_must_be_gone() -> None:
     claim = claimed(webhook(), by="monitor-1", now=NOW)
     assert (claim.claimed_by, claim.attempts) == ("monitor-1", 1)
     for unchanged in (0.0, 29.0):
-        wait = seconds_to_wait(claim, pace=PACE, now=NOW, unchanged_seconds=unchanged)
+        wait = seconds_to_wait(claim, by="other", pace=PACE, now=NOW, unchanged_seconds=unchanged)
         assert wait == pytest.approx(30.0 - unchanged)
-    assert seconds_to_wait(claim, pace=PACE, now=NOW, unchanged_seconds=31.0) == 0
+    assert seconds_to_wait(claim, by="other", pace=PACE, now=NOW, unchanged_seconds=31.0) == 0
+
+
+def test_a_monitor_does_not_wait_for_a_claim_of_its_own_whose_answer_was_lost() -> None:
+    claim = claimed(webhook(), by="me", now=NOW)
+    assert seconds_to_wait(claim, by="me", pace=PACE, now=NOW, unchanged_seconds=0.0) == 0
+    assert claimed(claim, by="me", now=NOW).attempts == 2
 
 
 def test_an_attempt_that_fails_is_repeated_later_and_later_and_then_given_up() -> None:
     record, pauses = webhook(), []
     for _ in range(MAX_ATTEMPTS):
         record = settled(claimed(record, by="m", now=NOW), sequence=9, error="x" * 999, pace=PACE, now=NOW)
-        pauses.append(seconds_to_wait(record, pace=PACE, now=NOW, unchanged_seconds=0.0))
+        pauses.append(seconds_to_wait(record, by="me", pace=PACE, now=NOW, unchanged_seconds=0.0))
     assert pauses == [5, 10, 20, 40, 80, 160, 320, 640, 900, 900, 900, 0]
     assert (record.after, record.attempts, record.num_given_up, record.num_delivered) == (9, 0, 1, 0)
     assert record.last_error == "x" * 200
@@ -101,7 +107,7 @@ def test_an_attempt_that_succeeds_goes_on_with_the_next_event() -> None:
 @given(skew=st.floats(-1e6, 1e6), unchanged=st.floats(0, 1e6))
 def test_no_clock_makes_a_receiver_wait_for_longer_than_the_longest_pause(skew: float, unchanged: float) -> None:
     record = webhook(attempts=3, retry_at=NOW + timedelta(seconds=skew))
-    wait = seconds_to_wait(record, pace=PACE, now=NOW, unchanged_seconds=unchanged)
+    wait = seconds_to_wait(record, by="me", pace=PACE, now=NOW, unchanged_seconds=unchanged)
     assert 0 <= wait <= max(0.0, LONGEST_PAUSE_SECONDS - unchanged)
 
 

@@ -115,7 +115,8 @@ class Deliveries:
             return None
         unchanged = time.monotonic() - receiver.changed_at
         now = datetime.now(UTC)
-        if (wait := seconds_to_wait(webhook, pace=self._pace, now=now, unchanged_seconds=unchanged)) > 0:
+        wait = seconds_to_wait(webhook, by=self._name, pace=self._pace, now=now, unchanged_seconds=unchanged)
+        if wait > 0:
             return wait
         claim = claimed(webhook, by=self._name, now=now)
         revision = await self._bucket.update(claim.id, claim, revision=revision)
