@@ -74,7 +74,8 @@ def signature(secret: str, *, id_: str, sent: str, body: bytes) -> str:
 def seconds_to_wait(webhook: Webhook, *, by: str, pace: Pace, now: datetime, unchanged_seconds: float) -> float:
     """Return in how many seconds ``by`` may claim an attempt, given for how long the record has stood still.
 
-    A claim of its own need not be waited for: it is making no attempt, and the answer to a write was lost. Clocks of monitors may differ: no pause is longer than the longest one on the clock of who waits.
+    A claim of its own need not be waited for: it is making no attempt, and the answer to a write was lost. Clocks of
+    monitors may differ: no pause is longer than the longest one on the clock of who waits.
     """
     if webhook.claimed_by not in (None, by):
         return max(0.0, CLAIM_FACTOR * pace.attempt_seconds - unchanged_seconds)

@@ -65,18 +65,20 @@ class Deliveries:
             aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as http,
             asyncio.TaskGroup() as group,
         ):
-            group.create_task(self._wake_at_events())
+            follows = asyncio.Event()
+            group.create_task(self._wake_at_events(follows))
+            await follows.wait()  # an event after a receiver's last look must wake it
             async for changes in self._bucket.watch():
                 for change in changes:
                     self._store(change, group, http)
 
-    async def _wake_at_events(self) -> None:
+    async def _wake_at_events(self, follows: asyncio.Event) -> None:
         async def wake(_: Received[JobEvent]) -> None:
             for receiver in self._receivers.values():
                 receiver.woken.set()
 
         subjects = tuple(job_events_of_kind(kind) for kind in KINDS)
-        await self._bus.follow(EVENTS, JobEvent, wake, subjects=subjects, start="new")
+        await self._bus.follow(EVENTS, JobEvent, wake, subjects=subjects, start="new", caught_up=follows)
 
     def _store(self, change: Change[Webhook], group: asyncio.TaskGroup, http: aiohttp.ClientSession) -> None:
         known = self._receivers.get(change.key)
