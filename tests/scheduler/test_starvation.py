@@ -9,11 +9,17 @@ from types import MappingProxyType
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
+from resile_scheduler.core.events import JobChangeRequested
 from resile_scheduler.policies.demand import Demand, Policy
 from resile_scheduler.policies.preemption import without_preemption
 from resile_scheduler.policies.ranking import PATIENCE_SECONDS
 from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.policies.tenants import by_tenant
+from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.training import Sharded
+from resile_scheduler.simulation.workload import Submission
+from resile_shared.messages.commands import JobStop
+from resile_shared.messages.jobs import JobSpec, JobState
 from resile_shared.messages.pool import TenantShare
 from resile_shared.policies import PolicyName
 
@@ -148,3 +154,26 @@ def test_under_the_policy_priority_higher_priorities_come_first_for_good() -> No
     for _ in range(300):
         days.step()
     assert job not in days.served
+
+
+def test_of_several_that_are_due_the_first_starts_and_stays() -> None:
+    """Each took the slots from the one before, and none ever trained."""
+    sim = SimulatedPool()
+    sim.add_host("host-0", 2)
+    spec = JobSpec(name="long", package="packages/1", script="train.py", min_workers=2, max_workers=2)
+    sim.submit([Submission(0.0, "job-1", spec, Sharded(10**6, num_shards=2))])
+    sim.run(until=5.0)
+    sizes = ((2, 2), (1, 1), (1, 2))
+    waiting = [spec.model_copy(update={"min_workers": least, "max_workers": most}) for least, most in sizes]
+    sim.submit(
+        Submission(sim.now - sim.start + number, f"job-{number}", each, Sharded(10**6, num_shards=2))
+        for number, each in enumerate(waiting, start=2)
+    )
+    sim.run(until=sim.now - sim.start + 10.0)
+    sim.now += 2 * PATIENCE_SECONDS
+    sim.send_heartbeats()
+    sim.handle(JobChangeRequested("stop", JobStop(job_id="job-1")))
+    sim.run(until=sim.now - sim.start + 20.0)
+    assert [len(sim.alive(job)) for job in ("job-2", "job-3", "job-4")] == [2, 0, 0]
+    assert sim.records["job-2"].state is JobState.RUNNING
+    assert sim.records["job-2"].next_worker == 2, "it started once"

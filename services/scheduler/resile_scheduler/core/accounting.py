@@ -59,7 +59,7 @@ class Accounting:
             holds = bool(slots and job.held)
             waits = not holds and job.record.state is JobState.QUEUED
             if holds is not (job.record.holding_since is not None):
-                job.update(holding_since=at(now) if holds else None)
+                job.update(holding_since=at(held_since(job, now=now)) if holds else None)
             if waits is not (job.record.waiting_since is not None):
                 job.update(waiting_since=at(now) if waits else None)
             if job.record.is_deleted and job.id not in self._counted:
@@ -121,6 +121,15 @@ class Accounting:
     def _store(self, removed: RemovedUsage) -> None:
         self._removed[removed.tenant] = removed
         self._changed[removed.tenant] = None
+
+
+def held_since(job: Job, *, now: float) -> float:
+    """Return since when a job has had a claim to the slots that it holds: since it got them, or was due before.
+
+    Otherwise the next job that is due would come before it, and all that are due would take turns.
+    """
+    since = job.record.holding_since
+    return since.timestamp() if since else min(at(now).timestamp(), due_since(job))
 
 
 def due_since(job: Job) -> float:

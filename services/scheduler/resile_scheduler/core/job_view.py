@@ -17,7 +17,7 @@ from math import inf
 from resile_shared.messages.reports import Ready
 
 from ..policies.demand import BatchRange, Demand, Target
-from .accounting import due_since
+from .accounting import due_since, held_since
 from .host_groups import HostGroup, HostGroups
 from .job import Job
 from .placement import SlotId, Want
@@ -199,13 +199,13 @@ def _device_class(job: Job, pool: Pool) -> str:
 
 
 def _demand(job: Job, *, now: float) -> Demand:
-    ready, held, since = job.record.ready, job.held, job.record.holding_since
+    ready, held = job.record.ready, job.held
     seen = job.observer.observation
     return Demand(
         job=job.id,
         number=job.number,
         tenant=job.record.spec.tenant,
-        holding_since=since.timestamp() if since else inf,
+        holding_since=held_since(job, now=now) if held else inf,
         due_since=due if (due := due_since(job)) <= now else inf,
         attained=seen.attained if held else job.record.usage.slot_milliseconds / 1000,
         priority=job.record.priority,

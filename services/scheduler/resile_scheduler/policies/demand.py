@@ -72,7 +72,8 @@ class Demand:
     """Training time that it loses when its workers change."""
     tenant: str = "default"
     holding_since: float = inf
-    """Since when it has held slots without a break, in seconds since the epoch; inf: it holds none."""
+    """Since when it has held slots without a break, or was due before, in seconds since the epoch; inf: it holds none.
+    """
     due_since: float = inf
     """When it had waited for so long that its minimum comes before those of jobs that got slots since; inf: it has not.
     """
