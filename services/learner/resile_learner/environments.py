@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import shutil
 import signal
 import site
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from resile_shared.folders import remove_tree
 from resile_shared.parent_death import dying_with_parent
 from resile_shared.requirements import POOL_PACKAGES
 
@@ -156,7 +156,7 @@ class Environments:
 
     async def _build(self, folder: Path, wanted: Wanted, lock: int, on_line: OnLine) -> None:
         _check_pool_packages(wanted.requirements)
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)  # a build that was interrupted
+        await asyncio.to_thread(remove_tree, folder)  # a build that was interrupted
         try:
             await self._run([sys.executable, "-m", "venv", "--without-pip", str(folder)], lock, on_line)
             packages = await asyncio.to_thread(_prepare, folder, wanted)
@@ -166,7 +166,7 @@ class Environments:
             await self._run(words, lock, on_line, TMPDIR=str(folder / _TEMPORARY))
             await asyncio.to_thread(_complete, folder, packages)
         except BaseException:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, folder)
             raise
 
     async def _run(self, command: Sequence[str], lock: int, on_line: OnLine, **variables: str) -> None:
@@ -229,12 +229,12 @@ def _last_used(complete: Path) -> float:
 def _remove(complete: Path, last_used: float) -> None:
     if _last_used(complete) == last_used:  # else it was used, or removed and built again, before its lock was free
         complete.unlink(missing_ok=True)
-        shutil.rmtree(complete.parent, ignore_errors=True)
+        remove_tree(complete.parent)
 
 
 def _remove_interrupted(folder: Path) -> None:
     if _is_interrupted(folder):  # it may have been completed before its lock was free
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 def _is_interrupted(folder: Path) -> bool:
@@ -317,7 +317,7 @@ def _complete(folder: Path, packages: Path) -> None:
     num_bytes = sum(path.lstat().st_size for path in packages.rglob("*"))
     if num_bytes > MAX_BYTES:
         raise EnvironmentFailed(f"it has {num_bytes / 1e9:.0f} GB, and at most {MAX_BYTES / 1e9:.0f} GB are possible")
-    shutil.rmtree(folder / _TEMPORARY, ignore_errors=True)
+    remove_tree(folder / _TEMPORARY)
     installed: list[Distribution] = list(distributions(path=[str(packages)]))
     names = sorted(f"{each.name.lower().replace('_', '-')}=={each.version}" for each in installed)
     draft = folder / "draft"

@@ -7,7 +7,6 @@ GOOGLE_APPLICATION_CREDENTIALS, ...). Once used, obstore keeps threads, and hang
 
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from obstore import exceptions as foreign
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from ..errors import ResileError, UsageError
+from ..folders import remove_tree
 from ..text import printable
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class ObjectStorage:
         self.delete(self.sizes(prefix))
         if isinstance(self._store, LocalStore) and self._store.prefix is not None:
             # A process killed while it wrote leaves a file that obstore never lists.
-            shutil.rmtree(self._store.prefix / prefix, ignore_errors=True)
+            remove_tree(self._store.prefix / prefix)
 
     def upload(self, key: str, path: Path) -> None:
         """Write a file of any size as an object."""

@@ -3,13 +3,13 @@
 import asyncio
 import hashlib
 import logging
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import orjson
 
 from resile_shared.errors import ResileError
+from resile_shared.folders import remove_tree
 
 from ..messages import WorkerConfig
 from ..processes.client import ForkServerClient
@@ -77,7 +77,7 @@ class HostTemplates:
         for kept in self._kept.read():
             name = f".template-{kept.key}"  # no job's folder
             directory = folder.code(name)
-            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, directory)
             try:
                 async with asyncio.timeout(UNPACK_SECONDS):
                     await packages.unpack_kept(kept.code, directory)

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from resile_shared.errors import ResileError
+from resile_shared.folders import remove_tree
 from resile_shared.storage.archives import InvalidArchive, unpack_again, unpack_archive
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Packages:
 
     def __init__(self, storage: str, folder: Path) -> None:
         for left in folder.glob(".*"):  # by a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
+            remove_tree(left)
         self._storage = storage
         self._folder = folder
         self._unpacked: set[str] = set()
@@ -90,7 +91,7 @@ class Packages:
         except InvalidArchive as error:
             raise BrokenPackage(key, str(error)) from error
         finally:
-            await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, staging)
 
     def _copy_kept(self, sha256: str, packed: Path) -> bool:
         """Copy the archive that is kept to ``packed``; return whether there is one, unchanged."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from resile_shared.folders import remove_tree
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.message import Count, Message
 
@@ -173,7 +174,7 @@ def cached(folder: Path, complete: Complete, lock: int) -> CachedDataset:
 def remove(folder: Path) -> None:
     """Remove a dataset, or what is there of it. Its folder is locked."""
     (folder / _COMPLETE).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
 
 
 def _sync_folder(folder: str | Path) -> None:
