@@ -1,6 +1,7 @@
 """Digests: recomputed independently, equal everywhere, without side effects."""
 
 import hashlib
+import math
 import random
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from resile_learner.training.digest import RollingDigest, dataset_digest, params_sha256
+from resile_learner.state.flat import flatten, unflatten
+from resile_learner.training.digest import RollingDigest, dataset_digest, params_sha256, state_digest
 
 
 def recomputed(arrays: dict[str, Any]) -> str:
@@ -176,3 +178,45 @@ def test_a_parameter_that_is_given_new_memory_is_followed() -> None:
 
 def test_tensors_with_gaps_and_models_without_parameters_do_no_harm() -> None:
     assert RollingDigest([torch.zeros(4)[::2]]).at(3) == RollingDigest([]).at(0)
+
+
+STATES: dict[str, Any] = {
+    "values": {
+        "best": 0.1,
+        "nan": math.nan,
+        "left": 3,
+        "names": ["a", None],
+        "seen": (1, 2),
+        5: b"x",
+        "np": np.float64(2),
+    },
+    "average": nn.Sequential(nn.Linear(200, 200), nn.BatchNorm1d(200)).state_dict(),
+    "scaler": torch.amp.GradScaler("cpu").state_dict(),
+    "array": {"history": np.arange(5.0), "strided": torch.arange(12).view(3, 4).t()},
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_state_has_the_same_digest_where_it_was_received(kind: str) -> None:
+    flat = flatten(STATES[kind])
+    received = unflatten(flat.skeleton, [tensor.clone() for tensor in flat.tensors])
+    assert state_digest(received) == state_digest(STATES[kind])
+    assert state_digest(dict(reversed(received.items()))) == state_digest(STATES[kind])
+
+
+@pytest.mark.parametrize("size", [4, 1 << 16])
+def test_the_digest_of_a_state_tells_values_and_tensors_apart(size: int) -> None:
+    changed = torch.zeros(size)
+    changed[size // 2] = 1e-30
+    states = [
+        {"a": torch.zeros(size)},
+        {"a": changed},
+        {"a": torch.zeros(1, size)},
+        {"b": torch.zeros(size)},
+        {"a": 0.0},
+    ]
+    assert len({state_digest(state) for state in states}) == len(states)
+
+
+def test_the_digest_of_a_state_tells_filled_tensors_apart() -> None:
+    assert state_digest(torch.full((4,), 1.0)) != state_digest(torch.full((4,), 2.0))

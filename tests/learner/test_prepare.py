@@ -428,6 +428,49 @@ def test_a_worker_that_was_behind_at_the_end_of_an_epoch_goes_on_with_the_state_
     assert alone(lambda: run(Behind(ahead, lost_round=lost_round))) == undisturbed
 
 
+class Waited:
+    """A part of the state that counts, as early stopping does."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+@pytest.mark.parametrize("lost_round", [1, 2, 4])
+def test_a_worker_that_was_behind_at_the_end_of_an_epoch_counts_it_once(lost_round: int) -> None:
+    """What it received counts the epoch already, and the script of this worker counts it as well."""
+
+    def run(session: Recorded) -> list[int]:
+        enter_session(session)
+        model = network()
+        waited = Waited()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        loader = DataLoader(data(32), batch_size=16)
+        _, _, loader = prepare(model, optimizer, loader, state={"waited": waited})
+        counts = []
+        for _ in loader.epochs(EPOCHS):
+            for inputs, targets in loader:
+                counts.append(waited.epochs)
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+            waited.epochs += 1
+        return counts
+
+    ahead = Recorded()
+    undisturbed = alone(lambda: run(ahead))
+    counts = alone(lambda: run(Behind(ahead, lost_round=lost_round)))
+    assert isinstance(counts, list)
+    assert isinstance(undisturbed, list)
+    assert sorted(set(counts)) == sorted(set(undisturbed)) == [0, 1, 2]
+    assert counts == sorted(counts)
+    assert counts[-2:] == [2, 2]
+
+
 LEFT_EARLY = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset

@@ -16,10 +16,11 @@ from resile_learner.checkpoint.header import CheckpointHeader
 from resile_learner.collectives.round import OpenRound
 from resile_learner.collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from resile_learner.session import View
-from resile_learner.state.facts import MembersDiffer
+from resile_learner.state.facts import PART, MembersDiffer
 from resile_learner.training.buffers import Buffers
 from resile_learner.training.header import ComputedShards, PartialSums, RoundHeader
 from resile_learner.training.rounds import Rounds
+from resile_learner.training.watch.repeatability import ShardFingerprint
 
 from .link_group import PATIENCE_SECONDS, Group, start
 
@@ -124,6 +125,30 @@ def test_a_metric_that_only_some_members_give_is_named_with_its_shards(connect_g
         error = call.exception(PATIENCE_SECONDS)
         assert isinstance(error, MembersDiffer), error
         assert "the metric accuracy was given for shard 2 and not for shards 0, 1 of a global batch" in str(error)
+
+
+def test_members_whose_operations_have_no_deterministic_form_may_differ_by_rounding(
+    connect_group: Callable[[int], Group],
+) -> None:
+    """In the loss of the first shard, and in a score that a part of the script's state remembers."""
+    group = connect_group(len(MEMBERS))
+
+    def header(worker: int, *, operations: tuple[str, ...]) -> RoundHeader:
+        shard = ShardFingerprint("batch", f"loss {worker}", f"gradients {worker}")
+        computed = COMPUTED.computed._replace(operations=operations, first_shard=shard)
+        return replace(COMMON, computed=computed, facts={f"{PART}best": f"score {worker}"})
+
+    def run(members: Sequence[Member], *, operations: tuple[str, ...]) -> list[BaseException | None]:
+        calls = [
+            start(partial(each.run, header(each.worker, operations=operations if each.worker else ()), num_leaves=3))
+            for each in members
+        ]
+        return [call.exception(PATIENCE_SECONDS) for call in calls]
+
+    assert run([Member(group, worker) for worker in MEMBERS], operations=("ctc_loss",)) == [None] * len(MEMBERS)
+    for error in run([Member(group, worker) for worker in MEMBERS], operations=()):
+        assert isinstance(error, MembersDiffer), error
+        assert 'another "best" (a part of state={...}) than the others at the same iteration' in str(error)
 
 
 def test_members_that_differ_do_not_wait_for_one_that_is_lost(connect_group: Callable[[int], Group]) -> None:

@@ -21,6 +21,8 @@ SCRIPT = "dependent.py"
         ("stop", "the workers did not end training (loop.stop(), or `break` in a prepared loop) at the same iteration"),
         ("buffer", "other buffers of the model than"),
         ("hook", "computed other gradients than the others for the same batch"),
+        ("state", 'another "best" (a part of state={...}) than'),
+        ("last state", 'another "best" (a part of state={...}) than'),
         ("end", "another final model than"),
     ],
 )

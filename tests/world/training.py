@@ -17,6 +17,7 @@ from resile_learner.checkpoint.checkpointer import Checkpointer
 from resile_learner.collectives.tree import pieces
 from resile_learner.messages import Ready
 from resile_learner.session import Session
+from resile_learner.state.facts import Facts
 from resile_learner.state.run import RunState
 from resile_learner.training.batch_schedule import BatchSchedule
 from resile_learner.training.data.batches import Batch, BatchPlan
@@ -289,6 +290,7 @@ class SimTraining:
     # what the protocol asks of it
 
     reproducibility = "same bits"
+    operations = ()
 
     def digest(self, round_: int) -> int:
         order = self._session._order  # type: ignore[attr-defined]
@@ -311,6 +313,9 @@ class SimTraining:
     def params_sha256(self) -> str:
         self._on_complete()
         return self.model.content.hex()
+
+    def state_facts(self) -> Facts:
+        return {}
 
 
 class NoBuffers:

@@ -43,9 +43,26 @@ def scaled(gradient: Tensor) -> Tensor:
 if mistake == "hook":
     model[0].weight.register_hook(scaled)
 loader = DataLoader(Data(), batch_size=12, shuffle=True)
+
+
+class Best:
+    """The least loss so far."""
+
+    loss = 9.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"loss": self.loss}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.loss = state["loss"]
+
+
+best = Best()
 schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=9)
-model, optimizer, loader, schedule = resile.training.prepare(model, optimizer, loader, schedule, num_shards=3)
-for _ in loader.epochs(3):
+model, optimizer, loader, schedule = resile.training.prepare(
+    model, optimizer, loader, schedule, num_shards=3, state={"best": best}
+)
+for epoch in loader.epochs(3):
     total = 0.0
     for inputs, targets in loader:
         if mistake == "body":
@@ -63,3 +80,6 @@ for _ in loader.epochs(3):
         if mistake == "end" and loader.sync_gradients and loader.iteration == 11 and not loader.is_lowest_rank:
             model[2].bias.data.add_(1.0)
     schedule.step(total if mistake == "schedule" else loader.loss)
+    best.loss = min(best.loss, loader.loss)
+    if mistake == "state" or (mistake == "last state" and epoch == 2):
+        best.loss = total

@@ -14,6 +14,9 @@ class FabricProgress:
     It changes after the exchange of an iteration alone, so that members that repeat one have the same.
     """
 
+    may_differ = True
+    """`check` compares it in each iteration."""
+
     def __init__(self, callbacks: Callable[[], Sequence[Any]]) -> None:
         self.callbacks = CallbackState(callbacks)
         self.num_batches = 0

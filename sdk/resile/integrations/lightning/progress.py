@@ -34,6 +34,9 @@ class FitProgress:
     is received before training has begun is given to them in `begin`, after on_train_start.
     """
 
+    may_differ = True
+    """Attributes of callbacks may be those of one worker, such as a time."""
+
     def __init__(self, trainer: "ElasticTrainer", metrics: MetricStates) -> None:
         self.begun = -1
         """The newest iteration whose first hooks have run."""

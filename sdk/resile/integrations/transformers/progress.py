@@ -30,6 +30,9 @@ class TrainerProgress:
     begun is given to callbacks in `begin`, after their on_train_begin.
     """
 
+    may_differ = True
+    """Attributes of callbacks may be those of one worker; `compare` warns of them."""
+
     def __init__(self, trainer: "ElasticTrainer", *, keeps_best: bool) -> None:
         self._trainer = trainer
         self._callbacks = CallbackState(self._find_callbacks)

@@ -65,6 +65,14 @@ _EXPLAINED = {
         'Use devices of one class, or train with mode="fast"',
     ),
 }
+PART = "state."
+"""How the name of a fact begins that is a part of the script's own state."""
+_OF_PART = (
+    '{has} another "{name}" (a part of state={{...}}) than {others} at the same iteration',
+    "Change it by what is equal on all workers, such as loader.loss, iteration.loss or the score of a whole "
+    "validation, and not by the losses of this worker's batches; keep what belongs to one worker, such as a time, in a "
+    "variable of the script; and let its load_state_dict() take over all that its state_dict() returns",
+)
 _SETTING = (
     "{has} another `{name}` than {others}: {value} instead of {expected}",
     "Pass the same value to the training call in every worker, also when a run is resumed",
@@ -73,6 +81,7 @@ _TORCH = (
     _SETTING[0],
     "Set it before the training call, alike in every worker, and not by what the worker or the machine is",
 )
+_FAMILIES = (("torch.", _TORCH), (PART, _OF_PART))
 
 
 class MembersDiffer(ResileError):
@@ -93,6 +102,11 @@ def check_members_agree(facts: Sequence[Mapping[str, str]], workers: Sequence[in
             raise MembersDiffer(_message(who, name, value, expected, "the others"))
 
 
+def without_parts(facts: Mapping[str, str]) -> Facts:
+    """Return the facts that are no parts of the script's own state."""
+    return {name: value for name, value in facts.items() if not name.startswith(PART)}
+
+
 def check_same_run(facts: Mapping[str, str], stored: Mapping[str, str]) -> None:
     """Compare this worker's facts with those of a state. Raises StateDiffers, naming the first that differs."""
     for name in {**facts, **stored}:
@@ -111,6 +125,7 @@ def minority(values: Sequence[object], workers: Sequence[int]) -> tuple[object, 
 
 
 def _message(who: str, name: str, value: object, expected: object, others: str) -> str:
-    what, advice = _EXPLAINED.get(name, _TORCH if name.startswith("torch.") else _SETTING)
+    what, advice = _EXPLAINED.get(name) or next((text for start, text in _FAMILIES if name.startswith(start)), _SETTING)
     has = "have" if who.startswith("workers") else "has"
-    return f"{who} {what.format(has=has, name=name, value=value, expected=expected, others=others)}. {advice}"
+    named = what.format(has=has, name=name.removeprefix(PART), value=value, expected=expected, others=others)
+    return f"{who} {named}. {advice}"

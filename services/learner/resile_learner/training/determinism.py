@@ -43,10 +43,12 @@ class Reproducibility:
     def __str__(self) -> str:
         if self._mode == "fast":
             return "fast"
-        operations = self.observed | self._agreed
-        if operations:
-            return "bits not guaranteed: " + ", ".join(sorted(operations))
-        return "same bits"
+        return "bits not guaranteed: " + ", ".join(self.operations) if self.operations else "same bits"
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Those that this worker knows of, its own and other members', in order of their names."""
+        return tuple(sorted(self.observed | self._agreed))
 
     def agree(self, operations: Iterable[str]) -> None:
         """Record what some member has observed; all members record the same at the same round."""

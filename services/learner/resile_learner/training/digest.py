@@ -15,6 +15,7 @@ from .seeds import seeded
 
 _COPY_BYTES = 16 * 2**20  # how much is copied from an accelerator at once
 _WINDOW_BYTES = 16 * 2**10
+_EXACT_BYTES = 64 * 2**10
 
 
 class Dataset(Protocol):
@@ -79,6 +80,17 @@ def content_digest(value: Any) -> str:
     """Compute a sha256, in hex, of a batch or a sample; what counts with its content is as in `dataset_digest`."""
     sha = hashlib.sha256()
     for chunk in _content(value):
+        sha.update(chunk)
+    return sha.hexdigest()
+
+
+def state_digest(state: Any) -> str:
+    """Compute a sha256, in hex, of what a ``state_dict()`` returned, to compare workers at rare iterations.
+
+    The order of keys does not count. Of a tensor larger than 64 KiB its bits are combined where it is: see `bits_of`.
+    """
+    sha = hashlib.sha256()
+    for chunk in _state_content(state):
         sha.update(chunk)
     return sha.hexdigest()
 
@@ -169,6 +181,23 @@ def _content(value: Any) -> Iterator[bytes | memoryview]:
         yield f"{type(value).__name__} {value!r};".encode()
     else:
         yield from _array_content(value)
+
+
+def _state_content(state: Any) -> Iterator[bytes | memoryview]:
+    """Yield bytes that distinguish states: see `state_digest`."""
+    if isinstance(state, Mapping):
+        yield b"dict %d;" % len(state)
+        for key in sorted(state, key=repr):
+            yield from _content(key)
+            yield from _state_content(state[key])
+    elif isinstance(state, list | tuple):
+        yield b"%s %d;" % (b"tuple" if isinstance(state, tuple) else b"list", len(state))
+        for item in state:
+            yield from _state_content(item)
+    elif isinstance(state, Tensor) and state.nbytes > _EXACT_BYTES:
+        yield f"tensor {dtype_name(state.dtype)} {tuple(state.shape)} {int(bits_of(state))};".encode()
+    else:
+        yield from _content(state)
 
 
 def _array_content(value: Any) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 Made by `prepare`; what each line of a loop's body does is in docs/elastic-training.md.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from resile_shared.errors import UsageError
 
 from ..collectives.spec import OtherRound
 from ..session import LEFT, current_session
+from ..state.run import Stateful
 from .backward import Run, handled_backward
 from .closures import Closure, Step, StepBackup, SuspendedStep, check_value
 from .data.accumulation import cut_batch
@@ -63,6 +65,9 @@ class ElasticLoader:
         self._accumulate = accumulate or 1
         batch_size, shards = cut_batch(settings.batch_size, accumulate, num_shards)
         self._seed, self._mode = options["seed"], options["mode"]
+        self._parts: Mapping[str, Stateful] = options["state"]
+        self._received: dict[str, Any] = {}
+        """The states of parts that were received at the end of an epoch: see `_take_back`."""
         self._plan: BatchPlan | None = None
         if is_stream(settings.dataset):
             check_stream(drop_last=settings.drop_last, num_workers=settings.num_workers)
@@ -130,9 +135,16 @@ class ElasticLoader:
             self._raise_refusal()
             if self._is_fresh:  # opened in a recovery at the end of the epoch, or never used
                 self._check_used(opened)
+                self._take_back()
             else:
                 self._check_not_left()
                 self._advance()
+
+    def _take_back(self) -> None:
+        """Undo what the script did between epochs with parts of the state that other workers had done it with."""
+        for name, received in self._received.items():
+            self._parts[name].load_state_dict(received)
+        self._received = {}
 
     def _on_left(self) -> None:
         self._is_left = True
@@ -199,6 +211,8 @@ class ElasticLoader:
                 break
             self._advance()
         self._is_between_epochs = True
+        if self._is_fresh:  # the state is that of workers which have done already what follows in the script
+            self._received = {name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()}
         seed_all(mix(self._seed, "epoch", epoch))  # what follows in the script draws alike on all workers
 
     def __len__(self) -> int:

@@ -42,7 +42,7 @@ class ComputedShards(NamedTuple):
     pace: Pace | None = None
     """In an iteration: the time it took."""
     operations: tuple[str, ...] = ()
-    """Operations without a deterministic form that it has observed."""
+    """Operations without a deterministic form that it knows of."""
     first_shard: ShardFingerprint | None = None
     """What it made of shard 0, if it computed that to be compared."""
 
@@ -130,7 +130,7 @@ class Totals:
     used: list[bool]
     indices: Indices
     operations: frozenset[str]
-    """Operations without a deterministic form that some member has observed."""
+    """Operations without a deterministic form that some member knows of."""
 
     @staticmethod
     def of(computed: Sequence[ComputedShards], pieces: Sequence[Sequence[Interval]], num_leaves: int) -> "Totals":

@@ -364,9 +364,9 @@ class Iteration:
         self._phases.enter("waiting")
         try:
             indices = np.concatenate([NO_INDICES, *self._indices])
-            observed = tuple(sorted(self._determinism.reproducibility.observed))
+            operations = self._determinism.reproducibility.operations
             used = bytes(self._gradients.used)
-            computed = ComputedShards(partials, indices, used, self._pace(), observed, self._first_shard)
+            computed = ComputedShards(partials, indices, used, self._pace(), operations, self._first_shard)
             self.outcome = self._round.finish(replace(self._header, computed=computed), next_iteration=self.number + 1)
         except Abandoned as lost:
             self.lost = lost

@@ -24,6 +24,7 @@ from ..checkpoint.checkpointer import Checkpointer
 from ..collectives.tree import ranges
 from ..messages import Ready
 from ..session import Session, View, current_session
+from ..state.facts import Facts
 from ..state.run import RunState, Stateful
 from .batch_schedule import BatchSchedule, declared_range
 from .buffers import Buffers
@@ -310,7 +311,7 @@ class ElasticLoop:
             phases=self._phases,
             scalers=self._scalers,
             determinism=self._determinism,
-            header=self._header,
+            header=partial(self._header, compares_state=self._compares_state),
             last=self._protocol.reports.last,
             measures_noise=self._schedule.batch_range is not None and self.iteration % NOISE_EVERY == 0,
             turn=turn,
@@ -356,9 +357,17 @@ class ElasticLoop:
     def _may_update(self) -> bool:
         return self._open is None or self._open.is_exchanged
 
-    def _header(self, num_exchanges: int) -> RoundHeader:
+    @property
+    def _compares_state(self) -> bool:
+        """Whether the parts of the state are compared before the next iteration: alike on all members."""
+        return self._position.sample == 0 or is_compared_iteration(self.iteration // self._num_turns)
+
+    def _header(self, num_exchanges: int, *, compares_state: bool) -> RoundHeader:
         """That of the iteration's first round, or, in a closure, of the one after ``num_exchanges``."""
-        facts = self._watch.facts(self._buffers, self.iteration, num_exchanges) | self._shards.facts_of_batch()
+        facts = self._watch.facts(
+            self._buffers, self.iteration, num_exchanges, compares_state=compares_state and not num_exchanges
+        )
+        facts |= self._shards.facts_of_batch()
         return self._protocol.header(next_iteration=self.iteration + 1, facts=facts)
 
     def _count_iterations(self) -> None:
@@ -390,6 +399,10 @@ class _Computation:
     def reproducibility(self) -> str:
         return str(self._loop.bits)
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return self._loop.bits.operations
+
     def digest(self, round_: int) -> int:
         return self._loop._digest.at(round_) ^ mix("steps", *self._loop._watch.steps, self._loop._schedule.current)
 
@@ -404,3 +417,6 @@ class _Computation:
 
     def params_sha256(self) -> str:
         return params_sha256(self.model)
+
+    def state_facts(self) -> Facts:
+        return self._loop._watch.state_facts()

@@ -19,7 +19,7 @@ from ..state.run import RunState
 from .batch_schedule import BatchSchedule
 from .data.batches import Batch
 from .data.ledger import Ledger
-from .header import RoundHeader
+from .header import ComputedShards, RoundHeader
 from .reports import Reports, Result
 from .rounds import RoundResult, Rounds
 from .validation import Validator
@@ -55,8 +55,15 @@ class Computation(Protocol):
     def begin_iteration(self, iteration: int) -> None:
         """The state before ``iteration`` is in place: it was committed, received or loaded."""
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Operations without a deterministic form that this worker knows of."""
+
     def params_sha256(self) -> str:
         """The digest of the final parameters."""
+
+    def state_facts(self) -> Facts:
+        """What must be equal on all members beside the parameters: the parts of the script's own state."""
 
 
 class TrainingProtocol:
@@ -116,6 +123,7 @@ class TrainingProtocol:
             checkpoint=self._checkpoints.header_fields(
                 next_iteration, paused_at=progress.iteration if progress.pausing else None
             ),
+            computed=ComputedShards(operations=self._computation.operations),
             pause=next_iteration is not None and self._session.pause_asked,
             facts=facts or {},
         )
@@ -262,10 +270,10 @@ class TrainingProtocol:
     def _finish(self) -> None:
         """Wait until unfinished checkpoints and the final model are stored, and report that training is complete.
 
-        Members compare the final model, also what follows the last exchange.
+        Members compare the final model and state, also what follows the last exchange.
         """
         model, params_sha256 = self._computation.model, self._computation.params_sha256()
-        facts = {"final_model": params_sha256}
+        facts = {"final_model": params_sha256, **self._computation.state_facts()}
         self._checkpoints.store_model(model)
         while self._idle_round(facts):
             time.sleep(IDLE_SECONDS if self._checkpoints.is_failing else BUSY_SECONDS)

@@ -10,7 +10,7 @@ from ..collectives.device.exchange import ExchangeRound
 from ..collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from ..collectives.tree import Interval, pieces, ranges
 from ..session import Session
-from ..state.facts import MembersDiffer, check_members_agree, minority
+from ..state.facts import MembersDiffer, check_members_agree, minority, without_parts
 from .buffers import Buffers
 from .header import RoundHeader, Totals
 from .metric_names import find_partial_metric
@@ -100,7 +100,9 @@ class Round:
             raise OtherRound(("worker " if len(others) == 1 else "workers ") + ", ".join(others))
 
     def _compare(self, headers: Sequence[RoundHeader]) -> None:
-        check_members_agree([header.facts for header in headers], self._spec.members)
+        has_same_bits = not any(header.computed.operations for header in headers)
+        facts = [header.facts if has_same_bits else without_parts(header.facts) for header in headers]
+        check_members_agree(facts, self._spec.members)
         given = [
             (Interval(held[0].lo, held[-1].hi), header.computed.partials[0].scalars)
             for header, held in zip(headers, self._spec.pieces, strict=True)
@@ -108,7 +110,8 @@ class Round:
         ]
         if partial := find_partial_metric(given):
             raise MembersDiffer(partial)
-        check_fingerprints([header.computed.first_shard for header in headers], self._spec.members)
+        fingerprints = [header.computed.first_shard for header in headers]
+        check_fingerprints(fingerprints, self._spec.members, has_same_bits=has_same_bits)
         _, who = minority([header.digest for header in headers], self._spec.members)
         if who:
             raise MembersDiffer(

@@ -7,8 +7,11 @@ from zlib import crc32
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
+from ...state.facts import PART
 from ..buffers import Buffers
+from ..digest import state_digest
 from ..settings import Mode
 from ..torch_settings import check_unchanged, script_settings
 from .averages import AverageWatch
@@ -37,6 +40,7 @@ class ScriptWatch:
         self._model = model
         self._given = optimizers
         self._state = state
+        self._compared = {name: part for name, part in state.items() if _is_compared(part)}
         self.body = BodyWatch(model, optimizers, state)
         self.optimizers = [OptimizerWatch(model, each, state) for each in optimizers]
         self.buffers = BufferWatch(model)
@@ -71,11 +75,12 @@ class ScriptWatch:
             watch.check()
         check_schedules(self._schedules, epochs=epochs, iteration=iteration, iterations_total=iterations_total)
 
-    def facts(self, buffers: Buffers, iteration: int, num_evaluations: int) -> dict[str, str]:
+    def facts(self, buffers: Buffers, iteration: int, num_evaluations: int, *, compares_state: bool) -> dict[str, str]:
         """Values that the script may have changed since the last exchange, but only in the same way on all workers.
 
         ``num_evaluations`` of a closure were exchanged in this iteration. They are compared without closures as well: a
-        joiner does not know yet whether the script uses them.
+        joiner does not know yet whether the script uses them. ``compares_state``: also the parts of the state, which
+        may be large.
         """
         options = repr(self.body.options()).encode()
         return {
@@ -83,9 +88,23 @@ class ScriptWatch:
             "schedules": f"{crc32(repr(self.body.schedules()).encode()):x}",
             "buffers": f"{buffers.digest(iteration):x}",
             "evaluations": f"{num_evaluations} in {iteration}",
+            **(self.state_facts() if compares_state else {}),
         }
+
+    def state_facts(self) -> dict[str, str]:
+        """Digests of the parts of the state, which must be equal on all workers; none in fast mode."""
+        compared = {} if self._mode == "fast" else self._compared
+        return {f"{PART}{name}": state_digest(part.state_dict()) for name, part in compared.items()}
 
     @property
     def steps(self) -> list[int]:
         """The number of steps of each optimizer."""
         return [watch.steps for watch in self.optimizers]
+
+
+def _is_compared(part: Any) -> bool:
+    """Whether ``part`` of the state is compared as a whole: not schedules, whose steps are compared each iteration.
+
+    A part of Resile's own whose class has ``may_differ`` holds what belongs to one worker, such as times of callbacks.
+    """
+    return not (isinstance(part, LRScheduler) or getattr(type(part), "may_differ", False))
