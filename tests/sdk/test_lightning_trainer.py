@@ -238,6 +238,52 @@ class Collects(Net):
         return result
 
 
+class Averages(Net):
+    """A running average of the losses of this worker's shards: a new tensor in each, or one that is written to."""
+
+    def __init__(self, *, writes: bool = False) -> None:
+        super().__init__()
+        self.writes = writes
+        self.average = torch.tensor(0.7)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        result = super().training_step(batch, batch_idx)
+        loss = result["loss"].detach()
+        if self.writes:
+            self.average.lerp_(loss, 0.1)
+        else:
+            self.average = 0.9 * self.average + 0.1 * loss
+        return result
+
+
+class Remembering(nn.Linear):
+    """A layer with attributes that belong to one shard, caches, or, if it ``counts``, a counter."""
+
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__(4, 4)
+        self.counts = counts
+        self.calls = 0
+        self.has_run = False
+        self.penalty = self.activations = torch.zeros(())
+        self.mask = torch.zeros(1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        self.has_run = True
+        self.penalty = outputs.square().mean()
+        self.activations = outputs.detach()
+        self.mask = torch.ones(3, 3).triu()
+        if self.counts:
+            self.calls += 1
+        return outputs
+
+
+class Layered(Net):
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.layers.insert(0, Remembering(counts=counts))
+
+
 class Skips(Net):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
         return None
@@ -334,6 +380,9 @@ class Stream(IterableDataset[Any]):
         (lambda make: make().fit(Manual(), loader()), "manual optimization .* resile.training.prepare"),
         (lambda make: make().fit(Counts(), loader()), r"training_step changed self.batches"),
         (lambda make: make().fit(Collects(), loader()), r"training_step changed self.outputs"),
+        (lambda make: make().fit(Averages(), loader()), "training_step changed self.average"),
+        (lambda make: make().fit(Averages(writes=True), loader()), "training_step changed self.average"),
+        (lambda make: make().fit(Layered(counts=True), loader()), "training_step changed self.layers.0.calls"),
         (lambda make: make().fit(Skips(), loader()), "training_step returned None"),
         (lambda make: make().fit(Gathers(), loader()), r"all_gather\(\) was called in training_step"),
         (lambda make: make().fit(LogsMaximum(), loader()), "reduce_fx='max'"),
@@ -369,6 +418,12 @@ class Stream(IterableDataset[Any]):
 def test_what_cannot_work_is_refused(fit: Callable[[Any], Any], named: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"(?s){named}"):
         alone(lambda: fit(lambda **more: trainer_of(ElasticTrainer, tmp_path, num_shards=4, **more)))
+
+
+def test_what_one_shard_leaves_in_a_module_and_what_is_a_cache_is_no_mistake(tmp_path: Path) -> None:
+    trainer = trainer_of(ElasticTrainer, tmp_path, num_shards=4)
+    alone(lambda: trainer.fit(Layered(counts=False), loader()))
+    assert trainer.result is not None
 
 
 def test_a_curve_with_thresholds_is_that_of_all_samples(tmp_path: Path) -> None:

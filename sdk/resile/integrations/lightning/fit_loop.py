@@ -28,7 +28,7 @@ from resile_shared.errors import UsageError
 from .metric_states import MetricStates
 from .progress import FitProgress
 from .shard_log import ShardLog, names_differ
-from .shard_only import NO_BATCH, StepOutputs, attribute_marks, check_unchanged
+from .shard_only import NO_BATCH, AttributeWatch, StepOutputs
 
 if TYPE_CHECKING:
     from .trainer import ElasticTrainer
@@ -127,6 +127,7 @@ class _Step:
         self._trainer = loop.trainer
         self._module = loop.trainer.lightning_module
         self._metrics = metrics
+        self._attributes = AttributeWatch(self._module)
         self._log: ShardLog | None = None
         """Of the newest shard of the iteration."""
 
@@ -177,7 +178,7 @@ class _Step:
 
         with self._logging_to(log):
             with self._metrics.shard(num_samples) as shares:
-                loss = self._training_step(batch)
+                loss = self._training_step(batch, num_samples)
             if earlier is not None and earlier.entries.keys() != log.entries.keys():
                 raise names_differ()
             with handled_backward(handle):
@@ -189,16 +190,16 @@ class _Step:
             )
         self._log = log
 
-    def _training_step(self, batch: Any) -> Tensor:
-        """Call training_step with a shard; returns the loss."""
+    def _training_step(self, batch: Any, num_samples: int) -> Tensor:
+        """Call training_step with a shard of ``num_samples``; returns the loss."""
         trainer, module = self._trainer, self._module
         batch = trainer.precision_plugin.convert_input(batch)
         batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
         batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
         arguments = self._epoch_loop._build_kwargs(OrderedDict(), batch, self._epoch_loop.batch_idx)
-        marks = attribute_marks(module)
+        self._attributes.begin()
         output = call._call_strategy_hook(trainer, "training_step", *arguments.values())
-        check_unchanged(module, marks)
+        self._attributes.check(num_samples=num_samples)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):
             raise UsageError(
