@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from resile.training import ElasticLoader, ElasticLoop, prepare, seed
 from resile_learner.lone_launch import StartedSeveralTimes, check_not_started_several_times
@@ -140,6 +140,46 @@ def test_a_backward_pass_that_draws_from_a_generator_of_its_own_is_refused(num_s
     model.layer.weight.register_hook(lambda grad: grad + torch.randn(grad.shape, generator=model.noise))
     with pytest.raises(NotRepeatable, match=r"draws from a generator of its own, model\.noise"):
         Body(model).train(num_shards=num_shards)
+
+
+class OwnNoise:
+    """A part of the state that holds a generator."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(state["generator"])
+
+
+class DrawsInUpdates(Body):
+    """Noise of the gradients, after the exchange, from a generator that the model holds."""
+
+    def __init__(self, *, is_kept: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        noise = OwnNoise()
+        self.model.noise = noise.generator  # type: ignore[assignment]
+        self.options = {"state": {"noise": noise}} if is_kept else {}
+
+    def after_step(self) -> None:
+        if self.loader.sync_gradients:
+            torch.rand((), generator=self.model.noise)  # type: ignore[call-overload]
+
+
+def test_an_update_that_draws_from_a_generator_that_a_joiner_would_begin_anew_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"own, model\.noise, after the backward pass, and a worker that joins or resumes"
+    ):
+        DrawsInUpdates().train()
+    DrawsInUpdates(is_kept=True).train()
+
+
+def test_a_generator_that_is_drawn_from_at_the_end_of_an_epoch_is_no_mistake() -> None:
+    """Such as that of a validation's own loader: an epoch has one iteration."""
+    DrawsInUpdates(dataset=Subset(Samples(), range(8))).train(epochs=6)
 
 
 class Recurrent(Body):

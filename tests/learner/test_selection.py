@@ -207,6 +207,28 @@ def test_the_best_model_may_have_a_buffer_whose_elements_share_memory() -> None:
     assert torch.equal(model.weight, torch.ones(2, 4))
 
 
+def test_the_best_model_has_the_extra_state_of_its_modules_on_all_workers() -> None:
+    class Scaled(nn.Linear):
+        scale = 1.0
+
+        def get_extra_state(self) -> dict[str, float]:
+            return {"scale": self.scale}
+
+        def set_extra_state(self, state: dict[str, float]) -> None:
+            self.scale = state["scale"]
+
+    models = Scaled(4, 2), Scaled(4, 2)
+    member, joiner = (Selector(Selection("loss"), (), model, after_load=lambda: None) for model in models)
+    member.on_scores({"loss": 1.0}, TrainingProgress(iteration=1, iterations_total=2, epoch=1))
+    for model in models:
+        model.scale = 2.0
+    state = flatten(member.state_dict())
+    joiner.load_state_dict(unflatten(state.skeleton, state.tensors))
+    for selector in (member, joiner):
+        selector.on_scores({"loss": 2.0}, TrainingProgress(iteration=2, iterations_total=2, epoch=2))
+    assert [model.scale for model in models] == [1.0, 1.0]
+
+
 def test_the_best_model_may_have_had_a_shorter_cache() -> None:
     class Cached(nn.Linear):
         def __init__(self) -> None:

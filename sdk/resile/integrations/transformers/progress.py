@@ -1,5 +1,6 @@
 """What a Trainer knows beside model, optimizer and schedule: part of the run's state, so that a joiner knows it too."""
 
+import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from transformers.trainer_callback import ExportableState, ProgressCallback, Tra
 
 from resile_learner.messages import Warned
 from resile_learner.session import current_session
+from resile_learner.state.run import extra_states, load_extra_states
 
 from ..callback_state import CallbackState, is_everywhere
 
@@ -37,6 +39,7 @@ class TrainerProgress:
         self._trainer = trainer
         self._callbacks = CallbackState(self._find_callbacks)
         self._best = [tensor.clone() for tensor in self._tensors()] if keeps_best else []
+        self._best_extra: dict[str, Any] = {}
         self.has_best = False
 
     @property
@@ -73,14 +76,16 @@ class TrainerProgress:
         session.report(Warned(worker=session.view.me, message=message))
 
     def keep_best(self) -> None:
-        """Keep the parameters as they are."""
+        """Keep the model as it is."""
         self.has_best = True
+        self._best_extra = copy.deepcopy(extra_states(self._trainer.model))
         for kept, tensor in zip(self._best, self._tensors(), strict=True):
             kept.copy_(tensor)
 
     def load_best(self) -> None:
-        """Make the parameters those that were kept last, if any were."""
+        """Make the model the one that was kept last, if one was."""
         if self.has_best:
+            load_extra_states(self._trainer.model, self._best_extra)
             for kept, tensor in zip(self._best, self._tensors(), strict=True):
                 tensor.copy_(kept)
 
@@ -95,6 +100,7 @@ class TrainerProgress:
             "flos": trainer.current_flos,
             "callbacks": self._callbacks.changed(),
             "best": self._best,
+            "best_extra": self._best_extra,
             "has_best": self.has_best,
         }
 
@@ -108,6 +114,7 @@ class TrainerProgress:
         trainer.current_flos = state_dict["flos"]
         for kept, received in zip(self._best, state_dict["best"], strict=True):
             kept.copy_(received)
+        self._best_extra = state_dict.get("best_extra", {})  # older versions stored none
         self.has_best = state_dict["has_best"]
         self._callbacks.load(state_dict["callbacks"])
 

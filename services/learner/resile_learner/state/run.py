@@ -167,6 +167,21 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor | None]) -
             _copy(buffer, value)
 
 
+def extra_states(model: nn.Module) -> dict[str, Any]:
+    """Return the extra state of each module that has one, as in PyTorch's ``state_dict()``, by the module's path."""
+    return {
+        path: module.get_extra_state()
+        for path, module in model.named_modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    }
+
+
+def load_extra_states(model: nn.Module, states: Mapping[str, Any]) -> None:
+    """Load what `extra_states` returned for a model with the same modules."""
+    for path, state in states.items():
+        model.get_submodule(path).set_extra_state(state)
+
+
 def registered_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """The name of each registered buffer, its module, and its key there."""
     for path, module in model.named_modules():
@@ -175,21 +190,17 @@ def registered_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]
 
 
 def _module_states(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """By the path of a module: whether it is in training mode, and its extra state, as PyTorch's state_dict has it."""
-    states: dict[str, dict[str, Any]] = {}
-    for path, module in model.named_modules():
-        states[path] = {"training": module.training}
-        if type(module).get_extra_state is not nn.Module.get_extra_state:
-            states[path]["extra"] = module.get_extra_state()
+    """By the path of a module: whether it is in training mode, and its extra state, if it has one."""
+    states: dict[str, dict[str, Any]] = {path: {"training": module.training} for path, module in model.named_modules()}
+    for path, extra in extra_states(model).items():
+        states[path]["extra"] = extra
     return states
 
 
 def _load_module_states(model: nn.Module, states: Mapping[str, Mapping[str, Any]]) -> None:
     for path, module in model.named_modules():
-        state = states.get(path, {})
-        module.training = state.get("training", module.training)
-        if "extra" in state:
-            module.set_extra_state(state["extra"])
+        module.training = states.get(path, {}).get("training", module.training)
+    load_extra_states(model, {path: state["extra"] for path, state in states.items() if "extra" in state})
 
 
 def _can_hold(buffer: Tensor, value: Tensor) -> bool:

@@ -336,6 +336,7 @@ class ElasticLoop:
                 "the body of the loop ended without iteration.exchange(): call it once, after the last shard"
             )
         self._watch.buffers.check(compares_caches=is_compared)
+        self._watch.body.end_iteration(ends_epoch=iteration.ends_epoch)
         if iteration.norms:
             self._noise.add(iteration.norms, num_samples=len(batch.indices), num_shards=batch.num_shards)
         self._last_members = view.workers

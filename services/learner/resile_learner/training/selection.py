@@ -3,6 +3,7 @@
 The scores are the same bits on all workers, so all decide alike; what they have decided is part of the run's state.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from resile_shared.errors import UsageError
 
-from ..state.run import TrainingProgress, load_model_tensors, model_tensors
+from ..state.run import (
+    TrainingProgress,
+    extra_states,
+    load_extra_states,
+    load_model_tensors,
+    model_tensors,
+)
 
 Goal = Literal["min", "max"]
 
@@ -80,6 +87,7 @@ class Selector:
         self._model = model
         self._after_load = after_load
         self._kept: dict[str, Tensor | None] = {}
+        self._kept_extra: dict[str, Any] = {}
         self._num_without_better = 0
         goal = selection.goal if selection else "min"
         for plateau in plateaus:
@@ -103,6 +111,7 @@ class Selector:
             self._num_without_better = 0
             if self._selection.keep_best:
                 self._kept = _copies(model_tensors(self._model))
+                self._kept_extra = copy.deepcopy(extra_states(self._model))
         else:
             self._num_without_better += 1
         if self._selection.patience is not None and self._num_without_better >= self._selection.patience:
@@ -120,6 +129,7 @@ class Selector:
     def _load_best(self) -> None:
         if self._kept:
             load_model_tensors(self._model, self._kept)
+            load_extra_states(self._model, self._kept_extra)
             self._after_load()
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,6 +137,7 @@ class Selector:
         return {
             "best": vars(self.best) if self.best else None,
             "model": self._kept,
+            "extra": self._kept_extra,
             "num_without_better": self._num_without_better,
             "plateaus": [plateau.state_dict() for plateau in self._plateaus],
         }
@@ -135,6 +146,7 @@ class Selector:
         """Take over what `state_dict` returned elsewhere."""
         self.best = Best(**state["best"]) if state["best"] else None
         self._kept = dict(state["model"])
+        self._kept_extra = state.get("extra", {})  # older versions stored none
         self._num_without_better = state["num_without_better"]
         for plateau, received in zip(self._plateaus, state["plateaus"], strict=True):
             plateau.load_state_dict(received)

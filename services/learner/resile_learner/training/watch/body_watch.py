@@ -29,7 +29,7 @@ class BodyWatch:
         self._model = model
         self._optimizers = optimizers
         self._state = state
-        self._generators = OwnGenerators(model)
+        self._generators = OwnGenerators(model, state)
         self._carried = CarriedStateWatch(models)
         self._num_iterations = 0
         self._is_compared = False
@@ -38,6 +38,7 @@ class BodyWatch:
         """An iteration begins, in which the first shard is compared or not."""
         self._num_iterations += 1
         self._is_compared = is_compared
+        self._generators.begin_iteration()
         if self._num_iterations > _OBSERVED_ITERATIONS:
             self._carried.stop()
 
@@ -63,6 +64,11 @@ class BodyWatch:
     def on_backward(self) -> None:
         """The gradients of the shard were computed."""
         self._generators.check()
+
+    def end_iteration(self, *, ends_epoch: bool) -> None:
+        """An iteration is over, and so is the code that follows its epoch, which may draw what only it needs."""
+        if self._is_compared and not ends_epoch:
+            self._generators.check_update()
 
     def options(self) -> list[dict[str, Any]]:
         """Learning rates and all other options of the optimizers' groups, as plain values."""
