@@ -310,6 +310,26 @@ async def test_connecting_is_given_up_also_if_a_cancellation_is_dropped(monkeypa
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_what_was_sent_before_a_flush_reaches_the_server_before_it(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, learner = await pool.bus("scheduler"), await pool.bus("learner")
+    transport = learner.connection._client._transport
+    assert transport is not None
+    write, write_lines = transport.write, transport.writelines
+    sent: list[bytes] = []
+    monkeypatch.setattr(transport, "write", lambda data: (sent.append(data), write(data)))
+    monkeypatch.setattr(transport, "writelines", lambda lines: (sent.extend(lines), write_lines(lines)))
+
+    async def ignore(_: Received[Instruction]) -> None:
+        pass
+
+    await learner.subscribe(subjects.instruction("host-1"), Instruction, ignore)
+    await learner.connection.flush()
+    stream = b"".join(sent)
+    assert 0 <= stream.find(b"SUB resile.instruction.host-1") < stream.find(b"PING")
+
+
 async def test_it_is_known_at_once_that_nobody_listens(pool: Pool) -> None:
     scheduler, learner = await pool.bus("scheduler"), await pool.bus("learner")
     subject, question = subjects.instruction("host-1"), Instruction(SendHeartbeat(incarnation=1))

@@ -17,6 +17,8 @@ from .training import Begun, Commit, SimScript
 
 PUBLISHED_SECONDS = 10.0
 """Within so long a calm world publishes what is stored of a history."""
+MAX_IDLE_GENERATIONS = 50
+"""A job that gets so many generations and trains in none of them is in a livelock: most worlds stay below 10."""
 
 
 class Checks:
@@ -36,10 +38,13 @@ class Checks:
         self.states: dict[str, int] = {}
         """How often a record entered each state."""
         self.num_committed = 0
+        self.is_livelocked = False
         self.has_damage = False
         """Whether checkpoints were damaged, so that older ones have to do."""
         self._epoch = 0
         self._generations: dict[str, int] = {}
+        self._idle_generations: Counter[str] = Counter()
+        """How many generations each job has got since a member committed an iteration."""
         self._numbers: dict[str, int] = {}
         self._starts: dict[str, dict[int, bool]] = {}
         """The generations of each job that are cold starts, and whether it had a checkpoint then."""
@@ -99,6 +104,7 @@ class Checks:
             self._starts[job][allocation.generation] = has_checkpoint
         if allocation.generation < self._generations.get(job, 0):
             self.break_promise(f"{job}: an allocation of an older generation was stored: {allocation.generation}")
+        self._count_idle(allocation)
         self._generations[job] = allocation.generation
         if allocation.epoch < self._epoch:
             self.break_promise(f"{job}: an allocation of the old epoch {allocation.epoch} was stored")
@@ -110,6 +116,13 @@ class Checks:
             known = self.slots.setdefault((job, placement.worker), slot)
             if known != slot:
                 self.break_promise(f"{job}: worker {placement.worker} was on {known}, and is placed on {slot}")
+
+    def _count_idle(self, allocation: Allocation) -> None:
+        job = allocation.job
+        self._idle_generations[job] += allocation.generation > self._generations.get(job, 0)
+        if self._idle_generations[job] > MAX_IDLE_GENERATIONS and not self.is_livelocked:
+            self.is_livelocked = True
+            self.break_promise(f"{job} has got {MAX_IDLE_GENERATIONS} generations in a row and trains in none")
 
     def _on_record(self, record: JobRecord, calm_for: float) -> None:
         before = self.records.get(record.job)
@@ -227,6 +240,7 @@ class Checks:
         """A member has committed an iteration."""
         self.num_committed += 1
         job = commit.job
+        self._idle_generations[job] = 0
         starts = self._starts.get(job, {})
         start = max((generation for generation in starts if generation <= commit.generation), default=0)
         if (job, start) not in self._begun:

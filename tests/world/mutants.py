@@ -48,6 +48,7 @@ TESTS = {
         "tests/world/test_pause.py",
     ),
     "resile_registry.core": ("tests/registry/test_core.py",),
+    "resile_scheduler.core.accounting": ("tests/scheduler/test_starvation.py",),
     "resile_scheduler.core.decisions": ("tests/scheduler/test_pool_suspend.py", "tests/scheduler/test_simulator.py"),
     "resile_scheduler.core.job_view": (
         "tests/scheduler/test_simulator.py",
@@ -622,6 +623,13 @@ MUTANTS = (
         f"{_CORE}.job_view",
         "if host is not None), job.record.device_class)\n",
         'if host is not None), "")\n',
+    ),
+    Mutant(
+        "scheduler serves jobs that became due in turns",
+        "each that gets its slots loses them to the next before it trains",
+        f"{_CORE}.accounting",
+        "return since.timestamp() if since else min(at(now).timestamp(), due_since(job))",
+        "return since.timestamp() if since else at(now).timestamp()",
     ),
     # the registry
     Mutant(

@@ -221,6 +221,8 @@ class World:
                 self.checks.break_promise(what)
             if not self.checks.broken:
                 self.checks.break_promise("the users do not know that their jobs have ended")
+        if self.checks.is_livelocked:
+            return
         scripts = {number: submission.script for number, submission in enumerate(self.plan.jobs)}
         self.loop.run_until(lambda: False, limit=self.loop.now + END_SECONDS)
         missing = {self.users.jobs[number] for number, each in enumerate(self.plan.jobs) if each.is_missing}
@@ -232,7 +234,8 @@ class World:
             self.checks.break_promise(f"{what}, {END_SECONDS:g} seconds after the last job has ended")
 
     def _look(self) -> None:
-        self._is_over = self.loop.now > self.plan.calm_at and self.users.are_satisfied
+        is_satisfied = self.loop.now > self.plan.calm_at and self.users.are_satisfied
+        self._is_over = is_satisfied or self.checks.is_livelocked
         self.loop.call_later(LOOK_SECONDS, self._look)
 
     def _what_it_waits_for(self, number: int) -> str:
