@@ -46,11 +46,35 @@ def test_every_sample_is_in_exactly_one_shard_of_an_epoch_whatever_the_number_of
 def test_in_fast_mode_each_worker_has_a_shard_as_far_as_there_are_samples(plan: BatchPlan, size: int) -> None:
     position = Position()
     while position.epoch == 0:
-        batch = plan.batch(position, num_shards=size)
+        batch = plan.batch(position, num_workers=size)
         held = [[batch.shard(leaf) for leaf in range(*batch.held_by(rank, size))] for rank in range(size)]
         assert sum(map(bool, held)) == min(size, len(batch.indices))
         assert all(len(shard) for shards in held for shard in shards)
         position = batch.next
+
+
+@given(plans(), st.integers(1, 30), st.integers(1, 70))
+def test_a_share_that_is_too_large_for_one_pass_is_cut_into_equal_ones(plan: BatchPlan, size: int, limit: int) -> None:
+    limited, position = replace(plan, micro_batch_size=limit), Position()
+    while position.epoch == 0:
+        batch, whole = limited.batch(position, num_workers=size), plan.batch(position, num_workers=size)
+        assert batch.num_leaves == whole.num_leaves == whole.num_shards
+        for rank in range(size):
+            share = [int(index) for leaf in range(*whole.held_by(rank, size)) for index in whole.shard(leaf)]
+            passes = [batch.shard(shard).tolist() for shard in range(*batch.held_by(rank, size))]
+            assert [index for each in passes for index in each] == share
+            assert len(passes) <= -(-len(batch.indices) // (size * limit)), "and into no more than need be"
+            assert all(0 < len(each) <= limit for each in passes)
+            assert len(set(map(len, passes))) <= 2
+            assert (batch.leaves_of(rank, size) == whole.held_by(rank, size)) == bool(share or not passes)
+        position = batch.next
+
+
+@given(plans(), st.integers(1, 70))
+def test_shards_of_a_validation_are_no_larger_than_a_pass(plan: BatchPlan, limit: int) -> None:
+    for batch in batches(replace(plan, micro_batch_size=limit)):
+        assert max(len(batch.shard(leaf)) for leaf in range(batch.num_shards)) <= limit
+        assert batch.num_leaves == batch.num_shards
 
 
 @given(plans())

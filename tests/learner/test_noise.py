@@ -54,7 +54,13 @@ def test_the_averages_are_part_of_the_state() -> None:
 
 
 def measured(
-    *, mean: float, batch_size: int = 64, num_shards: int = 8, scale: float = 1.0, has_range: bool = True
+    *,
+    mean: float,
+    batch_size: int = 64,
+    num_shards: int = 8,
+    scale: float = 1.0,
+    has_range: bool = True,
+    **options: Any,
 ) -> float | None:
     """Of a linear loss, whose gradient for a sample is the sample: normal, of variance 1 around ``mean``."""
     session = Heard()
@@ -76,6 +82,7 @@ def measured(
             num_shards=num_shards,
             batch_range=(16, 512) if has_range else None,
             state={"scaler": scaler} if scaler else None,
+            **options,
         )
         for iteration in loop:
             for (x,) in iteration.shards():
@@ -103,6 +110,14 @@ def test_it_is_that_of_the_problem_whatever_the_batch(mean: float, batch_size: i
 
 def test_a_gradient_scaler_does_not_change_it() -> None:
     assert measured(mean=0.5, scale=1024.0) == pytest.approx(measured(mean=0.5), rel=1e-4)
+
+
+@pytest.mark.parametrize("micro_batch_size", [8, 30])
+def test_in_fast_mode_a_worker_alone_knows_it_from_its_passes(micro_batch_size: int) -> None:
+    """Their sizes may differ by a sample."""
+    found = measured(mean=0.5, mode="fast", micro_batch_size=micro_batch_size)
+    assert found == pytest.approx(4.0, rel=0.2)
+    assert measured(mean=0.5, mode="fast") is None
 
 
 def test_a_job_without_a_range_does_not_measure_it() -> None:

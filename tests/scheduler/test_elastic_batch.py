@@ -1,6 +1,7 @@
 """Slots and batches together: the arithmetic of small cases, and what holds for all."""
 
 from dataclasses import replace
+from functools import partial
 
 import hypothesis.strategies as st
 import numpy as np
@@ -168,6 +169,9 @@ throughputs = st.builds(
     exchange_across=st.builds(Line, st.floats(0.0, 0.5), st.floats(0.0, 0.1)),
     num_measured=st.just(3),
 )
+throughputs |= throughputs.flatmap(
+    lambda of: st.builds(partial(replace, of, num_shards=None), micro_batch_size=st.integers(1, 300))
+)
 
 
 @st.composite
@@ -245,6 +249,19 @@ def test_the_batch_has_nearly_the_highest_throughput(job: Demand, num_slots: int
     if target.batch_size > job.batch.least:
         smaller = job.throughput.rate(target.workers, target.batch_size - 1, across=across)
         assert smaller <= ENOUGH * rates.max() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("exchange", [0.02, 0.3])
+@pytest.mark.parametrize("limit", [1, 5, 16, 33, 64])
+@pytest.mark.parametrize(("least", "most"), [(16, 16), (40, 45), (64, 512)])
+def test_the_batch_is_the_smallest_that_is_enough_whatever_the_passes(
+    least: int, most: int, limit: int, exchange: float
+) -> None:
+    """A batch that is a little larger than its passes hold is slower: its passes take nearly as long, and are more."""
+    throughput = Throughput(compute=Line(0.05, 0.001), exchange=Line(exchange), num_measured=3, micro_batch_size=limit)
+    batch = elastic_batch([demand(batch=BatchRange(least, most), throughput=throughput, sizes=(4,))], 4)["job-1"]
+    rates = throughput.rate(4, np.arange(least, most + 1))
+    assert batch.batch_size == least + (rates >= ENOUGH * rates.max()).argmax()
 
 
 @given(jobs=demands(), num_slots=slots)

@@ -46,6 +46,17 @@ def test_the_best_batch_is_that_of_the_formula() -> None:
     assert rates[0] == pytest.approx(expected.max())
 
 
+def test_batches_that_fill_all_passes_are_considered() -> None:
+    """Computing takes nearly the same time whatever the samples of a pass, so that none should be left unused."""
+    limited = Throughput(compute=Line(0.1, 1e-4), exchange=Line(0.1), micro_batch_size=7, num_measured=4)
+    for noise in (50.0, 200.0, 2000.0):
+        _, (best,), _ = best_batches(demand(noise_scale=noise, throughput=limited), (4,))
+        every = np.arange(16, 513)
+        goodputs = every / limited.seconds(4, every) * (noise + 16) / (noise + every)
+        assert best == every[goodputs.argmax()]
+        assert best % 28 == 0
+
+
 def test_more_noise_makes_larger_batches_worth_more() -> None:
     least, middle, most = (best_batches(demand(noise_scale=noise), (4,))[1][0] for noise in (0.0, 200.0, float("inf")))
     assert least < middle < most

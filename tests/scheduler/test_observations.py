@@ -227,6 +227,25 @@ def test_a_change_has_less_time_to_earn_its_cost_shortly_before_the_end() -> Non
     assert lost_share(replace(late, iteration=1000)) == 1.0
 
 
+@pytest.mark.parametrize(("bits", "limit"), [("fast", 32), ("same bits", None)])
+def test_in_fast_mode_the_most_samples_of_a_pass_are_known(bits: str, limit: int | None) -> None:
+    observer = Observer()
+    declared = ready(24).model_copy(update={"bits": bits, "micro_batch_size": 32})
+    measured = reports.Measurement(
+        workers=2, hosts=1, batch_size=192, iterations=10, compute_seconds=0.3, exchange_seconds=0.1
+    )
+    progress = Progress(iteration=10, epoch=0, measurement=measured)
+    report = Report(
+        job="job-1", host="h", incarnation=1, worker=0, slot=0, generation=1, time=at(1000.0), content=progress
+    )
+    observer.on_progress(report, progress, ready=declared, is_changing=False)
+    assert observer.observe(attained=0.0)
+    throughput = observer.observation.throughput
+    assert throughput is not None
+    assert throughput.micro_batch_size == limit
+    assert throughput.seconds(2, 192) == pytest.approx(0.4, rel=0.02)
+
+
 def test_seconds_of_one_configuration_are_those_of_many() -> None:
     throughput = Throughput(24, Line(0.1, 0.01), Line(0.2, 0.03), Line(0.5, 0.07), num_measured=3)
     for workers in (1, 2, 5, 24):
@@ -241,7 +260,7 @@ class _Job:
 
     def __init__(self, number: int, true: Throughput, jitter: random.Random) -> None:
         self.number, self.true, self.jitter = number, true, jitter
-        self.fit = StableFit(true.num_shards)
+        self.fit = StableFit(true.num_shards, micro_batch_size=true.micro_batch_size)
         self.workers, self.batch = 0, 192
 
     def demand(self) -> Demand:
@@ -264,7 +283,8 @@ class _Job:
     def train(self) -> None:
         if self.workers:
             hosts = 2 if self.workers > 8 else 1
-            compute = float(self.true.compute.at(self.true.samples(self.workers, self.batch)))
+            passes, samples = self.true.passes(self.workers, self.batch)
+            compute = float(passes * self.true.compute.at(samples))
             exchange = float(self.true.seconds(self.workers, self.batch, across=hosts > 1)) - compute
             noise = self.jitter.uniform(0.8, 1.2), self.jitter.uniform(0.8, 1.2)
             self.fit.add(Measurement(self.workers, self.batch, hosts, compute * noise[0], exchange * noise[1]))
@@ -277,6 +297,7 @@ trues = st.builds(
     exchange=st.builds(Line, st.floats(0.0, 0.3), st.floats(0.0, 0.05)),
     exchange_across=st.builds(Line, st.floats(0.0, 0.5), st.floats(0.0, 0.1)),
 )
+trues |= trues.map(lambda of: replace(of, num_shards=None, micro_batch_size=48))
 
 
 @settings(max_examples=10, deadline=None)

@@ -1,5 +1,6 @@
 """The throughput model: what is measured is learnt, and what is not is taken to scale perfectly."""
 
+import itertools
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,9 +24,10 @@ TRUE = Throughput(
 
 def measured(*configurations: tuple[int, int, int], of: Throughput = TRUE, times: int = 4) -> Measurements:
     """Return what iterations with these workers, batches and hosts measure."""
-    measurements = Measurements(of.num_shards)
+    measurements = Measurements(of.num_shards, micro_batch_size=of.micro_batch_size)
     for workers, batch, hosts in configurations:
-        computing = float(of.compute.at(of.samples(workers, batch)))
+        passes, samples = of.passes(workers, batch)
+        computing = float(passes * of.compute.at(samples))
         exchanging = float(of.seconds(workers, batch, across=hosts > 1)) - computing
         for _ in range(times):
             measurements.add(Measurement(workers, batch, hosts, computing, exchanging))
@@ -41,6 +43,35 @@ def test_the_formula() -> None:
 
 def test_the_slowest_worker_computes_whole_shards() -> None:
     assert Throughput(num_shards=8).seconds([1, 2, 3, 4, 7, 8], 80) == pytest.approx([80, 40, 30, 20, 20, 10])
+
+
+def test_a_worker_computes_what_is_too_much_for_one_pass_in_several_equal_ones() -> None:
+    limited = replace(TRUE, overlap=2.0, micro_batch_size=10)
+    last = (0.03**2 + 0.03**2) ** 0.5
+    assert limited.seconds(2, 20) == pytest.approx(last)
+    assert limited.seconds(2, 60) == pytest.approx(last + 2 * 0.03), "the exchange hides behind the last one"
+    assert limited.seconds(2, 22) == pytest.approx((0.0255**2 + 0.03**2) ** 0.5 + 0.0255)
+    assert limited.seconds([1, 2, 4], 20, across=True) == pytest.approx(
+        [2 * 0.03, (0.03**2 + 0.08**2) ** 0.5, (0.025**2 + 0.088**2) ** 0.5]
+    )
+    for workers, batch in itertools.product((1, 2, 3), (20, 21, 22, 60)):
+        assert limited.seconds_of(workers, batch) == pytest.approx(float(limited.seconds(workers, batch)))
+
+
+@pytest.mark.parametrize("overlap", [1.0, 2.0])
+def test_what_a_pass_takes_is_learnt_from_iterations_of_several(overlap: float) -> None:
+    true = replace(TRUE, overlap=overlap, micro_batch_size=10)
+    fitted = measured((1, 10, 1), (1, 30, 1), (2, 10, 1), (2, 60, 1), (4, 64, 1), of=true, times=16).fit()
+    for workers, batch in ((1, 5), (1, 100), (2, 20), (2, 22), (4, 200)):
+        expected = float(true.seconds(workers, batch))
+        assert fitted.seconds(workers, batch) == pytest.approx(expected, rel=0.05)
+        assert fitted.seconds_of(workers, batch) == pytest.approx(expected, rel=0.05)
+
+
+def test_a_limit_that_no_share_reaches_makes_no_difference() -> None:
+    configurations = (1, 64, 1), (2, 64, 1), (4, 128, 1)
+    free, limited = (measured(*configurations, of=replace(TRUE, micro_batch_size=m)).fit() for m in (None, 64))
+    assert replace(limited, micro_batch_size=None) == free
 
 
 def test_before_anything_is_measured_a_job_scales_perfectly_and_nothing_is_known() -> None:

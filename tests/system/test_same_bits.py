@@ -65,6 +65,15 @@ def test_fast_mode_uses_every_sample_once_too(tmp_path: Path) -> None:
     outcome.assert_every_sample_once(epochs=6)
 
 
+def test_in_fast_mode_passes_of_few_samples_train_as_whole_shares_do(tmp_path: Path) -> None:
+    """Whatever the number of workers, as far as rounding allows; the passes of 3 and of 5 workers are no even tree."""
+    whole = run("micro_batches.py", "--workers", "1", home=tmp_path)
+    cut = run("micro_batches.py", "--plan", "0:3,8:1,15:5,22:2", home=tmp_path, args=("--micro-batch-size", "4"))
+    assert cut.status == 0, cut.errors
+    assert cut.result["loss"] == pytest.approx(whole.result["loss"], rel=1e-4)
+    cut.assert_every_sample_once(epochs=3)
+
+
 @pytest.mark.parametrize("optimizer", ["AdamW", "NAdam"])
 def test_unusual_layouts_dtypes_and_default_devices_give_the_bits_of_the_plain_script(
     optimizer: str, tmp_path: Path

@@ -68,6 +68,12 @@ class Ready(Message):
         default=True, description="false: `iterations_total` is an estimate, as for a stream or with a `batch_range`"
     )
 
+    micro_batch_size: Positive | None = Field(
+        default=None,
+        description="in the mode `fast`, the most samples of one forward and backward pass: a worker whose share of the"
+        " batch is larger computes it in several equal ones; null: in one",
+    )
+
     @property
     def is_fast(self) -> bool:
         """Whether it trains without regard to bits."""

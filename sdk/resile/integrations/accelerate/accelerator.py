@@ -76,7 +76,8 @@ class Accelerator(accelerate.Accelerator):
 
     With ``gradient_accumulation_steps`` more than one, each batch of the loader is a shard and so many make a global
     batch; else the loader's batch is the global batch, cut into ``num_shards``. ``seed``, ``checkpoint_every``,
-    ``mode`` and ``threads`` are those of `resile.training.prepare`. Raises UsageError for arguments that cannot hold.
+    ``mode``, ``micro_batch_size`` and ``threads`` are those of `resile.training.prepare`. Raises UsageError for
+    arguments that cannot hold.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Accelerator(accelerate.Accelerator):
         seed: int = 0,
         checkpoint_every: int | str | None = None,
         mode: str = "same-bits",
+        micro_batch_size: int | None = None,
         threads: int = 1,
         **more: Any,
     ) -> None:
@@ -111,6 +113,7 @@ class Accelerator(accelerate.Accelerator):
             "seed": seed,
             "checkpoint_every": checkpoint_every,
             "mode": mode,
+            "micro_batch_size": micro_batch_size,
             "threads": threads,
         }
         self._registered: dict[str, Any] = {}

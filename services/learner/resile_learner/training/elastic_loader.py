@@ -5,6 +5,7 @@ Made by `prepare`; what each line of a loop's body does is in docs/elastic-train
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,6 +51,7 @@ class ElasticLoader:
         *,
         accumulate: int | None,
         num_shards: int | None,
+        micro_batch_size: int | None,
         grad_scaler: torch.amp.GradScaler | None,
         options: Mapping[str, Any],
     ) -> None:
@@ -63,11 +65,13 @@ class ElasticLoader:
         if grad_scaler is not None and len(optimizers) > 1:
             raise UsageError("prepare() was given a GradScaler and several optimizers: use torch.bfloat16 without it")
         self._accumulate = accumulate or 1
-        batch_size, shards = cut_batch(settings.batch_size, accumulate, num_shards)
         self._seed, self._mode = options["seed"], options["mode"]
         self._parts: Mapping[str, Stateful] = options["state"]
         self._received: dict[str, Any] = {}
         """The states of parts that were received at the end of an epoch: see `_take_back`."""
+        batch_size, shards = cut_batch(settings.batch_size, accumulate, num_shards)
+        if accumulate is not None and self._mode == "fast" and micro_batch_size is None:
+            micro_batch_size = settings.batch_size
         self._plan: BatchPlan | None = None
         if is_stream(settings.dataset):
             check_stream(drop_last=settings.drop_last, num_workers=settings.num_workers)
@@ -82,10 +86,12 @@ class ElasticLoader:
                 sampler=settings.sampler,
                 batch_sampler=settings.batch_sampler,
             )
+            self._plan = replace(self._plan, micro_batch_size=micro_batch_size)
         self._options = {
             **options,
             "batch_size": batch_size,
             "num_shards": shards,
+            "micro_batch_size": micro_batch_size,
             "shuffle": settings.shuffle,
             "sampler": settings.sampler,
             "batch_sampler": settings.batch_sampler,
@@ -228,7 +234,7 @@ class ElasticLoader:
             rank, size = view.rank, view.size
         plan = self._started.plan if self._started else self._plan
         batches = [
-            plan.batch(plan.position(number), num_shards=size if self._mode == "fast" else None)
+            plan.batch(plan.position(number), num_workers=size if self._mode == "fast" else None)
             for number in (0, plan.per_epoch - 1)
         ]
         usual, last = (max(1, len(range(*batch.held_by(rank, size)))) for batch in batches)

@@ -31,9 +31,15 @@ class Gradients:
             parameter.register_post_accumulate_grad_hook(_Hook(self, index))  # type: ignore[no-untyped-call]
 
     def begin(
-        self, num_leaves: int, held: Interval, *, measures_norms: bool = False, digests_first: bool = False
+        self,
+        num_leaves: int,
+        held: Interval,
+        num_shards: int | None = None,
+        *,
+        measures_norms: bool = False,
+        digests_first: bool = False,
     ) -> LocalPlan:
-        """Begin an iteration in which this worker holds the leaves ``held``.
+        """Begin an iteration in which this worker holds the leaves ``held``, or a single one of ``num_shards``.
 
         With ``digests_first``, `first_digest` is that of the first leaf that is folded.
         """
@@ -42,7 +48,7 @@ class Gradients:
         self._leaf = None
         self._squares = []
         self._first_bits = [] if digests_first else None
-        plan = local_plan(num_leaves, held)
+        plan = local_plan(num_leaves, held, num_shards)
         self._slots.reserve(plan)
         return plan
 

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial, reduce, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from .data.batches import Batch, Indices
 from .data.fetch import Fetched
 from .determinism import Determinism
 from .gradients import Gradients
-from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, fold_leaves
+from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, add_partials, fold_leaves
 from .metric_names import find_partial_metric
 from .noise import SquaredNorms
 from .rounds import RoundResult, Rounds
@@ -68,6 +68,7 @@ class Iteration:
         number: int,
         batch: Batch,
         held: Interval,
+        leaves: Interval,
         *,
         seed: int,
         fetch: Callable[[], Fetched],
@@ -101,6 +102,7 @@ class Iteration:
         self.lost: Abandoned | None = None
         self._batch = batch
         self._held = held
+        self._tree_leaves = leaves
         self._seed = seed
         self._batch_number = number // num_turns
         self._fetch = fetch
@@ -138,14 +140,15 @@ class Iteration:
         self._first_shard = None
         self._header = self._make_header(self.num_exchanges)
         self._plan = self._gradients.begin(
-            self._batch.num_shards,
-            self._held,
+            self._batch.num_leaves,
+            self._tree_leaves,
+            self.num_held if self._sums_share else None,
             measures_norms=self._measures_noise,
             digests_first=self._compares and self._held.lo == 0 and self.num_held > 0,
         )
         self._buffers.begin(self._plan)
         self._round = self._rounds.open(
-            self._batch.num_shards,
+            self._batch.num_leaves,
             [*self._gradients.partials(self._plan), *self._buffers.partials(self._plan)],
             [*self._gradients.sums(), *self._buffers.sums],
         )
@@ -235,6 +238,17 @@ class Iteration:
     def num_held(self) -> int:
         """How many shards this worker computes."""
         return self._held.hi - self._held.lo
+
+    @property
+    def _sums_share(self) -> bool:
+        """Whether the shards of this worker are one leaf of the tree, in fast mode."""
+        return self.num_held > 0 and self._batch.num_leaves < self._batch.num_shards
+
+    @property
+    def num_computed(self) -> int:
+        """How many shards all workers have computed, once they are exchanged."""
+        headers = self.outcome.headers if self.outcome else ()
+        return sum(header.computed.pace.shards for header in headers if header.computed.pace)
 
     @property
     def is_computed(self) -> bool:
@@ -405,6 +419,8 @@ class Iteration:
                 values = {**values, SHARD_SQUARES: squares[leaf - self._held.lo] / (weight * self._scale) ** 2}
             return PartialSums({name: float(value) * weight for name, value in values.items()}, deltas)
 
+        if self._sums_share:
+            return [reduce(add_partials, map(of_leaf, range(*self._held)))]
         return [fold_leaves(piece, of_leaf) for piece in self._plan.pieces]
 
     @property

@@ -60,14 +60,15 @@ class ElasticLoop:
     ``dataset`` is map-style, or a stream: an iterable (see `StreamReader`). ``batch_size`` is the global batch, always
     cut into ``num_shards`` shards (None: see `default_num_shards`). ``batch_range``, the least and the most samples,
     lets the pool change the global batch between iterations; ``learning_rate_rule`` says how learning rates follow it
-    ("linear", "sqrt" or "none"), relative to ``batch_size``. ``state`` names further objects with ``state_dict`` and
-    ``load_state_dict`` that belong to the run's state, such as a learning-rate schedule or a GradScaler. ``validation``
-    is computed at the end of each epoch. ``checkpoint_every`` counts iterations, or is a time such as "5 min".
-    ``threads`` are torch's threads in each worker. Without ``shuffle`` every epoch has the order of the dataset;
-    ``drop_last`` leaves out samples that do not fill a global batch. ``sampler`` draws the indices of each epoch
-    instead (see `SamplerOrder`), ``batch_sampler`` those of each global batch, whatever their number (see
-    `BatchOrder`). ``max_iterations`` ends the run earlier than ``epochs`` do. Raises UsageError for settings that
-    cannot work.
+    ("linear", "sqrt" or "none"), relative to ``batch_size``. In fast mode ``micro_batch_size`` is the most samples of
+    one forward and backward pass: a worker computes a larger share of the batch in several. ``state`` names further
+    objects with ``state_dict`` and ``load_state_dict`` that belong to the run's state, such as a learning-rate schedule
+    or a GradScaler. ``validation`` is computed at the end of each epoch. ``checkpoint_every`` counts iterations, or is
+    a time such as "5 min". ``threads`` are torch's threads in each worker. Without ``shuffle`` every epoch has the
+    order of the dataset; ``drop_last`` leaves out samples that do not fill a global batch. ``sampler`` draws the
+    indices of each epoch instead (see `SamplerOrder`), ``batch_sampler`` those of each global batch, whatever their
+    number (see `BatchOrder`). ``max_iterations`` ends the run earlier than ``epochs`` do. Raises UsageError for
+    settings that cannot work.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class ElasticLoop:
         num_workers: int = 0,
         checkpoint_every: int | str | None = None,
         mode: Mode = "same-bits",
+        micro_batch_size: int | None = None,
         threads: int = 1,
         shuffle: bool = True,
         drop_last: bool = False,
@@ -110,6 +112,7 @@ class ElasticLoop:
             num_workers=num_workers,
             num_turns=self._num_turns,
             is_fast=mode == "fast",
+            micro_batch_size=micro_batch_size,
             position=lambda: self._position,
         )
         plan = self._shards.plan
@@ -271,6 +274,7 @@ class ElasticLoop:
             samples=self.plan.num_samples,
             bits=str(self.bits),
             has_fixed_length=self._schedule.has_fixed_length,
+            micro_batch_size=self.plan.micro_batch_size,
         )
 
     def _prewarm(self) -> None:
@@ -278,9 +282,9 @@ class ElasticLoop:
         expected = self._session.expected
         if expected:
             prewarm_devices(self._state.devices)
-            num_shards = expected.size if self._settings.mode == "fast" else self.plan.num_shards
+            num_leaves = expected.size if self._settings.mode == "fast" else self.plan.num_shards
             for gradients, optimizer in zip(self._gradients, self._optimizers, strict=True):
-                plan = gradients.begin(num_shards, ranges(num_shards, expected.size)[expected.rank])
+                plan = gradients.begin(num_leaves, ranges(num_leaves, expected.size)[expected.rank])
                 self._buffers.begin(plan)
                 prewarm_optimizer(optimizer)
 
@@ -301,6 +305,7 @@ class ElasticLoop:
             self.iteration,
             batch,
             batch.held_by(view.rank, view.size),
+            batch.leaves_of(view.rank, view.size),
             seed=self._settings.seed,
             fetch=partial(self._shards.next_shard, position, turn, view),
             fetch_again=partial(self._shards.read_again, batch),
@@ -338,7 +343,7 @@ class ElasticLoop:
         self._watch.buffers.check(compares_caches=is_compared)
         self._watch.body.end_iteration(ends_epoch=iteration.ends_epoch)
         if iteration.norms:
-            self._noise.add(iteration.norms, num_samples=len(batch.indices), num_shards=batch.num_shards)
+            self._noise.add(iteration.norms, num_samples=iteration.num_samples, num_shards=iteration.num_computed)
         self._last_members = view.workers
         self._protocol.commit(
             batch,

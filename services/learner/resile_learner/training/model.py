@@ -112,13 +112,15 @@ class ElasticModel:
         clip_grad_norm: float | None = None,
         checkpoint_every: int | str | None = None,
         mode: Mode = "same-bits",
+        micro_batch_size: int | None = None,
         batch_range: tuple[int, int] | None = None,
         learning_rate_rule: LearningRateRule = "linear",
         selection: Selection | None = None,
     ) -> Result:
         """Train for ``epochs`` passes with a global batch of ``batch_size`` samples, on however many workers there are.
 
-        The result's bits depend on code, data, seed, batch_size and num_shards alone, unless ``mode`` is "fast".
+        The result's bits depend on code, data, seed, batch_size and num_shards alone, unless ``mode`` is "fast". In
+        that mode ``micro_batch_size`` is the most samples of one forward and backward pass: see `ElasticLoop`.
         ``batch_range``, the least and the most samples, lets the pool change the batch between iterations; the bits
         then depend on the batches, which the result names. ``learning_rate_rule`` says how learning rates follow the
         batch, relative to ``batch_size``: "linear", "sqrt", or "none".
@@ -147,6 +149,7 @@ class ElasticModel:
             num_workers=self._num_workers,
             checkpoint_every=checkpoint_every,
             mode=mode,
+            micro_batch_size=micro_batch_size,
             threads=self._threads,
         )
         self._loop = loop

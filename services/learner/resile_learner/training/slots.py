@@ -30,7 +30,7 @@ class Bucket:
 
 
 class LeafStep(NamedTuple):
-    """How to fold one leaf once it is computed."""
+    """How to fold one shard once it is computed."""
 
     slot: int
     adds: bool  # add to the slot (it holds the left neighbour in the tree), or overwrite it
@@ -38,16 +38,22 @@ class LeafStep(NamedTuple):
 
 
 class LocalPlan(NamedTuple):
-    """How one worker folds the leaves it holds."""
+    """How one worker folds the shards it holds."""
 
     pieces: tuple[Interval, ...]
     piece_slots: tuple[int, ...]
-    steps: tuple[LeafStep, ...]  # for each leaf held
+    steps: tuple[LeafStep, ...]  # for each shard held
 
 
 @lru_cache(maxsize=1024)
-def local_plan(num_leaves: int, held: Interval) -> LocalPlan:
-    """Fold complete subtrees as they finish, like carries of a binary counter; slots are used again."""
+def local_plan(num_leaves: int, held: Interval, num_shards: int | None = None) -> LocalPlan:
+    """Fold complete subtrees as they finish, like carries of a binary counter; slots are used again.
+
+    Each leaf is one shard; with ``num_shards`` a single leaf is held, which is the sum of so many.
+    """
+    if num_shards is not None:
+        steps = [LeafStep(0, number > 0, ()) for number in range(num_shards)]
+        return LocalPlan((held,), (0,), tuple(steps))
     free: list[int] = []
     used = 0
     steps = []

@@ -48,9 +48,7 @@ def open_validator(
     """Return what runs ``validation``, with batches and shards as in ``plan``; None without one."""
     if validation is None:
         return None
-    return Validator(
-        validation, model, batch_size=plan.batch_size, num_shards=plan.num_shards, seed=seed, buffers=buffers
-    )
+    return Validator(validation, model, plan, seed=seed, buffers=buffers)
 
 
 class Validator:
@@ -63,15 +61,21 @@ class Validator:
         self,
         validation: Validation,
         model: nn.Module,
+        plan: BatchPlan,
         *,
-        batch_size: int,
-        num_shards: int,
         seed: int,
         buffers: Buffers,
     ) -> None:
         dataset = checked_dataset(validation.dataset, name="validation")
         self.num_samples = len(dataset)
-        self._plan = BatchPlan(self.num_samples, batch_size, min(num_shards, batch_size), seed, shuffle=False)
+        self._plan = BatchPlan(
+            self.num_samples,
+            plan.batch_size,
+            min(plan.num_shards, plan.batch_size),
+            seed,
+            shuffle=False,
+            micro_batch_size=plan.micro_batch_size,
+        )
         self._validation = validation
         self._model = model
         self._buffers = buffers

@@ -116,8 +116,11 @@ class Observer:
         from ..policies.throughput import Measurement as Configuration
 
         if self._fit is None:
-            num_shards = None if ready.is_fast else ready.num_shards
-            self._fit = StableFit(num_shards, may_grow=ready.batch_range is not None)
+            self._fit = StableFit(
+                None if ready.is_fast else ready.num_shards,
+                may_grow=ready.batch_range is not None,
+                micro_batch_size=ready.micro_batch_size if ready.is_fast else None,
+            )
         self._fit.add(
             Configuration(
                 measured.workers,

@@ -159,8 +159,11 @@ def _smallest_enough(throughput: Throughput, sizes: Ints, smallest: Ints, larges
     ``fixed + slope * b``, so b has enough where
     ``b = ENOUGH * rate * (fixed + slope * b)``; else it is found by halving.
     """
+    if throughput.micro_batch_size is None:
+        rate = ENOUGH * throughput.rate(sizes, largest, across=across)
+    else:
+        smallest, largest, rate = _in_fewest_passes(throughput, sizes, smallest, largest, across)
     seconds = throughput.seconds(sizes, largest, across=across)
-    rate = ENOUGH * largest / seconds
     if throughput.overlap == 1.0 and not throughput.corrections:
         growing = throughput.compute.slope * throughput.samples(sizes, largest)
         batch = rate * (seconds - growing) / (1.0 - rate * growing / largest)
@@ -171,6 +174,30 @@ def _smallest_enough(throughput: Throughput, sizes: Ints, smallest: Ints, larges
             is_enough = throughput.rate(sizes, middle, across=across) >= rate
             few, batch = np.where(is_enough, few, middle), np.where(is_enough, middle, batch)
     return np.asarray(np.minimum(np.maximum(np.ceil(batch), smallest), largest), dtype=np.int64)
+
+
+def _in_fewest_passes(
+    throughput: Throughput, sizes: Ints, smallest: Ints, largest: Ints, across: Mask
+) -> tuple[Ints, Ints, Floats]:
+    """Return the least and the most batch of the fewest passes that are enough, and the throughput that is.
+
+    With the same number of passes the largest batch has the highest throughput; of batches whose passes are all full
+    it is the one with most of them.
+    """
+    full = (throughput.micro_batch_size or 1) * sizes
+
+    def rate(passes: Ints) -> Floats:
+        return throughput.rate(sizes, np.minimum(passes * full, largest), across=across)
+
+    few, many = -(-smallest // full), -(-largest // full)
+    fewer = np.maximum(many - 1, few)
+    many = np.where(rate(fewer) >= rate(many), fewer, many)
+    enough = ENOUGH * rate(many)
+    while (few < many).any():
+        middle = (few + many) // 2
+        is_enough = rate(middle) >= enough
+        few, many = np.where(is_enough, few, middle + 1), np.where(is_enough, middle, many)
+    return np.maximum(smallest, (many - 1) * full + 1), np.minimum(many * full, largest), enough
 
 
 def _impossible(demand: Demand) -> str:

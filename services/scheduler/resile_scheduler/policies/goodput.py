@@ -125,7 +125,7 @@ def _best_batches(
     throughput: Throughput, noise: float | None, batch: BatchRange, sizes: Sizes, slots_per_host: float
 ) -> tuple[Sizes, Floats, Floats]:
     sizes = _holding(batch, sizes)
-    batches = _batches(batch, sizes)[: None if noise is not None else 1]
+    batches = _batches(batch, sizes, throughput.micro_batch_size)[: None if noise is not None else 1]
     across = np.array(sizes) > slots_per_host
     rates = throughput.rate(np.array(sizes), batches, across=across)
     if noise is not None and isfinite(noise):
@@ -142,10 +142,18 @@ def _speeds(demand: Demand, sizes: Sizes) -> Floats:
 
 
 @lru_cache(maxsize=4096)
-def _batches(batch: BatchRange, sizes: Sizes) -> Floats:
-    """Return batch sizes, from the smallest that so many workers can share on: a column for each size."""
-    least = np.maximum(batch.least, batch.least_per_slot * np.array(sizes, dtype=float))
-    return np.asarray(np.rint(least * (batch.most / least) ** np.linspace(0.0, 1.0, NUM_BATCHES)[:, None]))
+def _batches(batch: BatchRange, sizes: Sizes, micro_batch_size: int | None = None) -> Floats:
+    """Return batch sizes, from the smallest that so many workers can share on: a column for each size.
+
+    With a ``micro_batch_size`` those are among them that fill all passes.
+    """
+    workers = np.array(sizes, dtype=float)
+    least = np.maximum(batch.least, batch.least_per_slot * workers)
+    found = np.rint(least * (batch.most / least) ** np.linspace(0.0, 1.0, NUM_BATCHES)[:, None])
+    if micro_batch_size is None:
+        return np.asarray(found)
+    full = micro_batch_size * workers
+    return np.concatenate([found, np.maximum(found // full * full, least)])
 
 
 def _curve(demand: Demand, sizes: Sizes, _: Floats, goodputs: Floats, *, share: int, keeps: bool) -> Curve:

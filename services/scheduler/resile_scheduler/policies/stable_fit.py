@@ -15,9 +15,11 @@ class StableFit:
     hosts) are known, and then when their median is off by more than `TOLERANCE` from what it was in the last fit.
     """
 
-    def __init__(self, num_shards: int | None = None, *, may_grow: bool = False) -> None:
+    def __init__(
+        self, num_shards: int | None = None, *, may_grow: bool = False, micro_batch_size: int | None = None
+    ) -> None:
         self.throughput: Throughput | None = None
-        self._measurements = Measurements(num_shards, may_grow)
+        self._measurements = Measurements(num_shards, may_grow, micro_batch_size)
         self._numbers: Counter[Configuration] = Counter()
         """How many measurements of each there ever were."""
         self._fitted: dict[Configuration, float] = {}

@@ -3,7 +3,8 @@
 t_grad, the time in which a worker computes its part of the batch, is a line over its samples. t_sync, the time of the
 exchange, is 0 for one worker, and otherwise a line over n - 2: one for workers on one host, another across hosts. As
 part of the exchange is hidden behind the computation, an iteration takes (t_grad^o + t_sync^o)^(1/o), where o is at
-least 1 (A. Qiao et al., "Pollux", OSDI 2021, section 4.1).
+least 1 (A. Qiao et al., "Pollux", OSDI 2021, section 4.1). A worker whose samples are too many for one pass, forward
+and backward, computes them in several equal ones, of which only the last hides the exchange.
 
 All of it is fitted to what iterations have measured, by least squares with a prior that decides what was not measured:
 that the job scales perfectly. So an exchange never seen takes no time, until something else is seen. Of a job whose
@@ -11,12 +12,12 @@ batch may change, half of the computation is taken not to grow with the batch un
 one is tried; of any other all of it, so that more workers are.
 
 Jobs do not scale as smoothly as lines. What was measured with a number of workers corrects the lines there, at the
-samples of a worker with which it was measured: a larger batch may need more memory than caches have, or more steps.
+samples of a pass with which it was measured: a larger one may need more memory than caches have.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, inf, log
+from math import ceil, exp, inf, log
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -89,7 +90,7 @@ class Correction(NamedTuple):
     workers: int
     across: bool
     samples: tuple[float, ...]
-    """Logarithms of the samples of the slowest worker, rising."""
+    """Logarithms of the samples of a pass of the slowest worker, rising."""
     errors: tuple[float, ...]
     """Logarithms of how many times as long as by the lines an iteration takes."""
 
@@ -104,7 +105,7 @@ class Throughput:
 
     num_shards: int | None = None
     compute: Line = Line(slope=1.0)
-    """Over the samples of a worker."""
+    """Of one pass, over its samples."""
     exchange: Line = Line()
     """Over the workers less 2, on one host."""
     exchange_across: Line = Line()
@@ -114,11 +115,13 @@ class Throughput:
     overlap: float = 1.0
     """1: computation and exchange follow each other; the larger, the more of the shorter one is hidden."""
     corrections: tuple[Correction, ...] = ()
+    micro_batch_size: int | None = None
+    """The most samples of one pass, of a job without ``num_shards``; None: a worker computes its part in one."""
 
     def seconds(self, workers: ArrayLike, batch: ArrayLike, *, across: ArrayLike = False) -> Floats:
         """Return the seconds of an iteration; the arguments are broadcast. ``across``: on more than one host."""
         n = np.asarray(workers, dtype=float)
-        samples = self.samples(n, batch)
+        passes, samples = self.passes(n, batch)
         compute = self.compute.at(samples)
         more = n - 2.0
         exchange = np.where(across, self.exchange_across.at(more), self.exchange.at(more)) * (n > 1.0)
@@ -126,6 +129,8 @@ class Throughput:
             seconds = compute + exchange
         else:
             seconds = (compute**self.overlap + exchange**self.overlap) ** (1.0 / self.overlap)
+        if self.micro_batch_size is not None:
+            seconds = seconds + (passes - 1.0) * compute
         return np.asarray(seconds * self._factors(n, across, samples)) if self.corrections else seconds
 
     def _factors(self, workers: Floats, across: ArrayLike, samples: Floats) -> Floats:
@@ -140,9 +145,13 @@ class Throughput:
         """Return `seconds` for one configuration, sooner."""
         line = self.exchange_across if across else self.exchange
         exchange = line.intercept + line.slope * (workers - 2) if workers > 1 else 0.0
-        samples = self._samples_of(workers, batch)
+        samples, passes = self._samples_of(workers, batch), 1
+        if self.micro_batch_size is not None:
+            passes = max(ceil(samples / self.micro_batch_size - ROUNDING), 1)
+            samples /= passes
         compute = self.compute.intercept + self.compute.slope * samples
         seconds: float = (compute**self.overlap + exchange**self.overlap) ** (1.0 / self.overlap)
+        seconds += (passes - 1) * compute
         for number, is_across, known, errors in self.corrections:
             if number == workers and is_across == across:
                 return seconds * exp(np.interp(log(samples), known, errors))
@@ -162,16 +171,25 @@ class Throughput:
         n, b = np.asarray(workers, dtype=float), np.asarray(batch, dtype=float)
         return b / n if self.num_shards is None else np.ceil(self.num_shards / n) * (b / self.num_shards)
 
+    def passes(self, workers: ArrayLike, batch: ArrayLike) -> tuple[Floats | float, Floats]:
+        """Return in how many passes the slowest worker computes its samples, and the samples of each."""
+        samples = self.samples(workers, batch)
+        if self.micro_batch_size is None:
+            return 1.0, samples
+        number = np.maximum(np.ceil(samples / self.micro_batch_size - ROUNDING), 1.0)
+        return number, samples / number
+
 
 @dataclass
 class Measurements:
     """The newest measurements of a job, by configuration: workers, batch, and whether across hosts.
 
-    ``may_grow``: whether its batch may change.
+    ``may_grow``: whether its batch may change. ``micro_batch_size``: see `Throughput`.
     """
 
     num_shards: int | None = None
     may_grow: bool = False
+    micro_batch_size: int | None = None
     _newest: dict[Configuration, list[Measurement]] = field(default_factory=dict)
     """The configuration measured last comes last."""
     _medians: dict[Configuration, "_Median"] = field(default_factory=dict)
@@ -197,28 +215,30 @@ class Measurements:
 
     def fit(self) -> Throughput:
         """Return the throughput that fits the medians of the configurations best, with the prior."""
-        unfitted = Throughput(self.num_shards)
+        unfitted = Throughput(self.num_shards, micro_batch_size=self.micro_batch_size)
         if not self._medians:
             return unfitted
         columns = np.array([(*key, *of[:3]) for key, of in self._medians.items()]).T
         n, batches, far, compute, exchange, counts = columns
         across = far > 0.0
-        samples = unfitted.samples(n, batches)
-        compute, exchange = np.maximum(compute, SHORTEST), np.maximum(exchange, 0.0)
-        step = compute + exchange
-        weights = counts / (NOISE * step) ** 2
+        passes, samples = unfitted.passes(n, batches)
+        compute, exchange = np.maximum(compute / passes, SHORTEST), np.maximum(exchange, 0.0)
+        last = compute + exchange
+        weights = counts / (NOISE * last) ** 2
         typical = float(np.median(compute))
         fixed = FIXED_SHARE * typical if self.may_grow else 0.0
         starts, slopes = _lines(samples, compute[None], weights, prior=(fixed, 0.0), deviations=(typical, inf))
         fitted = replace(unfitted, compute=Line(float(starts[0]), float(slopes[0])), num_measured=len(counts))
         if (n > 1).any():
-            fitted = _with_exchange(fitted, _Rows(n, batches, across, step, compute, weights), typical)
-        by_lines = fitted.seconds(n, batches, across=across)
-        return replace(fitted, corrections=_corrections(n, across, samples, np.log(step / by_lines), counts))
+            fitted = _with_exchange(fitted, _Rows(n, samples, across, last, compute, weights), typical)
+        errors = np.log((last + (passes - 1.0) * compute) / fitted.seconds(n, batches, across=across))
+        return replace(fitted, corrections=_corrections(n, across, samples, errors, counts))
 
 
 SHORTEST = 1e-9
 """Seconds."""
+ROUNDING = 1e-8
+"""What rounding may add to a number of passes."""
 
 
 class _Median(NamedTuple):
@@ -244,17 +264,20 @@ class _Rows(NamedTuple):
     """What was measured, by configuration."""
 
     workers: Floats
-    batches: Floats
+    samples: Floats
+    """Of a pass."""
     across: NDArray[np.bool_]
-    step: Floats
+    last: Floats
+    """Seconds of the last pass and of the exchange, as far as that is not hidden behind it."""
     compute: Floats
+    """Seconds of a pass."""
     weights: Floats
 
 
 def _with_exchange(fitted: Throughput, rows: _Rows, typical: float) -> Throughput:
     """Return ``fitted`` with the exchange, and with the overlap for which all together is closest to ``rows``."""
     powers = OVERLAPS[:, None]
-    exchange = np.asarray(rows.step * (1.0 - (rows.compute / rows.step) ** powers) ** (1.0 / powers), dtype=np.float64)
+    exchange = np.asarray(rows.last * (1.0 - (rows.compute / rows.last) ** powers) ** (1.0 / powers), dtype=np.float64)
     more = rows.workers - 2.0
     several = rows.workers > 1
     deviations = typical, typical / 10
@@ -267,9 +290,9 @@ def _with_exchange(fitted: Throughput, rows: _Rows, typical: float) -> Throughpu
         found.append(prior)
     (starts, slopes), (far_starts, far_slopes) = found
     lines = np.where(across, _at(far_starts, far_slopes, more), _at(starts, slopes, more)) * several
-    compute = fitted.compute.at(fitted.samples(rows.workers, rows.batches))
+    compute = fitted.compute.at(rows.samples)
     seconds = (compute**powers + lines**powers) ** (1.0 / powers)
-    errors = np.sqrt((np.log(seconds / rows.step) ** 2).mean(axis=1)) + LESS_OVERLAP * (OVERLAPS - 1.0) ** 2
+    errors = np.sqrt((np.log(seconds / rows.last) ** 2).mean(axis=1)) + LESS_OVERLAP * (OVERLAPS - 1.0) ** 2
     best = int(errors.argmin())
     return replace(
         fitted,

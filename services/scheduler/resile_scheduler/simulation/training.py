@@ -63,6 +63,11 @@ class Training(Protocol):
         """The batches with which it may train; None: only the one that it begins with."""
         ...
 
+    @property
+    def micro_batch_size(self) -> int | None:
+        """The most samples that a worker computes in one pass; None: any number."""
+        ...
+
     def pace(self, workers: WorkersByHost, batch_size: int, done: float) -> Pace:
         """Return the pace once ``done`` work is done."""
         ...
@@ -76,6 +81,7 @@ class Sharded:
     num_shards: int = 24
     shard_seconds: float = 0.01
     batch_range = None
+    micro_batch_size = None
 
     @property
     def work(self) -> float:
@@ -104,6 +110,7 @@ class Recorded:
     num_shards: int
     seconds: Mapping[int, float]
     batch_range = None
+    micro_batch_size = None
 
     @property
     def work(self) -> float:
@@ -152,6 +159,11 @@ class Modelled:
         return self.samples
 
     @property
+    def micro_batch_size(self) -> int | None:
+        """As the throughput has it."""
+        return self.throughput.micro_batch_size
+
+    @property
     def iterations_total(self) -> int:
         """At the batch size that it begins with."""
         return ceil(self.samples / self.batch_size)
@@ -160,7 +172,8 @@ class Modelled:
         """Return the pace by the model."""
         number, across = sum(workers), len(workers) > 1
         seconds = float(self.throughput.seconds(number, batch_size, across=across))
-        compute = float(self.throughput.compute.at(self.throughput.samples(number, batch_size)))
+        passes, samples = self.throughput.passes(number, batch_size)
+        compute = float(passes * self.throughput.compute.at(samples))
         return Pace(seconds, batch_size, self.samples, exchange_seconds=max(seconds - compute, 0.0))
 
 
@@ -200,6 +213,11 @@ class Profiled:
             most=application.largest_batch,
             least_per_slot=application.smallest_local,
         )
+
+    @property
+    def micro_batch_size(self) -> int:
+        """The largest local batch of the profile."""
+        return self.application.largest_local
 
     def pace(self, workers: WorkersByHost, batch_size: int, done: float) -> Pace:
         """Return the pace to the end of the epoch. Fewer samples than were measured take as long as the fewest."""

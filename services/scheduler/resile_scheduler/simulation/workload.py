@@ -40,6 +40,7 @@ class Submission:
             samples=training.batch_size * training.iterations_total,
             bits=self.bits,
             batch_range=training.batch_range,
+            micro_batch_size=training.micro_batch_size,
         )
 
 

@@ -135,14 +135,14 @@ class SampledBatches(BatchPlan):
         epoch = start.epoch + epochs
         return Position(epoch, int(self.ends(epoch)[number - 1]) if number else 0)
 
-    def batch(self, position: Position, *, num_shards: int | None = None) -> Batch:
-        """Return the batch that begins at ``position``, cut into ``num_shards`` if given."""
+    def batch(self, position: Position, *, num_workers: int | None = None) -> Batch:
+        """Return the batch that begins at ``position``; in fast mode for ``num_workers``."""
         epoch, start = position
         ends = self.ends(epoch)
         number = self._number(position)
         indices = self._order(epoch)[start : int(ends[number])]
         following = Position(epoch + 1) if number == len(ends) - 1 else Position(epoch, int(ends[number]))
-        return Batch(epoch, indices, self.num_shards_of(len(indices), num_shards), self.batch_size, following)
+        return self.cut(epoch, indices, following, num_workers=num_workers)
 
     def ends(self, epoch: int) -> Indices:
         """For each batch of ``epoch``, how many samples there are up to its end."""

@@ -39,11 +39,13 @@ START = Position()
 
 
 class Batch(NamedTuple):
-    """One global batch: the samples of one iteration, cut into shards."""
+    """One global batch: the samples of one iteration, cut into shards, each of which is computed in one pass."""
 
     epoch: int
     indices: Indices
     num_shards: int
+    num_leaves: int
+    """Of the tree in which gradients are summed: one for each shard or, in fast mode, for each worker's share."""
     batch_size: int
     """The number of samples that it has unless it is the last of its epoch."""
     next: Position
@@ -67,6 +69,10 @@ class Batch(NamedTuple):
         """The shards that ``rank`` of ``size`` members computes."""
         return ranges(self.num_shards, size)[rank]
 
+    def leaves_of(self, rank: int, size: int) -> Interval:
+        """The leaves of the tree whose gradients ``rank`` of ``size`` members computes."""
+        return ranges(self.num_leaves, size)[rank]
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -76,7 +82,7 @@ class BatchPlan:
     never cross an epoch. A last batch that is short has fewer shards, each of about the usual size and of at
     least two samples where possible; a lone leftover sample joins the batch before it. With ``drop_last`` the samples
     that do not fill a batch are left out of the epoch. A batch with fewer samples than ``num_shards`` has fewer
-    shards, of two samples or more.
+    shards, of two samples or more. No shard has more than ``micro_batch_size`` samples; None: as many as it may.
     """
 
     num_samples: int
@@ -89,12 +95,15 @@ class BatchPlan:
     """The order of each epoch; None: that of the dataset, shuffled or not."""
     largest: int | None = None
     """The largest batch that may follow; None: all have ``batch_size``."""
+    micro_batch_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
             raise UsageError("the training dataset is empty: pass one with at least one sample")
         if self.batch_size < 1:
             raise UsageError(f"batch_size is {self.batch_size}: use 1 or more")
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise UsageError(f"micro_batch_size is {self.micro_batch_size}: use 1 or more, or leave it out")
         largest = max(self.batch_size, self.largest or 1)
         if not 1 <= self.num_shards <= largest:
             raise UsageError(
@@ -125,8 +134,8 @@ class BatchPlan:
         epochs, step = divmod(number - rest, self.per_epoch)
         return Position(start.epoch + 1 + epochs, step * self.batch_size)
 
-    def batch(self, position: Position, *, num_shards: int | None = None) -> Batch:
-        """Return the batch that begins at ``position``, cut into ``num_shards`` if given: see `num_shards_of`."""
+    def batch(self, position: Position, *, num_workers: int | None = None) -> Batch:
+        """Return the batch that begins at ``position``; in fast mode for ``num_workers``: see `cut`."""
         epoch, start = position
         stop = min(start + self.batch_size, self.num_samples)
         rest = self.num_samples - stop
@@ -135,7 +144,22 @@ class BatchPlan:
         indices = self._order(epoch)[start:stop]
         ends_epoch = rest < (self.batch_size if self.drop_last else 1)
         following = Position(epoch + 1) if ends_epoch else Position(epoch, stop)
-        return Batch(epoch, indices, self.num_shards_of(len(indices), num_shards), self.batch_size, following)
+        return self.cut(epoch, indices, following, num_workers=num_workers)
+
+    def cut(self, epoch: int, indices: Indices, following: Position, *, num_workers: int | None) -> Batch:
+        """Cut the samples of a batch into shards.
+
+        With ``num_workers`` each of them has an equal share of the samples, as far as there are enough, and that is cut
+        into no more equal shards than need be.
+        """
+        samples = len(indices)
+        limit = self.micro_batch_size or samples
+        if num_workers is None:
+            shards = leaves = max(self._usual_shards(samples), -(-samples // limit))
+        else:
+            leaves = min(num_workers, samples)
+            shards = min(num_workers * -(-samples // (num_workers * limit)), samples)
+        return Batch(epoch, indices, shards, leaves, self.batch_size, following)
 
     def ends(self, epoch: int) -> Indices:
         """Where batches of a sampler's own end in ``epoch``; empty: they follow from the sizes."""
@@ -146,10 +170,7 @@ class BatchPlan:
         is_kept = not self.drop_last and (rest > 1 or (rest and not full))
         return max(1, full + (1 if is_kept else 0))
 
-    def num_shards_of(self, samples: int, num_shards: int | None = None) -> int:
-        """Into how many shards a batch of ``samples`` is cut: ``num_shards`` if given, as far as it has samples."""
-        if num_shards:
-            return min(num_shards, samples)
+    def _usual_shards(self, samples: int) -> int:
         num_shards = self.num_shards if self.num_shards <= self.batch_size else max(1, self.batch_size // 2)
         if samples >= self.batch_size:
             return num_shards

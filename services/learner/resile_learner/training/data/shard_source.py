@@ -48,7 +48,7 @@ class ShardSource(Protocol):
 class DatasetShards:
     """Cuts the batches of ``plan`` into shards, and reads those that this worker computes.
 
-    ``num_turns`` is the number of iterations of each batch. In fast mode a batch has a shard for each worker.
+    ``num_turns`` is the number of iterations of each batch. In fast mode a batch has a share for each worker.
     """
 
     has_known_length = True
@@ -96,7 +96,7 @@ class DatasetShards:
 
     def batch(self, position: Position, view: View) -> Batch:
         """Return the batch that begins at ``position``."""
-        return self.plan.batch(position, num_shards=view.size if self._is_fast else None)
+        return self.plan.batch(position, num_workers=view.size if self._is_fast else None)
 
     def next_shard(self, position: Position, turn: int, view: View) -> Fetched:
         """Read the next shard of this worker, the first one from iteration ``turn`` of the batch at ``position`` on."""

@@ -30,9 +30,16 @@ def open_source(
     num_workers: int,
     num_turns: int,
     is_fast: bool,
+    micro_batch_size: int | None,
     position: Callable[[], Position],
 ) -> ShardSource:
     """Open the source of shards for a training call, whose arguments these are. Raises UsageError."""
+    if micro_batch_size is not None and not is_fast:
+        raise UsageError(
+            f'micro_batch_size is {micro_batch_size}, and mode is "same-bits", where each shard is one forward and '
+            "backward pass: choose num_shards such that a shard of the largest batch fits, and leave micro_batch_size "
+            "out"
+        )
     if is_stream(dataset):
         refused = {"sampler": sampler, "batch_sampler": batch_sampler, "batch_range": batch_range}
         check_stream(**refused, drop_last=drop_last, num_workers=num_workers)
@@ -44,6 +51,7 @@ def open_source(
             collate_fn=collate_fn,
             position=position,
             is_fast=is_fast,
+            micro_batch_size=micro_batch_size,
         )
     if batch_range and batch_sampler:
         raise UsageError("batch_range was given beside a batch sampler, which decides the batches: leave it out")
@@ -58,6 +66,7 @@ def open_source(
         batch_sampler=batch_sampler,
         largest=batch_range[1] if batch_range else None,
     )
+    plan = replace(plan, micro_batch_size=micro_batch_size)
     if batch_range:
         replace(plan, batch_size=batch_range[1])  # refuses a batch that cannot be carried out later
     return DatasetShards(

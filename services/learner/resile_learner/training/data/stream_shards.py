@@ -25,7 +25,7 @@ from .stream_reader import StreamReader, StreamState
 class StreamPlan(BatchPlan):
     """The batches of a stream, whose ``num_samples`` is an estimate until an epoch has ended."""
 
-    def batch(self, position: Position, *, num_shards: int | None = None) -> Batch:
+    def batch(self, position: Position, *, num_workers: int | None = None) -> Batch:
         """Refused: how many samples the batch has is known once it is read."""
         raise UsageError("the length of a stream is not known before it is read")
 
@@ -51,10 +51,13 @@ class StreamShards:
         collate_fn: Collate | None,
         position: Callable[[], Position],
         is_fast: bool,
+        micro_batch_size: int | None = None,
     ) -> None:
         length = len(stream) if hasattr(stream, "__len__") else None
         shards = default_num_shards(batch_size) if num_shards is None else num_shards
-        self.plan: BatchPlan = StreamPlan(length or batch_size, batch_size, shards, seed, shuffle=False)
+        self.plan: BatchPlan = StreamPlan(
+            length or batch_size, batch_size, shards, seed, shuffle=False, micro_batch_size=micro_batch_size
+        )
         self._name = type(stream).__name__
         self._reader = StreamReader(stream, seed=seed)
         self._collate = collate_fn or default_collate
@@ -153,8 +156,7 @@ class StreamShards:
     def _cut(self, position: Position, view: View) -> Batch:
         length = len(self._samples)
         indices = np.arange(position.sample, position.sample + length, dtype=np.int64)
-        shards = self.plan.num_shards_of(length, view.size if self._is_fast else None)
-        return Batch(position.epoch, indices, shards, self.plan.batch_size, self._end)
+        return self.plan.cut(position.epoch, indices, self._end, num_workers=view.size if self._is_fast else None)
 
     def _seek(self, position: Position) -> None:
         self._ahead = []
