@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset, WeightedRandomSampler
 
-from resile.training import ElasticLoader, ElasticLoop, prepare, seed
+from resile.training import Callback, ElasticLoader, ElasticLoop, ElasticModel, Iteration, prepare, seed
 from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.messages import Ready
@@ -610,3 +610,93 @@ def test_a_worker_that_leaves_the_loop_and_gets_the_state_of_one_that_goes_on_is
     left("none", ahead, then=nothing)
     with pytest.raises(UsageError, match="did not end training"):
         left("epoch", Behind(ahead, lost_round=5), then=nothing)
+
+
+def left_by_hand(place: str, session: SoloSession) -> Result:
+    """The result of an `ElasticLoop` of six iterations that ends after three of them, at ``place``."""
+
+    def run() -> Result:
+        enter_session(session)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        loop = ElasticLoop(model, optimizer, data(32), epochs=EPOCHS, batch_size=16, num_shards=2)
+        for iteration in loop:
+            if place == "start" and iteration.number == 3:
+                break
+            for inputs, targets in iteration.shards():
+                iteration.backward(F.cross_entropy(model(inputs), targets))
+            if place == "shards" and iteration.number == 2:
+                break
+            if not iteration.exchange():
+                continue
+            optimizer.step()
+            if iteration.number == 2 and place == "stop":
+                loop.stop()
+            if iteration.number == 2 and place == "end":
+                break
+        model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+        complete_left(session)
+        assert loop.result is not None
+        return loop.result
+
+    result = alone(run)
+    assert isinstance(result, Result)
+    return result
+
+
+def test_leaving_a_loop_by_hand_is_stopping_after_the_newest_iteration() -> None:
+    stopped = left_by_hand("stop", SoloSession())
+    assert left_by_hand("end", SoloSession()) == left_by_hand("start", SoloSession()) == stopped
+    assert stopped.iterations == 3
+
+
+def test_leaving_a_loop_by_hand_before_the_exchange_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"was left in the middle of iteration 2.*after `if iteration.exchange"):
+        left_by_hand("shards", SoloSession())
+
+
+@pytest.mark.parametrize("lost_round", [2, 3])
+@pytest.mark.parametrize("place", ["end", "start"])
+def test_a_worker_that_was_behind_leaves_a_loop_by_hand_with_the_others(place: str, lost_round: int) -> None:
+    """Round 3 is the last iteration."""
+    ahead = Recorded()
+    undisturbed = left_by_hand(place, ahead)
+    assert left_by_hand(place, Behind(ahead, lost_round=lost_round)) == undisturbed
+
+
+def test_a_loop_by_hand_that_never_began_does_not_count_as_complete() -> None:
+    class Broken(SoloSession):
+        def join(self, ready: Ready, state: RunState) -> bool:
+            raise ValueError
+
+    def run() -> None:
+        session = Broken()
+        enter_session(session)
+        model = network()
+        with suppress(ValueError):
+            list(ElasticLoop(model, torch.optim.SGD(model.parameters(), lr=1.0), data(32)))
+        complete_left(session)
+
+    with pytest.raises(UsageError, match="the training call was left before its end"):
+        alone(run)
+
+
+def test_a_training_call_that_an_error_has_left_does_not_count_as_complete() -> None:
+    """Of a library, which calls back: it has not come to its end."""
+
+    class Fails(Callback):
+        def on_iteration(self, loop: ElasticLoop, iteration: Iteration) -> None:
+            raise ValueError
+
+    def run() -> None:
+        session = SoloSession()
+        enter_session(session)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        elastic = ElasticModel(model, lambda: (data(32), None), F.cross_entropy, optimizer, callbacks=[Fails()])
+        with suppress(ValueError):
+            elastic.train(batch_size=16)
+        complete_left(session)
+
+    with pytest.raises(UsageError, match="the training call was left before its end"):
+        alone(run)

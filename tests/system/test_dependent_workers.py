@@ -18,7 +18,7 @@ SCRIPT = "dependent.py"
         ("body", "computed another loss than the others for the same batch and the same parameters"),
         ("rate", "another learning rate (or another option of the optimizer) than"),
         ("schedule", "a learning-rate schedule in another state than the others"),
-        ("stop", "the workers did not end training (loop.stop(), or `break` in a prepared loop) at the same iteration"),
+        ("stop", "the workers did not end training (stop(), or `break`) at the same iteration"),
         ("buffer", "other buffers of the model than"),
         ("hook", "computed other gradients than the others for the same batch"),
         ("state", 'another "best" (a part of state={...}) than'),

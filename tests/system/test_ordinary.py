@@ -96,6 +96,39 @@ for epoch in loader.epochs(3):
 """
 
 
+BY_HAND = """
+import sys
+import torch
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+import resile.training
+
+resile.training.seed(0)
+inputs = torch.randn(60, 8)
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
+loop = resile.training.ElasticLoop(model, optimizer, data, epochs=3, batch_size=12, num_shards=3)
+for iteration in loop:
+    for x, y in iteration.shards():
+        iteration.backward(F.cross_entropy(model(x), y))
+    if iteration.exchange():
+        optimizer.step()
+        if iteration.number == 8 and (loop.is_lowest_rank or sys.argv[-1] != "alone"):
+            break
+"""
+
+
+def test_a_loop_by_hand_that_all_workers_leave_alike_ends_the_run_there(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(BY_HAND)
+    outcome = run(script, "--plan", "0:1,4:3", home=tmp_path)
+    assert (outcome.sha, outcome.result["iteration"]) == (plain(script), 9)
+    alone = run(script, "--workers", "2", home=tmp_path, args=("alone",))
+    assert alone.status == 1
+    assert "the workers did not end training" in alone.errors
+
+
 def test_a_worker_joins_a_loop_whose_optimizer_need_not_have_a_closure(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(CLOSURES)

@@ -24,8 +24,8 @@ from .phases import Phases
 from .state.run import RunState
 
 LEFT = (
-    "the training loop was left before its end: to end training early, call loop.stop() instead of `break` or "
-    "`return`, on all workers in the same iteration, and let the loop go on to its end"
+    "the training call was left before its end: to end training early, call stop() of its loop instead of raising an "
+    "error, on all workers in the same iteration, and let the call go on to its end"
 )
 
 
@@ -70,7 +70,7 @@ class View:
 
 
 class PreparedLoop(Protocol):
-    """An ordinary loop that `prepare` has made elastic. Leaving it ends the run, when all workers leave it alike."""
+    """A loop of the script's own, by `prepare` or by hand. Leaving it ends the run, when all workers leave it alike."""
 
     def complete_if_left(self) -> None:
         """The script goes on: complete the run if the script has left the loop where all workers can leave it."""
@@ -83,7 +83,7 @@ class Session(Protocol):
     """One worker's membership in a run."""
 
     prepared: PreparedLoop | None
-    """The loop that trains, if it is one that `prepare` has made elastic."""
+    """The loop that trains, if it is one of the script's own and not a library's."""
     failure: ResileError | None
     """Why training ended early, whatever the script makes of the error that it got."""
 

@@ -98,7 +98,7 @@ class FabricTraining:
             self._own_step = OwnStep(parts.step_train, self._wrapped, evaluate, loader, parts.step_arguments)
         loop = self._loop()
         self._begin()
-        for iteration in loop:
+        for iteration in loop.iterations():
             self._compute(iteration)
             if iteration.exchange():
                 self._update(loop, iteration)

@@ -106,7 +106,7 @@ class ElasticFitLoop(_FitLoop):
         metrics = MetricStates(module)
         step = _Step(self, metrics, FitProgress(self.trainer, metrics))
         loop = self.trainer.elastic_loop(step.progress)
-        for iteration in loop:
+        for iteration in loop.iterations():
             step.begin(iteration)
             for num_samples, batch in iteration.shards() if iteration.num_held else iteration.spare_shard():
                 step.compute(iteration, num_samples, batch)

@@ -118,7 +118,7 @@ class ElasticTrainer(Trainer):
         step = Step(self, model, length, ignore_keys_for_eval, counts_items=self._counts_items(model, settings, plan))
         loop = self._loop(settings, plan, length, step.progress)
         loop.require_equal(counts_items=step.counts_items, **determining(self.args))
-        for iteration in loop:
+        for iteration in loop.iterations():
             step.begin(iteration)
             for num_samples, inputs in iteration.shards():
                 step.compute(iteration, num_samples, inputs)

@@ -43,10 +43,10 @@ class OtherRound(UsageError):
 
     def __init__(self, who: str) -> None:
         super().__init__(
-            f"{who} computed something else in this round: the workers did not end training (loop.stop(), or `break` "
-            "in a prepared loop) at the same iteration. Decide it by what is equal on all workers, such as the loop's "
-            "loss or iteration, and not by the time, the rank, or the loss of one batch; what it is compared with, "
-            "such as the best score so far, belongs into state={...} of the training call, for workers that join"
+            f"{who} computed something else in this round: the workers did not end training (stop(), or `break`) at "
+            "the same iteration. Decide it by what is equal on all workers, such as the loop's loss or iteration, and "
+            "not by the time, the rank, or the loss of one batch; what it is compared with, such as the best score so "
+            "far, belongs into state={...} of the training call, for workers that join"
         )
 
 

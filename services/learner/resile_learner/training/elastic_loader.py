@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from torch.utils.hooks import RemovableHandle
 
 from resile_shared.errors import UsageError
 
@@ -28,8 +27,8 @@ from .data.fetch import checked_dataset
 from .data.samplers import planned
 from .data.sources import check_stream
 from .data.stream_reader import is_stream
-from .digest import params_sha256
 from .iteration import EvaluationAbandoned, Iteration
+from .leaving import Departure
 from .loop import ElasticLoop
 from .reports import Result
 from .seeds import mix, seed_all
@@ -100,7 +99,6 @@ class ElasticLoader:
             "num_workers": settings.num_workers,
         }
         self._started: ElasticLoop | None = None
-        self._load_hooks: list[RemovableHandle] = []
         self._iterations: Iterator[Iteration]
         self._iteration: Iteration | None = None
         self._is_fresh = False
@@ -110,10 +108,12 @@ class ElasticLoader:
         self._num_losses = 0
         """How many losses of the newest batch have had their backward pass."""
         self._is_between_epochs = False
-        self._is_left = False
-        """Whether the script has left its loop over `epochs` before the end of the run."""
-        self._left_model = ""
-        """The sha256 of the model at that moment."""
+        self._departure = Departure(
+            model,
+            loop="loader.epochs()",
+            owner="loader",
+            held="`bar = tqdm(loader.epochs(10))`: write `for epoch in tqdm(loader.epochs(10)):`",
+        )
         self._step: tuple[SuspendedStep, StepBackup] | None = None
         """That of an optimizer whose closure is evaluated by the batches of the iteration."""
         self._refusal: UsageError | None = None
@@ -128,7 +128,7 @@ class ElasticLoader:
         if self._started:
             raise UsageError("loader.epochs() was called twice: a script has one training call; name all epochs in one")
         self._started = ElasticLoop(self._model, self._optimizers, self.dataset, epochs=num_epochs, **self._options)
-        self._iterations = iter(self._started)
+        self._iterations = self._started.iterations()
         self._advance()
         current_session().prepared = self
         while self._iteration is not None:
@@ -136,7 +136,7 @@ class ElasticLoader:
             try:
                 yield opened.epoch
             except GeneratorExit:  # `break`, `return` or an error: a generator cannot tell which
-                self._on_left()
+                self._departure.leave()
                 raise
             self._raise_refusal()
             if self._is_fresh:  # opened in a recovery at the end of the epoch, or never used
@@ -152,15 +152,9 @@ class ElasticLoader:
             self._parts[name].load_state_dict(received)
         self._received = {}
 
-    def _on_left(self) -> None:
-        self._is_left = True
-        self._left_model = params_sha256(self._model)
-        models = self._model if isinstance(self._model, nn.ModuleList) else [self._model]
-        self._load_hooks = [model.register_load_state_dict_pre_hook(_complete_if_left) for model in models]  # type: ignore[no-untyped-call]
-
     def complete_if_left(self) -> None:
         """See `PreparedLoop`."""
-        if self._is_left and (self._is_fresh or self.sync_gradients):
+        if self._departure.has_left and (self._is_fresh or self.sync_gradients):
             self.complete()
 
     def complete(self) -> None:
@@ -168,8 +162,7 @@ class ElasticLoader:
         self._raise_refusal()
         if self._iteration is None:
             return
-        self._check_left()
-        self._is_left = False
+        self._departure.begin_completion()
         if self._is_fresh:
             self._loop.stop_before()
         elif self.sync_gradients:
@@ -181,26 +174,11 @@ class ElasticLoader:
                 ", so that all workers leave it at the same iteration, by the loss of the whole global batch"
             )
         self._advance()
-        for hook in self._load_hooks:
-            hook.remove()
+        self._departure.close()
         if self._iteration is not None:  # a member that has not left the loop handed its state over in a recovery
             raise OtherRound("another worker")
         if self._loop.result is None:
             raise UsageError(LEFT)
-
-    def _check_left(self) -> None:
-        """Raises UsageError if the model may not be that of the newest iteration any more."""
-        if not self._is_left:
-            raise UsageError(
-                "the script left its loop over loader.epochs() while something still refers to it, as after "
-                "`bar = tqdm(loader.epochs(10))`: write `for epoch in tqdm(loader.epochs(10)):`, or call loader.stop() "
-                "instead of `break`"
-            )
-        if params_sha256(self._model) != self._left_model:
-            raise UsageError(
-                "the model was changed after the loop over loader.epochs() was left, before training was complete: "
-                "read loader.result first, which completes it"
-            )
 
     def __iter__(self) -> Iterator[Any]:
         self.complete_if_left()
@@ -474,9 +452,3 @@ class ElasticLoader:
                 f"{self._iteration.epoch}: to end training early, also leave the loop over loader.epochs(), or call "
                 "loader.stop() instead of `break`, at the same iteration on all workers"
             )
-
-
-def _complete_if_left(*_: object) -> None:
-    """Complete the run before a script that has left its loop loads other parameters, such as the best ones."""
-    if prepared := current_session().prepared:
-        prepared.complete_if_left()

@@ -127,6 +127,8 @@ class Iteration:
         self._first_shard: ShardFingerprint | None = None
         self._is_spare = False
         """Whether the shard under way is another worker's, and counts for nothing."""
+        self.has_begun = False
+        """Whether a shard was taken."""
         self.refusal: ResileError | None = None
         self.num_exchanges = 0
         """More than one where a closure is evaluated several times."""
@@ -187,6 +189,11 @@ class Iteration:
     def is_exchanged(self) -> bool:
         """Whether the gradients of the global batch are exchanged, and no closure is to be evaluated again."""
         return self.outcome is not None and not self._is_in_closure
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its batch is done: exchanged for the last of the optimizers."""
+        return self.is_exchanged and self.is_last_turn
 
     @property
     def is_first_evaluation(self) -> bool:
@@ -287,6 +294,7 @@ class Iteration:
             )
 
     def _begin_shard(self, leaf: int) -> None:
+        self.has_begun = True
         self._phases.enter("compute")
         self._determinism.apply()
         self._buffers.restore()

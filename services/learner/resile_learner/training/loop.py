@@ -21,9 +21,10 @@ from torch import nn
 from resile_shared.errors import ResileError, UsageError
 
 from ..checkpoint.checkpointer import Checkpointer
+from ..collectives.spec import OtherRound
 from ..collectives.tree import ranges
 from ..messages import Ready
-from ..session import Session, View, current_session
+from ..session import LEFT, Session, View, current_session
 from ..state.facts import Facts
 from ..state.run import RunState, Stateful
 from .batch_schedule import BatchSchedule, declared_range
@@ -40,6 +41,7 @@ from .gradients import gradients_of
 from .header import RoundHeader
 from .iteration import Iteration
 from .learning_rate import LearningRateRule, LearningRateScale
+from .leaving import Departure
 from .noise import NOISE_EVERY, NoiseScale
 from .prewarm import prewarm_devices, prewarm_optimizer
 from .protocol import TrainingProtocol
@@ -133,6 +135,11 @@ class ElasticLoop:
         self._model = model
         self._dataset = dataset
         self._entered = False
+        self._left: Iterator[Iteration]
+        """The iterations that follow when the script has left the loop."""
+        self._departure = Departure(
+            model, loop="the iterations", owner="loop", held="`it = iter(loop)`: write `for iteration in loop:`"
+        )
         self._determinism: Determinism
         self._parameters = list(model.parameters())
         self._gradients = gradients_of(self._optimizers, self._parameters)
@@ -211,6 +218,7 @@ class ElasticLoop:
     @property
     def result(self) -> Result | None:
         """How the run ended; None before its end."""
+        self.complete_if_left()
         return self._protocol.result
 
     @property
@@ -221,6 +229,7 @@ class ElasticLoop:
     @property
     def is_lowest_rank(self) -> bool:
         """Whether this worker is, at the moment, the one that reports and writes files."""
+        self.complete_if_left()
         return self._session.view.rank == 0
 
     def require_equal(self, **settings: object) -> None:
@@ -238,7 +247,47 @@ class ElasticLoop:
         """End the run before the open iteration, of which no shard was taken, on all workers alike."""
         self._state.progress.iterations_total = self.iteration
 
+    def complete_if_left(self) -> None:
+        """See `PreparedLoop`."""
+        if self._departure.has_left and self._open and (not self._open.has_begun or self._open.is_complete):
+            self.complete()
+
+    def complete(self) -> None:
+        """See `PreparedLoop`."""
+        if self._protocol.result:
+            return
+        if self._open is None:
+            raise UsageError(LEFT)
+        self._open.raise_refusal()
+        if self._open.has_begun and not self._open.is_complete:
+            raise UsageError(
+                f"the loop was left in the middle of iteration {self._open.number}, where each worker has seen other "
+                "batches: leave it after `if iteration.exchange(): optimizer.step()`, at the same iteration on all "
+                "workers, by iteration.loss or another value of the whole global batch"
+            )
+        self._departure.begin_completion()
+        if self._open.has_begun:
+            self.stop()
+        else:
+            self.stop_before()
+        following = next(self._left, None)
+        self._departure.close()
+        if following is not None:  # a member that has not left the loop handed its state over in a recovery
+            raise OtherRound("another worker")
+
     def __iter__(self) -> Iterator[Iteration]:
+        """Yield the iterations of the run. A script that leaves them by ``break`` ends the run: see `Departure`."""
+        self._left = self.iterations()
+        current_session().prepared = self
+        for iteration in self._left:
+            try:
+                yield iteration
+            except GeneratorExit:
+                self._departure.leave()
+                raise
+
+    def iterations(self) -> Iterator[Iteration]:
+        """The same for a loop that is not left before its end, as by a library that calls back."""
         if self._entered:
             raise UsageError(
                 "this loop has run already: a script has one training call; raise `epochs` to train longer"

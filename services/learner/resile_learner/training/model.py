@@ -158,7 +158,7 @@ class ElasticModel:
             autocast=self._autocast,
             lr_scheduler_interval=self._lr_scheduler_interval,
         )
-        for iteration in loop:
+        for iteration in loop.iterations():
             self._compute(iteration)
             if iteration.exchange():
                 self._update(clip_grad_norm, ends_epoch=iteration.ends_epoch)
