@@ -99,7 +99,7 @@ def arrivals(models: Sequence[Model], load: str, num_slots: int, seed: int, *, b
             priority=5000,
             least=1,
             most=MOST_WORKERS,
-            batch=BatchRange(least * model.least_batch, most * model.least_batch, model.per_slot),
+            batch=BatchRange(least * model.least_batch, most * model.least_batch),
             throughput=model.throughput,
             slots_per_host=SLOTS_PER_HOST,
         )

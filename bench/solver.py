@@ -148,8 +148,8 @@ def demands(num: int) -> Iterator[Demand]:
             least=1,
             most=MOST,
             batch_size=64,
-            batch=BatchRange(64, 512, per_slot=128),
-            throughput=Throughput(None, line, inside, across, num_measured=5),
+            batch=BatchRange(64, 512),
+            throughput=Throughput(None, line, inside, across, num_measured=5, micro_batch_size=128),
             slots_per_host=8,
         )
 

@@ -70,18 +70,6 @@ def test_with_the_same_workers_a_batch_stays_that_hardly_differs(present: int, s
     assert elsewhere.batch_size == best
 
 
-def test_the_memory_of_the_slots_limits_the_batch_and_may_ask_for_more_of_them() -> None:
-    limited = demand(throughput=COMMUNICATES, batch=BatchRange(64, 1024, per_slot=40))
-    target = elastic_batch([limited], 8)["job-1"]
-    assert (target.workers, target.batch_size) == (8, 315)
-    two_at_least = elastic_batch([limited, *(demand(number) for number in range(2, 9))], 8)
-    assert workers(two_at_least) == [2, 1, 1, 1, 1, 1, 1, 0]
-    one_slot = elastic_batch([replace(limited, most=1)], 8)["job-1"]
-    assert one_slot == Target(
-        0, "waiting for hosts: a batch of 64 does not fit in the memory of the 1 slots that it can have, 40 each"
-    )
-
-
 def test_each_worker_needs_enough_samples() -> None:
     job = demand(batch=BatchRange(8, 64, least_per_slot=8))
     target = elastic_batch([job], 16)["job-1"]
@@ -91,9 +79,9 @@ def test_each_worker_needs_enough_samples() -> None:
     )
 
 
-def test_the_slowest_worker_computes_whole_shards_and_their_memory_counts() -> None:
+def test_the_slowest_worker_computes_whole_shards() -> None:
     throughput = Throughput(num_shards=4, compute=Line(0.0, 0.001), exchange=Line(0.05, 0.0), num_measured=1)
-    job = demand(throughput=throughput, batch=BatchRange(40, 400, per_slot=100), num_shards=4, most=4)
+    job = demand(throughput=throughput, batch=BatchRange(200, 400), num_shards=4, most=4)
     assert [elastic_batch([replace(job, most=most)], 4)["job-1"].workers for most in (1, 2, 3, 4)] == [1, 2, 2, 4]
 
 
@@ -180,7 +168,6 @@ def demands(draw: st.DrawFn) -> list[Demand]:
     for number in range(1, draw(st.integers(0, 6)) + 1):
         most = draw(st.integers(1, 12))
         batch = draw(st.integers(1, 256))
-        per_slot = draw(st.none() | st.integers(max(batch // 8, 1), 512))
         jobs.append(
             demand(
                 number,
@@ -190,9 +177,7 @@ def demands(draw: st.DrawFn) -> list[Demand]:
                 holds_slots=draw(st.booleans()),
                 batch_size=batch,
                 throughput=draw(st.none() | throughputs),
-                batch=draw(
-                    st.none() | st.builds(BatchRange, st.just(batch), st.integers(batch, 8 * batch), st.just(per_slot))
-                ),
+                batch=draw(st.none() | st.builds(BatchRange, st.just(batch), st.integers(batch, 8 * batch))),
                 sizes=draw(st.none() | st.just((1, 2, 4, 8))),
                 slots_per_host=draw(st.none() | st.integers(1, 8)),
             )
@@ -220,9 +205,6 @@ def test_limits_are_kept(jobs: list[Demand], num_slots: int) -> None:
             continue
         assert target.batch_size is not None
         assert job.batch.least <= target.batch_size <= job.batch.most
-        if job.batch.per_slot is not None:
-            throughput = job.throughput or Throughput(job.num_shards)
-            assert throughput.samples(target.workers, target.batch_size) <= job.batch.per_slot + 1e-6
 
 
 @settings(max_examples=200)
@@ -241,8 +223,6 @@ def test_the_batch_has_nearly_the_highest_throughput(job: Demand, num_slots: int
         return
     across = job.slots_per_host is not None and target.workers > job.slots_per_host
     batches = np.arange(job.batch.least, job.batch.most + 1)
-    if job.batch.per_slot is not None:
-        batches = batches[job.throughput.samples(target.workers, batches) <= job.batch.per_slot]
     rates = job.throughput.rate(target.workers, batches, across=across)
     chosen = job.throughput.rate(target.workers, target.batch_size, across=across)
     assert chosen >= ENOUGH * rates.max() * (1 - 1e-9)

@@ -31,9 +31,6 @@ class BatchRange(Message):
 
     least: Positive
     most: Positive
-    per_slot: Positive | None = Field(
-        default=None, description="the most samples that fit in the memory of one slot; null: any number"
-    )
     least_per_slot: Positive = Field(default=1, description="the fewest samples that one worker takes")
 
     @model_validator(mode="after")

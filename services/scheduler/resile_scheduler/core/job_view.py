@@ -234,4 +234,4 @@ def _batch_range(ready: Ready) -> BatchRange | None:
     declared = ready.batch_range
     if declared is None:
         return None
-    return BatchRange(declared.least, declared.most, declared.per_slot, declared.least_per_slot)
+    return BatchRange(declared.least, declared.most, declared.least_per_slot)

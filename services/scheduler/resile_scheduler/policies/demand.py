@@ -16,8 +16,6 @@ class BatchRange:
 
     least: int
     most: int
-    per_slot: int | None = None
-    """The most samples of a batch that fit in the memory of one slot; None: any number."""
     least_per_slot: int = 1
     """The fewest samples of a batch that one worker takes."""
 

@@ -1,8 +1,8 @@
 """Slots and batch sizes together: the sum of all jobs' scaling factors is largest (V. Saxena et al., arXiv:2006.13878).
 
 A larger batch makes the same exchange serve more samples, so a job whose batch may grow scales further. For each number
-of workers n that a job may have, b*(n) is its best batch, within its range and the memory of n slots. Its scaling
-factor T(n, b*(n)) / T(n_min, b_min) says how many times as fast it is as on the fewest slots that could hold it.
+of workers n that a job may have, b*(n) is its best batch, within its range. Its scaling factor
+T(n, b*(n)) / T(n_min, b_min) says how many times as fast it is as on the fewest slots on which it could train.
 `solver` shares the slots so that the sum of these is largest, each weighted by the job's priority.
 
 Arrivals are admitted one at a time, after the jobs that hold slots, as long as the minimums of all fit; the others
@@ -136,12 +136,9 @@ def _options(
     sizes = np.arange(1, most + 1) if allowed is None else np.array(allowed, dtype=np.int64)
     sizes = sizes[(sizes >= 1) & (sizes <= most)]
     smallest = np.maximum(batches.least, batches.least_per_slot * sizes)
+    possible = smallest <= batches.most
+    sizes, smallest = sizes[possible], smallest[possible]
     largest = np.full(sizes.shape, batches.most)
-    if batches.per_slot is not None:
-        fitting = np.floor(batches.per_slot / throughput.samples(sizes, 1.0) + 1e-9).astype(np.int64)
-        largest = np.minimum(largest, fitting)
-    possible = smallest <= largest
-    sizes, smallest, largest = sizes[possible], smallest[possible], largest[possible]
     across = sizes > (slots_per_host or most)
     best = _smallest_enough(throughput, sizes, smallest, largest, across)
     scaling, fewest = throughput.rate(sizes, best, across=across), 0
@@ -204,11 +201,6 @@ def _impossible(demand: Demand) -> str:
     """Say why no number of workers will do."""
     if demand.most < demand.least:
         return f"waiting for hosts: its minimum is {demand.least} and it can have at most {demand.most}"
-    if demand.batch is not None and demand.batch.per_slot is not None:
-        return (
-            f"waiting for hosts: a batch of {demand.batch.least} does not fit in the memory of the"
-            f" {demand.most} slots that it can have, {demand.batch.per_slot} each"
-        )
     if demand.batch is not None and demand.batch.most < demand.least * demand.batch.least_per_slot:
         return f"waiting: a batch of {demand.batch.most} is too small for its minimum of {demand.least} workers"
     return f"waiting for hosts: none of its allowed sizes is from {demand.least} to {demand.most}"

@@ -47,7 +47,7 @@ def _times(rng: np.random.Generator, num: int, horizon: float, *, in_bursts: boo
 def _job(rng: np.random.Generator, models: Sequence[Model], number: int, time: float) -> Submission:
     model = models[int(rng.integers(len(models)))]
     samples = float(model.throughput.rate(1, model.least_batch)) * MEAN_SECONDS * float(rng.lognormal(-0.5, 1.0))
-    batches = BatchRange(least=model.least_batch, most=GROWTH * model.least_batch, per_slot=model.per_slot)
+    batches = BatchRange(least=model.least_batch, most=GROWTH * model.least_batch)
     spec = JobSpec(name=model.name, package="packages/1", script="train.py", max_workers=MOST_WORKERS)
     training = Modelled(samples, model.throughput, model.least_batch, NUM_SHARDS, batches)
-    return Submission(time, f"job-{number}", spec, training, CHECKPOINT_SECONDS)
+    return Submission(time, f"job-{number}", spec, training, CHECKPOINT_SECONDS, bits="fast")

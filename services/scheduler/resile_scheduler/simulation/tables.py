@@ -12,6 +12,7 @@ cell is as good as none.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -106,11 +107,12 @@ def _read_modelled(path: Path, profiles: Path, num_slots: int) -> Iterable[Submi
             raise MalformedFile(path, problem, line=row[0], column="model_name")
         batch = cell(path, row, "batch_size", positive_int, expected="a whole number of samples")
         iterations = cell(path, row, "num_iteration", positive_int, expected="a whole number of iterations")
-        batches = BatchRange(least=batch, most=GROWTH * batch, per_slot=max(model.per_slot, batch))
+        batches = BatchRange(least=batch, most=GROWTH * batch)
         training = Modelled(batch * iterations, model.throughput, batch, min(MOST_SHARDS, batch), batches)
         time = cell(path, row, "submission_time", partial(moment, start=start), expected=MOMENT)
         name = row[1]["job_id"]
-        yield _submission(path, row, number, training, name=name, time=time, num_slots=num_slots, start=start)
+        submission = _submission(path, row, number, training, name=name, time=time, num_slots=num_slots, start=start)
+        yield replace(submission, bits="fast")
 
 
 def _submission(

@@ -17,30 +17,31 @@ STEP_SECONDS = 0.005
 
 @dataclass(frozen=True)
 class Model:
-    """What jobs train: its speed, its least batch, and what fits on a slot. Batches are in samples."""
+    """What jobs train: its speed, and its least batch in samples."""
 
     name: str
     throughput: Throughput
     least_batch: int
-    per_slot: int
 
 
 def synthetic_models() -> list[Model]:
     """Return three models; in the exchange of two workers go 0.1, 0.5 and 2 times their time of compute."""
     shares = {"compute-bound": 0.1, "balanced": 0.5, "communication-bound": 2.0}
-    return [Model(name, _synthetic(share), LEAST_BATCH, 2 * LEAST_BATCH) for name, share in shares.items()]
+    return [Model(name, _synthetic(share), LEAST_BATCH) for name, share in shares.items()]
 
 
 def _synthetic(share: float) -> Throughput:
     half = 0.5 * LEAST_BATCH * SAMPLE_SECONDS
     inside, across = Line(share * half, share * half / 50), Line(2 * share * half, share * half / 25)
-    return Throughput(None, Line(STEP_SECONDS, SAMPLE_SECONDS), inside, across, num_measured=1)
+    compute = Line(STEP_SECONDS, SAMPLE_SECONDS)
+    return Throughput(None, compute, inside, across, num_measured=1, micro_batch_size=2 * LEAST_BATCH)
 
 
 def read_models(folder: Path) -> list[Model]:
     """Return a model for each CSV file: iterations per second by global batch (rows) and number of workers (columns).
 
-    The time of the exchange is taken to be what exceeds the line of one worker.
+    The time of the exchange is taken to be what exceeds the line of one worker, and the largest batch of one worker to
+    be as much as a worker can compute in one pass.
 
     Raises:
         MalformedFile: a file cannot be read.
@@ -56,13 +57,12 @@ def _read_model(path: Path) -> Model:
         if workers == 1:
             alone.add(Measurement(1, batch, 1, time, 0.0, MOST_ITERATIONS))
     line = alone.fit().compute
-    every = Measurements()
+    every = Measurements(micro_batch_size=max(batch for workers, batch in seconds if workers == 1))
     for (workers, batch), time in seconds.items():
         computing = min(float(line.at(np.array(batch / workers))), time)
         num_hosts = -(-workers // SLOTS_PER_HOST)
         every.add(Measurement(workers, batch, num_hosts, computing, time - computing, MOST_ITERATIONS))
-    on_one = [batch for workers, batch in seconds if workers == 1]
-    return Model(path.stem, every.fit(), min(batch for _, batch in seconds), max(on_one))
+    return Model(path.stem, every.fit(), min(batch for _, batch in seconds))
 
 
 def _read_seconds(path: Path) -> dict[tuple[int, int], float]:
