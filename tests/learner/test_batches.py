@@ -70,6 +70,20 @@ def test_a_share_that_is_too_large_for_one_pass_is_cut_into_equal_ones(plan: Bat
         position = batch.next
 
 
+def test_a_worker_alone_computes_in_two_passes_what_the_noise_is_measured_of() -> None:
+    plan, position, passes = BatchPlan(320, 10, 1, seed=0, largest=40), Position(), []
+    while position.epoch == 0:
+        batch = plan.batch(position, num_workers=1)
+        assert batch.num_leaves == 1
+        assert batch.measures_noise == (batch.num_shards == 2)
+        assert plan.batch(position, num_workers=3).num_shards == 3
+        passes.append(batch.num_shards)
+        position = batch.next
+    assert passes == 4 * [2, 1, 1, 1, 1, 1, 1, 1]
+    assert replace(plan, largest=None).batch(Position(), num_workers=1).num_shards == 1, "its batch never changes"
+    assert replace(plan, batch_size=1).batch(Position(), num_workers=1).num_shards == 1
+
+
 @given(plans(), st.integers(1, 70))
 def test_shards_of_a_validation_are_no_larger_than_a_pass(plan: BatchPlan, limit: int) -> None:
     for batch in batches(replace(plan, micro_batch_size=limit)):

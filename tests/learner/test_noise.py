@@ -112,12 +112,11 @@ def test_a_gradient_scaler_does_not_change_it() -> None:
     assert measured(mean=0.5, scale=1024.0) == pytest.approx(measured(mean=0.5), rel=1e-4)
 
 
-@pytest.mark.parametrize("micro_batch_size", [8, 30])
-def test_in_fast_mode_a_worker_alone_knows_it_from_its_passes(micro_batch_size: int) -> None:
-    """Their sizes may differ by a sample."""
+@pytest.mark.parametrize("micro_batch_size", [None, 8, 30])
+def test_in_fast_mode_a_worker_alone_knows_it_from_its_passes(micro_batch_size: int | None) -> None:
+    """Their sizes may differ by a sample. Without a limit it computes a batch in two now and then."""
     found = measured(mean=0.5, mode="fast", micro_batch_size=micro_batch_size)
-    assert found == pytest.approx(4.0, rel=0.2)
-    assert measured(mean=0.5, mode="fast") is None
+    assert found == pytest.approx(4.0, rel=0.3)
 
 
 def test_a_job_without_a_range_does_not_measure_it() -> None:

@@ -42,7 +42,7 @@ from .header import RoundHeader
 from .iteration import Iteration
 from .learning_rate import LearningRateRule, LearningRateScale
 from .leaving import Departure
-from .noise import NOISE_EVERY, NoiseScale
+from .noise import NoiseScale
 from .prewarm import prewarm_devices, prewarm_optimizer
 from .protocol import TrainingProtocol
 from .reports import Result
@@ -367,7 +367,7 @@ class ElasticLoop:
             determinism=self._determinism,
             header=partial(self._header, compares_state=self._compares_state),
             last=self._protocol.reports.last,
-            measures_noise=self._schedule.batch_range is not None and self.iteration % NOISE_EVERY == 0,
+            measures_noise=batch.measures_noise and turn == 0,
             turn=turn,
             num_turns=self._num_turns,
             is_compared=is_compared,

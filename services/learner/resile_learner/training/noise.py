@@ -14,7 +14,8 @@ import math
 from typing import Any, NamedTuple
 
 NOISE_EVERY = 8
-"""It changes slowly, and norms of all gradients cost up to a tenth of a small model's iteration: one of so many."""
+"""It changes slowly, and norms of all gradients cost up to a tenth of a small model's iteration: one of so many batches
+of an epoch."""
 DECAY = 0.95
 """Of the moving averages, per iteration that is measured: single estimates vary widely."""
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from resile_shared.errors import UsageError
 
 from ...collectives.tree import Interval, ranges
+from ..noise import NOISE_EVERY
 from ..seeds import mix
 
 SHARD_CHOICES = (24, 12, 8, 6, 4, 2, 1)
@@ -50,6 +51,8 @@ class Batch(NamedTuple):
     """The number of samples that it has unless it is the last of its epoch."""
     next: Position
     """Where the batch after it begins."""
+    measures_noise: bool = False
+    """Whether the noise scale is estimated from the gradients of its shards."""
 
     @property
     def ends_epoch(self) -> bool:
@@ -94,7 +97,7 @@ class BatchPlan:
     order: Callable[[int], Indices] | None = None
     """The order of each epoch; None: that of the dataset, shuffled or not."""
     largest: int | None = None
-    """The largest batch that may follow; None: all have ``batch_size``."""
+    """The largest batch that may follow, for which the noise scale is measured; None: all have ``batch_size``."""
     micro_batch_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -144,13 +147,22 @@ class BatchPlan:
         indices = self._order(epoch)[start:stop]
         ends_epoch = rest < (self.batch_size if self.drop_last else 1)
         following = Position(epoch + 1) if ends_epoch else Position(epoch, stop)
-        return self.cut(epoch, indices, following, num_workers=num_workers)
+        measures_noise = self.largest is not None and start // self.batch_size % NOISE_EVERY == 0
+        return self.cut(epoch, indices, following, num_workers=num_workers, measures_noise=measures_noise)
 
-    def cut(self, epoch: int, indices: Indices, following: Position, *, num_workers: int | None) -> Batch:
+    def cut(
+        self,
+        epoch: int,
+        indices: Indices,
+        following: Position,
+        *,
+        num_workers: int | None,
+        measures_noise: bool = False,
+    ) -> Batch:
         """Cut the samples of a batch into shards.
 
         With ``num_workers`` each of them has an equal share of the samples, as far as there are enough, and that is cut
-        into no more equal shards than need be.
+        into no more equal shards than need be. A single shard would say nothing of the noise.
         """
         samples = len(indices)
         limit = self.micro_batch_size or samples
@@ -158,8 +170,9 @@ class BatchPlan:
             shards = leaves = max(self._usual_shards(samples), -(-samples // limit))
         else:
             leaves = min(num_workers, samples)
-            shards = min(num_workers * -(-samples // (num_workers * limit)), samples)
-        return Batch(epoch, indices, shards, leaves, self.batch_size, following)
+            passes = max(-(-samples // (num_workers * limit)), 2 if measures_noise and num_workers == 1 else 1)
+            shards = min(num_workers * passes, samples)
+        return Batch(epoch, indices, shards, leaves, self.batch_size, following, measures_noise)
 
     def ends(self, epoch: int) -> Indices:
         """Where batches of a sampler's own end in ``epoch``; empty: they follow from the sizes."""
