@@ -8,13 +8,13 @@
 A policy sees all jobs each time; of the rest only what has changed is done again (`job_view.py`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from resile_shared.messages.jobs import Intent, JobState
 
-from ..policies.demand import Demand, Policy, Target
+from ..policies.demand import Policy, Target
 from ..policies.no_slots import no_slots
 from .allocator import Allocator, next_change
 from .environment_requests import EnvironmentRequests
@@ -23,9 +23,10 @@ from .host_groups import HostGroups
 from .job import Job
 from .job_view import MOVE_SECONDS, JobView
 from .lifecycle import Step
-from .placement import SlotId, SlotsByHost, Want, place
+from .placement import SlotId, Want, place, without
 from .pool import Pool
 from .recovery import Recovery
+from .sharing import Sharing
 from .supply import Supply
 
 MOST_EXCHANGES = 4
@@ -71,7 +72,7 @@ class Decisions:
         """Of all jobs that are not over, in the order of their submissions."""
         self._requiring: dict[str, JobView] = {}
         """Those of them that require packages."""
-        self._by_class: dict[str, list[JobView]] | None = None
+        self._by_class: dict[str, Sharing] | None = None
         """Those of them that share slots, by the class of device on which they do; None: not known."""
         self._restless: dict[str, Job] = {}
         self._unsettled: dict[str, JobView] = {}
@@ -81,8 +82,6 @@ class Decisions:
         self._exchanging: dict[str, JobView] = {}
         """Those whose exchange of slots is under way."""
         self._supply = Supply(pool)
-        self._answers: dict[str, tuple[tuple[Policy, int, list[Demand]], dict[str, Target]]] = {}
-        """What the policy was asked last about each class of device, and what it answered."""
 
     def change_policy(self, policy: Policy, cause: str) -> None:
         """Use ``policy`` from now on; ``cause`` is the reason in the histories."""
@@ -145,14 +144,9 @@ class Decisions:
         are_new = self._groups.refresh()
         if are_new or self._by_class is None:
             self._by_class = self._grouped()
-            self._answers.clear()
+        self._limit((self._views if are_new else looked_at).values(), self._by_class)
         if self._pool.free_slots():
             looked_at |= {name: view for name, view in self._views.items() if view.is_scattered(now=now)}
-        for view in (self._views if are_new else looked_at).values():
-            view.limit_to(self._groups)
-            self._too_wide.pop(view.name, None)
-            if view.is_too_wide:
-                self._too_wide[view.name] = view
         for device_class, sharing in self._by_class.items():
             self._share(device_class, sharing, looked_at, cause, now=now)
         for name, view in self._requiring.items():
@@ -184,7 +178,17 @@ class Decisions:
             self._restless[job.id] = job
         return view
 
-    def _grouped(self) -> dict[str, list[JobView]]:
+    def _limit(self, views: Iterable[JobView], by_class: Mapping[str, Sharing]) -> None:
+        """See how many workers ``views`` can have at most, and whether they are on more hosts than they need."""
+        for view in views:
+            view.limit_to(self._groups)
+            if sharing := by_class.get(view.device_class):
+                sharing.refresh(view)
+            self._too_wide.pop(view.name, None)
+            if view.is_too_wide:
+                self._too_wide[view.name] = view
+
+    def _grouped(self) -> dict[str, Sharing]:
         """Return the jobs that share slots by class of device.
 
         A job stays on the class on which it has workers, or has trained.
@@ -196,7 +200,7 @@ class Decisions:
                 view.device_class = device_class
                 view.limit_to(self._groups)
             by_class.setdefault(view.device_class, []).append(view)
-        return {name: [view for view in views if view.is_sharing] for name, views in by_class.items()}
+        return {name: Sharing([view for view in views if view.is_sharing]) for name, views in by_class.items()}
 
     def _best_class(self, view: JobView, by_class: Mapping[str, list[JobView]]) -> str:
         """Return the class that has most slots that fit for each job; empty: there are no hosts."""
@@ -211,15 +215,16 @@ class Decisions:
     def _share(
         self,
         device_class: str,
-        sharing: list[JobView],
+        sharing: Sharing,
         looked_at: dict[str, JobView],
         cause: Cause,
         *,
         now: float,
     ) -> None:
-        targets, is_new = self._targets(device_class, [view.demand for view in sharing])
+        policy = no_slots if self._is_suspended else self._policy
+        targets, is_new = sharing.targets(policy, self._groups.of_class(device_class).num_slots)
         looked_at |= self._exchange_slots(device_class, targets, now=now)
-        asked = sharing if is_new else [view for view in sharing if view.name in looked_at]
+        asked = sharing.views if is_new else sharing.among(looked_at)
         wants, pending = self._wants(asked, targets, looked_at, now=now)
         placed = self._place(wants)
         for view, target in pending:
@@ -236,15 +241,17 @@ class Decisions:
                 self._unsettled[view.name] = view
 
     def _wants(
-        self, asked: list[JobView], targets: Mapping[str, Target], looked_at: Mapping[str, JobView], *, now: float
+        self, asked: Sequence[JobView], targets: Mapping[str, Target], looked_at: Mapping[str, JobView], *, now: float
     ) -> tuple[list[Want], list[tuple[JobView, Target]]]:
         """Return what has to be placed, and those for which something may be done, with their targets."""
         wants, pending = [], []
         for view in asked:
             target = targets[view.name]
+            is_looked_at = view.name in looked_at
+            if target.workers and target is view.target and not is_looked_at:
+                continue  # it has what it should have: else it would be looked at
             if not target.workers and (missing := self._missing(view)):
                 target = replace(target, reason=missing)
-            is_looked_at = view.name in looked_at
             is_placed = target.workers == len(view.usable) and not (is_looked_at and view.is_scattered(now=now))
             if not is_placed and not view.plan:
                 wants.append(view.want(target.workers, self._groups, now=now))
@@ -292,19 +299,8 @@ class Decisions:
         free, released = self._supply.free(), self._supply.released()
         if self._exchanging:
             planned = {slot for view in self._exchanging.values() for slot in view.plan}
-            free, released = _without(planned, free), _without(planned, released)
+            free, released = without(free, planned), without(released, planned)
         return place(wants, free=free, released=released, domains=self._groups.domains)
-
-    def _targets(self, device_class: str, demands: list[Demand]) -> tuple[Mapping[str, Target], bool]:
-        """Return what the policy gives to jobs, and whether it was asked again, as its input differs from the last."""
-        policy = no_slots if self._is_suspended else self._policy
-        asked = (policy, self._groups.of_class(device_class).num_slots, demands)
-        known = self._answers.get(device_class)
-        if known is not None and known[0] == asked:
-            return known[1], False
-        targets = policy(demands, asked[1])
-        self._answers[device_class] = asked, targets
-        return targets, True
 
     def _missing(self, view: JobView) -> str:
         """Say which host a job is waiting for, if the pool has hosts, but none that it could ever use; else nothing."""
@@ -350,8 +346,3 @@ def _reason(job: Job, target: Target) -> str:
     if job.record.state is JobState.QUEUED and target.workers:
         return "waiting for slots that other jobs release"
     return target.reason
-
-
-def _without(some: Collection[SlotId], slots: SlotsByHost) -> SlotsByHost:
-    left = {host: [slot for slot in of_host if slot not in some] for host, of_host in slots.items()}
-    return {host: of_host for host, of_host in left.items() if of_host}

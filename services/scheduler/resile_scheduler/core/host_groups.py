@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .pool import Pool
-from .topology import Domain, domain_of
+from .topology import Domain
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class HostGroups:
             if host.is_usable:
                 by_class.setdefault(host.record.device_class, []).append(name)
         self._by_class = {device_class: self._group(names) for device_class, names in by_class.items()}
-        domains = {name: domain_of(host.record.labels) for name, host in self._pool.hosts.items() if host.is_usable}
-        self.domains = {name: domain for name, domain in domains.items() if domain}
+        self.domains = {name: host.domain for name, host in self._pool.hosts.items() if host.domain and host.is_usable}
         return True
 
     def classes(self) -> list[str]:
@@ -52,6 +51,8 @@ class HostGroups:
 
     def fitting(self, device_class: str, labels: str) -> HostGroup:
         """Return those of them that have ``labels``, as in ``gpu=h200,zone=a``."""
+        if not labels:
+            return self.of_class(device_class)
         key = (device_class, labels)
         if key not in self._by_labels:
             hosts = self.of_class(device_class).hosts

@@ -10,6 +10,7 @@ What depends on other jobs and on hosts (the target, the slots, how many it can 
 was.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
@@ -22,6 +23,7 @@ from .host_groups import HostGroup, HostGroups
 from .job import Job
 from .placement import SlotId, Want
 from .pool import Pool
+from .topology import num_places
 
 MOVE_SECONDS = 60.0
 """A job moves to fewer hosts at most so often."""
@@ -62,6 +64,10 @@ class JobView:
         """When an exchange was looked for last."""
         self.limit = 0
         """The most workers that it can use, wherever they run."""
+        self._on_host: Counter[str] = Counter()
+        """How many of the slots that it may keep are on which host."""
+        self._may_be_narrower = False
+        """Whether fewer hosts, racks or zones may be enough for the slots that it may keep."""
 
     def look(self, pool: Pool, *, now: float) -> bool:
         """See what has become of the job; return whether it shares slots with others than before."""
@@ -72,6 +78,7 @@ class JobView:
         held = job.held
         self.held = tuple(held.values())
         self.usable = tuple(slot for slot in self.held if pool.is_usable(slot))
+        self._on_host = Counter(slot.host for slot in self.usable)
         self._joining = frozenset(held[worker] for worker in job.joiners & held.keys())
         self.avoided = job.backoff.avoided(now=now)
         self.demand = _demand(job, now=now)
@@ -98,6 +105,15 @@ class JobView:
         on_one = eligible.most_on_one or None
         if (self.demand.most, self.demand.slots_per_host) != (most, on_one):
             self.demand = replace(self.demand, most=most, slots_per_host=on_one)
+        self._may_be_narrower = self._is_wider_than_needed(groups, eligible)
+
+    def _is_wider_than_needed(self, groups: HostGroups, eligible: HostGroup) -> bool:
+        if len(self._on_host) < 2:
+            return False
+        # Where it may start no workers it can have no more slots than it has.
+        most_on_one = max(eligible.most_on_one, *self._on_host.values())
+        num_needed = -(-len(self.usable) // most_on_one)
+        return num_places(self._on_host, groups.domains) != (1, 1, num_needed)
 
     def _eligible(self, groups: HostGroups) -> HostGroup:
         """Return the hosts on which it may start workers, or will when slots are free."""
@@ -129,8 +145,8 @@ class JobView:
         )
 
     def is_scattered(self, *, now: float) -> bool:
-        """Whether it may move from several hosts to fewer."""
-        return len({slot.host for slot in self.usable}) > 1 and self._can_move(now)
+        """Whether it may move to fewer hosts, racks or zones."""
+        return self._may_be_narrower and self._can_move(now)
 
     def _can_move(self, now: float) -> bool:
         """Whether workers may be replaced by others in fewer places.
@@ -146,7 +162,7 @@ class JobView:
     @property
     def is_too_wide(self) -> bool:
         """Whether it is on more hosts than it needs."""
-        num_hosts = len({slot.host for slot in self.usable})
+        num_hosts = len(self._on_host)
         return num_hosts > 1 and num_hosts > -(-len(self.usable) // (self.demand.slots_per_host or 1))
 
     def may_exchange(self, target: Target, *, now: float) -> bool:

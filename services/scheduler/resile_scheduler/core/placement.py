@@ -10,7 +10,7 @@
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -39,6 +39,21 @@ def by_host(slots: Iterable[SlotId]) -> SlotsByHost:
     for slot in sorted(slots):
         grouped.setdefault(slot.host, []).append(slot)
     return grouped
+
+
+def merged(slots: SlotsByHost, more: SlotsByHost) -> SlotsByHost:
+    """Return both, each slot once."""
+    return {**slots, **{host: sorted({*slots.get(host, ()), *of_host}) for host, of_host in more.items()}}
+
+
+def without(slots: SlotsByHost, some: Set[SlotId]) -> SlotsByHost:
+    """Return ``slots`` less ``some``."""
+    left = dict(slots)
+    for host in {slot.host for slot in some}.intersection(slots):
+        left[host] = [slot for slot in slots[host] if slot not in some]
+        if not left[host]:
+            del left[host]
+    return left
 
 
 @dataclass(frozen=True)
@@ -70,7 +85,7 @@ def place(
     lacks = _lacks(wants, chain(*free.values(), *released.values()))
     placed = {want.job: _keep(want, lacks, domains) for want in wants}
     given_up = (slot for want in wants for slot in set(want.held).difference(placed[want.job]))
-    offers = _Offer(free), _Offer(by_host((*chain(*released.values()), *given_up)))
+    offers = _Offer(free), _Offer(merged(released, by_host(given_up)))
     for want in wants:
         placed[want.job] = (*placed[want.job], *_take(want, placed[want.job], offers, domains))
     for want in wants:

@@ -13,6 +13,7 @@ from resile_shared.messages.jobs import JobRecord
 
 from .job import Job
 from .placement import SlotId, SlotsByHost
+from .topology import Domain, domain_of
 from .worker import Phase, Worker
 
 
@@ -55,6 +56,11 @@ class Host:
         return slot in self._slots
 
     @cached_property
+    def domain(self) -> Domain:
+        """Where it is, by its labels."""
+        return domain_of(self.record.labels)
+
+    @cached_property
     def _slots(self) -> frozenset[SlotId]:
         return frozenset(self.slots)
 
@@ -92,8 +98,6 @@ class Pool:
     """The job to which it happened, if it did to one."""
     hosts_version: int = 0
     """Rises when what may be placed on hosts changes."""
-    unheard: set[str] = field(default_factory=set)
-    """Hosts that take workers, whose workers are not known yet."""
     prepared: dict[str, set[str]] = field(default_factory=dict)
     """Hosts that have reported the environment of a job as ready, if only once."""
     unreporting: set[str] = field(default_factory=set)
@@ -102,8 +106,9 @@ class Pool:
     _touched: dict[str, Job] = field(default_factory=dict)
     _touched_hosts: set[str] = field(default_factory=set)
     _free: SlotsByHost = field(default_factory=dict)
+    _unheard: SlotsByHost = field(default_factory=dict)
     _stale: set[str] = field(default_factory=set)
-    """Hosts of which ``_free`` has to be made anew."""
+    """Hosts of which ``_free`` and ``_unheard`` have to be made anew."""
 
     def with_environment(self, job: str) -> set[str]:
         """Return the hosts on which workers of ``job``, which requires packages, can start at once."""
@@ -188,12 +193,10 @@ class Pool:
 
     def _hold(self, name: str) -> None:
         """See to it that what ``name`` has free is found anew."""
-        host = self.hosts.get(name)
-        if host is None:  # the registry has removed it: it has no slots
+        if name not in self.hosts:  # the registry has removed it: it has no slots
             return
         self._stale.add(name)
         self._touched_hosts.add(name)
-        (self.unheard.discard if host.is_heard or not host.is_usable else self.unheard.add)(name)
 
     def add_worker(self, job: Job, worker: Worker) -> None:
         """Add ``worker`` as the holder of its slot."""
@@ -221,16 +224,24 @@ class Pool:
 
     def free_slots(self) -> SlotsByHost:
         """Return the slots that nobody holds, by host, of hosts that take workers and whose workers are known."""
+        self._find_unheld()
+        return self._free
+
+    def unheard_slots(self) -> SlotsByHost:
+        """Return the slots that nobody holds, as far as is known, of hosts that have not sent a heartbeat yet."""
+        self._find_unheld()
+        return self._unheard
+
+    def _find_unheld(self) -> None:
         for name in self._stale:
             host = self.hosts.get(name)
-            is_known = host is not None and host.is_usable and host.is_heard
-            free = [slot for slot in host.slots if slot not in self.holders] if host and is_known else []
-            if free:
-                self._free[name] = sorted(free)
-            else:
-                self._free.pop(name, None)
+            unheld = sorted(slot for slot in host.slots if slot not in self.holders) if host and host.is_usable else []
+            for of_hosts, is_heard in ((self._free, True), (self._unheard, False)):
+                if host and unheld and host.is_heard is is_heard:
+                    of_hosts[name] = unheld
+                else:
+                    of_hosts.pop(name, None)
         self._stale.clear()
-        return self._free
 
     def is_usable(self, slot: SlotId) -> bool:
         """Whether a worker may be, or stay, on ``slot``."""

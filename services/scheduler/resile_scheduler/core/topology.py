@@ -28,6 +28,8 @@ def domain_of(labels: Mapping[str, str]) -> Domain:
 def num_places(hosts: Iterable[str], domains: Mapping[str, Domain]) -> tuple[int, int, int]:
     """Return over how many zones, racks and hosts a job on ``hosts`` is spread."""
     distinct = set(hosts)
+    if distinct and not domains:
+        return 1, 1, len(distinct)
     zones, racks = ({_at(level, host, domains) for host in distinct} for level in (1, 2))
     return len(zones), len(racks), len(distinct)
 
