@@ -39,10 +39,12 @@ def with_needed(demands: Sequence[Demand], num_slots: int) -> list[Demand]:
 
     The highest priority comes first, and then the earliest deadline.
     """
+    wishing = [demand for demand in demands if demand.deadline_seconds is not None]
+    if not wishing:
+        return list(demands)
     raised = {demand.job: demand for demand in demands}
     fitting = {demand.job: within_sizes(demand) for demand in demands}
     left = num_slots - sum(demand.least for demand in fitting.values() if demand.least <= demand.most)
-    wishing = [demand for demand in demands if demand.deadline_seconds is not None]
     for demand in sorted(wishing, key=lambda d: (-d.priority, d.deadline_seconds or 0.0, d.number)):
         least = fitting[demand.job].least
         more = (workers_needed(demand) or 0) - least

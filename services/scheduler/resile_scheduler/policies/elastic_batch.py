@@ -14,19 +14,18 @@ With as many as it has it keeps its batch, unless the best one is quite differen
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .changes import lost_share
 from .deadlines import with_needed
 from .demand import BatchRange, Demand, Target
+from .newest import newest
 from .ranking import in_turn
 from .shares import admit, targets
 from .solver import Curve, Ints, solve
-from .throughput import Floats, Throughput
-
-Mask = NDArray[np.bool_]
+from .throughput import FixedWorkers, Floats, Throughput
 
 ENOUGH = 0.99
 """The best batch is the smallest with this much of the highest throughput: a larger one learns less per sample."""
@@ -45,16 +44,16 @@ UNKNOWN_BATCH = BatchRange(1, 1, least_per_slot=0)
 def elastic_batch(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     """Workers and batches for the largest sum of scaling factors."""
     demands = with_needed(demands, num_slots)
-    options = {demand.job: _options_of(demand) for demand in demands}
-    able = [_with_least(d, options[d.job].sizes) for d in demands if len(options[d.job].sizes)]
+    wishes = {demand.job: _wish(demand) for demand in demands}
+    able = [wish.able for wish in wishes.values() if wish.able]
     admitted = admit(able, num_slots, key=in_turn(demands))
-    curves = [Curve(options[d.job].sizes, d.priority * options[d.job].worth(d)) for d in admitted]
+    curves = [wishes[demand.job].curve for demand in admitted]
     shares = dict(zip((d.job for d in admitted), solve(curves, num_slots), strict=True))
     given = targets([demand for demand in demands if demand.job not in shares], shares, num_slots)
     for demand in demands:
         if demand.job in shares:
-            given[demand.job] = _steady(demand, options[demand.job].target(demand, shares[demand.job]))
-        elif not len(options[demand.job].sizes):
+            given[demand.job] = _steady(demand, wishes[demand.job].options.target(demand, shares[demand.job]))
+        elif not wishes[demand.job].able:
             given[demand.job] = Target(0, _impossible(demand))
     return {demand.job: given[demand.job] for demand in demands}
 
@@ -66,11 +65,6 @@ def _steady(demand: Demand, target: Target) -> Target:
         is_same = max(present, best) <= SAME_BATCH * min(present, best)
         return replace(target, batch_size=present) if is_same else target
     return target
-
-
-def _with_least(demand: Demand, sizes: Ints) -> Demand:
-    """Return the demand with the least of its possible sizes as its minimum."""
-    return demand if sizes[0] == demand.least else replace(demand, least=int(sizes[0]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +112,25 @@ class _Options:
         return Target(workers, f"{speed}: all jobs together gain most this way", batch_size=batch)
 
 
+class _Wish(NamedTuple):
+    """What a job may have, and what that is worth."""
+
+    options: _Options
+    able: Demand | None
+    """With the least of its possible sizes as its minimum; None: it has none."""
+    curve: Curve
+
+
+@newest
+def _wish(demand: Demand) -> _Wish:
+    options = _options_of(demand)
+    curve = Curve(options.sizes, demand.priority * options.worth(demand))
+    if not len(options.sizes):
+        return _Wish(options, None, curve)
+    least = int(options.sizes[0])
+    return _Wish(options, demand if least == demand.least else replace(demand, least=least), curve)
+
+
 def _options_of(demand: Demand) -> _Options:
     throughput = demand.throughput or Throughput(num_shards=demand.num_shards)
     fixed = BatchRange(demand.batch_size, demand.batch_size) if demand.batch_size else UNKNOWN_BATCH
@@ -133,34 +146,44 @@ def _options(
     allowed: tuple[int, ...] | None,
     slots_per_host: int | None,
 ) -> _Options:
-    sizes = np.arange(1, most + 1) if allowed is None else np.array(allowed, dtype=np.int64)
-    sizes = sizes[(sizes >= 1) & (sizes <= most)]
+    sizes = _sizes(most, allowed)
     smallest = np.maximum(batches.least, batches.least_per_slot * sizes)
     possible = smallest <= batches.most
-    sizes, smallest = sizes[possible], smallest[possible]
+    if not possible.all():
+        sizes, smallest = sizes[possible], smallest[possible]
     largest = np.full(sizes.shape, batches.most)
     across = sizes > (slots_per_host or most)
-    best = _smallest_enough(throughput, sizes, smallest, largest, across)
-    scaling, fewest = throughput.rate(sizes, best, across=across), 0
+    speeds = throughput.with_workers(sizes, across=across)
+    best = _smallest_enough(speeds, sizes, smallest, largest)
+    scaling, fewest = speeds.rate(best), 0
     if len(sizes):
         fewest, least_batch = int(sizes[0]), int(smallest[0])
         scaling *= throughput.seconds_of(fewest, least_batch, across=bool(across[0])) / least_batch
-    enough = sizes >= least
+    enough = slice(int(sizes.searchsorted(least)), None)
     return _Options(sizes[enough], best[enough], scaling[enough], fewest, throughput.num_measured > 0)
 
 
-def _smallest_enough(throughput: Throughput, sizes: Ints, smallest: Ints, largest: Ints, across: Mask) -> Ints:
+@lru_cache(maxsize=4096)
+def _sizes(most: int, allowed: tuple[int, ...] | None) -> Ints:
+    """Return the numbers of workers up to ``most``, or those of them that are ``allowed``."""
+    sizes = np.arange(1, most + 1) if allowed is None else np.array(allowed, dtype=np.int64)
+    return sizes[(sizes >= 1) & (sizes <= most)]
+
+
+def _smallest_enough(speeds: FixedWorkers, sizes: Ints, smallest: Ints, largest: Ints) -> Ints:
     """Return the least batches with `ENOUGH` of the throughput of the largest, for each number of workers.
 
     Where the exchange follows the computation, and nothing corrects the lines, an iteration takes
     ``fixed + slope * b``, so b has enough where
     ``b = ENOUGH * rate * (fixed + slope * b)``; else it is found by halving.
     """
+    throughput = speeds.throughput
     if throughput.micro_batch_size is None:
-        rate = ENOUGH * throughput.rate(sizes, largest, across=across)
+        seconds = speeds.seconds(largest)
+        rate = ENOUGH * (largest / seconds)
     else:
-        smallest, largest, rate = _in_fewest_passes(throughput, sizes, smallest, largest, across)
-    seconds = throughput.seconds(sizes, largest, across=across)
+        smallest, largest, rate = _in_fewest_passes(speeds, sizes, smallest, largest)
+        seconds = speeds.seconds(largest)
     if throughput.overlap == 1.0 and not throughput.corrections:
         growing = throughput.compute.slope * throughput.samples(sizes, largest)
         batch = rate * (seconds - growing) / (1.0 - rate * growing / largest)
@@ -168,23 +191,21 @@ def _smallest_enough(throughput: Throughput, sizes: Ints, smallest: Ints, larges
         few, batch = smallest.astype(float), largest.astype(float)
         for _ in range(NUM_HALVINGS):
             middle = np.sqrt(few * batch)
-            is_enough = throughput.rate(sizes, middle, across=across) >= rate
+            is_enough = speeds.rate(middle) >= rate
             few, batch = np.where(is_enough, few, middle), np.where(is_enough, middle, batch)
     return np.asarray(np.minimum(np.maximum(np.ceil(batch), smallest), largest), dtype=np.int64)
 
 
-def _in_fewest_passes(
-    throughput: Throughput, sizes: Ints, smallest: Ints, largest: Ints, across: Mask
-) -> tuple[Ints, Ints, Floats]:
+def _in_fewest_passes(speeds: FixedWorkers, sizes: Ints, smallest: Ints, largest: Ints) -> tuple[Ints, Ints, Floats]:
     """Return the least and the most batch of the fewest passes that are enough, and the throughput that is.
 
     With the same number of passes the largest batch has the highest throughput; of batches whose passes are all full
     it is the one with most of them.
     """
-    full = (throughput.micro_batch_size or 1) * sizes
+    full = (speeds.throughput.micro_batch_size or 1) * sizes
 
     def rate(passes: Ints) -> Floats:
-        return throughput.rate(sizes, np.minimum(passes * full, largest), across=across)
+        return speeds.rate(np.minimum(passes * full, largest))
 
     few, many = -(-smallest // full), -(-largest // full)
     fewer = np.maximum(many - 1, few)

@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from math import inf, isfinite
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from .changes import lost_share
 from .deadlines import with_needed
 from .demand import BatchRange, Demand, Target
+from .newest import newest
 from .ranking import in_turn, is_due
 from .shares import admit, within_sizes
 from .solver import Curve, Ints, solve
@@ -35,6 +37,8 @@ from .throughput import Throughput
 
 Floats = NDArray[np.float64]
 Sizes = tuple[int, ...]
+Table = tuple[Sizes, Floats, Floats]
+"""Sizes, and for each the best batch and the goodput with it."""
 
 EXPONENT = -0.25
 WITHOUT_SLOTS = 1e-3
@@ -53,17 +57,12 @@ def goodput(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
         return {}
     share = max(1, -(-num_slots // len(demands)))
     demands = with_needed(demands, num_slots)
-    ordered = sorted(map(within_sizes, demands), key=lambda demand: demand.number)
+    ordered = sorted(map(_within_sizes, demands), key=attrgetter("number"))
     keeping = {demand.job for demand in _served_first(ordered, num_slots)}
-    tables = [best_batches(demand, allowed_sizes(demand, num_slots)) for demand in ordered]
-    curves = [
-        _curve(demand, *table, share=share, keeps=demand.job in keeping)
-        for demand, table in zip(ordered, tables, strict=True)
-    ]
-    chosen = solve(curves, num_slots)
+    curves = [_curve(demand, min(demand.most, num_slots), share, demand.job in keeping) for demand in ordered]
     given = {
-        demand.job: _target(demand, workers, *table, share=share, num_slots=num_slots)
-        for demand, workers, table in zip(ordered, chosen, tables, strict=True)
+        demand.job: _target(demand, workers, min(demand.most, num_slots), share, num_slots > 0)
+        for demand, workers in zip(ordered, solve(curves, num_slots), strict=True)
     }
     return {demand.job: given[demand.job] for demand in demands}
 
@@ -77,6 +76,14 @@ def _served_first(demands: Sequence[Demand], num_slots: int) -> list[Demand]:
     last_due = max((key(demand) for demand in demands if is_due(demand)), default=())
     first = [demand for demand in demands if not demand.is_preemptible or key(demand) <= last_due]
     return admit(first, num_slots, key=key)
+
+
+_within_sizes = newest(within_sizes)
+
+
+@newest
+def _table(demand: Demand, most: int) -> Table:
+    return best_batches(demand, allowed_sizes(demand, most))
 
 
 def allowed_sizes(demand: Demand, num_slots: int) -> Sizes:
@@ -102,7 +109,7 @@ def allowed_sizes(demand: Demand, num_slots: int) -> Sizes:
     return tuple(size for size in sorted(found) if demand.least <= size <= most)
 
 
-def best_batches(demand: Demand, sizes: Sizes) -> tuple[Sizes, Floats, Floats]:
+def best_batches(demand: Demand, sizes: Sizes) -> Table:
     """Return those of the sizes that can hold a batch, and for each the best batch and the goodput with it.
 
     The goodput is samples per second, at the worth of a sample of the smallest batch. Without a throughput a job counts
@@ -123,7 +130,7 @@ def _holding(batch: BatchRange, sizes: Sizes) -> Sizes:
 @lru_cache(maxsize=16384)
 def _best_batches(
     throughput: Throughput, noise: float | None, batch: BatchRange, sizes: Sizes, slots_per_host: float
-) -> tuple[Sizes, Floats, Floats]:
+) -> Table:
     sizes = _holding(batch, sizes)
     batches = _batches(batch, sizes, throughput.micro_batch_size)[: None if noise is not None else 1]
     across = np.array(sizes) > slots_per_host
@@ -156,8 +163,10 @@ def _batches(batch: BatchRange, sizes: Sizes, micro_batch_size: int | None = Non
     return np.concatenate([found, np.maximum(found // full * full, least)])
 
 
-def _curve(demand: Demand, sizes: Sizes, _: Floats, goodputs: Floats, *, share: int, keeps: bool) -> Curve:
+@newest
+def _curve(demand: Demand, most: int, share: int, keeps: bool) -> Curve:
     """Return what sizes are worth; no slots at all is one of them, unless the job ``keeps`` its minimum."""
+    sizes, _, goodputs = _table(demand, most)
     if not sizes:
         return Curve(np.array([0]), np.array([0.0]))
     speed_ups, equal = np.zeros(len(sizes) + 1), _equal_share(sizes, goodputs, share)
@@ -182,20 +191,20 @@ def _equal_share(sizes: Sizes, goodputs: Floats, share: int) -> float:
     return float(goodputs[max(bisect_right(sizes, share) - 1, 0)])
 
 
-def _target(
-    demand: Demand, workers: int, sizes: Sizes, batches: Floats, goodputs: Floats, *, share: int, num_slots: int
-) -> Target:
+@newest
+def _target(demand: Demand, workers: int, most: int, share: int, has_slots: bool) -> Target:
+    sizes, batches, goodputs = _table(demand, most)
     if not workers:
-        return Target(0, _waiting(demand, sizes, num_slots))
+        return Target(0, _waiting(demand, sizes, most) if has_slots else "waiting for a host: the pool has no slots")
     index = sizes.index(workers)
     speed_up = goodputs[index] / _equal_share(sizes, goodputs, share)
     reason = f"goodput: {speed_up:.2g} times that of an equal share"
     if not demand.batch:
         return Target(workers, reason)
-    best, most = int(batches[index]), float(goodputs[index])
+    best, highest = int(batches[index]), float(goodputs[index])
     if demand.is_scattered and workers == demand.assigned_workers:
-        best, most = _best_across(demand, workers, otherwise=(best, most))
-    is_kept = workers == demand.assigned_workers and _present(demand) >= SAME_GOODPUT * most
+        best, highest = _best_across(demand, workers, otherwise=(best, highest))
+    is_kept = workers == demand.assigned_workers and _present(demand) >= SAME_GOODPUT * highest
     return Target(workers, reason, batch_size=demand.batch_size if is_kept else best)
 
 
@@ -222,9 +231,7 @@ def _present(demand: Demand) -> float:
     return worth * size / demand.throughput.seconds_of(workers, size, across=across)
 
 
-def _waiting(demand: Demand, sizes: Sizes, num_slots: int) -> str:
-    if num_slots == 0:
-        return "waiting for a host: the pool has no slots"
+def _waiting(demand: Demand, sizes: Sizes, most: int) -> str:
     if not sizes:
-        return f"waiting for hosts: no allowed number of workers from {demand.least} to {min(demand.most, num_slots)}"
+        return f"waiting for hosts: no allowed number of workers from {demand.least} to {most}"
     return f"waiting for {sizes[0]} slots: other jobs make more progress with them"

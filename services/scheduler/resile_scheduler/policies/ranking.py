@@ -27,14 +27,11 @@ def in_turn(demands: Sequence[Demand]) -> Key:
     """
     due = sorted(demand.due_since for demand in demands if is_due(demand))
 
-    def level(demand: Demand) -> float:
-        if demand.holds_slots:
-            return 2 * bisect_left(due, demand.holding_since)
-        return 2 * bisect_left(due, demand.due_since) + 1 if is_due(demand) else inf
-
     def key(demand: Demand) -> tuple[float, ...]:
-        attained = 0.0 if demand.holds_slots else demand.attained
-        return level(demand), -demand.priority, attained, demand.number
+        if demand.holds_slots:
+            return 2 * bisect_left(due, demand.holding_since), -demand.priority, 0.0, demand.number
+        level = 2 * bisect_left(due, demand.due_since) + 1 if is_due(demand) else inf
+        return level, -demand.priority, demand.attained, demand.number
 
     return key
 

@@ -1,10 +1,12 @@
 """Steps that policies have in common: who is admitted, quotas, rounding, and handing out what is left."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from heapq import heapify, heappop, heapreplace
+from functools import lru_cache
+from heapq import heapify, heappop, heapreplace, nsmallest
+from operator import attrgetter
 
 from .demand import Demand, Key, Target
 
@@ -55,7 +57,7 @@ def admit(demands: Iterable[Demand], num_slots: int, *, key: Key) -> list[Demand
     Jobs that are not preemptible come first.
     """
     admitted = []
-    for demand in sorted(demands, key=lambda d: (d.is_preemptible, *key(d))):
+    for demand in sorted(sorted(demands, key=key), key=attrgetter("is_preemptible")):
         if 0 < demand.least <= demand.most and demand.least <= num_slots:
             admitted.append(demand)
             num_slots -= demand.least
@@ -64,7 +66,7 @@ def admit(demands: Iterable[Demand], num_slots: int, *, key: Key) -> list[Demand
 
 def largest_remainder(admitted: Sequence[Demand], num_slots: int) -> Shares:
     """Divide the slots in proportion to priorities, between minimums and maximums."""
-    ranked = sorted(admitted, key=lambda d: (-d.priority, d.number))
+    ranked = sorted(sorted(admitted, key=attrgetter("number")), key=attrgetter("priority"), reverse=True)
     shares = divide([(d.priority, d.least, d.most) for d in ranked], num_slots)
     return {demand.job: share for demand, share in zip(ranked, shares, strict=True)}
 
@@ -78,7 +80,8 @@ def divide(limits: Sequence[Limits], num_slots: int) -> list[int]:
     quotas, unit = _quotas(limits, num_slots)
     shares = [quota // unit for quota in quotas]
     left = sum(quotas) // unit - sum(shares)
-    for index in sorted(range(len(quotas)), key=lambda index: -(quotas[index] % unit))[:left]:
+    remainders = [-(quota % unit) for quota in quotas]
+    for index in sorted(range(len(quotas)), key=remainders.__getitem__)[:left]:
         shares[index] += 1
     return shares
 
@@ -88,21 +91,27 @@ def _quotas(limits: Sequence[Limits], num_slots: int) -> tuple[list[int], int]:
 
     They are exact: whole numbers of units, and how many units are one slot.
     """
-    slots, per = _level(limits, num_slots)
-    return [min(max(slots * weight, least * per), most * per) for weight, least, most in limits], per
+    numbers = Counter(limits)
+    slots, per = _level(numbers, num_slots)
+    quotas = {
+        (weight, least, most): min(max(slots * weight, least * per), most * per) for weight, least, most in numbers
+    }
+    return [quotas[each] for each in limits], per
 
 
-def _level(limits: Sequence[Limits], num_slots: int) -> tuple[int, int]:
+def _level(numbers: Mapping[Limits, int], num_slots: int) -> tuple[int, int]:
     """Return the level at which all slots are used, or the highest that is of use, as a fraction.
+
+    ``numbers`` says how many have which limits.
 
     The slots that are used rise with the level. They are ``slope * level + fixed`` between the levels at which one
     meets its least or its most.
     """
-    steps = [(least, weight, weight, -least) for weight, least, _ in limits]
-    steps += [(most, weight, -weight, most) for weight, _, most in limits]
+    steps = [(least, weight, num * weight, -num * least) for (weight, least, _), num in numbers.items()]
+    steps += [(most, weight, -num * weight, num * most) for (weight, _, most), num in numbers.items()]
     # Floats order them rightly: those of two different levels differ as long as limit x weight is below 2**52.
     steps.sort(key=lambda step: step[0] / step[1])
-    slope, fixed, last = 0, sum(least for _, least, _ in limits), (0, 1)
+    slope, fixed, last = 0, sum(num * least for (_, least, _), num in numbers.items()), (0, 1)
     for limit, weight, steeper, more in steps:
         if slope * limit + fixed * weight >= num_slots * weight:
             return (num_slots - fixed, slope) if slope else last
@@ -168,26 +177,28 @@ def targets(
 
     ``rule`` precedes the names of the jobs with which it shares, ``waiting`` has a place for those it waits for.
     """
-    sharing = sorted(shares)
+    first, num = nsmallest(4, shares), len(shares)
     if not all(demand.is_preemptible for demand in demands):
         waiting = "preemption is off, and {} leave fewer"
 
-    first, others = sharing[:4], f"{rule} {_names(sharing, len(sharing) - 1)}"
+    others = f"{rule} {_names(first, num - 1)}"
 
     def reason(demand: Demand) -> str:
         if demand.job not in shares:
-            return reason_to_wait(demand, num_slots, waiting.format(_names(sharing, len(sharing))))
-        if shares[demand.job] == demand.most or len(sharing) == 1:
+            return reason_to_wait(demand, num_slots, waiting.format(_names(first, num)))
+        if shares[demand.job] == demand.most or num == 1:
             return ALL_IT_CAN_USE
         if shares[demand.job] == demand.least and not demand.is_preemptible:
             return "it keeps what it has: preemption is off"
         if demand.job not in first:
             return others
-        return f"{rule} {_names([job for job in first if job != demand.job], len(sharing) - 1)}"
+        return f"{rule} {_names([job for job in first if job != demand.job], num - 1)}"
 
-    # Most jobs of a large pool have one of a few targets.
-    target = cache(Target)
-    return {demand.job: target(shares.get(demand.job, 0), reason(demand)) for demand in demands}
+    return {demand.job: _target(shares.get(demand.job, 0), reason(demand)) for demand in demands}
+
+
+_target = lru_cache(maxsize=4096)(Target)
+"""Most jobs of a large pool have one of a few targets, and the same as in the decision before."""
 
 
 def reason_to_wait(demand: Demand, num_slots: int, others: str) -> str:

@@ -50,8 +50,7 @@ def solve(curves: Sequence[Curve], num_slots: int) -> list[int]:
     smallest = int(points.sizes[points.starts].sum())
     if smallest > num_slots:
         raise ValueError(f"the smallest sizes use {smallest} slots, more than {num_slots}")
-    step = int(np.gcd.reduce(points.sizes - points.sizes[points.starts][points.job])) or 1
-    num_slots -= (num_slots - smallest) % step
+    num_slots -= (num_slots - smallest) % _step(points)
     price, tied = _price(points, num_slots)
     chosen, left = _fill(points, tied, num_slots)
     if left and price > 0.0:
@@ -69,6 +68,10 @@ class _Points:
     job: Ints
     starts: Ints
     """The first point of each job."""
+    lengths: Ints
+    """The number of points of each job."""
+    origin: Ints
+    """Where they are among all points."""
     rounding: float
 
     @classmethod
@@ -79,19 +82,40 @@ class _Points:
             sizes=np.concatenate([curve.sizes for curve in curves]),
             values=values,
             job=np.repeat(np.arange(len(curves)), lengths),
-            starts=np.concatenate(([0], np.cumsum(lengths)[:-1])),
-            rounding=ROUNDING * float(np.abs(values).max()),
+            starts=np.cumsum(lengths) - lengths,
+            lengths=lengths,
+            origin=np.arange(len(values)),
+            rounding=ROUNDING * float(max(values.max(), -values.min())),
         )
 
-    def only(self, kept: Ints) -> "_Points":
-        """Return the points ``kept``, in their order; at least one of each job."""
-        job = self.job[kept]
-        return _Points(self.sizes[kept], self.values[kept], job, _firsts(job), self.rounding)
+    def between(self, first: Ints, last: Ints) -> "_Points":
+        """Return the points from ``first`` to ``last`` of each job."""
+        lengths = last - first + 1
+        starts = np.cumsum(lengths) - lengths
+        job = np.repeat(np.arange(len(lengths)), lengths)
+        if len(job) == len(self.job):
+            return self
+        kept = np.repeat(first - starts, lengths)
+        kept += np.arange(len(kept))
+        return _Points(self.sizes[kept], self.values[kept], job, starts, lengths, self.origin[kept], self.rounding)
 
     def best(self, price: float) -> Ints:
         """Return the points with most value less price of each job, ties included."""
-        surplus = self.values - price * self.sizes
-        return np.flatnonzero(surplus >= (np.maximum.reduceat(surplus, self.starts) - self.rounding)[self.job])
+        surplus = self.values
+        if price:
+            surplus = np.asarray(price * self.sizes, dtype=np.float64)
+            np.subtract(self.values, surplus, out=surplus)
+        most = np.maximum.reduceat(surplus, self.starts)
+        return np.flatnonzero(surplus >= np.repeat(most - self.rounding, self.lengths))
+
+
+def _step(points: _Points) -> int:
+    """Return of what all sizes are multiples, less the smallest one of their job."""
+    first = points.sizes[: points.lengths[0]]
+    if np.gcd.reduce(first - first[0]) == 1:
+        return 1
+    smallest = np.repeat(points.sizes[points.starts], points.lengths)
+    return int(np.gcd.reduce(points.sizes - smallest)) or 1
 
 
 def _firsts(groups: Ints) -> Ints:
@@ -113,18 +137,15 @@ def _price(points: _Points, num_slots: int) -> tuple[float, Ints]:
 
     The fewest slots that they may then use fit, and with a positive price the most do not, or are exactly all.
     """
-    origin = np.arange(len(points.sizes))
     below = points.starts
     above = points.best(0.0)
     above = above[_firsts(points.job[above])]
     if points.sizes[above].sum() <= num_slots:
         return 0.0, above
     while True:
-        between = (points.sizes >= points.sizes[below][points.job]) & (points.sizes <= points.sizes[above][points.job])
         slots = points.sizes[above].sum() - points.sizes[below].sum()
         price = float((points.values[above].sum() - points.values[below].sum()) / slots)
-        kept = np.flatnonzero(between)
-        points, origin = points.only(kept), origin[kept]
+        points = points.between(below, above)
         best = points.best(price)
         fewest, most = best[_firsts(points.job[best])], best[_lasts(points.job[best])]
         below, above = points.starts, _lasts(points.job)
@@ -133,9 +154,9 @@ def _price(points: _Points, num_slots: int) -> tuple[float, Ints]:
         elif points.sizes[most].sum() < num_slots and (most != below).any():
             below = most
         elif points.sizes[fewest].sum() <= num_slots <= points.sizes[most].sum():
-            return price, origin[best]
+            return price, points.origin[best]
         else:  # only rounding makes a difference between what is below and above
-            return price, origin[np.union1d(below, above)]
+            return price, points.origin[np.union1d(below, above)]
 
 
 def _fill(points: _Points, tied: Ints, num_slots: int) -> tuple[Ints, int]:

@@ -120,26 +120,14 @@ class Throughput:
 
     def seconds(self, workers: ArrayLike, batch: ArrayLike, *, across: ArrayLike = False) -> Floats:
         """Return the seconds of an iteration; the arguments are broadcast. ``across``: on more than one host."""
+        return self.with_workers(workers, across=across).seconds(batch)
+
+    def with_workers(self, workers: ArrayLike, *, across: ArrayLike = False) -> "FixedWorkers":
+        """Return the throughput with these numbers of workers, as a function of the batch."""
         n = np.asarray(workers, dtype=float)
-        passes, samples = self.passes(n, batch)
-        compute = self.compute.at(samples)
         more = n - 2.0
         exchange = np.where(across, self.exchange_across.at(more), self.exchange.at(more)) * (n > 1.0)
-        if self.overlap == 1.0:
-            seconds = compute + exchange
-        else:
-            seconds = (compute**self.overlap + exchange**self.overlap) ** (1.0 / self.overlap)
-        if self.micro_batch_size is not None:
-            seconds = seconds + (passes - 1.0) * compute
-        return np.asarray(seconds * self._factors(n, across, samples)) if self.corrections else seconds
-
-    def _factors(self, workers: Floats, across: ArrayLike, samples: Floats) -> Floats:
-        n, where, x = np.broadcast_arrays(workers, across, np.log(samples))
-        errors = np.zeros(n.shape)
-        for number, is_across, known, measured in self.corrections:
-            here = (n == number) & (where == is_across)
-            errors[here] = np.interp(x[here], known, measured)
-        return np.exp(errors)
+        return FixedWorkers(self, n, across, exchange)
 
     def seconds_of(self, workers: int, batch: int, *, across: bool = False) -> float:
         """Return `seconds` for one configuration, sooner."""
@@ -164,7 +152,7 @@ class Throughput:
 
     def rate(self, workers: ArrayLike, batch: ArrayLike, *, across: ArrayLike = False) -> Floats:
         """Return the samples per second; arguments as for `seconds`."""
-        return np.asarray(batch, dtype=float) / self.seconds(workers, batch, across=across)
+        return self.with_workers(workers, across=across).rate(batch)
 
     def samples(self, workers: ArrayLike, batch: ArrayLike) -> Floats:
         """Return the samples of the batch that the slowest worker computes."""
@@ -178,6 +166,41 @@ class Throughput:
             return 1.0, samples
         number = np.maximum(np.ceil(samples / self.micro_batch_size - ROUNDING), 1.0)
         return number, samples / number
+
+
+class FixedWorkers(NamedTuple):
+    """A throughput with given numbers of workers. The batch is broadcast to these."""
+
+    throughput: Throughput
+    workers: Floats
+    across: ArrayLike
+    exchange: Floats
+    """Seconds."""
+
+    def seconds(self, batch: ArrayLike) -> Floats:
+        """Return the seconds of an iteration."""
+        of = self.throughput
+        passes, samples = of.passes(self.workers, batch)
+        compute = of.compute.at(samples)
+        if of.overlap == 1.0:
+            seconds = compute + self.exchange
+        else:
+            seconds = (compute**of.overlap + self.exchange**of.overlap) ** (1.0 / of.overlap)
+        if of.micro_batch_size is not None:
+            seconds = seconds + (passes - 1.0) * compute
+        return np.asarray(seconds * self._factors(samples)) if of.corrections else seconds
+
+    def rate(self, batch: ArrayLike) -> Floats:
+        """Return the samples per second."""
+        return np.asarray(batch, dtype=float) / self.seconds(batch)
+
+    def _factors(self, samples: Floats) -> Floats:
+        n, where, x = np.broadcast_arrays(self.workers, self.across, np.log(samples))
+        errors = np.zeros(n.shape)
+        for number, is_across, known, measured in self.throughput.corrections:
+            here = (n == number) & (where == is_across)
+            errors[here] = np.interp(x[here], known, measured)
+        return np.exp(errors)
 
 
 @dataclass
