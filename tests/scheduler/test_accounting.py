@@ -1,16 +1,31 @@
 """What jobs and tenants have used is counted once, whatever restarts, is deleted or arrives when."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from resile_scheduler.core.core import Scheduler
-from resile_scheduler.core.events import JobChangeRequested, JobRemoved, RemoveJob, StateRestored, StoreUsage, Tick
+from resile_scheduler.core.events import (
+    Event,
+    JobChangeRequested,
+    JobRemoved,
+    RemoveJob,
+    StateRestored,
+    StoreJob,
+    StoreUsage,
+    Tick,
+)
 from resile_scheduler.policies.ranking import PATIENCE_SECONDS
 from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
+from resile_scheduler.simulation.workers import Delays
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import JobDelete, JobPause, JobResume, JobStop
+from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.usage import MAX_COUNTED, RemovedUsage
@@ -113,6 +128,61 @@ def test_every_slot_second_is_counted_once(actions: list[tuple[float, str, int]]
     found = counted(sim)
     for tenant, seconds in measured.items():
         assert abs(found.get(tenant, 0.0) - seconds) < 0.1, "apart from the rounding to milliseconds"
+
+
+def shrinking(*restarts: float, silent: Mapping[str, float] = MappingProxyType({})) -> SimulatedPool:
+    """Two workers of the first job leave at 10 s, and are gone 5 s later; the scheduler restarts at ``restarts``.
+
+    No heartbeat arrives of those hosts that are ``silent``, from 12 s on until the time given.
+    """
+    sim = SimulatedPool(policies=POLICIES, delays=Delays(exit=5.0))
+    sim.add_host("host-1", 4)
+    sim.add_host("host-2", 1, device_class="other")
+    sim.submit(Submission(10.0 * n, f"job-{n + 1}", spec(tenant="ab"[n], most=4), Sharded(10**6)) for n in range(2))
+
+    def is_lost(event: Event) -> bool:
+        return isinstance(event, Heartbeat) and 12 <= sim.now - sim.start < silent.get(event.host, 0)
+
+    sim.channel = lambda event: () if is_lost(event) else (event,)
+    for time in restarts:
+        sim.later(time, sim.restart_scheduler)
+    for time in range(1, 60):
+        sim.run(until=time)
+        sim.send_heartbeats()
+    return sim
+
+
+def test_workers_that_leave_while_the_scheduler_restarts_are_counted_until_they_are_gone() -> None:
+    undisturbed = counted(shrinking())
+    assert counted(shrinking(12.5)) == undisturbed
+    assert counted(shrinking(12.5, 13.5)) == undisturbed
+
+
+def test_a_worker_is_counted_once_though_another_host_has_not_said_which_workers_it_has() -> None:
+    assert counted(shrinking(12.5, silent={"host-2": 14})) == counted(shrinking())
+
+
+def test_workers_that_ended_while_no_scheduler_led_are_counted_until_it_is_known() -> None:
+    sim = shrinking(12.5, silent={"host-1": 18, "host-2": 20})
+    assert counted(sim)["a"] == pytest.approx(4 * 20 + 2 * 39)
+    assert sim.records["job-1"].usage.slots == 2
+
+
+def test_what_jobs_use_and_how_long_they_wait_is_counted_though_the_clock_was_set_back() -> None:
+    sim = SimulatedPool(policies=POLICIES)
+    sim.add_host("host-1", 4)
+    jobs = [Submission(n, f"job-{n + 1}", spec(least=4, most=4), Sharded(10**6)) for n in range(2)]
+    sim.submit(jobs)
+    sim.run(until=100)
+    before = [record.model_copy(deep=True) for record in sim.records.values()]
+    scheduler, now = Scheduler(epoch=9), sim.now - 36_000
+    hosts, allocations = tuple(sim.hosts.values()), tuple({a.job: a for a in sim.allocations}.values())
+    stored = StateRestored(jobs=tuple(before), hosts=hosts, allocations=allocations, last_number=2)
+    commands = scheduler.handle(stored, now=now)
+    records = {command.record.job: command.record for command in commands if isinstance(command, StoreJob)}
+    assert used_since(records["job-1"].usage, None, now=at(now + 10)) == 40_000
+    assert records["job-1"].holding_since == at(now)
+    assert records["job-2"].waiting_since == at(now), "so it is due in ten minutes, not in ten hours"
 
 
 def test_what_a_deleted_job_has_used_stays_with_its_tenant() -> None:

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import inf
 
 from resile_shared.messages.jobs import JobState
@@ -27,6 +28,23 @@ OTHERS = "other-tenants"
 """Has the removed usage of those tenants for which there is no room."""
 
 
+@dataclass
+class _Unreported:
+    """Workers that held slots of a job under an earlier scheduler, and that no host has reported to this one yet."""
+
+    num: int
+    known: set[int]
+    """Those of the earlier scheduler that this one knows."""
+    next_worker: int
+    """From this number on, workers are this scheduler's own."""
+
+    def see(self, workers: Iterable[int]) -> None:
+        """Take those off that a host has reported."""
+        reported = {number for number in workers if number < self.next_worker} - self.known
+        self.known |= reported
+        self.num = max(0, self.num - len(reported))
+
+
 class Accounting:
     """Counts what is used."""
 
@@ -41,19 +59,25 @@ class Accounting:
         self.recent: dict[str, float] = {}
         """The slot-seconds that the jobs of each tenant have held in the last day, as of the last minute."""
         self._refreshed = float("-inf")
+        self._unreported: dict[str, _Unreported] = {}
+        """By job; they hold their slots until all hosts have said which workers they have."""
 
     def restore(self, removed: Iterable[RemovedUsage]) -> None:
         """Take over what is stored."""
         for usage in removed:
             self._removed[usage.tenant] = usage
             self._counted.update(dict.fromkeys(usage.jobs, usage.tenant))
-        for job in [job for job in self._counted if job not in self._pool.jobs]:
-            self.on_removed(job)
+        for name in [name for name in self._counted if name not in self._pool.jobs]:
+            self.on_removed(name)
+        for job in self._pool.jobs.values():
+            num = job.record.usage.slots - len(job.workers)
+            if num > 0:
+                self._unreported[job.id] = _Unreported(num, set(job.workers), job.record.next_worker)
 
     def count(self, jobs: Iterable[Job], *, now: float) -> None:
         """Count what has changed with these jobs."""
         for job in jobs:
-            slots = 0 if job.is_over else len(job.workers)
+            slots = 0 if job.is_over else len(job.workers) + self._num_unreported(job)
             if slots != job.record.usage.slots:
                 job.update(usage=hold(job.record.usage, slots, now=at(now)))
             holds = bool(slots and job.held)
@@ -76,6 +100,13 @@ class Accounting:
                 self._due.add(job.id)
                 self._pool.changed(job, f"{job.id} has waited for {PATIENCE_SECONDS / 60:g} minutes")
 
+    def on_hosts_changed(self) -> None:
+        """Count no unreported workers any more once all hosts have said which workers they have."""
+        if self._unreported and not any(host.is_alive and not host.is_heard for host in self._pool.hosts.values()):
+            for name in self._unreported.keys() & self._pool.jobs.keys():
+                self._pool.touch(self._pool.jobs[name])
+            self._unreported.clear()
+
     def is_counted(self, job: str) -> bool:
         """Whether the removed usage of its tenant has what this job has used."""
         return job in self._counted
@@ -95,6 +126,13 @@ class Accounting:
         """Return, once, what is not stored."""
         changed, self._changed = self._changed, {}
         return [StoreUsage(self._removed[tenant]) for tenant in changed]
+
+    def _num_unreported(self, job: Job) -> int:
+        if job.id not in self._unreported:
+            return 0
+        unreported = self._unreported[job.id]
+        unreported.see(job.workers)
+        return unreported.num
 
     def _refresh(self, now: float) -> None:
         """Count anew what tenants have used lately, if there are several."""

@@ -175,8 +175,10 @@ class Scheduler:
             case HostRecord():
                 self._retention.on_host(event.host)
                 self._host_events.on_record(event, now=now)
+                self._accounting.on_hosts_changed()
             case Heartbeat():
                 self._host_events.on_heartbeat(event, now=now)
+                self._accounting.on_hosts_changed()
             case Report():
                 self._worker_reports.handle(event, now=now)
             case Tick():

@@ -1,7 +1,8 @@
 """Taking over from an earlier scheduler: what it stored becomes the state of this one."""
 
 from resile_shared.messages.allocations import Allocation
-from resile_shared.messages.jobs import JobState
+from resile_shared.messages.jobs import JobRecord, JobState
+from resile_shared.messages.message import at
 
 from .allocator import Allocator
 from .events import StateRestored
@@ -11,6 +12,9 @@ from .lifecycle import Step
 from .placement import SlotId
 from .pool import Pool
 from .worker import Phase, Worker
+
+_SINCE = ("waiting_since", "holding_since")
+"""The fields of a record that say since when something is so."""
 
 
 class Restore:
@@ -26,7 +30,7 @@ class Restore:
         """Take over what is stored."""
         self._pool.last_number = event.last_number
         for record in sorted(event.jobs, key=lambda r: (r.submitted, r.job)):
-            job = self._pool.add_job(record)
+            job = self._pool.add_job(_begun_by(record, now))
             self._pool.applied_commands.update(dict.fromkeys(record.applied_commands, job.id))
         for host in event.hosts:
             self._host_events.on_record(host, now=now, is_live=False)
@@ -78,3 +82,12 @@ class Restore:
 
 def _has_given_up(job: Job) -> bool:
     return job.record.state in (JobState.QUEUED, JobState.ACCEPTED, JobState.PAUSED) or job.is_over
+
+
+def _begun_by(record: JobRecord, now: float) -> JobRecord:
+    """Return the record with ``now`` instead of later moments: the clock may have been set back since it was stored."""
+    latest = at(now)
+    later: dict[str, object] = {name: latest for name in _SINCE if (since := getattr(record, name)) and since > latest}
+    if record.usage.since and record.usage.since > latest:
+        later["usage"] = record.usage.model_copy(update={"since": latest})
+    return record.model_copy(update=later) if later else record
