@@ -350,6 +350,7 @@ def test_what_a_script_writes_into_a_buffer_after_the_exchange_stays() -> None:
     [
         ("optimizer_options", "worker 2 has another learning rate .* than the others in the same iteration"),
         ("buffers", "worker 2 has other buffers of the model than the others before the same iteration"),
+        ("extra_state", "worker 2 has other extra state of modules .* than the others at the same iteration"),
     ],
 )
 def test_what_workers_change_differently_after_an_exchange_is_named(fact: str, complaint: str) -> None:

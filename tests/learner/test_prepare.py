@@ -20,6 +20,7 @@ from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession, complete_left, enter_session
+from resile_learner.state.flat import unflatten
 from resile_learner.state.run import RunState
 from resile_learner.training.reports import Result
 from resile_learner.training.seeds import mix
@@ -469,6 +470,30 @@ def test_a_worker_that_was_behind_at_the_end_of_an_epoch_counts_it_once(lost_rou
     assert sorted(set(counts)) == sorted(set(undisturbed)) == [0, 1, 2]
     assert counts == sorted(counts)
     assert counts[-2:] == [2, 2]
+
+
+def test_the_state_has_the_modes_of_training_where_one_worker_alone_validates() -> None:
+    """Members store parts of one checkpoint, so their states have the same bytes."""
+
+    def run(session: Recorded, *, validates: bool) -> list[Any]:
+        enter_session(session)
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        _, _, loader = prepare(model, optimizer, DataLoader(data(32), batch_size=16))
+        for epoch in loader.epochs(EPOCHS):
+            model.train()
+            if epoch:
+                model[1].eval()
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+            if validates:
+                model.eval()
+        return [unflatten(*state)["modules"] for state in session.states.values()]
+
+    validating, other = (alone(lambda each=each: run(Recorded(), validates=each)) for each in (True, False))
+    assert validating == other
+    assert [states["1"]["training"] for states in other] == [True] * 4 + [False] * 5
 
 
 LEFT_EARLY = """

@@ -43,6 +43,11 @@ _EXPLAINED = {
         "Change buffers in the model's forward(), whose changes are summed over all workers, or after the exchange by "
         "what is equal on all workers",
     ),
+    "extra_state": (
+        "{has} other extra state of modules (get_extra_state) than {others} at the same iteration",
+        "Change it after the exchange by what is equal on all workers, and not in forward(), which each worker calls "
+        "for its own batches",
+    ),
     "final_model": (
         "{has} another final model than {others}",
         "Change parameters by the optimizer, and buffers in the model's forward() or by what is equal on all workers",

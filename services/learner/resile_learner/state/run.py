@@ -69,6 +69,8 @@ class RunState:
         self._parts = parts
         self._extras = extras
         self._after_load = after_load
+        self._modes = _modes(model)
+        """Those of the modules in training: after an epoch, one worker alone may validate."""
         self.progress = TrainingProgress()
         self.facts: Facts = {}
         self._received: tuple[bytes, list[Tensor]]
@@ -79,11 +81,15 @@ class RunState:
             "progress": vars(self.progress),
             "facts": self.facts,
             "model": model_tensors(self._model),
-            "modules": _module_states(self._model),
+            "modules": self._module_states(),
             **{name: part.state_dict() for name, part in self._parts.items()},
             "extras": {name: extra.state_dict() for name, extra in self._extras.items()},
         }
         return flatten(tree)
+
+    def note_modes(self) -> None:
+        """Modules have the modes in which they compute gradients, alike on all workers."""
+        self._modes = _modes(self._model)
 
     def allocate_buffers(self, skeleton: bytes, *, on_host: bool = False) -> list[Tensor]:
         """Return the tensors to receive a state into: parameters and buffers themselves, and new memory for the rest.
@@ -123,13 +129,26 @@ class RunState:
                 "every worker"
             )
         load_model_tensors(self._model, tree["model"])
-        _load_module_states(self._model, tree.get("modules", {}))  # older versions stored none
+        self._load_module_states(tree.get("modules", {}))  # older versions stored none
         for name, part in self._parts.items():
             part.load_state_dict(tree[name])
         for name, extra in self._extras.items():
             extra.load_state_dict(tree["extras"][name])
         self._after_load()
         self.progress = TrainingProgress(**tree["progress"])
+
+    def _module_states(self) -> dict[str, dict[str, Any]]:
+        """By the path of a module: whether it is in training mode, and its extra state, if it has one."""
+        states: dict[str, dict[str, Any]] = {path: {"training": mode} for path, mode in self._modes.items()}
+        for path, extra in extra_states(self._model).items():
+            states.setdefault(path, {})["extra"] = extra
+        return states
+
+    def _load_module_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        for path, module in self._model.named_modules():
+            module.training = states.get(path, {}).get("training", module.training)
+        self.note_modes()
+        load_extra_states(self._model, {path: state["extra"] for path, state in states.items() if "extra" in state})
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor | None]:
@@ -189,18 +208,9 @@ def registered_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]
             yield f"{path}.{key}" if path else key, module, key
 
 
-def _module_states(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """By the path of a module: whether it is in training mode, and its extra state, if it has one."""
-    states: dict[str, dict[str, Any]] = {path: {"training": module.training} for path, module in model.named_modules()}
-    for path, extra in extra_states(model).items():
-        states[path]["extra"] = extra
-    return states
-
-
-def _load_module_states(model: nn.Module, states: Mapping[str, Mapping[str, Any]]) -> None:
-    for path, module in model.named_modules():
-        module.training = states.get(path, {}).get("training", module.training)
-    load_extra_states(model, {path: state["extra"] for path, state in states.items() if "extra" in state})
+def _modes(model: nn.Module) -> dict[str, bool]:
+    """Whether each module is in training mode, by its path."""
+    return {path: module.training for path, module in model.named_modules()}
 
 
 def _can_hold(buffer: Tensor, value: Tensor) -> bool:

@@ -87,6 +87,7 @@ class Iteration:
         num_turns: int = 1,
         is_compared: bool,
         watch: BodyWatch,
+        on_exchange: Callable[[], None],
     ) -> None:
         self.number = number
         self.turn = turn
@@ -122,6 +123,7 @@ class Iteration:
         self._processor = 0.0
         self._is_compared = is_compared
         self._watch = watch
+        self._on_exchange = on_exchange
         self._first_batch: Any = None
         """Of a shard 0 that is compared: its batch."""
         self._first_shard: ShardFingerprint | None = None
@@ -377,6 +379,7 @@ class Iteration:
             raise UsageError(
                 "iteration.exchange() was called before all shards were computed: take all of iteration.shards() first"
             )
+        self._on_exchange()
         self._gradients.push_rest(self._round.exchange.push)
         if self._first_shard and self._held.lo == 0 and self.num_held:
             self._first_shard = self._first_shard._replace(gradients=self._gradients.first_digest())

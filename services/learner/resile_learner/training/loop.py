@@ -372,6 +372,7 @@ class ElasticLoop:
             num_turns=self._num_turns,
             is_compared=is_compared,
             watch=self._watch.body,
+            on_exchange=self._state.note_modes,
         )
         steps = self._watch.steps[turn]
         self._phases.enter("callback")

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...state.facts import PART
+from ...state.run import extra_states
 from ..buffers import Buffers
 from ..digest import state_digest
 from ..settings import Mode
@@ -93,8 +94,12 @@ class ScriptWatch:
 
     def state_facts(self) -> dict[str, str]:
         """Digests of the parts of the state, which must be equal on all workers; none in fast mode."""
-        compared = {} if self._mode == "fast" else self._compared
-        return {f"{PART}{name}": state_digest(part.state_dict()) for name, part in compared.items()}
+        if self._mode == "fast":
+            return {}
+        parts = {f"{PART}{name}": part.state_dict() for name, part in self._compared.items()}
+        extra = extra_states(self._model)
+        parts |= {"extra_state": extra} if extra else {}
+        return {name: state_digest(state) for name, state in parts.items()}
 
     @property
     def steps(self) -> list[int]:
