@@ -14,7 +14,8 @@ from resile_learner.agent import datasets as job_module
 from resile_learner.agent.datasets import JobDatasets
 from resile_learner.datasets import datasets as module
 from resile_learner.datasets import download as dataset_download
-from resile_learner.datasets.cache import DataFailed, lock_folder
+from resile_learner.datasets.cache import DataFailed
+from resile_learner.preparation import lock_folder
 from resile_shared.storage import dataset_sources
 from resile_shared.storage.dataset_sources import Listing, list_source
 from resile_shared.storage.objects import ObjectStorage, StorageError

@@ -192,6 +192,8 @@ async def test_the_least_recently_used_are_removed_unless_they_are_in_use(
         assert Path(one.folder).exists()
     three = await host.get("three")
     assert [Path(each.folder).exists() for each in (one, two, three)] == [False, False, True]
+    name = Path(three.folder).name
+    assert {path.name for path in host.folder.iterdir()} == {name, f"{name}.lock"}
 
 
 async def test_environments_that_another_process_removes_meanwhile_fail_no_build(

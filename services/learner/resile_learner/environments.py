@@ -28,7 +28,7 @@ from resile_shared.folders import remove_tree
 from resile_shared.parent_death import dying_with_parent
 from resile_shared.requirements import POOL_PACKAGES
 
-from .preparation import OnLine, PreparationFailed, locked, open_lock, remove_unused
+from .preparation import OnLine, PreparationFailed, lock_folder, locked, remove_unused
 
 logger = logging.getLogger(__name__)
 
@@ -254,9 +254,8 @@ async def _is_complete(folder: Path) -> bool:
 @contextmanager
 def in_use(folder: Path) -> Iterator[int]:
     """Hold a descriptor; in the block, and while a process has inherited it, the environment is not removed."""
-    lock = open_lock(folder)
+    lock = lock_folder(folder, fcntl.LOCK_SH)
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH)
         yield lock
     finally:
         os.close(lock)

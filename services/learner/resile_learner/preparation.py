@@ -25,32 +25,61 @@ class PreparationFailed(ResileError):
 @asynccontextmanager
 async def locked(folder: Path, kind: int) -> AsyncIterator[int]:
     """Hold the lock of a folder; waits for processes that hold it otherwise."""
-    lock = open_lock(folder)
+    while True:
+        try:
+            lock = lock_folder(folder, kind | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            await asyncio.sleep(LOCK_SECONDS)
     try:
-        while True:
-            try:
-                fcntl.flock(lock, kind | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                await asyncio.sleep(LOCK_SECONDS)
         yield lock
     finally:
         os.close(lock)
 
 
-def open_lock(folder: Path) -> int:
-    """Return a descriptor of the file beside ``folder`` that is locked, with flock, by who uses or changes it."""
-    return os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def lock_folder(folder: Path, kind: int) -> int:
+    """Lock a folder for its use or change, by flock of a file beside it, until the descriptor returned is closed.
+
+    Waits, or with ``LOCK_NB`` in ``kind`` raises BlockingIOError, while others hold the lock.
+    """
+    file = _lock_file(folder)
+    while True:
+        lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, kind)
+            if _is_there(file, lock):
+                return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)  # the file was removed together with its folder before this lock was free
+
+
+def remove_lock(folder: Path) -> None:
+    """Remove the lock file of a folder that was removed. This process holds the lock, exclusively."""
+    _lock_file(folder).unlink(missing_ok=True)
 
 
 def remove_unused(folder: Path, remove: Callable[[], None]) -> bool:
     """Call ``remove`` unless somebody uses the folder; return whether it was called."""
-    lock = open_lock(folder)
     try:
-        with suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove()
-            return True
+        lock = lock_folder(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
+    try:
+        remove()
+        if not folder.exists():
+            remove_lock(folder)
     finally:
         os.close(lock)
+    return True
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def _is_there(file: Path, descriptor: int) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(file.stat(), os.fstat(descriptor))
+    return False

@@ -17,7 +17,7 @@ from resile_shared.folders import remove_tree
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.message import Count, Message
 
-from ..preparation import LOCK_SECONDS, PreparationFailed, open_lock, remove_unused
+from ..preparation import LOCK_SECONDS, PreparationFailed, lock_folder, remove_lock, remove_unused
 
 SPARE_BYTES = 64 << 20
 """What a fetch leaves free on the disk."""
@@ -102,6 +102,7 @@ class DatasetCache:
                 raise no_space(dataset, own, num_bytes, f"{amount(self._num_free())} are free on this host's disk")
             for folder in unused:
                 remove(folder)
+                remove_lock(folder)
             own.mkdir(mode=0o700)
             (own / _RESERVED).write_text(str(num_bytes))
 
@@ -152,17 +153,6 @@ async def use(folder: Path) -> CachedDataset | None:
             return cached(folder, complete, lock)
         os.close(lock)
     return None
-
-
-def lock_folder(folder: Path, kind: int) -> int:
-    """Lock a folder until the descriptor that is returned is closed. Raises BlockingIOError."""
-    lock = open_lock(folder)
-    try:
-        fcntl.flock(lock, kind)
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
 
 
 def cached(folder: Path, complete: Complete, lock: int) -> CachedDataset:

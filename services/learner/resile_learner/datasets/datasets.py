@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from resile_shared.errors import ResileError
 from resile_shared.messages.datasets import Dataset
 
-from ..preparation import LOCK_SECONDS, OnLine
+from ..preparation import LOCK_SECONDS, OnLine, lock_folder
 from ..threads import in_thread
 from .cache import (
     CachedDataset,
@@ -26,7 +26,6 @@ from .cache import (
     amount,
     cached,
     failed,
-    lock_folder,
     no_space,
     remove,
     use,
