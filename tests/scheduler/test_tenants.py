@@ -119,6 +119,22 @@ def test_a_tenant_that_has_waited_long_comes_before_those_that_got_slots_since()
     assert workers(fair([held, replace(waiting, due_since=99.0)], 8)) == [0, 8]
 
 
+def test_a_job_that_is_due_gives_no_turn_to_those_that_the_policy_serves_before_it() -> None:
+    first, due = of("a", demand(1, rank=9000)), replace(of("a", demand(2)), due_since=10.0)
+    other = replace(of("b", demand(3)), due_since=20.0)
+    policy = composed(POLICIES[PolicyName.PRIORITY], {})
+    assert workers(policy([first, due, other], 1)) == [0, 0, 1], "job-1 would get the slot, and has just come"
+    assert workers(policy([due, other], 1)) == [1, 0]
+    assert workers(policy([replace(first, least=2), due, other], 1)) == [0, 1, 0], "there is no room for job-1"
+
+
+def test_a_job_that_is_due_takes_no_slots_from_the_jobs_that_had_them_before_whatever_their_tenants_wait_for() -> None:
+    held = [replace(of(name, demand(n)), holds_slots=True, holding_since=5.0) for n, name in enumerate("ab", start=1)]
+    due = [replace(of("b", demand(3, least=2, rank=9000)), due_since=7.0), replace(of("c", demand(4)), due_since=9.0)]
+    for name in PolicyName:
+        assert workers(composed(POLICIES[name], {}, attained={"b": 1.0})([*held, *due], 2)) == [1, 1, 0, 0]
+
+
 def test_what_one_tenants_policy_cannot_use_is_lent_to_the_others() -> None:
     jobs = [of("a", demand(1, least=4, most=4)), of("a", demand(2, least=4, most=4)), of("b", demand(3))]
     assert workers(fair(jobs, 12)) == [4, 0, 8]

@@ -26,6 +26,7 @@ _CHECKPOINTER = "resile_learner.checkpoint.checkpointer"
 _STORE = "resile_learner.checkpoint.store"
 _REGISTRY = "resile_registry.core"
 _CORE = "resile_scheduler.core"
+_POLICIES = "resile_scheduler.policies"
 
 TESTS = {
     "resile_learner.agent.core": ("tests/learner/test_agent_core.py",),
@@ -65,6 +66,7 @@ TESTS = {
         "tests/scheduler/test_pool_suspend.py",
         "tests/scheduler/test_suspicions.py",
     ),
+    "resile_scheduler.policies": ("tests/scheduler/test_turns.py", "tests/scheduler/test_tenants.py"),
     "resile_scheduler.lease": ("tests/scheduler/test_lease.py",),
     "resile_scheduler.executor": ("tests/scheduler/test_executor.py", "tests/scheduler/test_service.py"),
     "resile_scheduler.service": ("tests/scheduler/test_service.py",),
@@ -630,6 +632,21 @@ MUTANTS = (
         f"{_CORE}.accounting",
         "return since.timestamp() if since else min(at(now).timestamp(), due_since(job))",
         "return since.timestamp() if since else at(now).timestamp()",
+    ),
+    Mutant(
+        "tenants have turns, and not their jobs",
+        "a job that gets its slots in the turn of another one loses them before it trains, again and again",
+        f"{_POLICIES}.tenants",
+        "return turn_of(job), attained",
+        "return turn_of(tenant.jobs[0]), attained",
+        once_missing=True,
+    ),
+    Mutant(
+        "a job that is due gives its turn to those that its tenant serves before it",
+        "a tenant gets slots before all others as long as it submits jobs of a high priority",
+        f"{_POLICIES}.tenants",
+        "if _is_able(job, num_slots) and job.least < needed:",
+        "if _is_able(job, num_slots):",
     ),
     # the registry
     Mutant(

@@ -4,7 +4,7 @@ A ranking looks at all jobs that share slots, and returns the key by which they 
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from .deadlines import urgency
@@ -19,19 +19,32 @@ def is_due(demand: Demand) -> bool:
     return not demand.holds_slots and demand.due_since < inf
 
 
-def in_turn(demands: Sequence[Demand]) -> Key:
-    """Rank the jobs that hold slots before the others, and each of both by priority.
+def turn(demands: Sequence[Demand]) -> Callable[[Demand], float]:
+    """Return which turn the minimum of a job has.
 
-    A job that is due ranks before all that got slots after it had become due, and before those that became due later.
-    So as time passes nothing new comes before it. Of equals the one that has attained least ranks first.
+    A job that is due comes before all that got slots after it had become due, and before those that became due later.
+    So as time passes nothing new comes before it. Those that hold slots come before those that wait and are not due.
     """
     due = sorted(demand.due_since for demand in demands if is_due(demand))
 
-    def key(demand: Demand) -> tuple[float, ...]:
+    def turn_of(demand: Demand) -> float:
         if demand.holds_slots:
-            return 2 * bisect_left(due, demand.holding_since), -demand.priority, 0.0, demand.number
-        level = 2 * bisect_left(due, demand.due_since) + 1 if is_due(demand) else inf
-        return level, -demand.priority, demand.attained, demand.number
+            return 2 * bisect_left(due, demand.holding_since)
+        return 2 * bisect_left(due, demand.due_since) + 1 if is_due(demand) else inf
+
+    return turn_of
+
+
+def in_turn(demands: Sequence[Demand]) -> Key:
+    """Rank jobs by their turns, and those of the same turn by priority.
+
+    Of equals the one that has attained least ranks first.
+    """
+    turn_of = turn(demands)
+
+    def key(demand: Demand) -> tuple[float, ...]:
+        attained = 0.0 if demand.holds_slots else demand.attained
+        return turn_of(demand), -demand.priority, attained, demand.number
 
     return key
 

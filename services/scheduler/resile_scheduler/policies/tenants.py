@@ -3,7 +3,8 @@
 1. Jobs that keep what they have, while preemption is off, have it from their tenant's slots.
 2. Each tenant gets its quota, as far as its jobs can use it. Quotas that do not fit are reduced in proportion.
 3. Each tenant gets the minimum of the job that the policy would serve first, if it fits beside what the others have
-   by then. Of tenants that are waiting, the one that has attained least for its weight comes first.
+   by then, or of the next one that fits. The jobs of all tenants come in their turns (`ranking.turn`), and those of the
+   same turn by what their tenants have attained for their weights.
 4. All slots are divided in proportion to weights: ``clamp(level * weight, least, most)``, where the least is what a
    tenant has by these steps, and the most is what its jobs can use.
 5. What the policy cannot use of a tenant's slots is lent to the others.
@@ -11,14 +12,13 @@
 With the jobs of one tenant alone, the targets are those of the policy.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 
 from resile_shared.messages.pool import TenantShare
 
 from .demand import Demand, Key, Policy, Ranking, Target
-from .ranking import is_due
+from .ranking import turn
 from .shares import ALL_IT_CAN_USE, divide, reason_to_wait, within_sizes
 
 
@@ -98,31 +98,32 @@ def _claim_quotas(tenants: Sequence[_Tenant], num_slots: int) -> None:
 
 
 def _claim_minimums(tenants: Sequence[_Tenant], num_slots: int, attained: Mapping[str, float]) -> None:
-    """Raise claims to the minimum of each tenant's first job that fits."""
-    left = num_slots - sum(tenant.claim for tenant in tenants)
-    for tenant in sorted(tenants, key=_turn(tenants, attained)):
-        able = [job.least for job in tenant.jobs if _is_able(job, num_slots)]
-        missing = next((least - tenant.claim for least in able if least - tenant.claim <= left), 0)
-        tenant.claim += max(missing, 0)
-        left -= max(missing, 0)
+    """Raise claims to the minimums that fit, in the turns of the jobs that would get them.
 
-
-def _turn(tenants: Sequence[_Tenant], attained: Mapping[str, float]) -> Callable[[_Tenant], tuple[float | str, ...]]:
-    """Return the key of the order in which tenants get the minimum of their first job.
-
-    Those that had slots before the first of the others was due stay. Then follow those that are due, those that have
-    got slots since, and those that are waiting.
+    The turns are those of jobs, and not of tenants: a job that starts keeps its turn, whatever its tenant waits for.
     """
-    due_since = min((tenant.jobs[0].due_since for tenant in tenants if is_due(tenant.jobs[0])), default=inf)
+    left = num_slots - sum(tenant.claim for tenant in tenants)
+    first = [(tenant, job) for tenant in tenants for job in _served_first(tenant, num_slots)]
+    turn_of = turn([job for _, job in first])
 
-    def key(tenant: _Tenant) -> tuple[float | str, ...]:
-        first = tenant.jobs[0]
-        is_waiting = not (first.holds_slots or is_due(first))
-        is_later = first.holds_slots and first.holding_since > due_since
-        for_weight = attained.get(tenant.name, 0.0) / tenant.share.weight
-        return is_waiting, is_later, not first.holds_slots, for_weight, tenant.name
+    def key(item: tuple[_Tenant, Demand]) -> tuple[float | str, ...]:
+        tenant, job = item
+        return turn_of(job), attained.get(tenant.name, 0.0) / tenant.share.weight, tenant.name
 
-    return key
+    for tenant, job in sorted(first, key=key):
+        missing = max(job.least - tenant.claim, 0)
+        if missing <= left:
+            tenant.claim += missing
+            left -= missing
+
+
+def _served_first(tenant: _Tenant, num_slots: int) -> Iterator[Demand]:
+    """Return the jobs that would get a claim to their minimum: what the policy serves before them needs more slots."""
+    needed = num_slots + 1
+    for job in tenant.jobs:
+        if _is_able(job, num_slots) and job.least < needed:
+            needed = job.least
+            yield job
 
 
 def _divide(tenants: Sequence[_Tenant], num_slots: int, policy: Policy) -> None:
