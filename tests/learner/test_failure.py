@@ -1,6 +1,7 @@
 """What a worker says of its failure is one line with its place, and tells want of memory from other errors."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,14 +34,44 @@ def test_a_refusal_of_the_script_says_so_with_its_line() -> None:
     assert not raised(CONFIG, ValueError("other")).is_refusal
 
 
-def test_gradients_that_are_not_there_yet_are_told_with_the_remedy() -> None:
+class Loop:
+    """A loop in the middle of an iteration."""
+
+    missing_gradients = "gradients come later"
+
+    def complete_if_left(self) -> None:
+        raise AssertionError
+
+    complete = complete_if_left
+
+
+def test_gradients_that_are_not_there_yet_are_told_with_the_remedy_of_the_loop() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(AttributeError) as caught:
         parameter.grad.norm()  # type: ignore[union-attr]
-    assert "write `if loader.sync_gradients:` before" in raised(CONFIG, caught.value).message
+    assert raised(CONFIG, caught.value, loop=Loop()).message.endswith("; gradients come later")
+    with pytest.raises(ValueError, match="empty") as empty:
+        max(each.grad for each in [parameter] if each.grad is not None)
+    assert raised(CONFIG, empty.value, loop=Loop()).message.endswith("; gradients come later")
     with pytest.raises(AttributeError) as caught:
         None.norm()  # type: ignore[attr-defined]
-    assert "sync_gradients" not in raised(CONFIG, caught.value).message
+    assert "come later" not in raised(CONFIG, caught.value, loop=Loop()).message
+
+
+def test_files_that_several_workers_write_are_told_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as missing:
+        (tmp_path / "new.pt").replace(tmp_path / "last.pt")
+    (tmp_path / "cut.pt").write_bytes(b"PK\3\4 cut off")
+    with pytest.raises(RuntimeError) as cut:
+        torch.load(tmp_path / "cut.pt")
+    for error in (missing.value, cut.value):
+        message = raised(CONFIG, error, num_workers=2).message
+        assert "all workers run this line" in message
+        assert message.endswith("as in `if loader.is_lowest_rank:`")
+        assert "all workers" not in raised(CONFIG, error, num_workers=1).message
+    with pytest.raises(ConnectionRefusedError) as refused:
+        raise ConnectionRefusedError(111, "Connection refused")
+    assert "all workers" not in raised(CONFIG, refused.value, num_workers=2).message
 
 
 def test_that_no_member_has_the_state_is_no_fault_of_the_script() -> None:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import clip_grad_value_
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset, WeightedRandomSampler
 
 from resile.training import Callback, ElasticLoader, ElasticLoop, ElasticModel, Iteration, prepare, seed
 from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
+from resile_learner.hints import hint_about_gradients
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession, complete_left, enter_session
 from resile_learner.state.flat import unflatten
@@ -210,6 +214,7 @@ def wrong(loader: ElasticLoader, model: nn.Module, optimizer: Any, mistake: str)
         ("steps twice", "called 2 times in one iteration"),
         ("steps late", "called 2 times in one iteration"),
         ("breaks", r"left at iteration 0, before the end of epoch 0.* call loader.stop\(\) instead of `break`"),
+        ("breaks", r"to use fewer batches in each epoch, give prepare\(\) a DataLoader of a torch.utils.data.Subset"),
         ("again", "a script has one training call"),
         ("stops early", r"loader.stop\(\) was called in the middle of iteration 0.*if loader.sync_gradients and"),
     ],
@@ -222,6 +227,27 @@ def test_a_mistake_in_the_loop_is_named(mistake: str, complaint: str) -> None:
         wrong(loader, model, optimizer, mistake)
 
     with pytest.raises(UsageError, match=complaint):
+        alone(run)
+
+
+@pytest.mark.parametrize("looks_first", [False, True])
+def test_a_second_loop_over_the_loader_in_an_epoch_is_refused(looks_first: bool) -> None:
+    def run() -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        _, optimizer, loader = prepare(model, optimizer, DataLoader(data(32), batch_size=16), num_shards=3)
+        for _ in loader.epochs(2):
+            if looks_first:
+                next(iter(loader))
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+            with torch.no_grad():
+                [model(inputs) for inputs, _ in loader]
+
+    with pytest.raises(
+        UsageError, match=r"iterated a second time in one epoch.*another DataLoader, such as the one that"
+    ):
         alone(run)
 
 
@@ -255,6 +281,152 @@ def test_a_body_that_catches_its_refusal_is_refused_again_by_the_same_words(mist
 
     with pytest.raises(UsageError, match=complaint):
         alone(run)
+
+
+def test_statistics_of_an_average_are_computed_after_training_with_another_loader() -> None:
+    def run(own: bool) -> float:
+        model, plain = network(), DataLoader(data(32), batch_size=16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        _, _, loader = prepare(model, optimizer, plain, state={"ema": ema})
+        for _ in loader.epochs(2):
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+                if loader.sync_gradients:
+                    ema.update_parameters(model)
+        update_bn(loader if own else plain, ema)
+        return float(ema.module[1].running_mean.sum())
+
+    assert alone(partial(run, False)) != 0.0
+    with pytest.raises(
+        UsageError, match=r"after training was complete.*or for torch.optim.swa_utils.update_bn, use ano"
+    ):
+        alone(partial(run, True))
+
+
+def test_clipping_by_value_clips_the_gradients_of_the_global_batch() -> None:
+    """Also where the script has imported the function by name, and before the last shard, where no gradients are."""
+
+    def shares(clip_value: float) -> str:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        _, _, loader = prepare(model, optimizer, DataLoader(data(32), batch_size=16), num_shards=4)
+        for _ in loader.epochs(2):
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                clip_grad_value_(model.parameters(), clip_value)
+                optimizer.step()
+        assert loader.result is not None
+        return str(loader.result.params_sha256)
+
+    def by_iteration() -> str:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        loop = ElasticLoop(model, optimizer, data(32), epochs=2, batch_size=16, num_shards=4, shuffle=False)
+        for iteration in loop:
+            for inputs, targets in iteration.shards():
+                iteration.backward(F.cross_entropy(model(inputs), targets))
+            if iteration.exchange():
+                clip_grad_value_(model.parameters(), 0.01)
+                optimizer.step()
+        assert loop.result is not None
+        return loop.result.params_sha256
+
+    assert alone(partial(shares, 0.01)) == alone(by_iteration) != alone(partial(shares, 1e9))
+    with pytest.raises(RuntimeError, match="empty"):  # PyTorch's own again
+        clip_grad_value_([nn.Parameter(torch.zeros(1))], 1.0)
+
+
+def fails_in_a_loop_by_hand(model: nn.Module, fail: Callable[[nn.Module], object]) -> None:
+    loop = ElasticLoop(model, torch.optim.SGD(model.parameters()), data(32), batch_size=16, num_shards=4)
+    for iteration in loop:
+        for inputs, targets in iteration.shards():
+            iteration.backward(F.cross_entropy(model(inputs), targets))
+            fail(model)
+
+
+def fails_after_backward(model: nn.Module, fail: Callable[[nn.Module], object]) -> None:
+    _, _, loader = prepare(
+        model, torch.optim.SGD(model.parameters()), DataLoader(data(32), batch_size=16), num_shards=4
+    )
+    for _ in loader.epochs(2):
+        for inputs, targets in loader:
+            F.cross_entropy(model(inputs), targets).backward()
+            fail(model)
+
+
+def fails_before_backward(model: nn.Module, fail: Callable[[nn.Module], object]) -> None:
+    _, _, loader = prepare(model, torch.optim.SGD(model.parameters()), DataLoader(data(32), batch_size=16))
+    for _ in loader.epochs(2):
+        for _ in loader:
+            fail(model)
+
+
+def norms(model: nn.Module) -> object:
+    return torch.stack([each.grad.norm() for each in model.parameters() if each.grad is not None])
+
+
+def first_norm(model: nn.Module) -> object:
+    return next(model.parameters()).grad.norm()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("train", "fail", "hint"),
+    [
+        (fails_in_a_loop_by_hand, norms, "after iteration.exchange()"),
+        (fails_after_backward, norms, "write `if loader.sync_gradients:` before"),
+        (fails_after_backward, first_norm, "write `if loader.sync_gradients:` before"),
+        (fails_after_backward, lambda model: 1 / 0, ""),
+        (fails_before_backward, first_norm, ""),
+    ],
+)
+def test_gradients_that_are_not_there_yet_are_told_with_the_remedy(
+    train: Callable[..., None], fail: Callable[[nn.Module], object], hint: str
+) -> None:
+    """Whatever error they lead to; not in a batch before its backward pass, and not by lines without gradients."""
+
+    def run() -> str:
+        session = SoloSession()
+        enter_session(session)
+        with pytest.raises((AttributeError, RuntimeError, ZeroDivisionError)) as caught:
+            train(network(), fail)
+        assert session.prepared is not None
+        return hint_about_gradients(caught.value, session.prepared)
+
+    found = alone(run)
+    assert hint in found
+    assert bool(hint) == bool(found)
+
+
+def test_further_schedules_are_refused_with_what_to_write() -> None:
+    def run() -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        first, second = (torch.optim.lr_scheduler.StepLR(optimizer, 1) for _ in range(2))
+        prepare(model, optimizer, DataLoader(data(32), batch_size=16), first, second)
+
+    with pytest.raises(UsageError, match=r"several in a list.*\[warmup, plateau\]"):
+        alone(run)
+
+
+def test_two_schedules_in_a_list_step_once_an_iteration_and_once_an_epoch() -> None:
+    def run() -> tuple[int, int]:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        each_batch = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
+        each_epoch = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        plain = DataLoader(data(32), batch_size=16)
+        _, _, loader, schedules = prepare(model, optimizer, plain, [each_batch, each_epoch], num_shards=4)
+        for _ in loader.epochs(2):
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+                schedules[0].step()
+            schedules[1].step(loader.loss)
+        return each_batch.last_epoch, each_epoch.last_epoch
+
+    assert alone(run) == (4, 2)
 
 
 @pytest.mark.parametrize("again", ["loader", "all"])
@@ -625,7 +797,7 @@ def test_leaving_a_loop_that_something_still_refers_to_is_refused() -> None:
 
 
 def test_the_loader_of_a_loop_that_was_left_yields_nothing_more() -> None:
-    with pytest.raises(UsageError, match=r"was used outside of loader.epochs\(\)"):
+    with pytest.raises(UsageError, match="was used after training was complete"):
         left("epoch", SoloSession(), then=lambda loader, model: next(iter(loader)))
 
 

@@ -1,16 +1,32 @@
 """What to do about errors of a script that ordinary code has in an elastic loop."""
 
+import re
 import traceback
+from typing import Protocol
+
+_USES_GRADIENTS = re.compile(r"\.grad\b|\bgrads\b|grad_norm|clip_grad")
 
 
-def hint_for(error: BaseException) -> str:
-    """A remedy for ``error``, or an empty string."""
-    if not isinstance(error, AttributeError | TypeError) or "None" not in str(error):
-        return ""
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames or ".grad" not in (frames[-1].line or ""):
+class GradientState(Protocol):
+    """What a loop knows of the gradients of its model."""
+
+    @property
+    def missing_gradients(self) -> str:
+        """Why parameters have no gradients in the batch under way, and what to do; empty where they may have some."""
+
+
+def hint_about_gradients(error: BaseException, loop: GradientState) -> str:
+    """A remedy for ``error``, which ended a script that trains by ``loop``, or an empty string."""
+    lines = [frame.line or "" for frame in traceback.extract_tb(error.__traceback__)]
+    return loop.missing_gradients if any(map(_USES_GRADIENTS.search, lines)) else ""
+
+
+def hint_about_files(error: BaseException) -> str:
+    """A remedy for ``error`` of one of several workers, if it may come from files that all of them write."""
+    is_of_file = isinstance(error, OSError) and error.filename is not None
+    if not (is_of_file or isinstance(error, EOFError) or "PytorchStreamReader" in str(error)):
         return ""
     return (
-        "a prepared loop has gradients once an iteration, after the backward pass of its last batch: write "
-        "`if loader.sync_gradients:` before the lines that use them"
+        "all workers run this line, in the same folder: let only the worker with the lowest rank write files, and read "
+        "what it has written, as in `if loader.is_lowest_rank:`"
     )

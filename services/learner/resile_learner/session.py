@@ -16,7 +16,7 @@ from .collectives.device.exchange import DeviceExchange, ExchangeRound
 from .collectives.poller import LinkPoller
 from .collectives.round import GradientExchange
 from .collectives.spec import Abandoned, RoundSpec, Tag
-from .hints import hint_for
+from .hints import hint_about_gradients
 from .lone_launch import check_not_started_several_times
 from .membership.events import Switch
 from .messages import Completed, Message, Progress, Ready
@@ -71,6 +71,10 @@ class View:
 
 class PreparedLoop(Protocol):
     """A loop of the script's own, by `prepare` or by hand. Leaving it ends the run, when all workers leave it alike."""
+
+    @property
+    def missing_gradients(self) -> str:
+        """Why parameters have no gradients in the batch under way, and what to do; empty where they may have some."""
 
     def complete_if_left(self) -> None:
         """The script goes on: complete the run if the script has left the loop where all workers can leave it."""
@@ -230,7 +234,7 @@ class SoloSession:
     def on_script_end(self) -> None:
         """The script has ended: so does training, or say why it cannot; if it ended by an error, say what helps."""
         if (error := getattr(sys, "last_value", None)) is not None:
-            if hint := hint_for(error):
+            if self.prepared and (hint := hint_about_gradients(error, self.prepared)):
                 print(hint, file=sys.stderr)
         elif not (self._has_completed or self.failure):
             try:

@@ -19,6 +19,7 @@ from ..collectives.spec import OtherRound
 from ..session import LEFT, current_session
 from ..state.run import Stateful
 from .backward import Run, handled_backward
+from .clipping import clipping_without_gradients
 from .closures import Closure, Step, StepBackup, SuspendedStep, check_value
 from .data.accumulation import cut_batch
 from .data.batches import BatchPlan
@@ -33,6 +34,20 @@ from .loop import ElasticLoop
 from .reports import Result
 from .seeds import mix, seed_all
 from .watch.losses import check_not_divided
+
+_OUTSIDE = (
+    "the prepared loader was used outside of loader.epochs(): write `for epoch in loader.epochs(10):` around the loop "
+    "over the loader, so that a worker that joins later begins in the epoch under way"
+)
+_ANOTHER = (
+    "To evaluate, or for torch.optim.swa_utils.update_bn, use another DataLoader, such as the one that prepare() was "
+    "given"
+)
+_SECOND_PASS = (
+    f"the prepared loader was iterated a second time in one epoch, but trains once in each. {_ANOTHER}. To train "
+    "longer, name more epochs in loader.epochs()"
+)
+_COMPLETE = f"the prepared loader was used after training was complete, when it has no more batches. {_ANOTHER}"
 
 
 class ElasticLoader:
@@ -108,6 +123,8 @@ class ElasticLoader:
         self._num_losses = 0
         """How many losses of the newest batch have had their backward pass."""
         self._is_between_epochs = False
+        self._is_used = False
+        """Whether the script has begun its loop over the batches of the epoch."""
         self._departure = Departure(
             model,
             loop="loader.epochs()",
@@ -133,6 +150,7 @@ class ElasticLoader:
         current_session().prepared = self
         while self._iteration is not None:
             opened = self._iteration
+            self._is_used = False
             try:
                 yield opened.epoch
             except GeneratorExit:  # `break`, `return` or an error: a generator cannot tell which
@@ -183,10 +201,10 @@ class ElasticLoader:
     def __iter__(self) -> Iterator[Any]:
         self.complete_if_left()
         if self._iteration is None:
-            raise UsageError(
-                "the prepared loader was used outside of loader.epochs(): write `for epoch in loader.epochs(10):` "
-                "around the loop over the loader, so that a worker that joins later begins in the epoch under way"
-            )
+            raise UsageError(_COMPLETE if self._started else _OUTSIDE)
+        if self._is_used:
+            raise self.remember(UsageError(_SECOND_PASS))
+        self._is_used = True
         epoch = self._iteration.epoch
         self._is_between_epochs = False
         while self._iteration is not None and self._iteration.epoch == epoch:
@@ -217,6 +235,16 @@ class ElasticLoader:
         ]
         usual, last = (max(1, len(range(*batch.held_by(rank, size)))) for batch in batches)
         return ((plan.per_epoch - 1) * usual + last) * len(self._optimizers)
+
+    @property
+    def missing_gradients(self) -> str:
+        """See `PreparedLoop`."""
+        if not self._num_losses or self._iteration is None or self._is_exchanged:
+            return ""
+        return (
+            "a prepared loop has gradients once an iteration, after the backward pass of its last batch: write "
+            "`if loader.sync_gradients:` before the lines that use them"
+        )
 
     @property
     def sync_gradients(self) -> bool:
@@ -400,7 +428,7 @@ class ElasticLoader:
     def _evaluated(self, iteration: Iteration) -> Iterator[Any]:
         for batch in iteration.shards() if iteration.num_held else iteration.spare_shard():
             self._is_fresh, self._num_losses = False, 0
-            with handled_backward(partial(self._backward, iteration)):
+            with handled_backward(partial(self._backward, iteration)), clipping_without_gradients():
                 yield batch
             self._raise_refusal()
             if iteration.turn < len(self._optimizers) - 1:
@@ -450,5 +478,7 @@ class ElasticLoader:
             raise UsageError(
                 f"the loop over the loader was left at iteration {self._iteration.number}, before the end of epoch "
                 f"{self._iteration.epoch}: to end training early, also leave the loop over loader.epochs(), or call "
-                "loader.stop() instead of `break`, at the same iteration on all workers"
+                "loader.stop() instead of `break`, at the same iteration on all workers; to use fewer batches in each "
+                "epoch, give prepare() a DataLoader of a torch.utils.data.Subset, or with a sampler that draws fewer "
+                "samples"
             )

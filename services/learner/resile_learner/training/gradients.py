@@ -215,5 +215,6 @@ def _check_dense(gradients: Sequence[Tensor]) -> None:
     for gradient in gradients:
         if gradient.layout != torch.strided:
             raise UsageError(
-                "a parameter has a sparse gradient, which cannot be exchanged: use nn.Embedding(sparse=False)"
+                "a parameter has a sparse gradient, which cannot be exchanged: use sparse=False in nn.Embedding and "
+                "nn.EmbeddingBag, and torch.optim.Adam instead of SparseAdam"
             )

@@ -247,6 +247,13 @@ class ElasticLoop:
         """End the run before the open iteration, of which no shard was taken, on all workers alike."""
         self._state.progress.iterations_total = self.iteration
 
+    @property
+    def missing_gradients(self) -> str:
+        """See `PreparedLoop`."""
+        if self._open is None or not self._open.has_begun or self._open.is_exchanged:
+            return ""
+        return "an ElasticLoop has gradients after iteration.exchange(): write the lines that use them below it"
+
     def complete_if_left(self) -> None:
         """See `PreparedLoop`."""
         if self._departure.has_left and self._open and (not self._open.has_begun or self._open.is_complete):

@@ -34,7 +34,7 @@ def prepare(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     loader: DataLoader[Any],
     scheduler: Any = None,
-    *,
+    *more: Any,
     accumulate: int | None = None,
     num_shards: int | None = None,
     seed: int = 0,
@@ -60,6 +60,11 @@ def prepare(
     has its own ``backward()`` and exchange, in the order in which the body steps them, and the loader yields each batch
     once for each of them. Raises UsageError for what cannot work.
     """
+    if more:
+        raise UsageError(
+            "prepare() takes one schedule, or several in a list: `model, optimizer, loader, (warmup, plateau) = "
+            "prepare(model, optimizer, loader, [warmup, plateau])`; it takes one loader: use others as they are"
+        )
     _check_first_call(loader)
     optimizers = _listed(optimizer)
     schedules = _listed(scheduler)

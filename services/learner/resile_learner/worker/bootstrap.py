@@ -79,13 +79,13 @@ def _run_script(config: WorkerConfig, session: WorkerSession) -> Finished | Fail
         if leaving.code not in (None, 0):
             return failed(config, f"the script ended itself: sys.exit({leaving.code!r})")
     except BaseException as error:
-        return raised(config, error)
+        return raised(config, error, loop=session.prepared, num_workers=session.num_workers)
     try:
         return _outcome(config, session)
     except Withdrawn:
         return None
     except BaseException as error:
-        return raised(config, error)
+        return raised(config, error, loop=session.prepared, num_workers=session.num_workers)
 
 
 def _outcome(config: WorkerConfig, session: WorkerSession) -> Finished | Failed:

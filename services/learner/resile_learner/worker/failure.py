@@ -11,9 +11,9 @@ import torch
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.recent_events import InternalError
 
-from ..hints import hint_for
+from ..hints import hint_about_files, hint_about_gradients
 from ..messages import Failed, WorkerConfig
-from ..session import StateLost
+from ..session import PreparedLoop, StateLost
 from ..state.facts import MembersDiffer
 from ..training.watch.losses import NotANumber
 from .stalls import Stall
@@ -27,8 +27,10 @@ def failed(config: WorkerConfig, message: str, details: str = "") -> Failed:
     return Failed(worker=config.worker, message=one_line, details=details)
 
 
-def raised(config: WorkerConfig, error: BaseException) -> Failed:
-    """Return the report of a script that ended with ``error``."""
+def raised(
+    config: WorkerConfig, error: BaseException, *, loop: PreparedLoop | None = None, num_workers: int = 1
+) -> Failed:
+    """Return the report of a script that ended with ``error``, and trains by ``loop`` on ``num_workers`` workers."""
     if isinstance(error, InternalError):
         message, _, events = str(error).partition("\n")
         return failed(config, message, details=f"{events}\n{_user_traceback(error)}")
@@ -41,10 +43,12 @@ def raised(config: WorkerConfig, error: BaseException) -> Failed:
         return failed(config, f"{error}{place}" if isinstance(error, MembersDiffer | NotANumber) else str(error))
     text = f"{type(error).__name__}: {error}{place}"
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_OUT_OF_MEMORY in str(error):
-        text += "; memory ran out: fewer workers or a smaller batch need less"
-    elif hint := hint_for(error):
-        text += f"; {hint}"
-    return failed(config, text, details=_user_traceback(error))
+        hint = "memory ran out: fewer workers or a smaller batch need less"
+    else:
+        hint = (hint_about_gradients(error, loop) if loop else "") or (
+            hint_about_files(error) if place and num_workers > 1 else ""
+        )
+    return failed(config, f"{text}; {hint}" if hint else text, details=_user_traceback(error))
 
 
 def stalled(config: WorkerConfig, stall: Stall) -> Failed:

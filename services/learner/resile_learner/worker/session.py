@@ -88,6 +88,11 @@ class WorkerSession:
         return self._view_of(self._order)
 
     @property
+    def num_workers(self) -> int:
+        """The size of the current generation; 0 before `join`."""
+        return len(self._order.workers) if self._order else 0
+
+    @property
     def expected(self) -> View | None:
         """Before `join`: the generation that this worker is going to join. None at a cold start, or while not known."""
         order = self._control.view.first_order

@@ -10,7 +10,7 @@ torch.manual_seed(0)
 inputs = torch.randn(180, 8)
 dataset = TensorDataset(inputs, (inputs.sum(1) > 0).long())
 loader = DataLoader(dataset, batch_size=48, shuffle=True)
-model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
 ema = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=epochs * len(loader))
@@ -26,4 +26,5 @@ for epoch in range(epochs):
         print(f"epoch {epoch}: loss {loss.item():.4f}")
         if loss.item() < 0.01:
             break
+torch.optim.swa_utils.update_bn(loader, ema)
 torch.save(model.state_dict(), "model.pt")
