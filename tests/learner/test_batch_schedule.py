@@ -305,6 +305,7 @@ def _raise(*arguments: object) -> None:
     [
         ({"batch_range": (64, 32)}, "the range is \\(least, most\\)"),
         ({"batch_range": (64, 128)}, "batch_size, with which training starts, lies in it"),
+        ({"batch_range": (32, 10**13)}, "its most is 1000000000000 or less"),
         ({"batch_range": (2, 128), "num_shards": 129}, "num_shards is 129 for a batch of 128: use 1 to 128"),
         ({"batch_range": (32, 128), "learning_rate_rule": "cubic"}, "learning_rate_rule is 'cubic'"),
     ],

@@ -57,6 +57,14 @@ def test_batches_that_fill_all_passes_are_considered() -> None:
         assert best % 28 == 0
 
 
+@pytest.mark.parametrize("size", range(1, 9))
+def test_no_batch_is_larger_than_the_range(size: int) -> None:
+    most = 2**53 - 1
+    widest = demand(batch=BatchRange(1, most), noise_scale=float("inf"))
+    _, (best,), _ = best_batches(widest, (size,))
+    assert best <= most
+
+
 def test_more_noise_makes_larger_batches_worth_more() -> None:
     least, middle, most = (best_batches(demand(noise_scale=noise), (4,))[1][0] for noise in (0.0, 200.0, float("inf")))
     assert least < middle < most

@@ -246,6 +246,17 @@ def test_in_fast_mode_the_most_samples_of_a_pass_are_known(bits: str, limit: int
     assert throughput.seconds(2, 192) == pytest.approx(0.4, rel=0.02)
 
 
+def test_a_fit_that_is_not_finite_is_none() -> None:
+    fit = StableFit()
+    fit.add(Measurement(4, 192, 1, 1e300, 1e300))
+    assert fit.throughput is None
+    fit = StableFit()
+    fit.add(Measurement(4, 192, 1, 1.0, 0.5))
+    known = fit.throughput
+    fit.add(Measurement(2, 192, 1, 1e300, 1e300))
+    assert fit.throughput == known
+
+
 def test_seconds_of_one_configuration_are_those_of_many() -> None:
     throughput = Throughput(24, Line(0.1, 0.01), Line(0.2, 0.03), Line(0.5, 0.07), num_measured=3)
     for workers in (1, 2, 5, 24):

@@ -15,6 +15,7 @@ import resile_scheduler.executor
 import resile_scheduler.service
 from resile_registry.settings import RegistrySettings
 from resile_scheduler.core.events import JobSubmitted
+from resile_scheduler.core.worker_reports import WorkerReports
 from resile_scheduler.executor import Batch, Executor
 from resile_scheduler.lease import Lease
 from resile_scheduler.settings import SchedulerSettings
@@ -54,7 +55,7 @@ from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSpe
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import PolicyEvent, PoolSettings, TenantEvent, TenantShare
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
-from resile_shared.messages.reports import PeerSuspected, Report, Warned
+from resile_shared.messages.reports import PeerSuspected, Ready, Report, Warned
 from resile_shared.policies import PolicyName
 from resile_shared.service import ServiceContext
 from resile_shared.telemetry.traces import set_up_tracing, traced
@@ -528,6 +529,50 @@ async def test_garbage_is_answered_or_laid_aside_and_the_service_lives(house: Ho
     following.cancel()
 
 
+async def test_a_report_that_cannot_be_handled_costs_its_job_alone(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is laid aside, and no later scheduler reads it again; the next job trains."""
+    raised: list[str] = []
+    handle = WorkerReports.handle
+
+    def superstitious(self: WorkerReports, report: Report, *, now: float) -> None:
+        handle(self, report, now=now)
+        if isinstance(report.content, Ready) and report.content.num_shards == UNLUCKY:
+            raised.append(report.job)
+            raise ValueError(f"{UNLUCKY} shards")
+
+    monkeypatch.setattr(WorkerReports, "handle", superstitious)
+    watcher = house.watcher
+    async with scheduler(house.pool, lease_seconds=0.5):
+        await house.agent("host-1", slots=1, num_shards=UNLUCKY)
+        assert await house.submit() == "job-1"
+        await until(lambda: watcher.state() == "failed")
+        assert f"ValueError: {UNLUCKY} shards" in watcher.history()[-1].reason
+        await until_laid_aside(watcher.bus, subjects.report("job-1", "ready"))
+        agent = await house.agent("host-2")
+        assert await house.submit(min_workers=4, max_workers=4) == "job-2"
+        await until(lambda: watcher.state("job-2") == "running")
+    async with scheduler(house.pool, lease_seconds=0.5):
+        await agent.complete("job-2")
+        await until(lambda: watcher.state("job-2") == "completed")
+    assert raised == ["job-1"]
+
+
+async def until_laid_aside(bus: Bus, subject: str) -> None:
+    """Wait until a message of ``subject`` is among the dead letters."""
+    laid_aside = asyncio.Event()
+
+    async def note(received: Received[DeadLetter]) -> None:
+        if received.message.subject == subject:
+            laid_aside.set()
+
+    following = asyncio.create_task(bus.follow(DEAD_LETTERS, DeadLetter, note))
+    await laid_aside.wait()
+    following.cancel()
+
+
+UNLUCKY = 13
 GARBAGE = {
     "resile.command.job.unheard-of",
     "resile.command.job.submit",

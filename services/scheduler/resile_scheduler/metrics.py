@@ -12,6 +12,7 @@ from resile_shared.telemetry.metrics import LONG_SECONDS, gauge, histogram
 
 from .core.core import Scheduler
 from .core.events import Command, Event, JobRemoved, StateRestored, StoreJob, Tick
+from .core.restart import RestartableScheduler
 
 _WAITING = (JobState.ACCEPTED, JobState.QUEUED)
 _HOLDING = (JobState.RUNNING, JobState.RESCALING, JobState.RECOVERING)
@@ -30,7 +31,7 @@ class _Known:
 class SchedulerMetrics:
     """The metrics of a scheduler that leads."""
 
-    def __init__(self, meter: Meter, core: Scheduler) -> None:
+    def __init__(self, meter: Meter, core: Scheduler | RestartableScheduler) -> None:
         self._core = core
         self._jobs: dict[str, _Known] = {}
         self._ticked: float | None = None

@@ -6,6 +6,7 @@
   from there at once, whatever a frozen one has received.
 - Deadlines are checked only after NATS has been connected for a while, and when what was reported by then has had its
   effect: what happened before comes first, however long it takes to read and to store.
+- A report that the core cannot handle fails its job, goes to the dead letters, and is read no more (`core/restart.py`).
 - A scheduler that loses the lease, or finds that another one wrote, exits. When it is started again it stands by.
 """
 
@@ -49,6 +50,7 @@ from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import Progress, Report, Switched
 from resile_shared.pool_settings import load_pool_settings
+from resile_shared.recent_events import InternalError
 from resile_shared.service import ServiceContext
 from resile_shared.telemetry.metrics import gauge
 from resile_shared.telemetry.traces import carries_trace, continued, is_recorded, resumed, traced
@@ -80,6 +82,7 @@ from .core.events import (
     Tick,
     WriteAllocation,
 )
+from .core.restart import RestartableScheduler
 from .core.retention import Limits
 from .executor import Batch, Executor
 from .lease import Lease
@@ -124,13 +127,17 @@ class _Service:
         self._context = context
         self._bus = context.bus
         self._group = group
-        self._core = Scheduler(
-            epoch=lease.epoch,
-            secret=secrets.token_hex(32),
-            policies=POLICIES,
+        secret = secrets.token_hex(32)
+        self._core = RestartableScheduler(
+            lambda chosen: Scheduler(
+                epoch=lease.epoch,
+                secret=secret,
+                policies=POLICIES,
+                chosen=chosen,
+                detection_seconds=pool.detection_seconds,
+                limits=Limits(pool.keep_jobs, pool.keep_days),
+            ),
             chosen=PoolPolicy(policy=context.settings.policy, preemption=context.settings.preemption),
-            detection_seconds=pool.detection_seconds,
-            limits=Limits(pool.keep_jobs, pool.keep_days),
         )
         self._clock = SteadyClock()
         self._measured: set[str] = set()
@@ -198,7 +205,11 @@ class _Service:
                         self._handle(change.value or HostRemoved(change.key))
 
     async def _on_unstored(self, received: Received[Report]) -> None:
-        self._handle(received.message)
+        try:
+            self._handle(received.message)
+        except InternalError as error:
+            self._drop(received.message, error)
+            raise
 
     def _is_no_news(self, progress: Msg) -> bool:
         """Whether it measures nothing, or its job was measured lately: jobs report progress several times a second."""
@@ -215,17 +226,34 @@ class _Service:
         await self._bus.follow(REPORTS, Report, self._on_report, after=min(self._lease.position, newest))
 
     async def _on_report(self, received: Received[Report]) -> None:
+        report, fault = received.message, None
         self._is_reading = True
         try:
-            batch = self._handle(received.message)
+            try:
+                batch = self._handle(report)
+            except InternalError as error:
+                batch, fault = self._drop(report, error), error
             if batch is not None:
                 await batch.done.wait()
-            if isinstance(received.message.content, Switched):
-                self._executor.trains(received.message.job)
+            if isinstance(report.content, Switched):
+                self._executor.trains(report.job)
         finally:
             self._is_reading = False
         assert received.sequence is not None
         self._lease.position = received.sequence
+        if fault is not None:
+            raise fault
+
+    def _drop(self, report: Report, error: InternalError) -> Batch | None:
+        """Go on without a report that the core cannot handle: it costs its job. A dead letter says what it was.
+
+        If the core cannot begin again either, the fault is not the report's, and the service ends.
+        """
+        try:
+            return self._handle(self._core.without(report, error.fault))
+        except InternalError as own:
+            self._group.create_task(_fail(own))
+            raise
 
     async def _on_command(self, received: Received[BaseModel]) -> Accepted | Refused:
         match received.message:
@@ -336,6 +364,10 @@ class _Service:
                 return [(host, Instruction(pause)) for host in hosts]
             case _:
                 return []
+
+
+async def _fail(error: Exception) -> None:
+    raise error
 
 
 def _is_repeated(event: Event) -> bool:

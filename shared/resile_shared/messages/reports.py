@@ -23,15 +23,21 @@ Numbers = Annotated[
     dict[Annotated[str, Field(max_length=100)], float], Field(max_length=MAX_NUMBERS), AfterValidator(_finite)
 ]
 """Named numbers. JSON has no form for infinite ones and for what is none, so they are left out."""
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MAX_SECONDS = 1e7
+"""Of one iteration: some months."""
+MAX_SAMPLES = 10**12
+"""Of one batch: more than any has, and exact in every float that is computed from it."""
+Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
+Workers = Annotated[int, Field(ge=1, le=MAX_SLOTS)]
 
 
 class BatchRange(Message):
     """The global batches with which a job may train, in samples."""
 
-    least: Positive
-    most: Positive
-    least_per_slot: Positive = Field(default=1, description="the fewest samples that one worker takes")
+    least: Samples
+    most: Samples
+    least_per_slot: Samples = Field(default=1, description="the fewest samples that one worker takes")
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -47,7 +53,7 @@ class BatchStep(Message):
     """From ``iteration`` on, the global batch has ``batch_size`` samples."""
 
     iteration: Count
-    batch_size: Positive
+    batch_size: Samples
 
 
 class Ready(Message):
@@ -55,8 +61,8 @@ class Ready(Message):
 
     kind: Literal["ready"] = "ready"
     iterations_total: Count
-    num_shards: Count
-    batch_size: Count
+    num_shards: Positive
+    batch_size: Samples
     epochs: Count
     samples: Count
     bits: Text = Field(description="'same bits', 'fast', or 'bits not guaranteed: <operation>'")
@@ -65,7 +71,7 @@ class Ready(Message):
         default=True, description="false: `iterations_total` is an estimate, as for a stream or with a `batch_range`"
     )
 
-    micro_batch_size: Positive | None = Field(
+    micro_batch_size: Samples | None = Field(
         default=None,
         description="in the mode `fast`, the most samples of one forward and backward pass: a worker whose share of the"
         " batch is larger computes it in several equal ones; null: in one",
@@ -92,9 +98,9 @@ class Measurement(Message):
     Iterations with the short batch at the end of an epoch do not count, nor does the first of a generation.
     """
 
-    workers: Positive
-    hosts: Positive
-    batch_size: Positive
+    workers: Workers
+    hosts: Workers
+    batch_size: Samples
     iterations: Positive = Field(description="how many were measured")
     compute_seconds: Seconds = Field(description="the time of the slowest worker: data, compute and optimizer")
     exchange_seconds: Seconds = Field(description="what an iteration took beyond that: exchange that did not overlap")

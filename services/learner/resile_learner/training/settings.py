@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from resile_shared.errors import UsageError
+from resile_shared.messages.reports import MAX_SAMPLES
 
 from ..devices import device_class
 from ..state.facts import Facts
@@ -51,6 +52,8 @@ class TrainingSettings:
                 f"batch_range is {batch_range} and batch_size {self.batch_size}: the range is (least, most), and "
                 "batch_size, with which training starts, lies in it"
             )
+        if most > MAX_SAMPLES:
+            raise UsageError(f"batch_range is {batch_range}: its most is {MAX_SAMPLES} or less")
 
 
 def facts_of(

@@ -166,6 +166,10 @@ class Scheduler:
                 self._policy_choice.restore(event.policy, now=now)
                 self._tenant_shares.restore(event.tenants)
                 self._accounting.restore(event.removed_usage)
+                if event.is_suspended:
+                    self._decisions.suspend()
+                if event.fault is not None:
+                    self._recovery.on_fault(event.fault, now=now)
             case _:
                 self._observe(event, now)
         return []

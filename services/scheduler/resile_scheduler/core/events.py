@@ -28,8 +28,16 @@ from ..policies.demand import Policy
 
 
 @dataclass(frozen=True)
+class JobFault:
+    """Why a job has to end: a report of it could not be handled."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class StateRestored:
-    """What is stored, as a new leader has read it. Its first event."""
+    """What is stored, as a new leader has read it, or as this one begins again (`restart.py`). Its first event."""
 
     jobs: tuple[JobRecord, ...] = ()
     allocations: tuple[Allocation, ...] = ()
@@ -41,6 +49,10 @@ class StateRestored:
     tenants: TenantsRecord | None = None
     """None: no tenant was ever configured."""
     removed_usage: tuple[RemovedUsage, ...] = ()
+    is_suspended: bool = False
+    """Whether the pool is about to stop."""
+    fault: JobFault | None = None
+    """It ends its job before anything is decided."""
 
 
 @dataclass(frozen=True)

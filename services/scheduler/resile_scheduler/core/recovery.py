@@ -15,6 +15,7 @@ from resile_shared.messages.jobs import JobState
 
 from ..policies.demand import Target
 from .allocator import Allocator
+from .events import JobFault
 from .gangs import Gangs
 from .job import Job
 from .lifecycle import Step
@@ -102,6 +103,12 @@ class Recovery:
             job.warn(f"the ledger and the metrics of its result cannot be stored: {reason}", now=now)
         elif not job.is_over:
             self.fail(job, f"it cannot be stored: {reason}", now=now)
+
+    def on_fault(self, fault: JobFault, *, now: float) -> None:
+        """End a job whose report could not be handled, if it is still there."""
+        job = self._pool.jobs.get(fault.job)
+        if job is not None and not job.is_over:
+            self.fail(job, fault.reason, now=now)
 
     def fail(self, job: Job, reason: str, *, now: float) -> None:
         """End the job with an error."""

@@ -156,7 +156,8 @@ def _batches(batch: BatchRange, sizes: Sizes, micro_batch_size: int | None = Non
     """
     workers = np.array(sizes, dtype=float)
     least = np.maximum(batch.least, batch.least_per_slot * workers)
-    found = np.rint(least * (batch.most / least) ** np.linspace(0.0, 1.0, NUM_BATCHES)[:, None])
+    ratios = (batch.most / least) ** np.linspace(0.0, 1.0, NUM_BATCHES)[:, None]
+    found = np.minimum(np.rint(least * ratios), batch.most)
     if micro_batch_size is None:
         return np.asarray(found)
     full = micro_batch_size * workers

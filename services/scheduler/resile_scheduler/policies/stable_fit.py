@@ -1,6 +1,9 @@
 """A throughput that stays the same while its measurements only jitter."""
 
 from collections import Counter
+from math import isfinite
+
+import numpy as np
 
 from .throughput import MOST_MEASUREMENTS, Configuration, Measurement, Measurements, Throughput
 
@@ -26,11 +29,13 @@ class StableFit:
         """The median seconds of an iteration in the last fit."""
 
     def add(self, measurement: Measurement) -> None:
-        """Take a measurement into account."""
+        """Take a measurement into account. A fit that is not finite is none: the one before stays."""
         self._measurements.add(measurement)
         self._numbers[measurement.configuration] += 1
         if self._is_news(measurement.configuration):
-            self.throughput = self._measurements.fit()
+            with np.errstate(all="ignore"):
+                newest = self._measurements.fit()
+            self.throughput = newest if _is_finite(newest) else self.throughput
             self._fitted = self._measurements.medians()
             self._numbers = Counter({known: self._numbers[known] for known in self._fitted})
 
@@ -39,3 +44,10 @@ class StableFit:
         if known is None or (number <= MOST_MEASUREMENTS and number & (number - 1) == 0):
             return True
         return abs(self._measurements.median(configuration) - known) > TOLERANCE * known
+
+
+def _is_finite(throughput: Throughput) -> bool:
+    lines = (throughput.compute, throughput.exchange, throughput.exchange_across)
+    ends = (number for line in lines for number in (line.intercept, line.slope))
+    errors = (error for correction in throughput.corrections for error in correction.errors)
+    return all(map(isfinite, (*ends, *errors)))

@@ -1,0 +1,137 @@
+"""The scheduler's core, which goes on without a report that it cannot handle.
+
+A core that raises may have changed in part. Handled once more, a stored report would raise again, in this scheduler and
+in each that follows: one job would stop the pool. So the core begins again from what it has had stored, as a new leader
+does, and the job that the report is about fails before anything is decided. If that raises too, the fault is not the
+report's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from resile_shared.messages.allocations import Allocation
+from resile_shared.messages.commands import PoolPolicy
+from resile_shared.messages.hosts import HostRecord
+from resile_shared.messages.jobs import JobRecord
+from resile_shared.messages.pool import PolicyRecord, TenantsRecord
+from resile_shared.messages.reports import Report
+from resile_shared.messages.usage import RemovedUsage
+
+from .core import Scheduler
+from .decisions import SlotCounts
+from .events import (
+    Command,
+    Event,
+    HostRemoved,
+    JobFault,
+    JobRemoved,
+    PoolSuspendRequested,
+    StateRestored,
+    StoreJob,
+    StorePolicy,
+    StoreTenants,
+    StoreUsage,
+    WriteAllocation,
+)
+from .pool import number_of
+
+MAX_REASON = 300
+"""Characters of an error that the history of its job has."""
+
+
+class RestartableScheduler:
+    """A `Scheduler` with the same events and queries, and `without`.
+
+    ``new`` makes it from the policy that precedes what is stored; None: there is none.
+    """
+
+    def __init__(self, new: Callable[[PoolPolicy | None], Scheduler], *, chosen: PoolPolicy | None = None) -> None:
+        self._new = new
+        self._core = new(chosen)
+        self._stored = _Stored()
+        self.epoch = self._core.epoch
+
+    def handle(self, event: Event, *, now: float) -> list[Command]:
+        """Handle ``event`` as `Scheduler.handle` does. Raises InternalError."""
+        commands = self._core.handle(event, now=now)
+        self._stored.note_event(event, epoch=self.epoch)
+        self._stored.note_commands(commands)
+        return commands
+
+    def without(self, report: Report, fault: str) -> StateRestored:
+        """Begin again without ``report``, whose handling raised ``fault``; return what has to be handled next."""
+        self._core = self._new(None)
+        text = " ".join(fault.split())
+        reason = (
+            f"the scheduler cannot handle the report {report.content.kind!r} of worker {report.worker}"
+            f" ({text[:MAX_REASON]}): please report it with the scheduler's log"
+        )
+        return self._stored.restored(JobFault(report.job, reason))
+
+    def explain(self) -> Mapping[str, str]:
+        """Return why each job that shares slots has what it has, or what it is waiting for."""
+        return self._core.explain()
+
+    def slot_counts(self) -> SlotCounts:
+        """Return how many slots are held and free, and how many more jobs could use."""
+        return self._core.slot_counts()
+
+
+class _Stored:
+    """What a new leader would find once all commands so far are carried out."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, JobRecord] = {}
+        self._allocations: dict[str, Allocation] = {}
+        self._hosts: dict[str, HostRecord] = {}
+        self._last_number = 0
+        self._policy: PolicyRecord | None = None
+        self._tenants: TenantsRecord | None = None
+        self._usage: dict[str, RemovedUsage] = {}
+        self._is_suspended = False
+
+    def note_event(self, event: Event, *, epoch: int) -> None:
+        match event:
+            case StateRestored():
+                self._jobs = {record.job: record for record in event.jobs}
+                self._allocations = {allocation.job: allocation for allocation in event.allocations}
+                self._hosts = {host.host: host for host in event.hosts}
+                self._last_number, self._is_suspended = event.last_number, event.is_suspended
+                self._policy, self._tenants = event.policy, event.tenants
+                self._usage = {usage.tenant: usage for usage in event.removed_usage}
+            case HostRecord():
+                self._hosts[event.host] = event
+            case HostRemoved(host):
+                self._hosts.pop(host, None)
+            case JobRemoved(job):
+                self._jobs.pop(job, None)
+                self._allocations.pop(job, None)
+                self._last_number = max(self._last_number, number_of(job))
+            case PoolSuspendRequested():
+                self._is_suspended = self._is_suspended or event.epoch == epoch
+
+    def note_commands(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case StoreJob(record):
+                    self._jobs[record.job] = record
+                case WriteAllocation(allocation):
+                    self._allocations[allocation.job] = allocation
+                case StorePolicy(record):
+                    self._policy = record
+                case StoreTenants(record):
+                    self._tenants = record
+                case StoreUsage(usage):
+                    self._usage[usage.tenant] = usage
+
+    def restored(self, fault: JobFault) -> StateRestored:
+        return StateRestored(
+            tuple(self._jobs.values()),
+            tuple(self._allocations.values()),
+            tuple(self._hosts.values()),
+            last_number=self._last_number,
+            policy=self._policy,
+            tenants=self._tenants,
+            removed_usage=tuple(self._usage.values()),
+            is_suspended=self._is_suspended,
+            fault=fault,
+        )

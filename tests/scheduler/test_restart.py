@@ -1,0 +1,195 @@
+"""A report that the core cannot handle costs its job, whatever the core had changed by then, and nobody else."""
+
+from typing import cast
+
+import pytest
+
+from resile_scheduler.core.core import Scheduler
+from resile_scheduler.core.events import (
+    Command,
+    Event,
+    HostRemoved,
+    JobChangeRequested,
+    PolicyChangeRequested,
+    PoolSuspendRequested,
+    StateRestored,
+    TenantChangeRequested,
+)
+from resile_scheduler.core.restart import MAX_REASON, RestartableScheduler
+from resile_scheduler.core.restore import Restore
+from resile_scheduler.core.worker_reports import WorkerReports
+from resile_scheduler.policies.table import POLICIES
+from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.training import Sharded
+from resile_scheduler.simulation.workload import Submission
+from resile_shared.messages.commands import JobDelete, PoolPolicy, TenantSet
+from resile_shared.messages.hosts import HostState
+from resile_shared.messages.jobs import JobSpec
+from resile_shared.messages.reports import Ready, Report
+from resile_shared.policies import PolicyName
+from resile_shared.recent_events import InternalError
+
+UNLUCKY = 13
+
+
+@pytest.fixture(autouse=True)
+def superstition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the core raise when a job with 13 shards is ready, once that is recorded."""
+    handle = WorkerReports.handle
+
+    def superstitious(self: WorkerReports, report: Report, *, now: float) -> None:
+        is_over = self._pool.jobs[report.job].is_over
+        handle(self, report, now=now)
+        if not is_over and isinstance(report.content, Ready) and report.content.num_shards == UNLUCKY:
+            raise ValueError("13 shards\n" + 10 * MAX_REASON * "!")
+
+    monkeypatch.setattr(WorkerReports, "handle", superstitious)
+
+
+class Shell:
+    """What the service does with the core: it drops a report that raises."""
+
+    def __init__(self, epoch: int) -> None:
+        self.dropped: list[Report] = []
+        self._epoch = epoch
+        self.core = RestartableScheduler(self._new, chosen=PoolPolicy(policy=PolicyName.FIFO))
+
+    def _new(self, chosen: PoolPolicy | None) -> Scheduler:
+        return Scheduler(epoch=self._epoch, secret="s", policies=POLICIES, chosen=chosen)
+
+    def handle(self, event: Event, *, now: float) -> list[Command]:
+        try:
+            return self.core.handle(event, now=now)
+        except InternalError as error:
+            assert isinstance(event, Report)
+            self.dropped.append(event)
+            return self.core.handle(self.core.without(event, error.fault), now=now)
+
+
+class ShelledPool(SimulatedPool):
+    """A pool in virtual time whose scheduler drops what it cannot handle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handle(StateRestored())
+        self.add_host("host-1", 4)
+
+    def _new_scheduler(self) -> Scheduler:
+        self.shell = Shell(self._epoch)
+        return cast(Scheduler, self.shell)
+
+    def submit_job(self, number: int, *, num_shards: int = 24, seconds: float = 10.0) -> None:
+        spec = JobSpec(name="train", package="packages/1", script="train.py", max_workers=2)
+        training = Sharded(1000, num_shards=num_shards)
+        self.submit([Submission(self.now - self.start, f"job-{number}", spec, training)])
+        self.run(until=self.now - self.start + seconds)
+
+    def drop_a_report(self, number: int) -> None:
+        """Submit a job whose report raises."""
+        num_before = len(self.shell.dropped)
+        self.submit_job(number, num_shards=UNLUCKY)
+        assert [report.job for report in self.shell.dropped[num_before:]] == [f"job-{number}"]
+
+    def state(self, job: str) -> str:
+        return self.records[job].state.value
+
+
+@pytest.fixture
+def pool() -> ShelledPool:
+    """Job 1 trains on two of four slots."""
+    pool = ShelledPool()
+    pool.submit_job(1)
+    assert pool.state("job-1") == "running"
+    return pool
+
+
+def test_a_report_that_raises_fails_its_job_and_no_other(pool: ShelledPool) -> None:
+    members = pool.members("job-1")
+    pool.drop_a_report(2)
+    assert pool.state("job-2") == "failed"
+    assert pool.alive("job-2") == ()
+    assert pool.members("job-1") == members, "the other job trains on"
+    pool.submit_job(3)
+    assert pool.state("job-3") == "running", "the slots of the one that failed are free again"
+    pool.run(until=1000)
+    assert {pool.state("job-1"), pool.state("job-3")} == {"completed"}
+
+
+def test_the_history_says_why_in_one_bounded_line(pool: ShelledPool) -> None:
+    pool.drop_a_report(2)
+    reason = pool.histories["job-2"][-1].reason
+    assert reason.startswith("the scheduler cannot handle the report 'ready' of worker 0 (ValueError: 13 shards !!!")
+    assert reason.endswith(": please report it with the scheduler's log")
+    assert len(reason) < MAX_REASON + 150
+
+
+def test_the_same_report_has_no_effect_on_the_next_scheduler(pool: ShelledPool) -> None:
+    pool.drop_a_report(2)
+    report = pool.shell.dropped[0]
+    pool.restart_scheduler()
+    pool.handle(report)
+    assert pool.shell.dropped == []
+    assert pool.state("job-2") == "failed"
+
+
+def test_each_item_of_a_history_has_its_own_number(pool: ShelledPool) -> None:
+    pool.drop_a_report(2)
+    pool.run(until=1000)
+    for items in pool.histories.values():
+        assert [item.number for item in items] == list(range(1, len(items) + 1))
+
+
+def test_what_operators_have_chosen_stays(pool: ShelledPool) -> None:
+    pool.handle(PolicyChangeRequested("policy", PoolPolicy(policy=PolicyName.GOODPUT)))
+    pool.handle(TenantChangeRequested("tenant", TenantSet(tenant_id="a", weight=2)))
+    pool.drop_a_report(2)
+    pool.handle(PolicyChangeRequested("no preemption", PoolPolicy(preemption=False)))
+    pool.handle(TenantChangeRequested("another tenant", TenantSet(tenant_id="b", weight=2)))
+    assert pool.policy_record is not None
+    assert pool.policy_record.policy is PolicyName.GOODPUT
+    assert pool.tenants_record is not None
+    assert set(pool.tenants_record.tenants) == {"a", "b"}
+
+
+def test_a_pool_that_is_about_to_stop_starts_nothing(pool: ShelledPool) -> None:
+    pool.drop_a_report(2)
+    pool.handle(PoolSuspendRequested("suspend", epoch=1))
+    pool.handle(pool.shell.core.without(pool.shell.dropped[0], "another"))
+    pool.submit_job(3)
+    assert pool.state("job-3") == "queued"
+
+
+def test_a_number_is_not_given_again(pool: ShelledPool) -> None:
+    pool.drop_a_report(2)
+    pool.handle(JobChangeRequested("delete", JobDelete(job_id="job-2")))
+    pool.run(until=40)
+    assert [removal.job for removal in pool.removals] == ["job-2"]
+    pool.drop_a_report(3)
+    pool.handle(JobChangeRequested("delete it", JobDelete(job_id="job-3")))
+    pool.drop_a_report(4)
+    restored = pool.shell.core.without(pool.shell.dropped[0], "")
+    assert restored.last_number == 3
+    assert {record.job for record in restored.jobs} == {"job-1", "job-4"}
+
+
+def test_hosts_are_those_of_the_newest_records(pool: ShelledPool) -> None:
+    for name in ("host-2", "host-3"):
+        pool.add_host(name, 1)
+    pool.change_host("host-2", HostState.DRAINING)
+    pool.change_host("host-3", HostState.LEFT)
+    pool.handle(HostRemoved("host-3"))
+    pool.drop_a_report(2)
+    restored = pool.shell.core.without(pool.shell.dropped[0], "")
+    assert {host.host: host.state for host in restored.hosts} == {
+        "host-1": HostState.UP,
+        "host-2": HostState.DRAINING,
+    }
+
+
+def test_a_fault_that_is_not_the_reports_is_raised(pool: ShelledPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Restore, event: StateRestored, *, now: float) -> None:
+        raise AssertionError("a rule is broken")
+
+    monkeypatch.setattr(Restore, "restore", broken)
+    with pytest.raises(InternalError, match="a rule is broken"):
+        pool.drop_a_report(2)
