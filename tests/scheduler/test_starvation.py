@@ -29,6 +29,10 @@ LONGEST_SECONDS = 1800.0
 """Of a job that holds one slot."""
 
 
+MOST_DECISIONS = 10
+"""After so many in a row nothing changes any more."""
+
+
 @dataclass
 class Running:
     """A job, and what remains of it, in slot-seconds."""
@@ -37,6 +41,26 @@ class Running:
     left: float
     since: float
     """Since when it holds slots, or waits."""
+
+    def given(self, workers: int, now: float) -> Demand:
+        """Its demand once it is given so many workers, before any time has passed."""
+        before = self.demand
+        if not workers:
+            return replace(before, holds_slots=False, assigned_workers=0, holding_since=inf, was_due=False)
+        if before.holds_slots:
+            return replace(before, assigned_workers=workers)
+        since, was_due = min(now, before.due_since), before.due_since <= now
+        return replace(before, holds_slots=True, assigned_workers=workers, holding_since=since, was_due=was_due)
+
+    def train(self, demand: Demand, now: float) -> None:
+        """Let it go on as in ``demand`` until ``now``."""
+        if demand.holds_slots is not self.demand.holds_slots:
+            self.since = now - STEP_SECONDS
+        slot_seconds = demand.assigned_workers * STEP_SECONDS
+        due_since = self.since + PATIENCE_SECONDS
+        is_due = not demand.holds_slots and due_since <= now
+        self.left -= slot_seconds
+        self.demand = replace(demand, attained=demand.attained + slot_seconds, due_since=due_since if is_due else inf)
 
 
 class Days:
@@ -74,31 +98,24 @@ class Days:
             work = least * self.rng.uniform(60, LONGEST_SECONDS)
             tenant = self.rng.choice(self.tenants)
             self.add(least=least, most=self.rng.randint(least, 4), priority=self.priority, tenant=tenant, work=work)
-        demands = [running.demand for running in self.jobs.values()]
+        demands = self.decide()
         self.now += STEP_SECONDS
-        for job, target in self.policy(demands, SLOTS).items():
-            running = self.jobs[job]
-            self.served |= {job} if target.workers else set()
-            running.left -= target.workers * STEP_SECONDS
-            self.attained[running.demand.tenant] += target.workers * STEP_SECONDS
-            running.demand, running.since = _later(running, target.workers, self.now)
+        for job, demand in demands.items():
+            self.served |= {job} if demand.holds_slots else set()
+            self.attained[demand.tenant] += demand.assigned_workers * STEP_SECONDS
+            self.jobs[job].train(demand, self.now)
         self.jobs = {name: running for name, running in self.jobs.items() if running.left > 0}
 
-
-def _later(running: Running, workers: int, now: float) -> tuple[Demand, float]:
-    """The job one step later, and since when it holds slots or waits."""
-    demand = running.demand
-    since = running.since if bool(workers) is demand.holds_slots else now
-    due_since = since + PATIENCE_SECONDS
-    later = replace(
-        demand,
-        holds_slots=workers > 0,
-        assigned_workers=workers,
-        attained=demand.attained + workers * STEP_SECONDS,
-        holding_since=since if workers else inf,
-        due_since=due_since if not workers and due_since <= now else inf,
-    )
-    return later, since
+    def decide(self) -> dict[str, Demand]:
+        """Decide until nothing changes, as the scheduler does: what is taken back at once has served nobody."""
+        demands = {job: running.demand for job, running in self.jobs.items()}
+        for _ in range(MOST_DECISIONS):
+            targets = self.policy(list(demands.values()), SLOTS)
+            before = demands
+            demands = {job: running.given(targets[job].workers, self.now) for job, running in self.jobs.items()}
+            if demands == before:
+                return demands
+        raise AssertionError("slots are given and taken back, again and again")
 
 
 def composed(

@@ -96,3 +96,17 @@ def test_a_job_that_waits_for_others_to_leave_gives_its_tenant_no_turn(name: Pol
     stop(sim, "job-2")
     run(sim, until=3000, watch=watch)
     assert sum(have_trained(sim, f"job-{number}") for number in (1, 4, 5)) == 2
+
+
+@pytest.mark.parametrize(("slots", "least"), [(8, 1), (3, 2)])
+def test_a_job_that_was_due_keeps_its_slots_under_goodput_though_others_would_make_more_progress_with_them(
+    slots: int, least: int
+) -> None:
+    sim = pool(PolicyName.GOODPUT, slots, [job(1, 0, most=slots), job(2, 5, least=least, rank=1)])
+    watch = starts_at_most(sim, 2 * slots)
+    run(sim, until=1000, watch=watch)
+    assert have_trained(sim, "job-1", "job-2")
+    sim.restart_scheduler()
+    run(sim, until=2000, watch=watch)
+    assert len(sim.trained("job-2")) == least, "the next scheduler knows it"
+    assert have_trained(sim, "job-1", "job-2")

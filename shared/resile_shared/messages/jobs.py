@@ -237,6 +237,9 @@ class JobRecord(Message):
     holding_since: Time | None = Field(
         default=None, description="since when it has held slots without a break; None: it holds none"
     )
+    was_due: bool = Field(
+        default=False, description="it had waited for so long that it was due when it got the slots that it holds"
+    )
     device_class: DeviceClass = Field(
         default="", description="that on which it trained first, and stays: another one gives other bits"
     )

@@ -83,7 +83,8 @@ class Accounting:
             holds = bool(slots and job.held)
             waits = not holds and job.record.state is JobState.QUEUED
             if holds is not (job.record.holding_since is not None):
-                job.update(holding_since=at(held_since(job, now=now)) if holds else None)
+                since = at(held_since(job, now=now)) if holds else None
+                job.update(holding_since=since, was_due=holds and was_due(job, now=now))
             if waits is not (job.record.waiting_since is not None):
                 job.update(waiting_since=at(now) if waits else None)
             if job.record.is_deleted and job.id not in self._counted:
@@ -168,6 +169,18 @@ def held_since(job: Job, *, now: float) -> float:
     """
     since = job.record.holding_since
     return since.timestamp() if since else min(at(now).timestamp(), due_since(job))
+
+
+def attained(job: Job, *, now: float) -> float:
+    """Return the slot-seconds that a job has held so far: also those that are not counted yet, as it holds slots."""
+    usage = job.record.usage
+    held = max(now - usage.since.timestamp(), 0.0) if usage.since else 0.0
+    return usage.slot_milliseconds / 1000 + usage.slots * held
+
+
+def was_due(job: Job, *, now: float) -> bool:
+    """Return whether a job that holds slots was due when it got them."""
+    return job.record.was_due if job.record.holding_since else due_since(job) <= now
 
 
 def due_since(job: Job) -> float:

@@ -18,7 +18,7 @@ from math import inf
 from resile_shared.messages.reports import Ready
 
 from ..policies.demand import BatchRange, Demand, Target
-from .accounting import due_since, held_since
+from .accounting import attained, due_since, held_since, was_due
 from .host_groups import HostGroup, HostGroups
 from .job import Job
 from .placement import SlotId, Want
@@ -222,8 +222,9 @@ def _demand(job: Job, *, now: float) -> Demand:
         number=job.number,
         tenant=job.record.spec.tenant,
         holding_since=held_since(job, now=now) if held else inf,
+        was_due=bool(held) and was_due(job, now=now),
         due_since=due if (due := due_since(job)) <= now else inf,
-        attained=seen.attained if held else job.record.usage.slot_milliseconds / 1000,
+        attained=seen.attained if held else attained(job, now=now),
         priority=job.record.priority,
         least=job.least_workers,
         most=-1,

@@ -2,8 +2,7 @@
 
 from math import inf
 
-from resile_shared.messages.usage import SlotUsage
-
+from .accounting import attained
 from .observations import OBSERVE_SECONDS
 from .pool import Pool
 
@@ -23,13 +22,7 @@ class Observing:
         for job in self._pool.jobs.values():
             if job.is_over:
                 continue
-            attained, deadline = _attained(job.record.usage, now), job.record.spec.deadline
+            deadline = job.record.spec.deadline
             left = deadline.timestamp() - now if deadline else None
-            if job.observer.observe(attained=attained, deadline_seconds=left):
+            if job.observer.observe(attained=attained(job, now=now), deadline_seconds=left):
                 self._pool.changed(job)
-
-
-def _attained(usage: SlotUsage, now: float) -> float:
-    """Return the slot-seconds until now."""
-    held = max(now - usage.since.timestamp(), 0.0) if usage.since else 0.0
-    return usage.slot_milliseconds / 1000 + usage.slots * held

@@ -72,6 +72,8 @@ class Demand:
     holding_since: float = inf
     """Since when it has held slots without a break, or was due before, in seconds since the epoch; inf: it holds none.
     """
+    was_due: bool = False
+    """Whether it was due when it got the slots that it holds."""
     due_since: float = inf
     """When it had waited for so long that its minimum comes before those of jobs that got slots since; inf: it has not.
     """

@@ -70,11 +70,12 @@ def goodput(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
 def _served_first(demands: Sequence[Demand], num_slots: int) -> list[Demand]:
     """Return the jobs that get their minimum in any case: those that keep what they have, and those that are due.
 
-    A job that is due waits for those that had slots before, so these get theirs too.
+    A job that is due waits for those that had slots before, so these get theirs too. Once it has slots it keeps them:
+    without that the next decision would take them again, before it has trained.
     """
     key = in_turn(demands)
     last_due = max((key(demand) for demand in demands if is_due(demand)), default=())
-    first = [demand for demand in demands if not demand.is_preemptible or key(demand) <= last_due]
+    first = [d for d in demands if not d.is_preemptible or d.was_due or key(d) <= last_due]
     return admit(first, num_slots, key=key)
 
 
