@@ -354,6 +354,7 @@ def test_what_cannot_be_done_is_refused_with_a_reason() -> None:
     assert isinstance(over, Reply)
     assert isinstance(over.answer, Refused)
     assert over.answer.code == "conflict"
+    assert over.answer.reason.endswith("submit it again; `resile pause` keeps a job that is to continue later")
 
 
 def test_a_stop_ends_all_workers_and_frees_their_slots_when_they_are_gone() -> None:

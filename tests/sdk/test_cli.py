@@ -191,6 +191,16 @@ def test_a_run_is_shown_in_the_order_of_its_events() -> None:
     assert paper.closed
 
 
+def test_a_resumed_run_says_which_variables_begin_anew() -> None:
+    paper = Paper()
+    with Display(paper, quiet=False) as display:
+        display(RunOpened("train-7f3a2c", "/home/runs/train-7f3a2c", is_resumed=True))
+    assert paper.lines == [
+        "resuming train-7f3a2c in /home/runs/train-7f3a2c",
+        "note: variables of the script begin anew, except those in a resile.training.State of state={...}",
+    ]
+
+
 def test_quiet_shows_only_what_the_script_prints() -> None:
     paper = Paper()
     with Display(paper, quiet=True) as display:

@@ -25,6 +25,7 @@ from .pace import Pace, clock
 from .tables import count
 
 PLAIN_SECONDS = 5.0
+_BEGIN_ANEW = "variables of the script begin anew, except those in a resile.training.State of state={...}"
 
 
 class Screen(Protocol):
@@ -80,6 +81,8 @@ class Display:
         match event:
             case RunOpened(job=job, folder=folder, is_resumed=is_resumed):
                 self._screen.line(f"{'resuming' if is_resumed else 'run'} {job} in {folder}")
+                if is_resumed:
+                    self._screen.line(f"note: {_BEGIN_ANEW}")
             case TrainingCalled(ready=ready):
                 self._total = ready.iterations_total
                 self._screen.line(_training_call(ready))

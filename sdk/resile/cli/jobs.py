@@ -243,7 +243,7 @@ async def show_job(client: "AsyncClient", job: Job) -> Answer:
 async def priority(
     client: "AsyncClient",
     job: Job,
-    number: Annotated[int, typer.Argument(metavar="N", help="The new priority; the default of jobs is 5000.")],
+    number: Annotated[int, typer.Argument(metavar="N", help="The new priority, 1 to 1000000; by default it is 5000.")],
 ) -> Answer:
     r"""Change the priority of a job, and so its share of the pool.
 

@@ -22,6 +22,7 @@ from resile_learner.training.model import Callback, ElasticModel
 from resile_learner.training.preload import preload
 from resile_learner.training.prepare import prepare
 from resile_learner.training.reports import Result
+from resile_learner.training.script_state import State
 from resile_learner.training.seeds import seed
 from resile_learner.training.selection import Best, Selection
 from resile_learner.training.validation import Validation
@@ -35,6 +36,7 @@ __all__ = [
     "Iteration",
     "Result",
     "Selection",
+    "State",
     "Validation",
     "dataset",
     "preload",

@@ -71,7 +71,7 @@ class JobCommands:
         if isinstance(request, JobDelete):
             return self._delete(job)
         if job.is_over:
-            return Refused(code="conflict", reason=f"job {job.id} is {job.record.state.value} and cannot change")
+            return Refused(code="conflict", reason=_ended(job))
         if isinstance(request, JobPause) and (obstacle := _obstacle_to_pause(job)):
             return Refused(code="conflict", reason=obstacle)
         self._mark_applied(job, event.command)
@@ -145,6 +145,14 @@ class JobCommands:
         elif job.intent is Intent.PAUSE:
             # its workers may have stopped already, so the pause has to be completed
             job.intend(Intent.SUSPEND, "resumed while it was pausing: it starts again", now=now)
+
+
+def _ended(job: Job) -> str:
+    """Return why ``job``, which has ended, cannot be changed."""
+    reason = f"job {job.id} is {job.record.state.value} and cannot change"
+    if job.record.state is JobState.STOPPED:
+        reason += ": submit it again; `resile pause` keeps a job that is to continue later"
+    return reason
 
 
 def _obstacle_to_pause(job: Job) -> str:
