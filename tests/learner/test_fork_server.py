@@ -136,3 +136,19 @@ def test_threads_that_an_import_starts_are_refused(tmp_path: Path, monkeypatch: 
     code = code.replace("{trick}", "print((await process.wait()).describe('worker 0'))")
     output = subprocess.check_output([sys.executable, "-c", code, str(tmp_path)], text=True)
     assert "an import left 2 threads running" in output
+
+
+def test_a_script_loads_no_other_modules_of_the_learner_than_the_fork_server_has() -> None:
+    """After an upgrade under a running pool they would be of another version than those that it has."""
+    program = (
+        "import sys\n"
+        "from importlib import import_module\n"
+        "from resile_learner.processes.fork_server import DEFAULT_ENTRY, PRELOAD\n"
+        "for name in (*PRELOAD, DEFAULT_ENTRY.partition(':')[0]):\n"
+        "    import_module(name)\n"
+        "before = set(sys.modules)\n"
+        "import resile.training\n"
+        "print(*sorted(name for name in set(sys.modules) - before if not name.startswith('resile.')))\n"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == ["resile"]

@@ -62,8 +62,19 @@ from .template_forks import Forked, NotForked, TemplateForks
 
 MAX_ERROR, MAX_DETAILS = 1000, 8000  # characters: escaped, both fit into a packet
 DEFAULT_ENTRY = "resile_learner.worker.bootstrap:main"
-# torch._dynamo: the first optimizer imports it, which takes a second. training.model imports all of the training call.
-PRELOAD = ("numpy", "torch", "torch.optim", "torch.utils.data", "torch._dynamo", "resile_learner.training.model")
+PRELOAD = (
+    "numpy",
+    "torch",
+    "torch.optim",
+    "torch.utils.data",
+    "torch._dynamo",  # the first optimizer imports it, which takes a second
+    # All of the learner that `resile.training` imports: an upgrade under a running pool mixes no two versions.
+    "resile_learner.datasets.paths",
+    "resile_learner.training.model",
+    "resile_learner.training.preload",
+    "resile_learner.training.prepare",
+    "resile_learner.training.script_state",
+)
 
 
 class ForkServer:
