@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from resile_scheduler.policies.demand import BatchRange, Demand, Policy, Target
+from resile_scheduler.policies.elastic_batch import elastic_batch
 from resile_scheduler.policies.fairshare import fairshare
 from resile_scheduler.policies.fifo import fifo
 from resile_scheduler.policies.preemption import without_preemption
@@ -172,6 +173,17 @@ def test_without_preemption_a_job_keeps_what_it_has(served: Policy) -> None:
     assert [target.workers for target in targets.values()] == [2, 0, 6]
     assert targets["job-3"].reason == "it keeps what it has: preemption is off"
     assert targets["job-2"].reason == "waiting for 3 slots: preemption is off, and job-1, job-3 leave fewer"
+
+
+@pytest.mark.parametrize("served", [fairshare, fifo, priority, elastic_batch])
+def test_what_a_job_waits_for_says_which_others_cannot_be_preempted(served: Policy) -> None:
+    running = replace(demand(1, most=2, least=2), holds_slots=True, assigned_workers=2)
+    jobs = [replace(running, is_preemptible=False), demand(2, least=2)]
+    reason = served(jobs, 3)["job-2"].reason
+    assert reason.startswith("waiting for 2 slots: job-1 cannot be preempted, and ")
+    assert reason.endswith("job-1 leave fewer")
+    assert "preemption is off" in without_preemption(served)(jobs, 3)["job-2"].reason
+    assert "preempt" not in served([running, demand(2, least=2)], 3)["job-2"].reason
 
 
 def test_without_preemption_slots_that_are_gone_are_shared_by_the_policy() -> None:

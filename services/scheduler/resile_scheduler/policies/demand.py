@@ -39,6 +39,8 @@ class Demand:
     """How many workers it was assigned by the decision before; 0 if it holds no slots."""
     is_preemptible: bool = True
     """False: its minimum is served before that of any job that is preemptible."""
+    keeps_all: bool = False
+    """Whether it is not preemptible because preemption is off: its minimum is what it has."""
     iteration: int = 0
     """The next one, as far as is known."""
     batch_size: int = 0

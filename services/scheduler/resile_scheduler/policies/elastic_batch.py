@@ -23,7 +23,7 @@ from .deadlines import with_needed
 from .demand import BatchRange, Demand, Target
 from .newest import newest
 from .ranking import in_turn
-from .shares import admit, targets
+from .shares import admit, targets, what_leaves_fewer
 from .solver import Curve, Ints, solve
 from .throughput import FixedWorkers, Floats, Throughput
 
@@ -49,7 +49,8 @@ def elastic_batch(demands: Sequence[Demand], num_slots: int) -> dict[str, Target
     admitted = admit(able, num_slots, key=in_turn(demands))
     curves = [wishes[demand.job].curve for demand in admitted]
     shares = dict(zip((d.job for d in admitted), solve(curves, num_slots), strict=True))
-    given = targets([demand for demand in demands if demand.job not in shares], shares, num_slots)
+    others = [demand for demand in demands if demand.job not in shares]
+    given = targets(others, shares, num_slots, waiting=what_leaves_fewer(demands))
     for demand in demands:
         if demand.job in shares:
             given[demand.job] = _steady(demand, wishes[demand.job].options.target(demand, shares[demand.job]))

@@ -57,4 +57,4 @@ def _kept(policy: Policy, demands: Sequence[Demand], num_slots: int) -> dict[str
 
 
 def _keeping(demand: Demand, workers: int) -> Demand:
-    return replace(demand, least=workers, is_preemptible=False)
+    return replace(demand, least=workers, is_preemptible=False, keeps_all=True)

@@ -12,6 +12,7 @@ from .demand import Demand, Key, Target
 
 Shares = dict[str, int]
 ALL_IT_CAN_USE = "all it can use"
+MINIMUMS_LEAVE_FEWER = "the minimums of {} leave fewer"
 Limits = tuple[int, int, int]
 """A weight, and the least and the most that it may have."""
 
@@ -171,30 +172,37 @@ def targets(
     num_slots: int,
     *,
     rule: str = "fair share with",
-    waiting: str = "the minimums of {} leave fewer",
+    waiting: str = MINIMUMS_LEAVE_FEWER,
 ) -> dict[str, Target]:
     """Return the target of each job: its share, or nothing, and the reason.
 
     ``rule`` precedes the names of the jobs with which it shares, ``waiting`` has a place for those it waits for.
     """
     first, num = nsmallest(4, shares), len(shares)
-    if not all(demand.is_preemptible for demand in demands):
-        waiting = "preemption is off, and {} leave fewer"
-
-    others = f"{rule} {_names(first, num - 1)}"
+    waiting, others = what_leaves_fewer(demands, waiting), f"{rule} {_names(first, num - 1)}"
 
     def reason(demand: Demand) -> str:
         if demand.job not in shares:
             return reason_to_wait(demand, num_slots, waiting.format(_names(first, num)))
         if shares[demand.job] == demand.most or num == 1:
             return ALL_IT_CAN_USE
-        if shares[demand.job] == demand.least and not demand.is_preemptible:
+        if shares[demand.job] == demand.least and demand.keeps_all:
             return "it keeps what it has: preemption is off"
         if demand.job not in first:
             return others
         return f"{rule} {_names([job for job in first if job != demand.job], num - 1)}"
 
     return {demand.job: _target(shares.get(demand.job, 0), reason(demand)) for demand in demands}
+
+
+def what_leaves_fewer(demands: Iterable[Demand], waiting: str = MINIMUMS_LEAVE_FEWER) -> str:
+    """Return why minimums do not fit: ``waiting``, unless some of ``demands`` keep their slots whatever the policy."""
+    kept = [demand for demand in demands if not demand.is_preemptible]
+    if not kept:
+        return waiting
+    if any(demand.keeps_all for demand in kept):
+        return "preemption is off, and {} leave fewer"
+    return f"{_names(nsmallest(4, (demand.job for demand in kept)), len(kept))} cannot be preempted, and {waiting}"
 
 
 _target = lru_cache(maxsize=4096)(Target)
