@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resile_scheduler.core.core import Scheduler
-from resile_scheduler.core.events import Command, Event, StateRestored, WriteAllocation
+from resile_scheduler.core.events import Command, Event, StateRestored, Tick, WriteAllocation
 from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.simulation.figures import figures_of
 from resile_scheduler.simulation.outcome import Outcome
@@ -74,6 +74,27 @@ def test_all_jobs_of_a_load_complete_under_every_policy_though_hosts_fail(policy
     outcome = simulate(workload, Settings(policy, failures=Failures(1.0)))
     assert {job.state for job in outcome.jobs} == {JobState.COMPLETED}
     assert all(sum(1 for _, number in job.steps if not number) for job in outcome.jobs)
+
+
+def test_time_without_a_job_is_left_out_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten years between two jobs; the second is served as it is without the first."""
+    ticks = 0
+    handle = Scheduler.handle
+
+    def counted(self: Scheduler, event: Event, *, now: float) -> list[Command]:
+        nonlocal ticks
+        ticks += isinstance(event, Tick)
+        assert ticks < 100
+        return handle(self, event, now=now)
+
+    monkeypatch.setattr(Scheduler, "handle", counted)
+    late = 10 * 365 * 86400.0
+    workload = Workload((submission(0, 1, 1000), submission(late, 2, 1000)), hosts=TWO_HOSTS)
+    outcome = simulate(workload, FAIRSHARE)
+    alone = simulate(Workload((submission(0, 2, 1000),), hosts=TWO_HOSTS), FAIRSHARE)
+    assert [(time - late, workers) for time, workers in outcome.jobs[1].steps] == [
+        pytest.approx(step) for step in alone.jobs[0].steps
+    ]
 
 
 def test_a_host_that_fails_costs_what_was_not_saved_and_comes_back() -> None:

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from resile_scheduler.core.events import Event, JobChangeRequested
+from resile_scheduler.core.events import Event, JobChangeRequested, StopWorkers
 from resile_scheduler.core.observations import CHANGE_SECONDS
 from resile_scheduler.policies.demand import Demand
 from resile_scheduler.policies.elastic_batch import elastic_batch
@@ -14,8 +14,8 @@ from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.training import Modelled, Sharded
 from resile_scheduler.simulation.workers import Delays
 from resile_scheduler.simulation.workload import Submission
-from resile_shared.messages.commands import JobPause, JobPriority, JobResume
-from resile_shared.messages.hosts import HostState
+from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop
+from resile_shared.messages.hosts import Heartbeat, HostState
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.reports import BatchRange, Report, Switched
 
@@ -355,3 +355,42 @@ def test_a_larger_pool() -> None:
     sim.submit(Submission(n * 0.7, f"job-{n}", spec(priority=1000 * (n % 5 + 1)), Sharded(40 + n)) for n in range(30))
     sim.run(watch=checker.check)
     assert {record.state for record in sim.records.values()} == {JobState.COMPLETED}
+
+
+def test_an_agent_reports_workers_that_it_never_had_once() -> None:
+    """As a real one does: a stop that is repeated brings no heartbeat, or each would bring more stops."""
+    sim = SimulatedPool()
+    sim.add_host("host-1", 4)
+    spec = JobSpec(name="train", package="packages/1", script="train.py", max_workers=1)
+    sim.submit([Submission(0.0, "job-1", spec, Sharded(10**6))])
+    sim.run(until=10)
+    beats: list[Heartbeat] = []
+
+    def channel(event: Event) -> list[Event]:
+        if isinstance(event, Heartbeat):
+            beats.append(event)
+        return []
+
+    sim.channel = channel
+    stop = StopWorkers("job-1", "host-1", 1, (7, 8, 9))
+    for _ in range(3):
+        sim._execute(stop)
+        sim.run(until=sim.now - sim.start + 1)
+    (beat,) = beats
+    assert [worker.worker for worker in beat.workers if worker.state == "gone"] == [7, 8, 9]
+
+
+def test_a_job_that_is_stopped_as_it_starts_to_train_does_not_train() -> None:
+    sim = SimulatedPool()
+    sim.add_host("host-1", 4)
+    spec = JobSpec(name="train", package="packages/1", script="train.py", max_workers=4, min_workers=4, gang=True)
+    sim.submit([Submission(0.0, "job-1", spec, Sharded(10**6))])
+
+    def channel(event: Event) -> list[Event]:
+        is_switched = isinstance(event, Report) and isinstance(event.content, Switched)
+        return [event, JobChangeRequested("stop", JobStop(job_id="job-1"))] if is_switched else [event]
+
+    sim.channel = channel
+    sim.run(until=10)
+    assert sim.records["job-1"].state is JobState.STOPPED
+    assert sim.members("job-1") == ()

@@ -13,6 +13,7 @@ from resile_scheduler.simulation.training import Modelled, Profiled, Recorded, S
 from resile_shared.errors import UsageError
 from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop, TenantDelete, TenantSet
 from resile_shared.messages.hosts import HostState
+from resile_shared.messages.message import MAX_INTEGER
 from resile_shared.policies import PolicyName
 
 from . import traces
@@ -67,16 +68,22 @@ def test_times_by_a_clock_count_from_the_first_submission(column: str, times: st
         read_trace(path, profiles=profiles)
 
 
-def test_a_workload_of_profiled_applications(tmp_path: Path) -> None:
-    profile = tmp_path / "profiles" / "toy"
+def toy_profiles(folder: Path) -> Path:
+    """Write the profile of an application ``toy``; return the folder of profiles."""
+    profile = folder / "profiles" / "toy"
     profile.mkdir(parents=True)
     (profile / "placements.csv").write_text("placement,local_bsz,step_time,sync_time\n1,8,1,0\n1,16,2,0\n")
     (profile / "scalability.csv").write_text("num_nodes,num_replicas,local_bsz,step_time,sync_time\n2,8,8,1.5,0.5\n")
     for batch in (8, 32):
         rows = "100,0,1\n200,0,1\n"
         (profile / f"validation-{batch}.csv").write_text(f"progress,grad_sqr,grad_var\n{rows}")
+    return profile.parent
+
+
+def test_a_workload_of_profiled_applications(tmp_path: Path) -> None:
+    profiles = toy_profiles(tmp_path)
     path = csv(tmp_path, "name,time,application,num_replicas,batch_size\na,5,toy,1,8\n")
-    (job,) = read_trace(path, profiles=profile.parent).submissions
+    (job,) = read_trace(path, profiles=profiles).submissions
     assert isinstance(job.training, Profiled)
     assert (job.training.work, job.training.num_shards) == (200, 4)
     pace = job.training.pace((1,), 8, 0.0)
@@ -167,6 +174,14 @@ def test_sizes_that_were_not_recorded_follow_from_those_that_were() -> None:
             "line 2, column min_workers: a minimum of 9 workers, and the pool has 8 slots",
         ),
         (
+            SHARDED + "a,0,1000000000000,86400,,,,\n",
+            "line 2, column iterations: on 8 workers it takes 3e+12 days: at",
+        ),
+        (
+            "name,time,iterations,shard_seconds,num_shards\na,0,10,0.1,10001\n",
+            "line 2, column num_shards: '10001' is not a whole number of shards up to 10000",
+        ),
+        (
             "name,time,application,num_replicas,batch_size\na,0,toy,1,8\n",
             "line 1, column application: its jobs need a folder of profiles: --profiles DIR",
         ),
@@ -177,6 +192,57 @@ def test_a_malformed_workload_is_named_by_line_and_column(tmp_path: Path, text: 
     with pytest.raises(MalformedFile) as raised:
         read_trace(path, num_slots=8)
     assert str(raised.value).startswith(f"{path}, {fault}")
+
+
+def test_a_workload_as_excel_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text("\ufeff" + SHARDED + "a,0,10,0.1,,,,\n", encoding="utf-8")
+    assert read_trace(str(tmp_path / "jobs.csv")).submissions[0].spec.name == "a"
+
+
+def test_numbers_within_their_limits_can_be_simulated(tmp_path: Path) -> None:
+    header = "name,time,iterations,shard_seconds,num_shards,max_workers\n"
+    path = csv(tmp_path, header + "a,0,1000000000000,0.000001,10000,10000\n")
+    (claimed,) = read_trace(path, num_slots=10_000).submissions
+    assert claimed.ready().samples == MAX_INTEGER
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "line 1: it is empty: the header has the batch, and numbers of workers"),
+        ("batch,1,two\n32,1,1\n", "line 1, column two: this column is no whole number of workers"),
+        ("batch,1,10001\n32,1,1\n", "line 1, column 10001: a job has 10000 workers at most"),
+        ("batch,1,2,02\n32,1,1,1\n", "line 1, column 02: the header has this number of workers more than once"),
+        ("batch,1,2,2\n32,1,1,2\n", "line 1, column 2: the header has this number of workers more than once"),
+        ("batch,1,2\n32,,1\n", "line 1, column 1: no batch was measured with one worker"),
+        ("batch,1\n32,1e-320\n", "line 2, column 1: '1e-320' is not a number of iterations per second, from one a"),
+        ("batch,1\n32,1e300\n", "line 2, column 1: '1e300' is not a number of iterations per second, from one a"),
+    ],
+)
+def test_a_malformed_model_is_named_by_line_and_column(tmp_path: Path, text: str, fault: str) -> None:
+    profiles = tmp_path / "profiles"
+    profiles.mkdir()
+    (profiles / "m.csv").write_text(text)
+    path = csv(tmp_path, "job_id,submission_time,num_iteration,model_name,batch_size\na,0,10,m,32\n")
+    with pytest.raises(MalformedFile) as raised:
+        read_trace(path, profiles=profiles)
+    assert str(raised.value).startswith(f"{profiles / 'm.csv'}, {fault}")
+
+
+def test_a_job_of_a_model_that_never_ends_is_refused(tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles"
+    profiles.mkdir()
+    (profiles / "m.csv").write_text("batch,1\n32,1\n")
+    header = "job_id,submission_time,num_iteration,model_name,batch_size\n"
+    path = csv(tmp_path, header + "a,0,1000000000000,m,1000000000000\n")
+    with pytest.raises(MalformedFile, match=r"line 2, column num_iteration: on 40 workers it takes .* days"):
+        read_trace(path, profiles=profiles)
+
+
+def test_names_of_profiled_jobs_are_checked(tmp_path: Path) -> None:
+    path = csv(tmp_path, "name,time,application,num_replicas,batch_size\n,0,toy,1,8\n")
+    with pytest.raises(MalformedFile, match="line 2, column name: must have at least 1 character"):
+        read_trace(path, profiles=toy_profiles(tmp_path))
 
 
 def without_a_time(event: dict[str, Any]) -> dict[str, Any]:
@@ -208,6 +274,52 @@ def test_a_malformed_history_is_named_by_line_and_place(tmp_path: Path, text: st
     with pytest.raises(MalformedFile) as raised:
         read_trace(str(path))
     assert str(raised.value).startswith(f"{path}, {fault}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"min_workers": 9}, "data: "),
+        ({"name": ""}, "data.name: "),
+        ({"group": "foo"}, "data: group: "),
+        ({"sizes": [3, 2]}, "data: sizes must be in increasing order"),
+        ({"num_shards": 2**53 - 1}, "data.batch_size: "),
+        ({"iterations_total": 2**53 - 1}, ""),
+        (
+            {"item": {"slots": ["host-9/1024"]}},
+            "data.item.slots: there is no slot host-9/1024: a host has 1024",
+        ),
+        ({"item": {"time": "2999-01-01T00:00:00Z"}}, "data.item.time: more than ten years after the first event"),
+        (
+            {"iterations_total": 2**53 - 1, "item": {"kind": "allocation"}},
+            "data.iterations_total: on 8 workers it takes",
+        ),
+    ],
+)
+def test_what_a_history_says_of_a_job_is_checked(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:
+    events = traces.story()
+    item = events[-1]["data"]["item"] | changes.get("item", {})
+    events[-1]["data"] |= changes | {"item": item}
+    path = traces.write(tmp_path, events)
+    if not fault:
+        simulate(read_trace(str(path)), Settings(PolicyName.FAIRSHARE))
+        return
+    with pytest.raises(MalformedFile) as raised:
+        read_trace(str(path))
+    assert str(raised.value).startswith(f"{path}, line 1, column events[12].{fault}")
+
+
+def test_an_allocation_without_workers_takes_no_time(tmp_path: Path) -> None:
+    events = [
+        traces.host_event(0, "host-1", "joined", slots=4),
+        traces.job_event(1, "job-1", "accepted", max_workers=4, num_shards=24),
+        traces.job_event(2, "job-1", "allocation", workers=0, max_workers=4, num_shards=24),
+        traces.job_event(5, "job-1", "allocation", iteration=10, workers=4, max_workers=4, num_shards=24),
+        traces.job_event(15, "job-1", "completed", iteration=20, max_workers=4, num_shards=24),
+    ]
+    (submission,) = read_trace(str(traces.write(tmp_path, events))).submissions
+    assert isinstance(submission.training, Recorded)
+    assert submission.training.seconds == {4: 1.0}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
 
@@ -82,8 +82,19 @@ class SimulatedAgents:
         if host in self._due:
             self.beat(host)
 
-    def beat(self, host: str, extra: Collection[WorkerReport] = ()) -> None:
-        """Let a host send a heartbeat now; ``extra`` are workers that it never had."""
+    def report_unknown(self, host: str, workers: Iterable[SimulatedWorker]) -> None:
+        """Let a host list workers that it never had as gone, and send one heartbeat if it did not list all of them."""
+        listed = self._gone[host]
+        new = [worker for worker in workers if (worker.job.id, worker.number) not in listed]
+        for worker in new:
+            exit_ = WorkerExit(kind="not started")
+            gone = WorkerReport(job=worker.job.id, worker=worker.number, slot=worker.slot, state="gone", exit=exit_)
+            listed[worker.job.id, worker.number] = worker, gone, self._timeline.now
+        if new:
+            self.beat(host)
+
+    def beat(self, host: str) -> None:
+        """Let a host send a heartbeat now."""
         self._due.discard(host)
         if host in self._silent or host not in self.hosts:
             return
@@ -106,7 +117,7 @@ class SimulatedAgents:
             incarnation=self.hosts[host].incarnation,
             number=self._num_beats,
             jobs=self.assigned.get(host),
-            workers=(*workers, *self._listed_as_gone(host), *extra),
+            workers=(*workers, *self._listed_as_gone(host)),
         )
         self._send(beat)
 

@@ -1,7 +1,7 @@
 """Workloads of profiled applications, from CSV files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .csv_table import MOMENT, MalformedFile, Row, cell, moment, positive_int, read_rows
@@ -19,6 +19,8 @@ class Arrival:
     application: Application
     workers: int
     batch_size: int
+    line: int = field(default=0, compare=False)
+    """Of the file."""
 
 
 def read_arrivals(path: Path, applications: Mapping[str, Application], *, num_slots: int) -> list[Arrival]:
@@ -61,4 +63,5 @@ def _arrival(path: Path, row: Row, applications: Mapping[str, Application], num_
         application=application,
         workers=workers,
         batch_size=batch_size,
+        line=line,
     )

@@ -79,7 +79,7 @@ def check_optional(path: Path, columns: Iterable[str]) -> None:
 
 def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file)
             header = next(lines, [])
             return header, [(lines.line_num, row) for row in lines if row]
@@ -133,7 +133,7 @@ def moment(text: str, *, start: float = 0.0) -> float:
     return number
 
 
-def duration(text: str) -> float:
+def duration(text: str | float) -> float:
     """Return the seconds that something takes: from a microsecond to a day."""
     number = float(text)
     if not 1e-6 <= number <= 86400:

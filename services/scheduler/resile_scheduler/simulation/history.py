@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -26,13 +26,21 @@ from resile_shared.bus.catalogue import model_of
 from resile_shared.bus.envelope import Malformed
 from resile_shared.http.api import EventView
 from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop, TenantDelete, TenantSet
-from resile_shared.messages.hosts import HostDraining, HostEvent, HostJoined, HostLeft, HostLost, HostState
+from resile_shared.messages.hosts import (
+    MAX_SLOTS_OF_HOST,
+    HostDraining,
+    HostEvent,
+    HostJoined,
+    HostLeft,
+    HostLost,
+    HostState,
+)
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobSpec
 from resile_shared.messages.pool import TenantEvent
 from resile_shared.validation import phrase
 
-from .csv_table import MalformedFile
-from .training import Recorded
+from .csv_table import MOST_SECONDS, MalformedFile
+from .training import Recorded, too_long
 from .workload import CHECKPOINT_SECONDS, HostChange, Submission, UserRequest, Workload
 
 _STATES: dict[type[HostEvent], HostState] = {
@@ -52,24 +60,29 @@ def read_history(path: Path) -> Workload:
         MalformedFile: the file cannot be read, or no job in it has trained.
 
     """
-    events = list(_read_events(path))
+    read = list(_read_events(path))
+    events = [event for _, event in read]
     of_jobs: defaultdict[str, list[JobEvent]] = defaultdict(list)
+    places: dict[str, _Place] = {}
     of_hosts = [event for event in events if isinstance(event, HostEvent)]
-    for event in events:
+    for place, event in read:
         if isinstance(event, JobEvent):
             of_jobs[event.job].append(event)
+            places[event.job] = place
     recorded = [_RecordedJob(job) for job in of_jobs.values()]
     trained = [job for job in recorded if job.seconds]
     if not trained:
         raise MalformedFile(path, "no job in it has trained: there is nothing to simulate")
     start = min(job.items[0].time for job in recorded)
     start = min([start, *(event.time for event in of_hosts)])
+    for place, event in read:
+        _check(path, place, event, start)
     requests = [request for job in trained for request in job.requests(start)]
     requests += [_tenant_request(event, start) for event in events if isinstance(event, TenantEvent)]
     delays = [delay for job in trained if (delay := job.start_delay) is not None]
     return Workload(
-        submissions=tuple(sorted((job.submission(start) for job in trained), key=lambda job: job.time)),
-        requests=tuple(sorted(requests, key=lambda request: request.time)),
+        submissions=tuple(sorted((_submission(path, job, places[job.id], start) for job in trained), key=_time)),
+        requests=tuple(sorted(requests, key=_time)),
         hosts=(*_unannounced(of_hosts, recorded), *_host_changes(of_hosts, start)),
         start_seconds=min(delays, default=None),
         left_out=tuple(job.id for job in recorded if not job.seconds),
@@ -79,28 +92,72 @@ def read_history(path: Path) -> Workload:
 # what is in the file
 
 
-def _read_events(path: Path) -> Iterator[BaseModel]:
-    for line, place, entry in _entries(path):
+class _Place(NamedTuple):
+    """Where an event is."""
+
+    line: int
+    inside: str
+    """Its document: the way to it, if the document has several."""
+
+    def malformed(self, path: Path, problem: str, *fields: str) -> MalformedFile:
+        """Return the error about ``fields``, the way to a part of the event."""
+        return MalformedFile(path, problem, line=self.line, column=".".join(filter(None, (self.inside, *fields))))
+
+
+def _check(path: Path, place: _Place, event: BaseModel, start: datetime) -> None:
+    """Check what no schema of an event bounds. Raises MalformedFile."""
+    if isinstance(event, JobEvent):
+        time, field = event.item.time, "item.time"
+        for name in event.item.slots:
+            if int(name.rpartition("/")[2]) >= MAX_SLOTS_OF_HOST:
+                problem = f"there is no slot {name}: a host has {MAX_SLOTS_OF_HOST} at most"
+                raise place.malformed(path, problem, "data", "item.slots")
+    else:
+        assert isinstance(event, HostEvent | TenantEvent)
+        time, field = event.time, "time"
+    if (time - start).total_seconds() > MOST_SECONDS:
+        raise place.malformed(path, "more than ten years after the first event", "data", field)
+
+
+def _submission(path: Path, job: "_RecordedJob", place: _Place, start: datetime) -> Submission:
+    """Return what was submitted. Raises MalformedFile at the job's newest event, which has its limits."""
+    try:
+        submission = job.submission(start)
+        submission.ready()
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise place.malformed(path, phrase(fault["msg"]), "data", *map(str, fault["loc"])) from error
+    training = submission.training
+    if problem := too_long(training, min(submission.spec.max_workers, training.num_shards)):
+        raise place.malformed(path, problem, "data", "iterations_total")
+    return submission
+
+
+def _time(happens: Submission | UserRequest) -> float:
+    return happens.time
+
+
+def _read_events(path: Path) -> Iterator[tuple[_Place, BaseModel]]:
+    for place, entry in _entries(path):
         try:
             view = EventView.model_validate(entry)
             model = model_of(view.subject)
             if issubclass(model, JobEvent | HostEvent | TenantEvent):
-                yield model.model_validate(view.data)
+                yield place, model.model_validate(view.data)
         except ValidationError as error:
             fault = error.errors()[0]
-            inside = ".".join(map(str, fault["loc"]))
             is_view = error.title == EventView.__name__
-            column = ".".join(filter(None, (place, "" if is_view else "data", inside)))
-            raise MalformedFile(path, phrase(fault["msg"]), line=line, column=column) from error
+            raise place.malformed(
+                path, phrase(fault["msg"]), "" if is_view else "data", *map(str, fault["loc"])
+            ) from error
         except Malformed as error:
-            column = ".".join(filter(None, (place, "subject")))
-            raise MalformedFile(path, str(error), line=line, column=column) from error
+            raise place.malformed(path, str(error), "subject") from error
 
 
-def _entries(path: Path) -> Iterator[tuple[int, str, Any]]:
-    """Yield the number of the line, the place in its document, and the event itself."""
+def _entries(path: Path) -> Iterator[tuple[_Place, Any]]:
+    """Yield each event, and where it is."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise MalformedFile(path, f"cannot be read: {error}") from error
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
@@ -109,9 +166,9 @@ def _entries(path: Path) -> Iterator[tuple[int, str, Any]]:
     documents = [(number, _parse(path, line, first=number)) for number, line in lines] if _is_lines(lines) else None
     for number, document in documents or [(1, _parse(path, text, first=1))]:
         if isinstance(document, dict) and isinstance(events := document.get("events"), list):
-            yield from ((number, f"events[{index}]", event) for index, event in enumerate(events))
+            yield from ((_Place(number, f"events[{index}]"), event) for index, event in enumerate(events))
         else:
-            yield number, "", document
+            yield _Place(number, ""), document
 
 
 def _is_lines(lines: Sequence[tuple[int, str]]) -> bool:
@@ -207,7 +264,7 @@ def _seconds_by_workers(items: Sequence[HistoryItem]) -> dict[int, float]:
     iterations: defaultdict[int, int] = defaultdict(int)
     for begin, end in itertools.pairwise(item for item in items if item.kind in _EXACT):
         num, duration = end.iteration - begin.iteration, (end.time - begin.time).total_seconds()
-        if begin.kind == "allocation" and num > 0 and duration > 0:
+        if begin.kind == "allocation" and begin.workers > 0 and num > 0 and duration > 0:
             seconds[begin.workers] += duration
             iterations[begin.workers] += num
     return {workers: seconds[workers] / iterations[workers] for workers in sorted(seconds)}

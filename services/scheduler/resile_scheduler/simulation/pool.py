@@ -278,10 +278,8 @@ class SimulatedPool:
                 self.removed_usage[usage.tenant] = usage
 
     def _stop(self, name: str, host: str, numbers: Iterable[int]) -> None:
-        job = self._jobs.get(name)
-        for number in numbers if job else ():
-            assert job is not None
-            self._workers.stop(job, host, number)
+        if job := self._jobs.get(name):
+            self._workers.stop(job, host, numbers)
 
     def _remove(self, command: RemoveJob) -> None:
         job = command.job

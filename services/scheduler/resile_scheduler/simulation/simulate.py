@@ -6,6 +6,7 @@ A simulation is deterministic: the same workload and settings have the same outc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil, inf
 from random import Random
 
 from resile_shared.errors import UsageError
@@ -135,7 +136,15 @@ class _Simulation:
         if self._pool.scheduler.holders() or self._seconds < self._last_outside:
             self._busy_until = self._seconds
         self._is_stuck = self._seconds - self._busy_until > STUCK_SECONDS
-        self._pool.later(TICK_SECONDS, self._tick)
+        self._pool.later(self._seconds_to_tick, self._tick)
+
+    @property
+    def _seconds_to_tick(self) -> float:
+        """Until the next tick: while there is no job, the ticks are left out that come before the next event."""
+        idle = self._pool.next_time - self._pool.now
+        if self._pool.records or idle == inf:
+            return TICK_SECONDS
+        return TICK_SECONDS * max(1.0, ceil(idle / TICK_SECONDS))
 
     def _request(self, request: UserRequest) -> None:
         self._num_requests += 1

@@ -20,7 +20,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from resile_shared.messages.jobs import DEFAULT_PRIORITY, MAX_PRIORITY, MAX_WORKERS, JobSpec
-from resile_shared.messages.reports import BatchRange
+from resile_shared.messages.reports import MAX_SAMPLES, BatchRange
 from resile_shared.validation import phrase
 
 from .arrivals import COLUMNS as PROFILED
@@ -40,7 +40,7 @@ from .csv_table import (
 )
 from .profiles import read_application
 from .throughputs import read_models
-from .training import Modelled, Profiled, Sharded, Training
+from .training import Modelled, Profiled, Sharded, Training, too_long
 from .workload import CHECKPOINT_SECONDS, Submission, Workload
 
 T = TypeVar("T")
@@ -77,7 +77,8 @@ def _read_sharded(path: Path, _: Path, num_slots: int) -> Iterable[Submission]:
     for number, row in enumerate(rows, 1):
         training = Sharded(
             iterations_total=cell(path, row, "iterations", positive_int, expected="a whole number of iterations"),
-            num_shards=_optional(path, row, "num_shards", positive_int, "a whole number of shards") or NUM_SHARDS,
+            num_shards=_optional(path, row, "num_shards", _shards, f"a whole number of shards up to {MAX_WORKERS}")
+            or NUM_SHARDS,
             shard_seconds=cell(
                 path, row, "shard_seconds", duration, expected="a number of seconds from 0.000001 to 86400"
             ),
@@ -91,7 +92,13 @@ def _read_profiled(path: Path, profiles: Path, num_slots: int) -> Iterable[Submi
     applications = {folder.name: read_application(folder) for folder in folders}
     for number, arrival in enumerate(read_arrivals(path, applications, num_slots=num_slots), 1):
         training = Profiled(arrival.application, arrival.batch_size)
-        spec = _spec(arrival.job, max_workers=training.num_shards)
+        try:
+            spec = _spec(arrival.job, max_workers=training.num_shards)
+        except ValidationError as error:
+            problem = phrase(error.errors()[0]["msg"])
+            raise MalformedFile(path, problem, line=arrival.line, column="name") from error
+        if problem := too_long(training, min(num_slots, training.num_shards)):
+            raise MalformedFile(path, problem, line=arrival.line, column="application")
         yield Submission(arrival.time, f"job-{number}", spec, training, CHECKPOINT_SECONDS, bits="fast")
 
 
@@ -107,7 +114,7 @@ def _read_modelled(path: Path, profiles: Path, num_slots: int) -> Iterable[Submi
             raise MalformedFile(path, problem, line=row[0], column="model_name")
         batch = cell(path, row, "batch_size", positive_int, expected="a whole number of samples")
         iterations = cell(path, row, "num_iteration", positive_int, expected="a whole number of iterations")
-        batches = BatchRange(least=batch, most=GROWTH * batch)
+        batches = BatchRange(least=batch, most=min(GROWTH * batch, MAX_SAMPLES))
         training = Modelled(batch * iterations, model.throughput, batch, min(MOST_SHARDS, batch), batches)
         time = cell(path, row, "submission_time", partial(moment, start=start), expected=MOMENT)
         name = row[1]["job_id"]
@@ -147,6 +154,9 @@ def _submission(
         fault = error.errors()[0]
         column = str(fault["loc"][0]) if fault["loc"] else "sizes"
         raise MalformedFile(path, phrase(fault["msg"]), line=row[0], column=column) from error
+    if problem := too_long(training, min(most, num_slots, training.num_shards)):
+        column = "iterations" if "iterations" in row[1] else "num_iteration"
+        raise MalformedFile(path, problem, line=row[0], column=column)
     return Submission(
         time,
         f"job-{number}",
@@ -155,6 +165,13 @@ def _submission(
         CHECKPOINT_SECONDS,
         deadline=deadline,
     )
+
+
+def _shards(text: str) -> int:
+    number = positive_int(text)
+    if number > MAX_WORKERS:
+        raise ValueError
+    return number
 
 
 def _sizes(text: str) -> tuple[int, ...]:

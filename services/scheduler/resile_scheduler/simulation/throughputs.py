@@ -1,17 +1,21 @@
 """How fast jobs train by a throughput model: fitted to tables of measurements, or made up."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from resile_shared.messages.jobs import MAX_WORKERS
+
 from ..policies.throughput import MOST_ITERATIONS, Line, Measurement, Measurements, Throughput
-from .csv_table import cell, non_negative, positive_int, read_header, read_rows
+from .csv_table import MalformedFile, cell, duration, non_negative, positive_int, read_header, read_rows
 
 SLOTS_PER_HOST = 8
 """Of the machines on which such tables were measured."""
 LEAST_BATCH = 64
 SAMPLE_SECONDS = 0.002
+RATE = "a number of iterations per second, from one a day to a million a second, or 0"
 STEP_SECONDS = 0.005
 
 
@@ -67,16 +71,40 @@ def _read_model(path: Path) -> Model:
 
 def _read_seconds(path: Path) -> dict[tuple[int, int], float]:
     """Return the seconds of an iteration by workers and batch; what was not measured is empty or 0."""
-    first, *columns = read_header(path)
+    header = read_header(path)
+    if not header:
+        raise MalformedFile(path, "it is empty: the header has the batch, and numbers of workers")
+    first, *columns = header
     rows = read_rows(path, [first, "1"])
+    numbers = _numbers_of_workers(path, columns)
     seconds = {}
     for row in rows:
         batch = cell(path, row, first, positive_int, expected="a whole number of samples")
-        for column in columns:
-            workers = positive_int(column)
-            if not row[1][column]:
-                continue
-            rate = cell(path, row, column, non_negative, expected="a number of iterations per second")
-            if rate:
-                seconds[workers, batch] = 1.0 / rate
+        for column, workers in numbers.items():
+            time = cell(path, row, column, _iteration_seconds, expected=RATE)
+            if time is not None:
+                seconds[workers, batch] = time
+    if not any(workers == 1 for workers, _ in seconds):
+        raise MalformedFile(path, "no batch was measured with one worker", column="1")
     return seconds
+
+
+def _numbers_of_workers(path: Path, columns: Sequence[str]) -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    for column in columns:
+        try:
+            workers = positive_int(column)
+        except ValueError:
+            raise MalformedFile(path, "this column is no whole number of workers", column=column) from None
+        if workers > MAX_WORKERS:
+            raise MalformedFile(path, f"a job has {MAX_WORKERS} workers at most", column=column)
+        if workers in numbers.values():
+            raise MalformedFile(path, "the header has this number of workers more than once", column=column)
+        numbers[column] = workers
+    return numbers
+
+
+def _iteration_seconds(rate: str) -> float | None:
+    """Return the seconds of an iteration; None: it was not measured."""
+    per_second = non_negative(rate) if rate else 0.0
+    return duration(1.0 / per_second) if per_second else None

@@ -73,6 +73,19 @@ class Training(Protocol):
         ...
 
 
+MOST_DAYS = 366
+"""That a job may take on the most workers that it can have: the simulated scheduler looks at it every 30 seconds."""
+
+
+def too_long(training: Training, workers: int) -> str:
+    """Say how long it would take on so many workers of one host, at its first pace, if that is too long to simulate."""
+    pace = training.pace((workers,), training.batch_size, 0.0)
+    days = training.work / pace.work * pace.seconds / 86400
+    if days <= MOST_DAYS:
+        return ""
+    return f"on {workers} workers it takes {days:.3g} days: at most {MOST_DAYS} are simulated"
+
+
 @dataclass(frozen=True)
 class Sharded:
     """Iterations that take ``shard_seconds`` for each shard of the worker that has most; an exchange takes no time."""

@@ -3,12 +3,12 @@
 Iterations are not simulated one by one: a boundary is, where something happens at it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from resile_shared.messages.allocations import Allocation
-from resile_shared.messages.hosts import Address, WorkerExit, WorkerReport
+from resile_shared.messages.hosts import Address
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import (
     CheckpointSaved,
@@ -89,13 +89,15 @@ class SimulatedWorkers:
             self._agents.end(worker, kind)
             self._on_lost(job, number)
 
-    def stop(self, job: SimulatedJob, host: str, number: int) -> None:
-        """End a worker because its agent was told to, or let the agent say that it never had it."""
-        if number in job.workers:
-            self.exit(job, number, "exited")
-        else:
-            exit_ = WorkerExit(kind="not started")
-            self._agents.beat(host, [WorkerReport(job=job.id, worker=number, slot=0, state="gone", exit=exit_)])
+    def stop(self, job: SimulatedJob, host: str, numbers: Iterable[int]) -> None:
+        """End workers because their agent was told to; it reports those that it never had as gone, not started."""
+        unknown = []
+        for number in numbers:
+            if number in job.workers:
+                self.exit(job, number, "exited")
+            else:
+                unknown.append(SimulatedWorker(job, number, host, slot=0))
+        self._agents.report_unknown(host, unknown)
 
     def lose_host(self, host: str) -> None:
         """End all workers of a host."""
@@ -175,7 +177,9 @@ class SimulatedWorkers:
             self._timeline.later(self._delays.exit, partial(self.exit, job, number, "left"))
 
     def _train(self, job: SimulatedJob, *, pause: float = 0.0) -> None:
-        """Train on, after ``pause`` seconds."""
+        """Train on, after ``pause`` seconds, unless what was reported of the switch has ended the job's membership."""
+        if not job.members:
+            return
         if job.missing:
             self._accuse(job, job.life)
             return

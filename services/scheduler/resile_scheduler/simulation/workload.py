@@ -7,6 +7,7 @@ from resile_shared.errors import UsageError
 from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop, TenantDelete, TenantSet
 from resile_shared.messages.hosts import HostState, Labels
 from resile_shared.messages.jobs import JobSpec
+from resile_shared.messages.message import MAX_INTEGER
 from resile_shared.messages.reports import Ready
 
 from .training import Training
@@ -37,7 +38,7 @@ class Submission:
             num_shards=training.num_shards,
             batch_size=training.batch_size,
             epochs=1,
-            samples=training.batch_size * training.iterations_total,
+            samples=min(training.batch_size * training.iterations_total, MAX_INTEGER),
             bits=self.bits,
             batch_range=training.batch_range,
             micro_batch_size=training.micro_batch_size,
