@@ -137,6 +137,14 @@ def test_a_default_number_of_workers_fits_the_shards(resile: Any) -> None:
     assert ended.json["workers"] == 1
 
 
+def test_workers_and_later_runs_share_what_they_compile(resile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    script = resile.script(TRAIN + "\nimport os\nprint(os.environ['TORCHINDUCTOR_CACHE_DIR'])\n")
+    folders = [resile.run("run", script, "-w", "2").out for _ in range(2)]
+    [folder] = {line for out in folders for line in out.splitlines() if "/kernels/torch-" in line}
+    assert Path(folder).is_dir()
+
+
 def test_a_stopped_run_loses_nothing_and_is_resumed_with_its_arguments(resile: Any, undisturbed: str) -> None:
     script = resile.script()
     process = resile.start("run", script, "-w", "2", "--", "--pause", "0.1")

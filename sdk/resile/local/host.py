@@ -26,11 +26,13 @@ from resile_learner.processes.fork_servers import ForkServers
 from resile_learner.processes.runner import WorkerRunner
 from resile_learner.processes.worker_process import Stream
 from resile_shared.errors import ResileError
+from resile_shared.home import writing
 from resile_shared.messages.hosts import HostHello, WorkerExit
 
 from .events import Noted
 from .in_memory import HostCommand, HostEvent, HostFailed
 from .job import LocalJob
+from .kernels import KERNELS, kernel_folder
 from .runs import Home, RunFolder
 from .settings import RunSettings
 from .storage import local_folder
@@ -78,6 +80,8 @@ class LocalHost:
         self._builds = Environments(home.environments, variables=os.environ)
         self._environments = JobEnvironments(self._builds)
         self._datasets = JobDatasets(Datasets(home.datasets, storage=""))
+        with writing(home.path):
+            self._kernels = {} if KERNELS in os.environ else {KERNELS: str(kernel_folder(home.path))}
         self._incarnation = 0
         self._num_slots = 0
         self._devices: HostDevices
@@ -196,7 +200,12 @@ class LocalHost:
             worker=start.worker,
             script=job.script,
             args=job.args,
-            env={**data, **self._settings.env, **self._devices.environment(self._devices.slots[start.slot])},
+            env={
+                **self._kernels,
+                **data,
+                **self._settings.env,
+                **self._devices.environment(self._devices.slots[start.slot]),
+            },
             directory=str(Path.cwd()),
             storage=job.storage,
             batches=job.batches,
