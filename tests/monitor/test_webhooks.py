@@ -1,18 +1,24 @@
 """Webhooks on the real bus, with real monitors and a real receiver."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import orjson
+import pytest
 from aiohttp import web
 
-from resile_monitor.webhooks.core import signature
+from resile_monitor.webhooks.core import Pace, signature
+from resile_monitor.webhooks.delivery import Deliveries
 from resile_shared.bus import subjects
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.stream_reader import StreamReader
 from resile_shared.http.api import WebhookCreated, WebhookList, WebhookView
 from resile_shared.messages.jobs import JobEvent, JobState
-from resile_shared.messages.webhooks import MAX_WEBHOOKS
+from resile_shared.messages.message import at
+from resile_shared.messages.webhooks import MAX_WEBHOOKS, Webhook
 from resile_shared.testing.waiting import until
 
 from .examples import item
@@ -112,6 +118,33 @@ async def test_the_end_of_a_job_is_delivered_signed_once_by_several_monitors(mon
     assert orjson.loads(body)["data"]["state"] == "completed"
     assert (seen.num_given_up, seen.last_error, seen.attempts) == (0, "", 0)
     assert "secret" not in seen.model_dump()
+
+
+async def test_an_event_that_is_stored_while_other_kinds_are_read_is_not_skipped(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kinds are read one after the other: job-1 completes after the first was read, and fails before the second."""
+    bus = scene.scheduler
+    first_after = StreamReader.first_after
+    num_reads = 0
+
+    async def end_meanwhile(reader: StreamReader[JobEvent], sequence: int) -> Received[JobEvent] | None:
+        nonlocal num_reads
+        num_reads += 1
+        found = await first_after(reader, sequence)
+        if num_reads == 1:
+            await end(scene, 1)
+            await end(scene, 2, kind="failed")
+        return found
+
+    monkeypatch.setattr(StreamReader, "first_after", end_meanwhile)
+    deliveries = Deliveries(bus, Pace(attempt_seconds=60, first_pause_seconds=0.05))
+    secret = "whsec_" + base64.b64encode(bytes(24)).decode()
+    kinds = ("completed", "failed")
+    webhook = Webhook(id="hook-1", url="http://127.0.0.1:1", secret=secret, events=kinds, created=at(1.0), after=0)
+    event = await deliveries._next(webhook)
+    assert event is not None
+    assert event.message.item.number == 1
 
 
 async def test_an_attempt_that_fails_is_repeated_with_the_same_id_and_no_redirect_is_followed(

@@ -133,6 +133,12 @@ class Deliveries:
 
     async def _next(self, webhook: Webhook) -> Received[JobEvent] | None:
         """Return the first event that the receiver asked for and was not told yet."""
+        if await self._first_stored(webhook) is None:
+            return None
+        return await self._first_stored(webhook)  # an earlier event may have been stored after its kind was read
+
+    async def _first_stored(self, webhook: Webhook) -> Received[JobEvent] | None:
+        """Read one kind after the other, and return the first event that was found."""
         found = []
         for kind in webhook.events:
             reader = self._bus.read_stream(EVENTS, JobEvent, subject=job_events_of_kind(kind))
