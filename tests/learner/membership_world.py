@@ -75,7 +75,7 @@ class Node:
     machine: Membership
     phase: Phase = "joining"
     history: tuple[int, ...] | None = None
-    """For each round that its state contains the generation that trained it; None without a whole state."""
+    """For each round that its state contains the generation that trained it; None until it has a state."""
     committed: tuple[int, ...] = ()
     """The longest history it ever had."""
     gone: str = ""
@@ -368,6 +368,7 @@ class World:
             assert sync.round <= max(self.nodes[member].round, len(self.nodes[member].committed))
         assert sync.round == -1 or sync.round >= len(node.committed), "the state furthest ahead wins"
         if sync.round == -1:
+            assert node.view.current is None, "a member has a state, newer or older"
             self.end(worker, "without any state")
 
     def sync_state(self, worker: int, node: Node) -> None:
@@ -376,23 +377,21 @@ class World:
         generation, donor = sync.order.generation, sync.donor_of(worker)
         arrived = [s for s in self.states if s[1] == worker and s[2] == generation and s[0] == donor]
         if node.view.is_superseded(generation) and (donor is None or not arrived or self.draw()):
-            self.torn(worker, node, begun=bool(arrived) or donor is not None)
+            self.miss_state(worker, node)
         elif donor is not None and arrived:
             self.states.remove(arrived[0])
             node.history = arrived[0][3]
             self.state_synced(worker, node, sync)
         elif donor is not None:
             if self.nodes[donor].gone:
-                self.torn(worker, node, begun=True)
+                self.miss_state(worker, node)
         elif node.owed:
             self.give_state(worker, node, generation)
         else:
             self.state_synced(worker, node, sync)
 
-    def torn(self, worker: int, node: Node, *, begun: bool) -> None:
-        assert node.sync is not None
-        if begun and node.sync.donor_of(worker) is not None and self.draw():
-            node.history = None
+    def miss_state(self, worker: int, node: Node) -> None:
+        """It does not get all of a newer state, and keeps its own, if it has one."""
         self.states = [state for state in self.states if state[1] != worker]
         self.lose(worker, node)
 

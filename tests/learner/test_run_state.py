@@ -1,5 +1,6 @@
 """A state is loaded into a model whose buffers changed in form since it was built."""
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -62,6 +63,30 @@ def test_a_joiner_gets_the_buffers_that_training_created_or_replaced(
         assert joiner.cache.data_ptr() != expected.data_ptr()
         assert joiner.cache.stride() == expected.clone().stride()
     assert "cache" not in joiner.state_dict()
+
+
+def test_a_state_that_is_received_in_part_leaves_the_own_one_whole_if_that_is_kept() -> None:
+    donor, receiver = Model(torch.ones(4)), Model(torch.zeros(4))
+    state, expected = run_state(receiver), [tensor.clone() for tensor in receiver.state_dict().values()]
+    sent = run_state(donor).flatten()
+    for target in state.allocate_buffers(sent.skeleton, keeps_state=True):
+        target.fill_(7)
+    assert all(map(torch.equal, receiver.state_dict().values(), expected))
+    for target, source in zip(state.allocate_buffers(sent.skeleton, keeps_state=True), sent.tensors, strict=True):
+        target.copy_(source)
+    state.load_received()
+    assert all(map(torch.equal, receiver.state_dict().values(), donor.state_dict().values()))
+    assert receiver.cache is not None
+    assert receiver.cache.tolist() == [1.0] * 4
+
+
+def test_memory_that_a_state_was_received_into_is_free_once_it_is_loaded() -> None:
+    donor, receiver = Model(None), Model(None)
+    state = run_state(receiver)
+    skeleton = run_state(donor).flatten().skeleton
+    received = [weakref.ref(tensor) for tensor in state.allocate_buffers(skeleton, keeps_state=True)]
+    state.load_received()
+    assert [each() for each in received] == [None] * len(received)
 
 
 def test_a_buffer_of_the_same_form_keeps_its_memory() -> None:

@@ -762,6 +762,14 @@ MUTANTS = (
         "            behind = tuple(worker for worker in order.workers if rounds[worker] > furthest)\n",
     ),
     Mutant(
+        "a member that is behind receives over its own state",
+        "the only state that is left is half of another one",
+        _SESSION,
+        "keeps_state=number != NO_STATE",
+        "keeps_state=False",
+        once_missing=True,
+    ),
+    Mutant(
         "leavers leave at once",
         "what they sent last is lost, and a member waits for it",
         _SESSION,

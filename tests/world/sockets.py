@@ -144,10 +144,13 @@ class _Pipe:
         self._due = min(self._due + 1, len(self._items))
         self.pump()
 
+    def clear(self) -> None:
+        self._items.clear()
+        self._due = 0
+
     def forget(self, host: str) -> None:
         if self._source.host == host and self._source.process.is_dead:
-            self._items.clear()
-            self._due = 0
+            self.clear()
         self.pump()
 
     def pump(self) -> None:
@@ -271,6 +274,14 @@ class SimSocket:
         assert self.peer is not None
         for end in (self, self.peer):
             end.receive(ConnectionResetError("connection reset by peer"))
+
+    def lose_peer(self) -> None:
+        """The machine at the other end is lost, and with it all that this end has not read."""
+        assert self.peer is not None
+        assert self.peer._out is not None
+        self.buffer.clear()
+        self.peer._out.clear()
+        self.receive(ConnectionResetError("connection reset by peer"))
 
     def probe(self) -> None:
         """Ask the other end whether it still knows this connection, as TCP's keepalive does where it is idle."""

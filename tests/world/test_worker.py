@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from resile_learner.messages import Completed, Failed, Left, Member, Order, Switched, WorkerConfig, WorkerListening
 from resile_learner.processes.worker_process import WorkerProcess
+from resile_learner.state.run import RunState
 from resile_shared.messages.hosts import WorkerExit
 
 from .loop import Process, SimLoop
@@ -139,6 +141,71 @@ def test_a_worker_leaves_once_the_others_have_committed_its_last_round(seed: int
     scene.run(lambda: any(isinstance(message, Left) for message in scene.messages))
     newest = {commit.worker: commit.iteration for commit in scene.commits}
     assert newest[0] >= newest[1]
+
+
+class OneBehind(Scene):
+    """Worker 2 is lost, and worker 1 does not get the rest of a round that worker 0 has committed."""
+
+    def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(seed, SCRIPT)
+        self.cluster.delay_seconds = 0.05
+        self.start(0, 1, 2)
+        self.order(0, 1, 2)
+        self.run(self.has_trained(4))
+        self.cluster.on_commit = self._on_commit
+        self.run(lambda: 2 in self.exits)
+        self.cluster.on_commit = self.commits.append
+        self.when_receiving = lambda: None
+        allocate = RunState.allocate_buffers
+
+        def allocate_buffers(state: RunState, skeleton: bytes, **options: bool) -> list[Tensor]:
+            """What of a state arrives first is in memory."""
+            tensors = allocate(state, skeleton, **options)
+            for tensor in tensors:
+                tensor.fill_(1)
+            self.when_receiving()
+            return tensors
+
+        monkeypatch.setattr(RunState, "allocate_buffers", allocate_buffers)
+
+    def iteration(self, worker: int) -> int:
+        """The newest that it has committed."""
+        return max(commit.iteration for commit in self.commits if commit.worker == worker)
+
+    def _on_commit(self, commit: Commit) -> None:
+        self.commits.append(commit)
+        if self.iteration(0) == self.iteration(1) + 1:
+            self.lose(2)
+
+    def lose(self, worker: int) -> None:
+        """Kill it; worker 1 gets nothing that is still on its way from there."""
+        ends = self.process(1), self.process(worker)
+        for sock in list(self.cluster.network.sockets):
+            if sock.peer and (sock.process, sock.peer.process) == ends:
+                sock.lose_peer()
+        self.processes[worker].kill()
+
+    def process(self, worker: int) -> Process:
+        return next(sim.process for sim in self.cluster.living.values() if sim.config.worker == worker)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_that_is_behind_is_whole_until_it_has_all_of_the_newer_state(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = OneBehind(seed, monkeypatch)
+    behind = scene.iteration(1)
+    assert scene.iteration(0) == behind + 1
+    scene.when_receiving = lambda: scene.lose(0)
+    scene.order(0, 1, is_recovery=True)
+    scene.run(lambda: 0 in scene.exits)
+    scene.order(1, is_recovery=True)
+    scene.run(scene.is_active(3))
+    assert [commit.iteration for commit in scene.commits if commit.worker == 1][-1] == behind
+    scene.run(lambda: 1 in scene.exits)
+    (completed,) = scene.completions
+    assert completed.params_sha256 == SCRIPT.params_sha256()
+    assert [(count.once, count.more, count.never) for count in completed.ledger] == [(160, 0, 0)] * 3
 
 
 def test_workers_with_different_data_do_not_train_together() -> None:

@@ -19,7 +19,7 @@ import struct
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import orjson
@@ -222,19 +222,6 @@ class _Decoder:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
-        self._decoders: dict[str, Callable[[Any], Any]] = {
-            "tensor": lambda index: self._tensors[index],
-            "tuple": lambda items: tuple(self.decode(item) for item in items),
-            "dict": self._dict,
-            "int": lambda text: int(text, 16),
-            "float": lambda text: struct.unpack("<d", bytes.fromhex(text))[0],
-            "bytes": lambda text: base64.b64decode(text, validate=True),
-            "array": lambda parts: self._tensors[parts[0]].numpy().view(_array_dtype(parts[1])).reshape(parts[2]),
-            "scalar": lambda parts: np.frombuffer(base64.b64decode(parts[1]), _array_dtype(parts[0]))[0],
-            "size": torch.Size,
-            "dtype": dtype_named,
-            "device": torch.device,
-        }
 
     def decode(self, node: Any) -> Any:
         if isinstance(node, list):
@@ -245,7 +232,7 @@ class _Decoder:
         if kind not in self._decoders:
             raise StateError(f"the stored state is not readable: unknown kind of value {kind!r}")
         try:
-            return self._decoders[kind](content)
+            return self._decoders[kind](self, content)
         except _MALFORMED as error:
             raise StateError(f"the stored state is not readable: a bad {kind!r} ({error})") from error
 
@@ -254,6 +241,21 @@ class _Decoder:
         if len(tree) != len(pairs):
             raise StateError("the stored state is not readable: a dict has a key twice")
         return tree
+
+    # Of the class: in an instance they would be a cycle, which keeps the tensors until it is collected.
+    _decoders: ClassVar[Mapping[str, Callable[["_Decoder", Any], Any]]] = {
+        "tensor": lambda self, index: self._tensors[index],
+        "tuple": lambda self, items: tuple(self.decode(item) for item in items),
+        "dict": _dict,
+        "int": lambda _, text: int(text, 16),
+        "float": lambda _, text: struct.unpack("<d", bytes.fromhex(text))[0],
+        "bytes": lambda _, text: base64.b64decode(text, validate=True),
+        "array": lambda self, parts: self._tensors[parts[0]].numpy().view(_array_dtype(parts[1])).reshape(parts[2]),
+        "scalar": lambda _, parts: np.frombuffer(base64.b64decode(parts[1]), _array_dtype(parts[0]))[0],
+        "size": lambda _, shape: torch.Size(shape),
+        "dtype": lambda _, name: dtype_named(name),
+        "device": lambda _, name: torch.device(name),
+    }
 
 
 def _parse(skeleton: bytes) -> tuple[list[TensorSpec], Any]:

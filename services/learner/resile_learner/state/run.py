@@ -73,7 +73,7 @@ class RunState:
         """Those of the modules in training: after an epoch, one worker alone may validate."""
         self.progress = TrainingProgress()
         self.facts: Facts = {}
-        self._received: tuple[bytes, list[Tensor]]
+        self._received: tuple[bytes, list[Tensor]] | None = None
 
     def flatten(self) -> FlatState:
         """Return the state as it is now; its tensors are the live ones, not copies."""
@@ -91,14 +91,16 @@ class RunState:
         """Modules have the modes in which they compute gradients, alike on all workers."""
         self._modes = _modes(self._model)
 
-    def allocate_buffers(self, skeleton: bytes, *, on_host: bool = False) -> list[Tensor]:
+    def allocate_buffers(self, skeleton: bytes, *, on_host: bool = False, keeps_state: bool = False) -> list[Tensor]:
         """Return the tensors to receive a state into: parameters and buffers themselves, and new memory for the rest.
 
         ``on_host``: all in memory of the host, also if parameters are elsewhere. While they are being filled this
-        worker may have no complete state.
+        worker has no complete state, unless it ``keeps_state``: then all are in new memory of the host.
         """
-        mine = {f"model/{name}": tensor for name, tensor in model_tensors(self._model).items() if tensor is not None}
-        tensors = allocate(skeleton, {path: t for path, t in mine.items() if t.device.type == "cpu" or not on_host})
+        self._received = None  # before there is memory for the next ones
+        mine = {} if keeps_state else model_tensors(self._model)
+        targets = {f"model/{name}": tensor for name, tensor in mine.items() if tensor is not None}
+        tensors = allocate(skeleton, {path: t for path, t in targets.items() if t.device.type == "cpu" or not on_host})
         self._received = skeleton, tensors
         return tensors
 
@@ -114,7 +116,9 @@ class RunState:
 
     def load_received(self) -> None:
         """Load the state received into the buffers allocated last. Raises StateDiffers."""
-        self.load(*self._received)
+        assert self._received is not None
+        received, self._received = self._received, None
+        self.load(*received)
 
     @torch.no_grad()
     def load(self, skeleton: bytes, tensors: Sequence[Tensor]) -> None:

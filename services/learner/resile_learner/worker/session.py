@@ -136,7 +136,7 @@ class WorkerSession:
                     state.allocate_buffers, obsolete=lambda: self._control.view.must_recover
                 )
         except Abandoned as lost:
-            self._catch_up(lost, NO_STATE, state)
+            self._catch_up(lost.suspect, NO_STATE, state)
             return False
         with self.changes.step("load state"):
             state.load_received()
@@ -247,19 +247,21 @@ class WorkerSession:
     def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
         """Wait for a generation without the lost worker, and synchronize the state with its members."""
         self._control.report_suspect(lost.suspect, "hearsay" if lost.is_hearsay else "broken link", lost.reason)
-        return self._catch_up(lost, next_round, state)
+        return self._catch_up(lost.suspect, next_round, state)
 
-    def _catch_up(self, lost: Abandoned, number: int, state: RunState) -> bool:
-        """Become a member by a recovery; return whether that took the state of another member."""
-        has_taken = is_torn = False
+    def _catch_up(self, suspect: int, number: int, state: RunState) -> bool:
+        """Become a member by a recovery; return whether that took the state of another member.
+
+        Until it has all of that, this worker keeps the state before round ``number``: if those ahead are lost, it is
+        the one to continue from.
+        """
+        has_taken = False
 
         def allocate_buffers(skeleton: bytes) -> Sequence[Tensor]:
-            nonlocal is_torn
-            is_torn = True
-            return state.allocate_buffers(skeleton)
+            return state.allocate_buffers(skeleton, keeps_state=number != NO_STATE)
 
         while True:
-            self._control.check_link(lost.suspect)
+            self._control.check_link(suspect)
             self._control.post(RoundAbandoned(number))
             with self.changes.step("wait for the recovery"):
                 sync = self._await_state_sync(state.progress.iteration)
@@ -268,12 +270,11 @@ class WorkerSession:
                     has_received = self._sync_state(sync, state.flatten, allocate_buffers)
                 if has_received:
                     state.load_received()  # before anything newer can make this worker a donor
-                    has_taken, is_torn = True, False
+                    has_taken = True
                 number = sync.round
                 self._control.post(StateSynced(sync.order.generation, number))
-            except Abandoned as error:
-                lost = error
-                number = NO_STATE if is_torn else number
+            except Abandoned as lost:
+                suspect = lost.suspect
             current = self._control.view.current
             if current is not None and current.generation == sync.order.generation:
                 self._order = current
