@@ -119,3 +119,4 @@ def test_the_time_of_one_configuration_is_among_those_of_many() -> None:
         for across in (False, True):
             several = found.seconds([workers, 2], [batch, 16], across=[across, False])
             assert found.seconds_of(workers, batch, across=across) == pytest.approx(several[0])
+            assert found.rate(workers, batch, across=across) == pytest.approx(batch / several[0])

@@ -53,6 +53,10 @@ class OverlappedThroughput(Throughput):
         """Return `seconds` for one configuration."""
         return float(self.seconds(workers, batch, across=across))
 
+    def rate(self, workers: ArrayLike, batch: ArrayLike, *, across: ArrayLike = False) -> Floats:
+        """Return the samples per second; arguments as for `Throughput.seconds`."""
+        return np.asarray(np.asarray(batch, dtype=float) / self.seconds(workers, batch, across=across))
+
     def _errors(self, workers: Floats, samples: Floats) -> Floats:
         """Return the logarithms of how far the lines are off: between two measurements linear, beyond constant."""
         n, logarithms = np.broadcast_arrays(workers, np.log(np.maximum(samples, 1e-9)))
