@@ -25,7 +25,7 @@ from .newest import newest
 from .ranking import in_turn
 from .shares import admit, targets, what_leaves_fewer
 from .solver import Curve, Ints, solve
-from .throughput import FixedWorkers, Floats, Throughput
+from .throughput import ROUNDING, FixedWorkers, Floats, Throughput
 
 ENOUGH = 0.99
 """The best batch is the smallest with this much of the highest throughput: a larger one learns less per sample."""
@@ -147,31 +147,46 @@ def _options(
     allowed: tuple[int, ...] | None,
     slots_per_host: int | None,
 ) -> _Options:
-    sizes = _sizes(most, allowed)
-    smallest = np.maximum(batches.least, batches.least_per_slot * sizes)
-    possible = smallest <= batches.most
-    if not possible.all():
-        sizes, smallest = sizes[possible], smallest[possible]
-    largest = np.full(sizes.shape, batches.most)
+    shapes = _shapes(batches, most, allowed, throughput.micro_batch_size)
+    sizes = shapes.sizes
     across = sizes > (slots_per_host or most)
     speeds = throughput.with_workers(sizes, across=across)
-    best = _smallest_enough(speeds, sizes, smallest, largest)
+    best = _smallest_enough(speeds, shapes)
     scaling, fewest = speeds.rate(best), 0
     if len(sizes):
-        fewest, least_batch = int(sizes[0]), int(smallest[0])
+        fewest, least_batch = int(sizes[0]), int(shapes.smallest[0])
         scaling *= throughput.seconds_of(fewest, least_batch, across=bool(across[0])) / least_batch
     enough = slice(int(sizes.searchsorted(least)), None)
     return _Options(sizes[enough], best[enough], scaling[enough], fewest, throughput.num_measured > 0)
 
 
+class _Shapes(NamedTuple):
+    """The numbers of workers that can share a batch, in rising order, and what that means whatever their speed."""
+
+    sizes: Ints
+    smallest: Ints
+    """The least batch that they can share."""
+    largest: Ints
+    full: Ints
+    """The batch of one full pass of all workers."""
+    few: Ints
+    """The passes of the least batch."""
+    many: Ints
+    """The passes of the largest batch."""
+
+
 @lru_cache(maxsize=4096)
-def _sizes(most: int, allowed: tuple[int, ...] | None) -> Ints:
-    """Return the numbers of workers up to ``most``, or those of them that are ``allowed``."""
+def _shapes(batches: BatchRange, most: int, allowed: tuple[int, ...] | None, micro_batch_size: int | None) -> _Shapes:
     sizes = np.arange(1, most + 1) if allowed is None else np.array(allowed, dtype=np.int64)
-    return sizes[(sizes >= 1) & (sizes <= most)]
+    sizes = sizes[(sizes >= 1) & (sizes <= most)]
+    smallest = np.maximum(batches.least, batches.least_per_slot * sizes)
+    sizes, smallest = sizes[smallest <= batches.most], smallest[smallest <= batches.most]
+    largest = np.full(sizes.shape, batches.most)
+    full = (micro_batch_size or batches.most) * sizes
+    return _Shapes(sizes, smallest, largest, full, few=-(-smallest // full), many=-(-largest // full))
 
 
-def _smallest_enough(speeds: FixedWorkers, sizes: Ints, smallest: Ints, largest: Ints) -> Ints:
+def _smallest_enough(speeds: FixedWorkers, shapes: _Shapes) -> Ints:
     """Return the least batches with `ENOUGH` of the throughput of the largest, for each number of workers.
 
     Where the exchange follows the computation, and nothing corrects the lines, an iteration takes
@@ -179,12 +194,12 @@ def _smallest_enough(speeds: FixedWorkers, sizes: Ints, smallest: Ints, largest:
     ``b = ENOUGH * rate * (fixed + slope * b)``; else it is found by halving.
     """
     throughput = speeds.throughput
+    sizes, smallest, largest, *_ = shapes
+    seconds = speeds.seconds(largest)
     if throughput.micro_batch_size is None:
-        seconds = speeds.seconds(largest)
         rate = ENOUGH * (largest / seconds)
     else:
-        smallest, largest, rate = _in_fewest_passes(speeds, sizes, smallest, largest)
-        seconds = speeds.seconds(largest)
+        smallest, largest, seconds, rate = _in_fewest_passes(speeds, shapes, seconds)
     if throughput.overlap == 1.0 and not throughput.corrections:
         growing = throughput.compute.slope * throughput.samples(sizes, largest)
         batch = rate * (seconds - growing) / (1.0 - rate * growing / largest)
@@ -197,26 +212,24 @@ def _smallest_enough(speeds: FixedWorkers, sizes: Ints, smallest: Ints, largest:
     return np.asarray(np.minimum(np.maximum(np.ceil(batch), smallest), largest), dtype=np.int64)
 
 
-def _in_fewest_passes(speeds: FixedWorkers, sizes: Ints, smallest: Ints, largest: Ints) -> tuple[Ints, Ints, Floats]:
-    """Return the least and the most batch of the fewest passes that are enough, and the throughput that is.
+def _in_fewest_passes(speeds: FixedWorkers, shapes: _Shapes, seconds: Floats) -> tuple[Ints, Ints, Floats, Floats]:
+    """Return the least and the most batch of the fewest passes that are enough, and its seconds.
 
-    With the same number of passes the largest batch has the highest throughput; of batches whose passes are all full
-    it is the one with most of them.
+    Then comes the throughput that is enough; ``seconds`` are those of the largest batch. Of batches whose passes are
+    all full, the one with most of them has the highest throughput. Only the largest batch, whose passes need not be
+    full, may be faster. p full passes take ``last + (p - 1) * other`` seconds, so they are enough where
+    ``p * full = rate * (last - other + p * other)``.
     """
-    full = (speeds.throughput.micro_batch_size or 1) * sizes
-
-    def rate(passes: Ints) -> Floats:
-        return speeds.rate(np.minimum(passes * full, largest))
-
-    few, many = -(-smallest // full), -(-largest // full)
+    _, smallest, largest, full, few, many = shapes
+    last, other = speeds.pass_seconds(np.asarray(speeds.throughput.micro_batch_size, dtype=float))
     fewer = np.maximum(many - 1, few)
-    many = np.where(rate(fewer) >= rate(many), fewer, many)
-    enough = ENOUGH * rate(many)
-    while (few < many).any():
-        middle = (few + many) // 2
-        is_enough = rate(middle) >= enough
-        few, many = np.where(is_enough, few, middle + 1), np.where(is_enough, middle, many)
-    return np.maximum(smallest, (many - 1) * full + 1), np.minimum(many * full, largest), enough
+    all_full = np.where(fewer < many, fewer * full / (last + (fewer - 1) * other), 0.0)
+    rate = ENOUGH * np.maximum(largest / seconds, all_full)
+    gained = full - rate * other
+    passes = np.ceil(rate * (last - other) / np.where(gained > 0.0, gained, ROUNDING))
+    passes = np.clip(passes, few, np.where(all_full >= largest / seconds, fewer, many)).astype(np.int64)
+    seconds = np.where(passes < many, last + (passes - 1) * other, seconds)
+    return np.maximum(smallest, (passes - 1) * full + 1), np.minimum(passes * full, largest), seconds, rate
 
 
 def _impossible(demand: Demand) -> str:

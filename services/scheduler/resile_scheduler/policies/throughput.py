@@ -179,16 +179,22 @@ class FixedWorkers(NamedTuple):
 
     def seconds(self, batch: ArrayLike) -> Floats:
         """Return the seconds of an iteration."""
+        passes, samples = self.throughput.passes(self.workers, batch)
+        last, other = self.pass_seconds(samples)
+        return last if self.throughput.micro_batch_size is None else last + (passes - 1.0) * other
+
+    def pass_seconds(self, samples: Floats) -> tuple[Floats, Floats]:
+        """Return the seconds of the last pass of an iteration, with its exchange, and of each pass before it."""
         of = self.throughput
-        passes, samples = of.passes(self.workers, batch)
         compute = of.compute.at(samples)
         if of.overlap == 1.0:
-            seconds = compute + self.exchange
+            last = compute + self.exchange
         else:
-            seconds = (compute**of.overlap + self.exchange**of.overlap) ** (1.0 / of.overlap)
-        if of.micro_batch_size is not None:
-            seconds = seconds + (passes - 1.0) * compute
-        return np.asarray(seconds * self._factors(samples)) if of.corrections else seconds
+            last = (compute**of.overlap + self.exchange**of.overlap) ** (1.0 / of.overlap)
+        if not of.corrections:
+            return last, compute
+        factors = self._factors(samples)
+        return last * factors, compute * factors
 
     def rate(self, batch: ArrayLike) -> Floats:
         """Return the samples per second."""
