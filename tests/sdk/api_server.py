@@ -137,7 +137,11 @@ class ApiServer:
         """How many of the next requests are handled, but never answered."""
         self.lines = [
             api.LogEntry(sequence=n, time=TIME, host="host-1", worker=0, stream="stdout", text=f"line {n}")
-            for n in range(1, 7)
+            for n in range(1, 11)
+        ]
+        self.events = [
+            api.EventView(stream="events", sequence=n, time=TIME, subject=f"resile.job.digits-1.event{n}", data={})
+            for n in range(1, 11)
         ]
 
     def application(self) -> web.Application:
@@ -154,6 +158,7 @@ class ApiServer:
                 web.get("/v1/traces/{trace}", self._trace),
                 web.get("/v1/jobs/{job}/model", self._model),
                 web.get("/v1/jobs/{job}/logs", self._logs),
+                web.get("/v1/events", self._events),
                 web.post("/v1/jobs/{job}/{verb}", self._change),
                 web.get("/v1/hosts", self._hosts),
                 web.get("/v1/policy", self._policy),
@@ -264,17 +269,30 @@ class ApiServer:
         return answer(api.ModelList(models=tuple(models)))
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
-        """With ``follow`` two lines at a time; then the connection breaks."""
+        """With ``follow`` two lines at a time; then the connection breaks. Nothing follows the end of a job."""
         if "follow" not in request.query:
             return answer(api.LogList(lines=tuple(self.lines[-int(request.query["tail"]) :])))
-        start = int(request.headers.get("Last-Event-ID", "logs:0").partition(":")[2])
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
-        for line in self.lines[start : start + 2]:
-            event = f": a comment\nid: logs:{line.sequence}\ndata: {line.model_dump_json()}\n\n"
-            await stream.write(event.encode())
-        await stream.write(b"id: logs:9\ndata: half an ev")
-        return stream
+        start = _position(request)
+        if self.jobs[request.match_info["job"]].state.is_final and start >= len(self.lines):
+            return web.Response(status=204)
+        return await _two_at_a_time(request, [(line.sequence, line) for line in self.lines], start)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Two at a time; then the connection breaks."""
+        return await _two_at_a_time(request, [(event.sequence, event) for event in self.events], _position(request))
+
+
+def _position(request: web.Request) -> int:
+    return int(request.headers.get("Last-Event-ID", "logs:0").partition(":")[2])
+
+
+async def _two_at_a_time(request: web.Request, entries: list[tuple[int, api.View]], start: int) -> web.StreamResponse:
+    stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await stream.prepare(request)
+    for sequence, view in entries[start : start + 2]:
+        await stream.write(f": a comment\nid: logs:{sequence}\ndata: {view.model_dump_json()}\n\n".encode())
+    await stream.write(b"id: logs:999\ndata: half an ev")
+    return stream
 
 
 def answer(view: api.View, *, status: int = 200) -> web.Response:

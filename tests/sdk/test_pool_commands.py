@@ -150,7 +150,7 @@ def test_a_job_as_json_has_the_fields_that_programs_count_on(capsys: pytest.Capt
         (["trace", "digits-1"], ["recovery", "5 -> 3", "130.0 ms", "kept", "host-2 was lost at"]),
         (["trace", "digits-1", "2"], ["worker suspected worker 0", "  recover worker 0", "2 more steps"]),
         (["trace", "digits-1", "abab", "--all"], ["handle resile.suspicion.digits-1", "start worker worker 3"]),
-        (["logs", "digits-1", "--tail", "2"], ["[worker 0] line 5\n[worker 0] line 6\n"]),
+        (["logs", "digits-1", "--tail", "2"], ["[worker 0] line 9\n[worker 0] line 10\n"]),
         (["top"], ["1 host, 2 slots, 1 busy", "digits-1", "running"]),
         (["priority", "digits-1", "7000"], ["digits-1 has priority 7000"]),
         (["stop", "digits-1"], ["digits-1 is stopping"]),
@@ -196,9 +196,18 @@ def test_followed_logs_survive_broken_connections_and_end_with_the_job(
     api_server: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.COMPLETED)
-    api_server.lines = api_server.lines[:4]
     assert main(["logs", "digits-1", "-f"]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"[worker 0] line {number}" for number in range(1, 5)]
+    assert capsys.readouterr().out.splitlines() == [f"[worker 0] line {number}" for number in range(1, 11)]
+
+
+def test_followed_events_end_with_the_job_when_all_of_them_are_there(
+    api_server: ApiServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.COMPLETED)
+    monkeypatch.setattr("resile.http_requests._PAUSE_SECONDS", 0.3)
+    assert main(["events", "digits-1", "-f"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(".")[2] for line in lines] == [f"event{number}" for number in range(1, 11)]
 
 
 def test_patience_with_a_connection_begins_when_it_breaks_however_quiet_it_was(

@@ -1,6 +1,5 @@
 """The commands that follow a pool: events, logs, wait, top."""
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -23,7 +22,6 @@ Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Keep printing new entries; with --json one object a line.")
 ]
 Tail = Annotated[int, typer.Option("--tail", metavar="N", min=0, help="Number of newest entries to start with.")]
-_LAST_LINES_SECONDS = 1.0
 
 
 @app.command(short_help="Show the events of the pool, or of one job.")
@@ -42,12 +40,14 @@ def events(
     resile events -f                  all events, as they happen
     resile events digits-7f3a2c       the events of one job
     """
+    from .polling import until_quiet
     from .tables import event_line
 
     async def work(client: "AsyncClient") -> None:
         found = await client.find(job) if job else None
         if follow:
-            await _print_each(client, client.follow_events(job=found, tail=tail), event_line, found, as_json=as_json)
+            items = client.follow_events(job=found, tail=tail)
+            await _print_each(until_quiet(client, found, items) if found else items, event_line, as_json=as_json)
             return
         seen = await client.events(job=found, tail=tail)
         show({"events": seen}, map(event_line, seen), as_json=as_json)
@@ -75,7 +75,7 @@ def logs(
     async def work(client: "AsyncClient") -> None:
         found = await client.find(job)
         if follow:
-            await _print_each(client, client.follow_logs(found, tail=tail), _log_line, found, as_json=as_json)
+            await _print_each(client.follow_logs(found, tail=tail), _log_line, as_json=as_json)
             return
         seen = await client.logs(found, tail=tail)
         show({"lines": seen}, map(_log_line, seen), as_json=as_json)
@@ -130,29 +130,7 @@ def _log_line(entry: "LogEntry") -> str:
     return f"[{'note' if entry.stream == 'note' else source}] {entry.text}"
 
 
-async def _print_each(
-    client: "AsyncClient", items: AsyncIterator[V], line: Callable[[V], str], job: str | None, *, as_json: bool
-) -> None:
-    """Print items as they come: for ever, or until the job ends and its last items had time to arrive."""
-    from .polling import until_over
-
-    async def printing() -> None:
-        async for item in items:
-            show(item, [line(item)], as_json=as_json)
-
-    async def over() -> None:
-        if job is None:
-            await asyncio.Event().wait()
-        else:
-            await until_over(client, job)
-            await asyncio.sleep(_LAST_LINES_SECONDS)
-
-    tasks = [asyncio.create_task(printing()), asyncio.create_task(over())]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+async def _print_each(items: AsyncIterator[V], line: Callable[[V], str], *, as_json: bool) -> None:
+    """Print items as they come."""
+    async for item in items:
+        show(item, [line(item)], as_json=as_json)
