@@ -24,6 +24,10 @@ _PAUSE_SECONDS = 0.5
 _RETRY_SECONDS = 15.0  # longer than a monitor takes to start again
 _TRANSFERS = 3
 """How often a download that breaks off is begun: a file of a running job may be replaced while it is sent."""
+_BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
+"""Errors after which a request is sent again."""
+_NOT_UNDERSTOOD = (aiohttp.ClientError, UnicodeError)
+"""All others: no HTTP, endless redirects, an address that cannot be."""
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
 LISTING_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=1800)
 """Of a request for which the pool lists millions of files."""
@@ -48,6 +52,15 @@ class Unreachable(ResileError):
 
     def __init__(self, server: Server, why: str) -> None:
         super().__init__(f"the pool at {server.url} does not answer ({why}): {server.advice}")
+
+
+class NoPool(ResileError):
+    """Something else than a pool answers, or the address is none."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(
+            f"{server.url} does not answer like a pool of this version: check the address, or update Resile"
+        )
 
 
 class TransferBroken(ResileError):
@@ -98,10 +111,12 @@ class HttpRequests:
                 async with self._http.request(method, self._url(path), headers=keyed, **options) as answer:
                     await _check(answer, self.server)
                     return await answer.read()
-            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
+            except _BROKEN as error:
                 is_refused = isinstance(error, aiohttp.ClientConnectorError) and not self.server.is_supervised
                 if is_refused or time.monotonic() > deadline:
                     raise Unreachable(self.server, _reason(error)) from error
+            except _NOT_UNDERSTOOD as error:
+                raise NoPool(self.server) from error
             except Refused as error:
                 if error.status != 503 or time.monotonic() > deadline:
                     raise
@@ -145,13 +160,15 @@ class HttpRequests:
                     if answer.status == 204:  # nothing more will come
                         return
                     broken_since = None
-                    async for event in read_events(answer.content):
+                    async for event in read_events(answer.content.iter_any()):
                         last = event.id or last
                         if event.data:
                             yield self.parse(model, event.data)
                     why = "connection closed"
-            except (aiohttp.ClientError, TimeoutError) as error:
+            except _BROKEN as error:
                 why = _reason(error)
+            except _NOT_UNDERSTOOD as error:
+                raise NoPool(self.server) from error
             except Refused as error:
                 if error.status < 500:
                     raise
@@ -166,13 +183,11 @@ class HttpRequests:
         return f"{self.server.url}/v1/{path}"
 
     def parse(self, model: type[V], body: bytes | str) -> V:
-        """Read a body. Raises ResileError if it is none of this model."""
+        """Read a body. Raises NoPool if it is none of this model."""
         try:
             return model.model_validate_json(body)
         except ValidationError as error:
-            raise ResileError(
-                f"{self.server.url} does not answer like a pool of this version: check the address, or update Resile"
-            ) from error
+            raise NoPool(self.server) from error
 
 
 async def _check(answer: aiohttp.ClientResponse, server: Server) -> None:

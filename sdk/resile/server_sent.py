@@ -12,12 +12,12 @@ class ServerSent:
     data: str
 
 
-async def read_events(lines: AsyncIterable[bytes]) -> AsyncIterator[ServerSent]:
-    """Turn the lines of an answer into events. One that is cut off is dropped."""
+async def read_events(pieces: AsyncIterable[bytes]) -> AsyncIterator[ServerSent]:
+    """Turn an answer, in pieces of any size, into events. One that is cut off is dropped."""
     name, is_news = "", False
     data: list[str] = []
-    async for line in lines:
-        field, _, value = line.decode().rstrip("\r\n").partition(":")
+    async for line in _lines(pieces):
+        field, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if field == "id":
             name, is_news = value, True
@@ -26,3 +26,14 @@ async def read_events(lines: AsyncIterable[bytes]) -> AsyncIterator[ServerSent]:
         elif not field and not value and (data or is_news):
             yield ServerSent(name, "\n".join(data))
             data, is_news = [], False
+
+
+async def _lines(pieces: AsyncIterable[bytes]) -> AsyncIterator[str]:
+    """Yield lines of any length without their ends; aiohttp itself fails on long ones."""
+    rest: list[bytes] = []
+    async for piece in pieces:
+        first, *others = piece.split(b"\n")
+        rest.append(first)
+        for other in others:
+            yield b"".join(rest).rstrip(b"\r").decode(errors="replace")
+            rest = [other]

@@ -4,9 +4,11 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -217,6 +219,14 @@ def test_patience_with_a_connection_begins_when_it_breaks_however_quiet_it_was(
     test_followed_logs_survive_broken_connections_and_end_with_the_job(api_server, capsys)
 
 
+def test_a_followed_line_may_have_any_length(api_server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.COMPLETED)
+    long = "\x07" * 100_000  # each is six bytes of JSON
+    api_server.lines = [line.model_copy(update={"text": long}) for line in api_server.lines[:2]]
+    assert main(["logs", "digits-1", "-f"]) == 0
+    assert len(capsys.readouterr().out) > 2 * len(long)
+
+
 @pytest.mark.parametrize(("state", "status"), [(JobState.COMPLETED, 0), (JobState.FAILED, 1), (JobState.STOPPED, 1)])
 def test_waiting_ends_with_the_job_and_tells_how_it_went(
     state: JobState, status: int, api_server: ApiServer, capsys: pytest.CaptureFixture[str]
@@ -289,6 +299,36 @@ def test_a_wrong_address_is_told(
     monkeypatch.setenv("RESILE_TOKEN", "x")
     assert main(["jobs", "--server", server]) != 0
     assert answer in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("server", ["http://", "http://[", "http://127.0.0.1:99999", "http://.."])
+@pytest.mark.parametrize("command", ["jobs", "events -f"])
+def test_an_address_that_cannot_be_is_told(
+    server: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RESILE_TOKEN", "x")
+    line = failure([*command.split(), "--server", server], capsys)
+    assert "does not answer like a pool of this version: check the address" in line
+
+
+@pytest.mark.parametrize("command", ["jobs", "events -f"])
+def test_what_answers_and_is_no_pool_is_told(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RESILE_TOKEN", "x")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+                connection.recv(1000)
+
+        greeting = threading.Thread(target=greet)
+        greeting.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert "does not answer like a pool" in failure([*command.split(), "--server", url], capsys)
+        greeting.join()
 
 
 def test_the_browser_that_page_opens_outlives_the_command(api_server: ApiServer, tmp_path: Path) -> None:
