@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -133,6 +133,8 @@ class ApiServer:
         self.packages: list[bytes] = []
         self.listing_seconds = 0.0
         """How long the source of a dataset takes to list."""
+        self.before_lists: list[Callable[[], object]] = []
+        """What happens before each of the next lists of jobs."""
         self.num_lost_answers = 0
         """How many of the next requests are handled, but never answered."""
         self.lines = [
@@ -188,10 +190,13 @@ class ApiServer:
         return answer
 
     async def _list(self, _: web.Request) -> web.Response:
+        if self.before_lists:
+            self.before_lists.pop(0)()
         return answer(api.JobList(jobs=tuple(self.jobs.values())))
 
     async def _show(self, request: web.Request) -> web.Response:
-        return answer(self.jobs[request.match_info["job"]])
+        job = request.match_info["job"]
+        return answer(self.jobs[job]) if job in self.jobs else problem(404, "unknown", f"there is no job {job}")
 
     async def _submit(self, request: web.Request) -> web.Response:
         spec = JobSpec.model_validate_json(await request.read())

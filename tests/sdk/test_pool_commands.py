@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -236,6 +237,24 @@ def test_waiting_ends_with_the_job_and_tells_how_it_went(
     err = capsys.readouterr().err
     assert f"digits-1  50/120  {state.value}" in err
     assert (f"resile: digits-1 {state.value}: because" in err) == (status == 1)
+
+
+def test_waiting_ends_although_jobs_are_deleted_meanwhile(
+    api_server: ApiServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resile.cli.polling.POLL_SECONDS", 0)
+    for job in ("one-1", "two-2", "three-3"):
+        api_server.jobs[job] = job_view(job)
+    steps: list[Callable[[], object]] = [
+        lambda: api_server.jobs.update({"one-1": job_view("one-1", state=JobState.COMPLETED)}),
+        lambda: api_server.jobs.pop("one-1"),
+        lambda: api_server.jobs.update({"two-2": job_view("two-2", state=JobState.COMPLETED)}),
+    ]
+    api_server.before_lists = [lambda: None] * 3 + steps  # each name is looked up, then they are looked at
+    assert main(["wait", "one-1", "two-2", "one-1", "--json"]) == 0
+    assert [job["id"] for job in json.loads(capsys.readouterr().out)["jobs"]] == ["one-1", "two-2"]
+    api_server.before_lists = [lambda: None, lambda: api_server.jobs.pop("three-3")]
+    assert "there is no job three-3" in failure(["wait", "three-3"], capsys)
 
 
 def test_a_model_is_written_to_its_file_or_not_at_all(

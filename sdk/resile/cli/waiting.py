@@ -24,14 +24,21 @@ Board = Callable[[Iterable[JobSummary]], None]
 
 
 async def wait(client: AsyncClient, names: list[str], *, quiet: bool) -> tuple[JobSummary, ...]:
-    """Return the jobs once all of them are over."""
-    wanted = [await client.find(name) for name in names]
+    """Return the jobs once all of them are over, as they were last seen. Raises Refused if one is deleted before."""
+    jobs: dict[str, JobSummary | None] = {await client.find(name): None for name in names}
+
+    async def look() -> list[JobSummary]:
+        seen = {job.id: job for job in await client.jobs()}
+        for id_, last in jobs.items():
+            is_over = last is not None and last.state.is_final
+            jobs[id_] = seen.get(id_) or (last if is_over else await client.job(id_))
+        return [job for job in jobs.values() if job is not None]
+
     with _open_board(quiet=quiet) as show:
-        async for seen in poll(client.jobs):
-            jobs = tuple(job for job in seen if job.id in wanted)
-            show(jobs)
-            if all(job.state.is_final for job in jobs) and len(jobs) == len(set(wanted)):
-                return jobs
+        async for known in poll(look):
+            show(known)
+            if all(job.state.is_final for job in known):
+                return tuple(known)
     raise AssertionError("looks never end by themselves")
 
 
