@@ -49,6 +49,8 @@ HIDE = """(isHidden) => {
   Object.defineProperty(document, "hidden", { value: isHidden, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
+HIDDEN_LOOK_MS, END_MS = 21_000, 11_000
+"""After which a hidden page has asked for the jobs again, and after which it no longer follows one that is over."""
 IS_UNSCALED = """(chart) => {
   const box = chart.getBoundingClientRect();
   const texts = [...chart.querySelectorAll("text")].map((text) => text.getBoundingClientRect());
@@ -254,6 +256,26 @@ async def test_a_page_that_nobody_sees_follows_nothing_and_catches_up(monitors: 
             await page.locator(".log", has_text="second line").wait_for()
             await page.evaluate(HIDE, True)
         await say(scene, "third line")
+        await seen.page.evaluate(HIDE, False)
+        await seen.waits_for(".log", "third line")
+        assert seen.faults == []
+
+
+@needs_browser
+async def test_a_page_that_nobody_saw_when_its_job_ended_shows_the_end(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    await make_scene(scene)
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.page.clock.install()
+        await seen.open(monitor.url, token=TOKEN)
+        await seen.page.goto(f"{monitor.url}/#/jobs/job-1")
+        await seen.waits_for(".log", "second line")
+        await seen.page.evaluate(HIDE, True)
+        await say(scene, "third line")
+        await scene.store_job(job(state=JobState.COMPLETED, completed=COMPLETED))
+        await seen.page.clock.fast_forward(HIDDEN_LOOK_MS)
+        await seen.waits_for(".badge", "completed")
+        await seen.page.clock.fast_forward(END_MS)
         await seen.page.evaluate(HIDE, False)
         await seen.waits_for(".log", "third line")
         assert seen.faults == []

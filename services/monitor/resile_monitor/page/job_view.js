@@ -66,7 +66,7 @@ export class JobView {
     if (!summary) return;
     this.title = summary.name;
     this.#show({ ...this.#job, ...summary });
-    if (isFinal(summary)) this.#ending ??= setTimeout(() => this.#unfollow(), END_MS);
+    if (isFinal(summary)) this.#ending ??= setTimeout(() => this.#end(), END_MS);
     if (this.#isStale || (this.#job && summary.state !== this.#job.state)) await this.#load();
   }
 
@@ -105,13 +105,21 @@ export class JobView {
   #follow() {
     const path = `/v1/events?job=${encodeURIComponent(this.#id)}&logs=1&follow=1&tail=${OVERLAP}`;
     this.#unfollow = follow(path, {
-      onOpen: () => {
-        this.#isStale = true;
-        this.#loadCurves();
-        this.#log.load();
-      },
+      onOpen: () => this.#reload(),
       onEvent: (event) => this.#add(event),
     });
+  }
+
+  #reload() {
+    this.#isStale = true;
+    this.#loadCurves();
+    this.#log.load();
+  }
+
+  /** Nothing more comes; a page that was not seen at the end has not followed it. */
+  #end() {
+    this.#unfollow();
+    if (document.hidden) this.#reload();
   }
 
   #add(event) {
