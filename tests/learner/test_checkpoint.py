@@ -23,7 +23,9 @@ from resile_learner.checkpoint.manifest import (
     Manifest,
     PartInfo,
     PartTracker,
+    SkeletonInfo,
     outdated,
+    part_key,
 )
 from resile_learner.checkpoint.model import UnsupportedModelError, save_model
 from resile_learner.checkpoint.snapshot import Snapshot
@@ -46,7 +48,7 @@ def state(seed: int = 0, **more: Any) -> dict[str, Any]:
 def store_parts(store: CheckpointStore, tree: Any, checkpoint: CheckpointId) -> Manifest:
     snapshot = Snapshot(flatten(tree), part_bytes=PART_BYTES)
     parts = [store.put_part(checkpoint.name, k, snapshot.part(k)) for k in range(snapshot.num_parts)]
-    return Manifest.of(checkpoint, job="job-1", skeleton=snapshot.skeleton, parts=parts, created=NOW)
+    return Manifest.of(checkpoint, job="job-1", parts=parts, created=NOW)
 
 
 def save(store: CheckpointStore, seed: int, generation: int = 1, lineage: int = 1) -> Manifest:
@@ -108,6 +110,51 @@ def test_tensors_are_read_straight_into_their_targets(store: CheckpointStore) ->
 def test_a_state_without_tensors_can_be_saved(store: CheckpointStore) -> None:
     store.commit(store_parts(store, {"a": 1}, CheckpointId(1, 0, 1)))
     assert tree_of(load_newest(store)) == {"a": 1}
+
+
+@pytest.mark.parametrize("part_bytes", [100, PART_BYTES, 10_000])
+def test_a_checkpoint_whose_parts_do_not_begin_with_the_tensors_is_read(
+    store: CheckpointStore, folder: Path, part_bytes: int
+) -> None:
+    """Older versions cut skeleton and tensors as one stream."""
+    checkpoint, objects, parts = CheckpointId(1, 5, 1), ObjectStorage(folder.as_uri()), []
+    snapshot = Snapshot(flatten(state(5)))
+    stream = joined(snapshot)
+    for number, start in enumerate(range(0, len(stream), part_bytes)):
+        content = stream[start : start + part_bytes]
+        objects.put(part_key(checkpoint.name, number), [content])
+        parts.append(PartInfo(number=number, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()))
+    sha = hashlib.sha256(snapshot.skeleton).hexdigest()
+    skeleton = SkeletonInfo(num_bytes=len(snapshot.skeleton), sha256=sha)
+    manifest = Manifest.of(checkpoint, job="job-1", parts=parts, created=NOW)
+    assert store.commit(manifest.model_copy(update={"skeleton": skeleton}))
+    assert same_state(tree_of(load_newest(store)), state(5))
+
+
+@pytest.mark.parametrize(
+    ("first", "is_kept"),
+    [
+        (flatten({"a": 1, "may_differ": {"time": 12.75}}).skeleton, True),
+        (flatten({"a": 1, "may_differ": {}}).skeleton, True),
+        (flatten({"a": 2, "may_differ": {"time": 1.5}}).skeleton, False),
+        (flatten({"a": 1.0, "may_differ": {"time": 1.5}}).skeleton, False),
+        (flatten({"a": 1}).skeleton, True),
+        (flatten([1]).skeleton, False),
+        (b'{"damaged', False),
+    ],
+)
+def test_a_skeleton_stays_as_it_was_stored_first_if_it_differs_only_where_it_may(
+    store: CheckpointStore, folder: Path, first: bytes, is_kept: bool
+) -> None:
+    """A member that is late would otherwise damage a checkpoint whose manifest another one has written."""
+    file = part_file(folder, CheckpointId(1, 5, 1), 0)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(first)
+    skeleton = flatten({"a": 1, "may_differ": {"time": 1.5}}).skeleton
+    info = store.put_part(CheckpointId(1, 5, 1).name, 0, [memoryview(skeleton)])
+    kept = first if is_kept else skeleton
+    assert file.read_bytes() == kept
+    assert info == PartInfo(number=0, num_bytes=len(kept), sha256=hashlib.sha256(kept).hexdigest())
 
 
 def test_no_checkpoint_at_all_is_not_an_error(store: CheckpointStore) -> None:
@@ -340,12 +387,14 @@ def joined(snapshot: Snapshot) -> bytes:
 
 def test_a_snapshot_keeps_what_training_changes() -> None:
     weight = torch.arange(12.0).reshape(3, 4).t()
-    snapshot = Snapshot(flatten([weight]), part_bytes=16)
+    flat = flatten([weight])
+    snapshot = Snapshot(flat, part_bytes=20)
     before = joined(snapshot)
     weight += 1
     assert joined(snapshot) == before
     assert before.endswith(torch.arange(12.0).numpy().tobytes())
-    assert [sum(map(len, snapshot.part(k))) for k in range(snapshot.num_parts - 1)] == [16] * (snapshot.num_parts - 1)
+    assert [sum(map(len, snapshot.part(k))) for k in range(snapshot.num_parts)] == [len(flat.skeleton), 20, 20, 8]
+    assert b"".join(snapshot.part(0)) == flat.skeleton
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -377,7 +426,7 @@ def test_loading_needs_little_memory_beside_the_tensors(store: CheckpointStore) 
     snapshot = Snapshot(flatten(tree), part_bytes=20_000_000)
     checkpoint = CheckpointId(1, 1, 1)
     parts = [store.put_part(checkpoint.name, k, snapshot.part(k)) for k in range(snapshot.num_parts)]
-    store.commit(Manifest.of(checkpoint, job="j", skeleton=snapshot.skeleton, parts=parts, created=NOW))
+    store.commit(Manifest.of(checkpoint, job="j", parts=parts, created=NOW))
     room = torch.ones(40_000_000, dtype=torch.uint8)
     tracemalloc.start()
     load_newest(store, lambda skeleton: allocate(skeleton, {"weights": room}))

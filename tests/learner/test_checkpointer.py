@@ -78,6 +78,7 @@ def remove(obstacle: Path) -> None:
 def state_of(weight: float) -> RunState:
     model = nn.Linear(3, 1)
     nn.init.constant_(model.weight, weight)
+    nn.init.zeros_(model.bias)
     return RunState(model, {}, {}, after_load=lambda: None)
 
 
@@ -86,7 +87,7 @@ def weight_of(state: RunState) -> float:
 
 
 def store_checkpoint(folder: Path, iteration: int, weight: float, *, pausing: bool = False) -> Path:
-    """Store a checkpoint of lineage 1; return the file of its only part."""
+    """Store a checkpoint of lineage 1; return the file of its tensors."""
     checkpointer = Checkpointer(StoredSession(folder.as_uri()), every=None)
     state = state_of(weight)
     state.progress.iteration, state.progress.pausing = iteration, pausing
@@ -97,7 +98,7 @@ def store_checkpoint(folder: Path, iteration: int, weight: float, *, pausing: bo
             break
         threading.Event().wait(0.01)
     checkpointer.close()
-    return folder / "checkpoints" / "lineage-1" / f"{iteration:012d}-g1" / "part-00000"
+    return folder / "checkpoints" / "lineage-1" / f"{iteration:012d}-g1" / "part-00001"
 
 
 def flip(file: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_start_that_finds_only_damaged_checkpoints_keeps_the_state_of_the_scri
     assert not Checkpointer(session, every=None).resume(state)
     assert weight_of(state) == 5.0
     (warning,) = session.warnings
-    assert "is damaged (lineage-1/000000000006-g1: the checksum of part 0 is wrong; lineage-1/" in warning
+    assert "is damaged (lineage-1/000000000006-g1: the checksum of part 1 is wrong; lineage-1/" in warning
 
 
 def test_a_job_that_starts_again_from_the_checkpoint_of_a_pause_is_not_paused(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class Storage:
         snapshot = Snapshot(flatten(tree), part_bytes=200)
         store = CheckpointStore(self.folder.as_uri())
         parts = [store.put_part(checkpoint.name, k, snapshot.part(k)) for k in range(snapshot.num_parts)]
-        return Manifest.of(checkpoint, job="job-1", skeleton=snapshot.skeleton, parts=parts, created=NOW)
+        return Manifest.of(checkpoint, job="job-1", parts=parts, created=NOW)
 
     def start(self, lineage: int, during: Callable[[], object] = lambda: None) -> tuple[int, int] | None:
         """Begin as an initial member of ``lineage``; what happens ``during`` the first read. Returns what it loads."""
@@ -70,7 +70,7 @@ class Storage:
 
     def damage(self, checkpoint: CheckpointId) -> Callable[[], None]:
         """Damage a part; returns what repairs it."""
-        key = part_key(checkpoint.name, 0)
+        key = part_key(checkpoint.name, 1)
         content = self.objects.read(key)
         self.objects.put(key, [content[:-1] + b"\x00"])
         return lambda: self.objects.put(key, [content])
@@ -158,7 +158,7 @@ def test_a_member_that_cannot_read_what_was_decided_on_never_uses_another(storag
     newest = storage.save(1, 20)
     assert storage.start(2) == (1, 20)
     repair = storage.damage(newest)
-    with pytest.raises(DamagedError, match="the checksum of part 0 is wrong"):
+    with pytest.raises(DamagedError, match="the checksum of part 1 is wrong"):
         storage.start(2)
     repair()
     assert storage.start(2) == (1, 20)

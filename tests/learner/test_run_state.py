@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from resile_learner.state.facts import StateDiffers
 from resile_learner.state.flat import flatten, unflatten
 from resile_learner.state.run import RunState
+from resile_learner.training.script_state import State
 
 
 class Model(nn.Module):
@@ -139,6 +140,24 @@ def test_modules_keep_their_mode_and_their_extra_state() -> None:
     hand_over(donor, joiner)
     assert [module.training for module in joiner.modules()] == [True, True, False, True]
     assert joiner[0].scale == 0.5
+
+
+class Times(State):
+    may_differ = True
+
+
+def test_extras_that_may_differ_are_loaded_as_others_from_older_states_too() -> None:
+    def state_with(**values: float) -> RunState:
+        extras = {"own": Times(**values), "shared": State(**values)}
+        return RunState(nn.Linear(1, 1), {}, extras, after_load=lambda: None)
+
+    flat = state_with(last=1.5).flatten()
+    tree = unflatten(flat.skeleton, flat.tensors)
+    older = {**tree, "extras": {**tree["extras"], **tree.pop("may_differ")}}
+    for each in (flat, flatten(older)):
+        joiner = state_with()
+        joiner.load(each.skeleton, each.tensors)
+        assert [extra.last for extra in joiner._extras.values()] == [1.5, 1.5]  # type: ignore[attr-defined]
 
 
 def test_a_state_without_those_of_modules_is_loaded() -> None:

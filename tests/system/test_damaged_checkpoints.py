@@ -50,7 +50,8 @@ def warnings(ended: Ended) -> list[str]:
 @pytest.mark.parametrize(
     ("damage", "file", "reason"),
     [
-        (flip, "part-00000", "the checksum of part 0 is wrong"),
+        (flip, "part-00000", "the checksum of its skeleton is wrong"),
+        (flip, "part-00001", "the checksum of part 1 is wrong"),
         (truncate, "part-00000", "part 0 has"),
         (truncate, "manifest.json", "its manifest is not readable"),
     ],

@@ -1,7 +1,7 @@
 """What a checkpoint is: numbered parts of one stream of bytes, and a manifest that makes them a checkpoint.
 
-The stream is the skeleton of the state (see ``state.flat``) and its tensors, back to back; part k begins at byte
-k * part_bytes. In the run's storage::
+The stream is the skeleton of the state (see ``state.flat``) and its tensors, back to back. Part 0 is the skeleton
+(older versions cut the stream regardless of where it ends). In the run's storage::
 
     checkpoints/lineage-1/000000001200-g3/part-00000
     checkpoints/lineage-1/000000001200-g3/part-00001
@@ -100,10 +100,8 @@ class Manifest(Stored):
     created: AwareDatetime
 
     @classmethod
-    def of(
-        cls, checkpoint: CheckpointId, *, job: str, skeleton: bytes, parts: Iterable[PartInfo], created: datetime
-    ) -> Self:
-        """Describe the checkpoint whose stream begins with ``skeleton`` and was stored as ``parts``."""
+    def of(cls, checkpoint: CheckpointId, *, job: str, parts: Iterable[PartInfo], created: datetime) -> Self:
+        """Describe the checkpoint that was stored as ``parts``."""
         in_order = tuple(sorted(parts, key=lambda part: part.number))
         return cls(
             job=job,
@@ -111,7 +109,7 @@ class Manifest(Stored):
             generation=checkpoint.generation,
             iteration=checkpoint.iteration,
             digest=digest(in_order),
-            skeleton=SkeletonInfo(num_bytes=len(skeleton), sha256=hashlib.sha256(skeleton).hexdigest()),
+            skeleton=SkeletonInfo(num_bytes=in_order[0].num_bytes, sha256=in_order[0].sha256),
             parts=in_order,
             num_bytes=sum(part.num_bytes for part in in_order),
             created=created,

@@ -16,9 +16,10 @@ _CHUNK_BYTES = 8 * 2**20
 
 
 class Snapshot:
-    """The bytes of a state as they were when it was made, cut into parts of ``part_bytes`` (the last may be smaller).
+    """The bytes of a state as they were when it was made: part 0 is the skeleton, the others the tensors.
 
-    Members that hold the same state make the same parts.
+    The tensors are cut into parts of ``part_bytes``, of which the last may be smaller. Members that hold the same state
+    make the same parts. Where parts of a state may differ (see `RunState`), only the skeletons do.
     """
 
     def __init__(
@@ -39,19 +40,21 @@ class Snapshot:
         memory = reuse._give_up_memory(flat.tensors) if reuse else None
         self._tensors = memory or [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in flat.tensors]
         _copy(flat.tensors, self._tensors, stream_of)
-        self._stream = ByteStream([memoryview(self.skeleton), *map(tensor_bytes, self._tensors)])
-        self.num_bytes = self._stream.num_bytes
+        self._stream = ByteStream(map(tensor_bytes, self._tensors))
+        self.num_bytes = len(self.skeleton) + self._stream.num_bytes
         """Size of all parts together."""
 
     @property
     def num_parts(self) -> int:
         """How many parts there are; at least one."""
-        return -(-self.num_bytes // self.part_bytes)
+        return 1 - (-self._stream.num_bytes // self.part_bytes)
 
     def part(self, number: int) -> list[memoryview]:
         """View the bytes of one part without copying them."""
         assert not self.free, "a snapshot was read after its release"
-        return self._stream.cut(number * self.part_bytes, (number + 1) * self.part_bytes)
+        if number == 0:
+            return [memoryview(self.skeleton)]
+        return self._stream.cut((number - 1) * self.part_bytes, number * self.part_bytes)
 
     def release(self) -> None:
         """Allow the next snapshot to reuse this one's memory; it must not be read any more."""

@@ -17,6 +17,7 @@ from resile_shared.validation import describe_fault
 
 from ..state.flat import Allocate
 from ..state.memory import ByteStream, tensor_bytes
+from ..state.run import is_same_state
 from .lineage import DamagedCheckpoint, Start, ancestry, fence_key, lineage_of, start_key
 from .manifest import FOLDER, CheckpointId, Manifest, PartInfo, manifest_key, outdated, part_key
 from .snapshot import sha256
@@ -97,10 +98,28 @@ class CheckpointStore:
         self._found_damaged: set[str] = set()
 
     def put_part(self, name: str, number: int, buffers: Sequence[memoryview]) -> PartInfo:
-        """Store one part of checkpoint ``name``. Storing it twice is harmless: the bytes are the same."""
-        part = PartInfo(number=number, num_bytes=sum(map(len, buffers)), sha256=sha256(buffers))
-        self._objects.put(part_key(name, number), buffers)
-        return part
+        """Store one part of checkpoint ``name``, and return what is stored.
+
+        Storing it twice is harmless: the bytes are the same, or the part is the skeleton, which is written once.
+        """
+        if number == 0:
+            buffers = [self._put_skeleton(part_key(name, number), b"".join(buffers))]
+        else:
+            self._objects.put(part_key(name, number), buffers)
+        return PartInfo(number=number, num_bytes=sum(map(len, buffers)), sha256=sha256(buffers))
+
+    def _put_skeleton(self, key: str, skeleton: bytes) -> memoryview:
+        """Write a skeleton, unless that of another member is there, whose state is the same but for what may differ.
+
+        Returns the one that is there. It is not replaced, also not by a member that is late: its checksum may already
+        be in the manifest.
+        """
+        if not self._objects.create(key, skeleton):
+            stored = self._objects.read(key)
+            if is_same_state(stored, skeleton):
+                return memoryview(stored)
+            self._objects.put(key, [skeleton])
+        return memoryview(skeleton)
 
     def commit(self, manifest: Manifest) -> bool:
         """Write the manifest, once all parts are stored. Returns False if it exists already, with the same bits.

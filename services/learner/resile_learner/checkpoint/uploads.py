@@ -18,7 +18,7 @@ from .manifest import CheckpointId, DivergedError, Manifest, PartInfo
 from .model import save_model
 from .snapshot import Snapshot, sha256
 from .store import CheckpointStore
-from .upload_queue import Prune, PutPart, StoreModel, Task, UploadQueue, Wait, WriteManifest
+from .upload_queue import Prune, PutPart, StoreModel, Task, Upload, UploadQueue, Wait, WriteManifest
 
 NUM_THREADS = 4
 """Threads: one connection does not use the bandwidth to a cloud, and checksums take as long as writing to a disk."""
@@ -151,17 +151,19 @@ def carry_out(task: Task, store: CheckpointStore, *, job: str, keep: int) -> Par
 def _write_manifest(task: WriteManifest, store: CheckpointStore, job: str) -> Manifest:
     upload, parts = task
     for part in parts:
-        if part.number not in upload.stored and sha256(upload.snapshot.part(part.number)) != part.sha256:
+        if part.number not in upload.stored and not _is_held(upload, part, store):
             raise DivergedError(upload.checkpoint.name, part.number)
-    manifest = Manifest.of(
-        upload.checkpoint,
-        job=job,
-        skeleton=upload.snapshot.skeleton,
-        parts=parts,
-        created=datetime.now(UTC),
-    )
+    manifest = Manifest.of(upload.checkpoint, job=job, parts=parts, created=datetime.now(UTC))
     store.commit(manifest)
     return manifest
+
+
+def _is_held(upload: Upload, part: PartInfo, store: CheckpointStore) -> bool:
+    """Whether the snapshot of ``upload`` has this part as well, which another member has stored."""
+    own = upload.snapshot.part(part.number)
+    return sha256(own) == part.sha256 or (
+        part.number == 0 and store.put_part(upload.checkpoint.name, part.number, own) == part
+    )
 
 
 def _store_model(task: StoreModel, store: CheckpointStore) -> None:

@@ -103,6 +103,23 @@ def allocate(skeleton: bytes, targets: Mapping[str, Tensor] | None = None) -> li
     return buffers
 
 
+def is_equal(one: bytes, other: bytes, *, ignoring: str) -> bool:
+    """Whether two skeletons are the same, but for what their trees, which are dicts, have under the key ``ignoring``.
+
+    False for one that is malformed.
+    """
+
+    def compared(skeleton: bytes) -> bytes:
+        document = orjson.loads(skeleton)
+        document["tree"]["dict"] = [item for item in document["tree"]["dict"] if item[0] != ignoring]
+        return orjson.dumps(document)
+
+    try:
+        return one == other or compared(one) == compared(other)
+    except _MALFORMED:
+        return False
+
+
 def unflatten(skeleton: bytes, tensors: Sequence[Tensor]) -> Any:
     """Rebuild a state; the tree holds ``tensors`` themselves, and numpy arrays share their memory.
 

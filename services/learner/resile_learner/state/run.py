@@ -8,8 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from .facts import Facts, StateDiffers, check_same_run
-from .flat import FlatState, allocate, flatten, unflatten
+from .flat import FlatState, allocate, flatten, is_equal, unflatten
 from .memory import in_memory_order, is_expanded
+
+_MAY_DIFFER = "may_differ"
+"""What the state has beside "extras" for those whose values may be one member's own."""
 
 
 class Stateful(Protocol):
@@ -53,8 +56,9 @@ class RunState:
     """Gathers the state of a run from the objects that hold it, and loads it back into them.
 
     It consists of the progress, the facts that all members agreed on, parameters and buffers, what modules keep beside
-    them, the ``parts`` by name (optimizer, ledger, a validation in progress), and the user's ``extras``. ``after_load``
-    is called when a state was loaded.
+    them, the ``parts`` by name (optimizer, ledger, a validation in progress), and the user's ``extras``. All members
+    have the same, but for plain values of extras that may differ (see `may_differ`). ``after_load`` is called when a
+    state was loaded.
     """
 
     def __init__(
@@ -83,7 +87,8 @@ class RunState:
             "model": model_tensors(self._model),
             "modules": self._module_states(),
             **{name: part.state_dict() for name, part in self._parts.items()},
-            "extras": {name: extra.state_dict() for name, extra in self._extras.items()},
+            "extras": {name: extra.state_dict() for name, extra in self._extras.items() if not may_differ(extra)},
+            _MAY_DIFFER: {name: extra.state_dict() for name, extra in self._extras.items() if may_differ(extra)},
         }
         return flatten(tree)
 
@@ -136,8 +141,9 @@ class RunState:
         self._load_module_states(tree.get("modules", {}))  # older versions stored none
         for name, part in self._parts.items():
             part.load_state_dict(tree[name])
+        extras = {**tree["extras"], **tree.get(_MAY_DIFFER, {})}  # older versions stored all as extras
         for name, extra in self._extras.items():
-            extra.load_state_dict(tree["extras"][name])
+            extra.load_state_dict(extras[name])
         self._after_load()
         self.progress = TrainingProgress(**tree["progress"])
 
@@ -153,6 +159,19 @@ class RunState:
             module.training = states.get(path, {}).get("training", module.training)
         self.note_modes()
         load_extra_states(self._model, {path: state["extra"] for path, state in states.items() if "extra" in state})
+
+
+def may_differ(extra: Stateful) -> bool:
+    """Whether plain values of ``extra`` may be those of one worker, such as times of callbacks.
+
+    It is a part of Resile's own whose class has ``may_differ``.
+    """
+    return getattr(type(extra), "may_differ", False)
+
+
+def is_same_state(one: bytes, other: bytes) -> bool:
+    """Whether two skeletons are of the same state of a run, but for what may differ between its members."""
+    return is_equal(one, other, ignoring=_MAY_DIFFER)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor | None]:

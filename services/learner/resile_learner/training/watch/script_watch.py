@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...state.facts import PART
-from ...state.run import extra_states
+from ...state.run import extra_states, may_differ
 from ..buffers import Buffers
 from ..digest import state_digest
 from ..settings import Mode
@@ -108,8 +108,5 @@ class ScriptWatch:
 
 
 def _is_compared(part: Any) -> bool:
-    """Whether ``part`` of the state is compared as a whole: not schedules, whose steps are compared each iteration.
-
-    A part of Resile's own whose class has ``may_differ`` holds what belongs to one worker, such as times of callbacks.
-    """
-    return not (isinstance(part, LRScheduler) or getattr(type(part), "may_differ", False))
+    """Whether ``part`` of the state is compared as a whole: not schedules, whose steps are compared each iteration."""
+    return not (isinstance(part, LRScheduler) or may_differ(part))
