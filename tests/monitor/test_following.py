@@ -112,6 +112,31 @@ async def test_a_log_ends_when_its_job_is_over_and_nobody_need_come_back(monitor
     assert rest.data["text"] == "two", "but what was not seen yet is told"
 
 
+async def test_a_log_ends_when_its_job_is_deleted(monitors: Monitors, scene: Scene) -> None:
+    await scene.store_job(job())
+    await say(scene, "one")
+    monitor = await monitors.start()
+    async with asyncio.timeout(30), monitor.http.get("/v1/jobs/job-1/logs?follow=1") as answer:
+        await answer.content.readuntil(b"data: ")
+        await scene.store_job(job(state=JobState.COMPLETED, is_deleted=True))
+        await answer.content.read()
+
+
+async def test_who_comes_back_is_told_that_the_bus_is_away(monitors: Monitors, scene: Scene, pool: Pool) -> None:
+    await scene.store_job(job(state=JobState.COMPLETED))
+    monitor = await monitors.start()
+    await pool.server.stop()
+    async with asyncio.timeout(30):
+        problem = await monitor.problem("GET", "/v1/jobs/job-1/logs?follow=1", headers={"Last-Event-ID": "logs:0"})
+    assert (problem.status, problem.detail) == (503, "the bus does not respond: try again")
+
+
+async def test_a_place_before_the_first_message_is_the_begin(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    await announce(scene, 1)
+    assert numbers(await take(monitor, "/v1/events?follow=1", 1, last="events:0.1")) == [1]
+
+
 async def test_a_job_is_followed_in_two_streams_at_once(monitors: Monitors, scene: Scene) -> None:
     await scene.store_job(job())
     monitor = await monitors.start()

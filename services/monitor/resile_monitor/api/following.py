@@ -56,8 +56,10 @@ async def follow(
     nothing is told by 204 that it need not again. Raises ProblemError.
     """
     places = _places(request, readings)
-    if places and is_over() and not any([await reading.has_after(places[reading.name]) for reading in readings]):
-        return web.Response(status=204)
+    if places and is_over():
+        async with bus_timeout(NO_ANSWER):
+            if not any([await reading.has_after(places[reading.name]) for reading in readings]):
+                return web.Response(status=204)
     present: list[Entry[V]] = []
     if places is None:
         present, places = await newest(readings, num)

@@ -42,7 +42,7 @@ class Logs:
 
         def is_over() -> bool:
             record = self._pool.projection.record(job)
-            return record is not None and record.state.is_final
+            return record is None or record.state.is_final
 
         readings = [Reading("logs", self._pool.bus.read_stream(LOGS, LogLines, subject=log(job)), log_entries)]
         if query.follow:

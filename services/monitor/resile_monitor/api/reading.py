@@ -84,7 +84,7 @@ class Reading(Generic[M, V]):
     async def follow(self, place: str) -> AsyncGenerator[Entry[V], None]:
         """Yield each entry after ``place``, for ever."""
         sequence, _, num_sent = place.partition(".")
-        after = int(sequence) - 1 if num_sent else int(sequence)
+        after = max(0, int(sequence) - 1) if num_sent else int(sequence)
         after = min(after, await self._replay.last())  # of another stream, if the bus has lost its stores
         async with aclosing(self._replay.follow(after=after)) as messages:
             async for message in messages:
