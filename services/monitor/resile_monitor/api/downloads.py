@@ -90,13 +90,13 @@ def _attachment(name: str, content_type: str) -> web.StreamResponse:
 async def _send(
     request: web.Request, response: web.StreamResponse, pieces: AsyncIterator[bytes | memoryview]
 ) -> web.StreamResponse:
-    """Send ``pieces``. If an object is replaced meanwhile, the connection breaks: the client has to ask again."""
+    """Send ``pieces``. If an object is replaced or deleted meanwhile, the connection breaks: the client asks again."""
     await response.prepare(request)
     try:
         async for piece in pieces:
             async with asyncio.timeout(WRITE_SECONDS):
                 await response.write(piece)
-    except ObjectChanged as error:
+    except (ObjectChanged, MissingObjectError) as error:
         logger.info("download broken off: %s", error)
         if request.transport is not None:
             request.transport.close()
