@@ -11,7 +11,7 @@ from resile_shared.messages.message import MAX_INTEGER, Message, Positive
 
 from .packages import check_is_stored
 from .pool import Pool
-from .requests import answer, read_body, read_key, read_query
+from .requests import answer, build, read_body, read_key, read_query
 
 
 class HistoryQuery(Message):
@@ -94,7 +94,8 @@ class Jobs:
         return answer(Suspension(jobs=await self._pool.suspend(key=read_key(request))))
 
     async def _delete(self, request: web.Request) -> web.Response:
-        return await self._change(request, "delete", JobDelete(job_id=await self._named(request)))
+        command = build(JobDelete, {"job_id": request.match_info["job"]})  # sent again, it may be gone already
+        return await self._change(request, "delete", command)
 
     async def _named(self, request: web.Request) -> str:
         return (await self._pool.record(request.match_info["job"])).job
