@@ -461,6 +461,22 @@ def test_a_member_announces_itself_again_until_it_is_taken(rendezvous: Rendezvou
         enrolled.sock.close()
 
 
+def test_a_connection_that_is_reset_at_once_is_followed_by_another(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reset, far_end = socket.socketpair()
+    far_end.close()
+    sockets, connect = [reset], socket.create_connection
+    monkeypatch.setattr(
+        socket, "create_connection", lambda *args, **kw: sockets.pop() if sockets else connect(*args, **kw)
+    )
+    hello = Hello(size=1, num_shards=None)
+    enrolled = Enrollment(rendezvous.address, hello, timeout=PATIENCE_SECONDS).enroll()
+    assert not sockets
+    assert reset.fileno() == -1
+    enrolled.sock.close()
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():

@@ -80,7 +80,10 @@ class Enrollment:
         """Return the id; None if the connection ends without one. Raises JoinRefused or JoinTimeout."""
         reason = "the rendezvous has not answered: is it frozen, or another service?"
         line = b""
-        sock.sendall(encode(self._hello))
+        try:
+            sock.sendall(encode(self._hello))
+        except OSError:
+            return None
         while True:
             sock.settimeout(self._left(reason))
             try:
