@@ -26,7 +26,7 @@ from resile_learner.collectives.link_rates import (
     smallest_grouped,
 )
 from resile_learner.collectives.memory_agreement import MemoryAgreement
-from resile_learner.collectives.segments import TOKEN_BYTES, Mailbox, create_segment, map_segment
+from resile_learner.collectives.segments import TOKEN_BYTES, Mailbox, create_segment, make_token, map_segment
 from resile_learner.collectives.spec import Tag
 from resile_learner.collectives.status import NO_RACK, NOWHERE, Host, Status, decode_status, find_host, rack_of
 from resile_learner.collectives.transport import Traffic
@@ -37,6 +37,7 @@ HERE = find_host()
 OTHER_CONTAINER = HERE._replace(network=b"another!")
 ROUNDS_TO_AGREE = 3
 WORK = make_work(4, [60_000, 40_001, 7])
+TOKEN = b"t" * TOKEN_BYTES
 Connect = Callable[..., Group]
 
 
@@ -124,7 +125,7 @@ def slowest(*rates: int, hosts: tuple[Host, ...] = (HERE, HERE, OTHER_CONTAINER,
 
 
 def statuses_of(rates: Sequence[int], hosts: Sequence[Host]) -> list[Status]:
-    return [Status(host, b"n" * 16, b"t" * 16, frozenset(), rate) for host, rate in zip(hosts, rates, strict=True)]
+    return [Status(host, b"n" * 16, TOKEN, frozenset(), rate) for host, rate in zip(hosts, rates, strict=True)]
 
 
 def owners(*rates: int, num_hosts: int) -> tuple[int, ...]:
@@ -237,7 +238,7 @@ def racks(near: Sequence[int], far: Sequence[int], names: str, *, num_hosts: int
             Status(
                 Host(b"a kernel", b"%8d" % (rank * num_hosts // len(names))),
                 b"n" * 16,
-                b"t" * 16,
+                b"t" * TOKEN_BYTES,
                 frozenset(),
                 near[rank],
                 rack_of((name,)),
@@ -266,7 +267,7 @@ def test_racks_make_no_difference_where_it_is_not_known_or_nothing_is_gained() -
 
 def test_a_host_whose_workers_name_different_racks_is_in_one() -> None:
     statuses = [
-        Status(Host(b"a kernel", b"%8d" % (rank // 2)), b"n" * 16, b"t" * 16, frozenset(), 100, rack_of((name,)), 30)
+        Status(Host(b"a kernel", b"%8d" % (rank // 2)), b"n" * 16, TOKEN, frozenset(), 100, rack_of((name,)), 30)
         for rank, name in enumerate("abaabb")
     ]
     assert choose_racks(statuses, ((0, 1), (2, 3), (4, 5))) == ((0, 1, 2, 3), (4, 5))
@@ -437,6 +438,20 @@ def test_a_failed_round_ends_its_segments(connect: Connect) -> None:
     assert partners(group, 0) == partners(group, 1) == []
 
 
+def test_generations_that_fail_in_their_first_round_leave_no_descriptors(connect: Connect) -> None:
+    group = connect(HERE, HERE)
+    run_rounds(group, [0, 1], generation=1, first=0, count=4)
+    before = num_descriptors()
+    for generation in range(2, 6):
+        for worker, node in enumerate(group.nodes):
+            assert node.agreement is not None
+            node.agreement.begin(WORK.spec(worker, [0, 1], Tag(generation, 4)))
+            node.agreement.end()
+    run_rounds(group, [0, 1], generation=6, first=4, count=4)
+    assert partners(group, 0) == [1]
+    assert num_descriptors() == before
+
+
 def test_workers_in_two_containers_of_one_host_say_why_they_use_tcp(connect: Connect) -> None:
     reasons: list[str] = []
     group = connect(HERE, OTHER_CONTAINER, report=reasons.append)
@@ -496,6 +511,15 @@ def test_a_mailbox_keeps_what_a_token_names_and_a_bounded_number_of_others() -> 
     os.close(taken)
     assert other.take(bytes([9]) * TOKEN_BYTES) is None
     assert num_descriptors() == before + 1 + 1 + 2  # the segment, the stranger, and what nobody has taken
+    newer, older, late = (make_token(generation) for generation in (8, 7, 7))
+    for token in (newer, older):
+        one.send(other.name, token, fd)
+    other.drop_before(8)
+    one.send(other.name, late, fd)
+    assert other.take(older) is other.take(late) is None
+    kept = other.take(newer)
+    assert kept is not None
+    os.close(kept)
     for resource_ in (one, other, stranger):
         resource_.close()
     os.close(fd)
@@ -506,17 +530,16 @@ def test_a_worker_without_room_for_a_descriptor_says_so(connect: Connect, monkey
     """The system takes the message and drops the descriptor; its sender does not learn of it."""
     one, other = Mailbox(), Mailbox()
     _, fd = create_segment(4096)
-    token = b"t" * TOKEN_BYTES
-    one.send(other.name, token, fd)
+    one.send(other.name, TOKEN, fd)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
         with pytest.raises(OSError, match="Too many open files") as raised:
-            other.take(token)
+            other.take(TOKEN)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    one.send(other.name, token, fd)
-    taken = other.take(token)
+    one.send(other.name, TOKEN, fd)
+    taken = other.take(TOKEN)
     assert taken is not None
     for descriptor in (fd, taken):
         os.close(descriptor)
@@ -536,15 +559,15 @@ def test_a_worker_without_room_for_a_descriptor_says_so(connect: Connect, monkey
 
 
 def test_a_status_survives_encoding() -> None:
-    status = Status(HERE, b"n" * 16, b"t" * 16, frozenset({0, 8, 12}))
+    status = Status(HERE, b"n" * 16, TOKEN, frozenset({0, 8, 12}))
     assert decode_status(status.encode(13)) == status
     assert len(status.encode(13)) == len(status._replace(mapped=frozenset()).encode(13))
 
 
 @given(st.integers(0, 1 << 62))
 def test_a_rate_is_known_to_one_part_in_eight(rate: int) -> None:
-    status = decode_status(Status(HERE, b"n" * 16, b"t" * 16, frozenset(), rate).encode(1))
+    status = decode_status(Status(HERE, b"n" * 16, TOKEN, frozenset(), rate).encode(1))
     assert abs(status.rate - rate) <= max(rate / 8, 8)
-    far = Status(HERE, b"n" * 16, b"t" * 16, frozenset(), 0, rack_of(("a", "b")), status.rate)
+    far = Status(HERE, b"n" * 16, TOKEN, frozenset(), 0, rack_of(("a", "b")), status.rate)
     assert decode_status(far.encode(1)) == far
     assert decode_status(status.encode(1)) == status

@@ -12,18 +12,18 @@ segment but its own. Where memory cannot be shared, the connections carry everyt
 """
 
 import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from .blocks import MIN_SHARED_BYTES, Ranks, Sharing
 from .link_rates import choose_owners, choose_racks, host_rates, rate_of, rate_text, smallest_grouped
 from .reduction import SharedMemory
-from .segments import NAME_BYTES, TOKEN_BYTES, Mailbox, Segment, create_segment, map_segment
+from .segments import NAME_BYTES, TOKEN_BYTES, Mailbox, Segment, create_segment, make_token, map_segment
 from .spec import RoundSpec
 from .status import NO_RACK, NOWHERE, Host, Status, decode_status
 from .transport import Traffic
 
-_NOTHING = bytes(NAME_BYTES)
+_NO_NAME = bytes(NAME_BYTES)
+_NO_TOKEN = bytes(TOKEN_BYTES)
 Key = tuple[int, tuple[int, ...]]
 Groups = tuple[Ranks, ...]
 
@@ -66,7 +66,7 @@ class MemoryAgreement:
         self._is_apart = False
         """Whether some are on this host in other containers."""
         self._own: Segment | None = None
-        self._token = _NOTHING
+        self._token = _NO_TOKEN
         self._unsent: set[int] = set()
         self._mapped: dict[int, Segment] = {}
         self._groups: Groups = ()
@@ -95,6 +95,8 @@ class MemoryAgreement:
         if key != self._key:
             self._forget_segments()
             self._key = key
+            if self._mailbox is not None:
+                self._mailbox.drop_before(self._generation)
             self._rank = spec.members.index(self._worker)
             self._find_group()
         if any(sums.numel() * sums.element_size() >= self._min_bytes for sums in spec.sums):
@@ -117,7 +119,7 @@ class MemoryAgreement:
             self._earlier = traffic()
         elif self._group and not self._rate + self._far_rate:
             self._measure(traffic())
-        name = self._mailbox.name if self._mailbox else _NOTHING
+        name = self._mailbox.name if self._mailbox else _NO_NAME
         mapped = frozenset(self._mapped)
         status = Status(self._host, name, self._token, mapped, self._rate, self._rack, self._far_rate)
         return status.encode(len(self._members))
@@ -181,6 +183,11 @@ class MemoryAgreement:
             self._mailbox = None
 
     @property
+    def _generation(self) -> int:
+        assert self._key is not None
+        return self._key[0]
+
+    @property
     def _members(self) -> tuple[int, ...]:
         assert self._key is not None
         return self._key[1]
@@ -198,7 +205,7 @@ class MemoryAgreement:
 
     def _is_waiting(self) -> bool:
         return any(
-            self._status_of(rank).token != _NOTHING
+            self._status_of(rank).token != _NO_TOKEN
             for rank in self._group
             if rank != self._rank and rank not in self._mapped
         )
@@ -214,7 +221,7 @@ class MemoryAgreement:
                 self._mailbox = Mailbox()
             if self._own is None and len(self._group) > 1:
                 self._own, self._descriptor = create_segment(Sharing().segment_bytes)
-                self._token = secrets.token_bytes(TOKEN_BYTES)
+                self._token = make_token(self._generation)
                 self._unsent = {*self._group} - {self._rank}
         except OSError as error:
             self._fail(error)
@@ -226,7 +233,7 @@ class MemoryAgreement:
 
     def _send(self, mailbox: Mailbox, rank: int) -> None:
         name = self._status_of(rank).name
-        if name == _NOTHING or self._descriptor is None:
+        if name == _NO_NAME or self._descriptor is None:
             return
         try:
             mailbox.send(name, self._token, self._descriptor)
@@ -241,7 +248,7 @@ class MemoryAgreement:
         """Map the segments that have come with the tokens that their makers named."""
         for rank in self._group:
             token = self._status_of(rank).token
-            if rank == self._rank or rank in self._mapped or token == _NOTHING or self._mailbox is None:
+            if rank == self._rank or rank in self._mapped or token == _NO_TOKEN or self._mailbox is None:
                 continue
             try:
                 fd = self._mailbox.take(token)

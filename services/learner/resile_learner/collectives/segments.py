@@ -22,7 +22,8 @@ from ..state.memory import tensor_bytes
 from .memory import Array, array_of
 
 NAME_BYTES = 16
-TOKEN_BYTES = 16
+_GENERATION_BYTES = 8
+TOKEN_BYTES = _GENERATION_BYTES + 16
 MAX_PENDING = 256
 _SEALED = 0x0001 | 0x0002 | 0x0004 | 0x0010
 """F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE of linux/fcntl.h."""
@@ -98,6 +99,11 @@ def map_segment(fd: int, num_bytes: int) -> Segment:
     return Segment(fd, num_bytes, protection=mmap.PROT_READ)
 
 
+def make_token(generation: int) -> bytes:
+    """Return what names a segment of ``generation``, and what nobody can guess; those of newer ones are greater."""
+    return generation.to_bytes(_GENERATION_BYTES) + secrets.token_bytes(TOKEN_BYTES - _GENERATION_BYTES)
+
+
 class Mailbox:
     """A socket in the abstract namespace, at which a worker receives the descriptors of segments.
 
@@ -109,6 +115,7 @@ class Mailbox:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._pending: dict[bytes, int | None] = {}
         """By token; None: this process has no room for the descriptor."""
+        self._oldest = bytes(_GENERATION_BYTES)
         try:
             self._socket.setblocking(False)
             self._socket.bind(_address(self.name))
@@ -134,6 +141,13 @@ class Mailbox:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return fd
 
+    def drop_before(self, generation: int) -> None:
+        """Close what older generations have left, also if it comes later."""
+        self._oldest = generation.to_bytes(_GENERATION_BYTES)
+        self._receive()
+        stale = [token for token in self._pending if token < self._oldest]
+        _close_all([self._pending.pop(token) for token in stale])
+
     def _receive(self) -> None:
         """Read what has come; of what nobody takes the oldest is closed."""
         for _ in range(MAX_PENDING):
@@ -142,7 +156,8 @@ class Mailbox:
             except OSError:
                 return
             has_no_room = not fds and bool(flags & socket.MSG_CTRUNC)
-            if len(token) != TOKEN_BYTES or not (len(fds) == 1 or has_no_room) or token in self._pending:
+            is_valid = len(token) == TOKEN_BYTES and (len(fds) == 1 or has_no_room)
+            if not is_valid or token < self._oldest or token in self._pending:
                 _close_all(fds)
                 continue
             self._pending[token] = None if has_no_room else fds[0]
