@@ -1,5 +1,6 @@
 """The upload threads store what is assigned to them, and report what is stored and what failed."""
 
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -173,6 +174,21 @@ def test_the_final_model_is_stored_once_the_storage_takes_it(
     assert not upload.has_stored_model
     monkeypatch.setattr(store, "put_file", put_file)
     until(lambda: upload.has_stored_model)
+
+
+def test_the_final_model_is_stored_once_there_is_space_for_temporary_files(
+    store: GatedStore, workers: list[Uploads], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "temporary"
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    upload = workers[0]
+    upload.store_model({"w": torch.ones(2)}, "models/lineage-1.safetensors")
+    failure = until(lambda: upload.failure)
+    assert "free some space in the temporary folder of this host" in str(failure)
+    assert str(folder) in str(failure)
+    folder.mkdir()
+    until(lambda: upload.has_stored_model)
+    assert upload.error is None
 
 
 def failing(key: str, content: object) -> None:

@@ -167,6 +167,10 @@ def _is_held(upload: Upload, part: PartInfo, store: CheckpointStore) -> bool:
 
 
 def _store_model(task: StoreModel, store: CheckpointStore) -> None:
-    with tempfile.TemporaryDirectory(prefix="resile-") as folder:
-        for path in save_model(task.state_dict, Path(folder)):
-            store.put_file(str(PurePosixPath(task.key).with_suffix(path.suffix)), path)
+    try:
+        with tempfile.TemporaryDirectory(prefix="resile-") as folder:
+            for path in save_model(task.state_dict, Path(folder)):
+                store.put_file(str(PurePosixPath(task.key).with_suffix(path.suffix)), path)
+    except OSError as error:
+        advice = "free some space in the temporary folder of this host: the model is written there first"
+        raise StorageError("store the final model", str(error), advice) from error
