@@ -26,6 +26,7 @@ from resile.collectives import (
     serve,
 )
 from resile.collectives.enrollment import Enrollment, Reenrollment
+from resile.collectives.member_state import run_state
 from resile.collectives.messages import Hello, LeaveRequested
 from resile.collectives.rendezvous import parse_address
 from resile_learner.collectives.link import Link
@@ -121,6 +122,16 @@ def test_a_joiner_receives_the_state_in_place(rendezvous: Rendezvous) -> None:
     assert torch.equal(weights, torch.full((3,), 7.0))
     assert torch.equal(parameter, group_state["model"].weight)
     assert own["step"] == 1
+
+
+def test_a_joiner_replaces_what_has_another_type_in_the_group() -> None:
+    own: dict[str, Any] = {"number": torch.ones(2), "tensor": 0.5, "gone": 1}
+    group: dict[str, Any] = {"number": 3, "tensor": torch.zeros(2)}
+    sent, joiner = run_state(group, {}).flatten(), run_state(own, {})
+    joiner.load(sent.skeleton, sent.tensors)
+    assert own["number"] == 3
+    assert torch.equal(own["tensor"], torch.zeros(2))
+    assert own.keys() == group.keys()
 
 
 @pytest.mark.parametrize(

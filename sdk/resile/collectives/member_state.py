@@ -26,7 +26,11 @@ class _Values:
             mine = self._state.get(name)
             if mine is not None and _is_stateful(mine):
                 mine.load_state_dict(value)
-            elif isinstance(mine, Tensor) and (mine.dtype, mine.shape) == (value.dtype, value.shape):
+            elif (
+                isinstance(mine, Tensor)
+                and isinstance(value, Tensor)
+                and (mine.dtype, mine.shape) == (value.dtype, value.shape)
+            ):
                 mine.copy_(value)
             else:
                 self._state[name] = value
