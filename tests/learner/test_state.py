@@ -361,3 +361,14 @@ def test_a_stream_is_its_buffers_back_to_back(buffers: list[bytes], start: int, 
     whole = b"".join(buffers)
     assert stream.num_bytes == len(whole)
     assert b"".join(stream.cut(start, stop)) == whole[start:stop]
+
+
+def test_a_state_with_too_much_beside_its_tensors_is_refused_where_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {"model": {"w": torch.ones(4)}, "extras": {"step": 1, "history": {"losses": [0.25] * 700_000}}}
+    assert flatten(tree).skeleton
+    monkeypatch.setattr("resile_learner.state.flat.MAX_SKELETON_BYTES", 2 << 20)
+    message = r"has 3 MiB beside its tensors, at most 2 MiB .* part is extras\.history\.losses: store .* in a tensor"
+    with pytest.raises(StateError, match=message):
+        flatten(tree)
+    tree["extras"]["history"]["losses"] = torch.full((700_000,), 0.25)
+    assert flatten(tree).skeleton

@@ -31,6 +31,7 @@ from resile.collectives.messages import Hello, LeaveRequested
 from resile.collectives.rendezvous import parse_address
 from resile_learner.collectives.link import Link
 from resile_learner.messages import encode
+from resile_learner.state.memory import StateError
 from resile_shared.errors import UsageError
 
 from .collective_members import PATIENCE_SECONDS, errors, member, results, start
@@ -122,6 +123,29 @@ def test_a_joiner_receives_the_state_in_place(rendezvous: Rendezvous) -> None:
     assert torch.equal(weights, torch.full((3,), 7.0))
     assert torch.equal(parameter, group_state["model"].weight)
     assert own["step"] == 1
+
+
+def test_a_member_whose_state_cannot_be_sent_ends_and_its_joiner_does_not_wait(rendezvous: Rendezvous) -> None:
+    has_begun = threading.Event()
+    state: dict[str, Any] = {"step": 0}
+
+    def train(group: Group) -> None:
+        while True:
+            reduced(group)
+
+    def founder(group: Group) -> None:
+        state["step"] = object()
+        has_begun.set()
+        with pytest.raises(StateError, match=r"step is a builtins\.object, which cannot be stored"):
+            train(group)
+        with pytest.raises(UsageError, match="has left the group"):
+            reduced(group)
+
+    first = member(rendezvous.address, founder, state, num_shards=SHARDS)
+    assert has_begun.wait(PATIENCE_SECONDS)
+    second = member(rendezvous.address, lambda group: group.size, {"step": 0}, num_shards=SHARDS)
+    assert results([second]) == [1], "it starts a new group with its own state"
+    results([first])
 
 
 def test_a_joiner_replaces_what_has_another_type_in_the_group() -> None:

@@ -18,6 +18,7 @@ from resile_learner.collectives.tree import Interval
 from resile_learner.messages import MAX_NUMBER, Joined, Progress, Ready, Switched, WorkerConfig
 from resile_learner.session import View
 from resile_learner.state.facts import MembersDiffer, minority
+from resile_learner.state.memory import StateError
 from resile_learner.state.run import RunState
 from resile_learner.worker.control import Withdrawn
 from resile_learner.worker.control_thread import ControlThread
@@ -98,7 +99,8 @@ class Member:
     def call(self, name: str) -> Iterator[None]:
         """Run a call of the user: it is watched, and an error that this member cannot go on after closes it.
 
-        What a lost member and calls that differ leave behind is whole.
+        What a lost member and calls that differ leave behind is whole. A state that cannot be sent is one that others
+        wait for.
         """
         if self.is_closed:
             raise UsageError(f"{name}: this member has left the group; call join() again")
@@ -106,6 +108,9 @@ class Member:
         self._watchdog.begin()
         try:
             yield
+        except StateError:
+            self.close()
+            raise
         except (UsageError, CallsDiffer, MemberLost):
             raise
         except Withdrawn as withdrawn:

@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 from resile_shared.errors import ResileError
 
+from ..state.flat import MAX_SKELETON_BYTES
 from .spec import Tag
 
 ROUND_PAYLOAD_BYTES = 2 * 65_483 // 64 * 64 - 64
 """The most that a frame of a round carries: with its header two segments on loopback, without a tiny third one."""
 STATE_FRAME_BYTES = 1 << 20
 MAX_HEADER_BYTES = 1 << 24
-MAX_SKELETON_BYTES = 1 << 28
 MAX_REASON_BYTES = 1 << 12
 
 _TAG = struct.Struct("<QQ")

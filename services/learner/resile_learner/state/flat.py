@@ -29,6 +29,7 @@ from torch import Tensor
 from .memory import StateError, describe, dtype_name, dtype_named, in_memory_order
 
 FORMAT = 1
+MAX_SKELETON_BYTES = 1 << 28
 _MAX_DEPTH = 64  # a level takes up to three of the 254 that orjson nests
 _ARRAY_KINDS = "biufcmMSU"  # kinds of numpy dtype whose bytes are the whole value
 # What bad input makes; numpy parses some dtypes as Python.
@@ -72,12 +73,18 @@ def flatten(tree: Any) -> FlatState:
 
     Dicts keep their order; OrderedDict and defaultdict are read as dict. Tensors that are the same memory are stored
     once and come back as one tensor. Gradient history, devices, and whether a tensor is a Parameter are not stored.
-    Raises StateError, naming the place, for anything that cannot be stored.
+    Raises StateError, naming the place, for anything that cannot be stored, and for a skeleton that is too large.
     """
     encoder = _Encoder()
     node = encoder.encode(tree, ())
-    document = {"format": FORMAT, "tensors": encoder.specs, "tree": node}
-    return FlatState(orjson.dumps(document), encoder.tensors)
+    skeleton = orjson.dumps({"format": FORMAT, "tensors": encoder.specs, "tree": node})
+    if len(skeleton) > MAX_SKELETON_BYTES:
+        raise StateError(
+            f"the state has {len(skeleton) >> 20} MiB beside its tensors, at most {MAX_SKELETON_BYTES >> 20} MiB can "
+            f"be given to a worker that joins. The largest part is {_place(_largest(node))}: store many numbers in a "
+            "tensor or a numpy array, and not in lists or dicts"
+        )
+    return FlatState(skeleton, encoder.tensors)
 
 
 def specs(skeleton: bytes) -> list[TensorSpec]:
@@ -355,6 +362,20 @@ def _checked_text(text: str, path: tuple[Any, ...]) -> str:
     except UnicodeEncodeError as error:
         raise StateError(f"{_place(path)} is a string that is not valid Unicode ({error}); store it as bytes") from None
     return text
+
+
+def _largest(node: Any) -> list[Any]:
+    """Return the keys of nested dicts that lead to most of what ``node`` consists of."""
+    path: list[Any] = []
+    num_bytes = len(orjson.dumps(node))
+    while isinstance(node, dict) and node.get("dict"):
+        sizes = [len(orjson.dumps(item)) for _, item in node["dict"]]
+        if max(sizes) < num_bytes / 2:
+            break
+        num_bytes = max(sizes)
+        key, node = node["dict"][sizes.index(num_bytes)]
+        path.append(key)
+    return path
 
 
 def _place(path: Sequence[Any]) -> str:
