@@ -284,6 +284,35 @@ def test_with_json_a_failure_is_an_object_too(api_server: ApiServer, capsys: pyt
     assert "there is no job digits-1" in json.loads(capsys.readouterr().out)["error"]
 
 
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("submit no-such-file", "there is no script or folder no-such-file"),
+        ("model digits-1 -o /no/file", "the folder /no does not exist"),
+        ("output digits-1 -o /no/folder", "the folder /no does not exist"),
+        ("priority digits-1 high", "Invalid value for 'N'"),
+        ("jobs --no-such-option", "No such option: --no-such-option"),
+        ("chaos --no-such-option", "No such option: --no-such-option"),
+        ("simulate no-such-trace", "no trace no-such-trace"),
+        ("run no-such-script.py", "no-such-script.py"),
+    ],
+)
+@pytest.mark.usefixtures("api_server")
+def test_with_json_every_failure_is_one_object(command: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--json"]) == 2
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert error in document["error"]
+    assert document["error"] in captured.err
+    assert document.get("state") == ("failed" if command.startswith("run") else None)
+
+
+@pytest.mark.usefixtures("api_server")
+def test_json_for_the_script_is_none_for_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "no-such-file", "--", "--json"]) == 2
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.usefixtures("api_server")
 def test_a_wrong_token_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RESILE_TOKEN", "another")

@@ -1,5 +1,7 @@
 """The command `resile`. Nothing is imported here that takes time: the commands import what they need."""
 
+import itertools
+import json
 import os
 import re
 import sys
@@ -54,18 +56,17 @@ def _main(arguments: list[str]) -> int:
     import typer
 
     from resile_shared.errors import ResileError
-    from resile_shared.text import printable
 
     from .app import command
 
     try:
         status = command.main(with_resume_value(arguments), prog_name="resile", standalone_mode=False)
     except ResileError as error:
-        print(f"resile: {printable(str(error))}", file=sys.stderr)
+        _report(str(error), arguments)
         return error.exit_status
     except typer.TyperException as error:
         command_line = getattr(getattr(error, "ctx", None), "command_path", "resile")
-        print(f"resile: {_explain(error.format_message().rstrip('.'), command_line)}", file=sys.stderr)
+        _report(_explain(error.format_message().rstrip("."), command_line), arguments)
         return error.exit_code
     except typer.Abort:  # what typer makes of a KeyboardInterrupt
         return _interrupted()
@@ -73,9 +74,22 @@ def _main(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        print(f"resile: {error}", file=sys.stderr)
+        _report(str(error), arguments)
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _report(error: str, arguments: Sequence[str]) -> None:
+    """Print an error as one line, and with ``--json`` as an object too, unless its one object says what has started."""
+    from resile_shared.text import printable
+
+    from .lenient import LenientStream
+
+    print(f"resile: {printable(error)}", file=sys.stderr)
+    options = itertools.takewhile(lambda word: word != "--", arguments)
+    if "--json" in options and arguments[0] not in ("up", "host"):
+        state = {"state": "failed"} if arguments[0] == "run" else {}
+        print(json.dumps({**state, "error": error}), file=LenientStream(sys.stdout), flush=True)
 
 
 def _explain(fault: str, command: str) -> str:

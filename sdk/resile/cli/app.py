@@ -1,13 +1,10 @@
 """The commands, their options and their help."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import typer.core
-
-from resile_shared.errors import ResileError
 
 from . import (
     chaos,
@@ -153,30 +150,25 @@ def run(
     from ..local.plan import parse_batches, parse_plan
     from ..local.settings import Resume, RunSettings
 
-    try:
-        settings = RunSettings(
-            script=script,
-            args=tuple(args or ()),
-            workers=workers,
-            plan=parse_plan(plan) if plan is not None else None,
-            batches=parse_batches(batches) if batches is not None else (),
-            requirements=required(packages, requirements),
-            data=tuple(find_dataset(home, name) for name in dict.fromkeys(data or ())),
-            mounts=tuple(mounts or ()),
-            env=environment(env, compat),
-            home=home,
-            storage=storage,
-            resume=Resume(resume or None) if resume is not None else None,
-            name=name,
-            output=output,
-        )
-        from .run import train  # imported here: it loads on Linux only, which the settings have checked
+    settings = RunSettings(
+        script=script,
+        args=tuple(args or ()),
+        workers=workers,
+        plan=parse_plan(plan) if plan is not None else None,
+        batches=parse_batches(batches) if batches is not None else (),
+        requirements=required(packages, requirements),
+        data=tuple(find_dataset(home, name) for name in dict.fromkeys(data or ())),
+        mounts=tuple(mounts or ()),
+        env=environment(env, compat),
+        home=home,
+        storage=storage,
+        resume=Resume(resume or None) if resume is not None else None,
+        name=name,
+        output=output,
+    )
+    from .run import train  # imported here: it loads on Linux only, which the settings have checked
 
-        return train(settings, as_json=as_json, quiet=quiet)
-    except ResileError as error:
-        if as_json:
-            typer.echo(json.dumps({"state": "failed", "error": str(error)}))
-        raise
+    return train(settings, as_json=as_json, quiet=quiet)
 
 
 @app.command(short_help="Two jobs share a pool, and end with the same bits as alone.")

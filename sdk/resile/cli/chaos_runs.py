@@ -28,7 +28,7 @@ from ..chaos.temporary_pool import temporary_pool
 from ..chaos.verdict import Outcome, faults
 from ..client import AsyncClient, find_server
 from ..package import pack
-from .options import errors_as_json, logger_beside, print_json
+from .options import logger_beside, print_json
 from .tables import columns
 
 
@@ -73,12 +73,12 @@ def attack_once(home: Path, attack: Attack, *, object_store: int | None, as_json
                 typer.echo(f"{part.what} recovered in {part.seconds:.2f} s{steps}")
         return int(any(part.seconds is None for part in recovered))
 
-    return _run(work(), as_json=as_json)
+    return _run(work())
 
 
 def campaign(home: Path, job: str, options: CampaignOptions) -> int:
     """Attack a pool that is up; return the exit status."""
-    return _run(_campaign(home, [job], options), as_json=options.as_json)
+    return _run(_campaign(home, [job], options))
 
 
 def campaign_on_own_pool(
@@ -110,7 +110,7 @@ def campaign_on_own_pool(
                 names = [await client.submit(spec) for _ in range(jobs)]
             return await _campaign(home, names, options, account=account, own_store=store)
 
-    return _run(work(), as_json=options.as_json)
+    return _run(work())
 
 
 async def _campaign(
@@ -172,7 +172,7 @@ async def _choose(attack: Attack, client: AsyncClient, injector: AttackInjector)
     return replace(attack, target=Target(target.what, name))
 
 
-def _run(work: Coroutine[Any, Any, int], *, as_json: bool) -> int:
+def _run(work: Coroutine[Any, Any, int]) -> int:
     """Run ``work``; SIGTERM cancels it as Ctrl-C does, so that nothing stays frozen and no pool is left."""
 
     async def until_sigterm() -> int:
@@ -182,7 +182,6 @@ def _run(work: Coroutine[Any, Any, int], *, as_json: bool) -> int:
         return await work
 
     try:
-        with errors_as_json(as_json=as_json):
-            return asyncio.run(until_sigterm())
+        return asyncio.run(until_sigterm())
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM

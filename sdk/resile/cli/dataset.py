@@ -54,7 +54,7 @@ def add(
     async def work(client: "AsyncClient") -> "Dataset":
         return await client.add_dataset(name, source)
 
-    added = _add_locally(name, source, home) if local else reach(work, server=server, home=home, as_json=as_json)
+    added = _add_locally(name, source, home) if local else reach(work, server=server, home=home)
     show(added, _table([added]), as_json=as_json)
 
 
@@ -68,7 +68,7 @@ def list_datasets(
     async def work(client: "AsyncClient") -> "Sequence[Dataset]":
         return await client.datasets()
 
-    found = list(read_datasets(home).values()) if local else reach(work, server=server, home=home, as_json=as_json)
+    found = list(read_datasets(home).values()) if local else reach(work, server=server, home=home)
     lines = _table(found) if found else ["there are no datasets: add one with `resile dataset add NAME URI`"]
     show({"datasets": found}, lines, as_json=as_json)
 
@@ -88,7 +88,7 @@ def remove(
             find_dataset(home, name)
             registered.pop(name, None)
     else:
-        reach(work, server=server, home=home, as_json=as_json)
+        reach(work, server=server, home=home)
     show({"name": name}, [f"{name} is removed"], as_json=as_json)
 
 

@@ -157,7 +157,7 @@ def submit(
         fields["data"] = tuple([await client.dataset(name) for name in names])
         return await client.submission(_spec({**fields, "package": await client.upload(package.content)}))
 
-    submitted = reach(work, server=server, home=home, as_json=as_json)
+    submitted = reach(work, server=server, home=home)
     if submitted.warning:
         typer.echo(f"{submitted.id} is {submitted.warning}", err=True)
     show({"id": submitted.id}, [submitted.id], as_json=as_json)

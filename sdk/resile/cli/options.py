@@ -2,17 +2,15 @@
 
 import asyncio
 import inspect
-import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from resile_shared.errors import ResileError, UsageError
+from resile_shared.errors import UsageError
 from resile_shared.text import printable
 
 from .lenient import LenientStream
@@ -85,16 +83,15 @@ Compat = Annotated[
 Job = Annotated[str, typer.Argument(metavar="ID", help="The job, by id, or by name if the name is unique.")]
 
 
-def reach(work: Callable[["AsyncClient"], Awaitable[T]], *, server: str | None, home: Path, as_json: bool) -> T:
-    """Do ``work`` with a client of the pool; with ``as_json`` a failure is also printed as an object."""
+def reach(work: Callable[["AsyncClient"], Awaitable[T]], *, server: str | None, home: Path) -> T:
+    """Do ``work`` with a client of the pool."""
     from ..client import AsyncClient, find_server
 
     async def connected() -> T:
         async with AsyncClient(find_server(server, home=home)) as client:
             return await work(client)
 
-    with errors_as_json(as_json=as_json):
-        return asyncio.run(connected())
+    return asyncio.run(connected())
 
 
 def pool_command(
@@ -108,7 +105,7 @@ def pool_command(
 
     def register(work: Callable[..., Awaitable[Answer]]) -> None:
         def command(*, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False, **own: Any) -> None:
-            document, lines = reach(lambda client: work(client, **own), server=server, home=home, as_json=as_json)
+            document, lines = reach(lambda client: work(client, **own), server=server, home=home)
             show(document, lines, as_json=as_json)
 
         _, *options = inspect.signature(work).parameters.values()
@@ -118,17 +115,6 @@ def pool_command(
         app.command(name, short_help=short_help)(command)
 
     return register
-
-
-@contextmanager
-def errors_as_json(*, as_json: bool) -> Iterator[None]:
-    """With ``as_json``, a failure is also printed as an object."""
-    try:
-        yield
-    except ResileError as error:
-        if as_json:
-            typer.echo(json.dumps({"error": str(error)}))
-        raise
 
 
 def print_json(document: object) -> None:

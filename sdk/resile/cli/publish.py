@@ -9,7 +9,7 @@ import typer
 from resile_shared.bus.roles import PUBLISHER_COMMANDS
 from resile_shared.errors import ResileError, UsageError
 
-from .options import DEFAULT_HOME, AsJson, Home, errors_as_json, show
+from .options import DEFAULT_HOME, AsJson, Home, show
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -55,14 +55,13 @@ def publish(
     """
     from resile_shared.bus.credentials import read_credentials
 
-    with errors_as_json(as_json=as_json):
-        request = _request(name, body)
-        file = credentials or home.expanduser() / "bus" / "credentials" / "publisher.json"
-        answer = asyncio.run(
-            _ask(read_credentials(file), name=name, request=request, message_id=message_id, seconds=seconds)
-        )
-        if answer.kind == "refused":
-            raise ResileError(answer.reason)
+    request = _request(name, body)
+    file = credentials or home.expanduser() / "bus" / "credentials" / "publisher.json"
+    answer = asyncio.run(
+        _ask(read_credentials(file), name=name, request=request, message_id=message_id, seconds=seconds)
+    )
+    if answer.kind == "refused":
+        raise ResileError(answer.reason)
     show(answer, [f"accepted: {name}"], as_json=as_json)
 
 

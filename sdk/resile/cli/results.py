@@ -56,7 +56,7 @@ def model(
     async def work(client: "AsyncClient") -> None:
         await client.save_model(await client.find(job), output)
 
-    reach(work, server=server, home=home, as_json=as_json)
+    reach(work, server=server, home=home)
     show({"model": str(output)}, [f"the model is {output}"], as_json=as_json)
 
 
@@ -84,7 +84,7 @@ def output(
             await client.save_output(await client.find(job), archive)
             return _unpack(archive, folder)
 
-    num_files = reach(work, server=server, home=home, as_json=as_json)
+    num_files = reach(work, server=server, home=home)
     from .tables import count
 
     show({"output": str(folder), "files": num_files}, [f"{count(num_files, 'file')} in {folder}"], as_json=as_json)

@@ -13,7 +13,7 @@ import typer
 from resile_shared.errors import UsageError
 from resile_shared.policies import POLICIES_HELP, PolicyName
 
-from .options import AsJson, errors_as_json, show
+from .options import AsJson, show
 
 if TYPE_CHECKING:
     from resile_scheduler.simulation.figures import Figures
@@ -92,21 +92,19 @@ def simulate(
     """
     from resile_scheduler.simulation.traces import read_trace
 
-    with errors_as_json(as_json=as_json):
-        _check_chart(chart)
-        workload = read_trace(trace, num_slots=slots, num_hosts=hosts, profiles=profiles, hours=hours, seed=seed)
-        for job in workload.left_out:
-            print(f"resile: {job} is left out: it has not trained long enough to measure its speed", file=sys.stderr)
-        tried = dict.fromkeys(policy or PolicyName)
-        settings = [
-            _settings(workload, name, preemption, change_seconds, host_failures=host_failures, seed=seed)
-            for name in tried
-        ]
-        outcomes = [_simulate(workload, each) for each in settings]
-        if chart is not None:
-            from .simulate_chart import draw
+    _check_chart(chart)
+    workload = read_trace(trace, num_slots=slots, num_hosts=hosts, profiles=profiles, hours=hours, seed=seed)
+    for job in workload.left_out:
+        print(f"resile: {job} is left out: it has not trained long enough to measure its speed", file=sys.stderr)
+    tried = dict.fromkeys(policy or PolicyName)
+    settings = [
+        _settings(workload, name, preemption, change_seconds, host_failures=host_failures, seed=seed) for name in tried
+    ]
+    outcomes = [_simulate(workload, each) for each in settings]
+    if chart is not None:
+        from .simulate_chart import draw
 
-            draw(outcomes, file=chart)
+        draw(outcomes, file=chart)
     _show(trace, outcomes, chart, as_json=as_json)
 
 

@@ -52,7 +52,7 @@ def events(
         seen = await client.events(job=found, tail=tail)
         show({"events": seen}, map(event_line, seen), as_json=as_json)
 
-    reach(work, server=server, home=home, as_json=as_json)
+    reach(work, server=server, home=home)
 
 
 @app.command(short_help="Show the output of a job's workers.")
@@ -80,7 +80,7 @@ def logs(
         seen = await client.logs(found, tail=tail)
         show({"lines": seen}, map(_log_line, seen), as_json=as_json)
 
-    reach(work, server=server, home=home, as_json=as_json)
+    reach(work, server=server, home=home)
 
 
 @app.command(
@@ -100,7 +100,7 @@ def wait(
     async def work(client: "AsyncClient") -> "tuple[JobSummary, ...]":
         return await waiting.wait(client, jobs, quiet=as_json)
 
-    ended = reach(work, server=server, home=home, as_json=as_json)
+    ended = reach(work, server=server, home=home)
     if as_json:
         print_json({"jobs": ended})
     wrong = [job for job in ended if job.state.value != "completed"]
@@ -122,7 +122,7 @@ def top(*, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = F
         else:
             await screen.show(client)
 
-    reach(work, server=server, home=home, as_json=as_json)
+    reach(work, server=server, home=home)
 
 
 def _log_line(entry: "LogEntry") -> str:
