@@ -49,7 +49,7 @@ def find_server(url: str | None = None, *, home: Path | None = None) -> Server:
         if Path(f"/proc/{pool.pid}").exists():
             return Server(pool.url, pool.token, f"its logs are in {home / 'logs'}", is_supervised=True)
         return Server(pool.url, pool.token, f"it was killed: restart it with `{start}`")
-    token = os.environ.get("RESILE_TOKEN") or (pool.token if pool and pool.url == url.rstrip("/") else "")
+    token = os.environ.get("RESILE_TOKEN", "").strip() or (pool.token if pool and pool.url == url.rstrip("/") else "")
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--server {url!r} is not a URL: it must start with http:// or https://")
     if not token:

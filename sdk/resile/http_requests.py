@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
-from resile_shared.errors import ResileError
+from resile_shared.errors import ResileError, UsageError
 from resile_shared.http import api
 
 from .server_sent import read_events
@@ -45,6 +45,11 @@ class Server:
     """Advice for the user when it does not answer."""
     is_supervised: bool = False
     """Whether `resile up` on this machine restarts it when it exits."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError if no pool has this token: a header cannot hold every text."""
+        if not (self.token.isascii() and self.token.isprintable()):
+            raise UsageError(f"the token for {self.url} has characters that no token has: check RESILE_TOKEN")
 
 
 class Unreachable(ResileError):

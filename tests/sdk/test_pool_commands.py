@@ -20,7 +20,7 @@ from resile_shared.messages.jobs import JobState
 from resile_shared.policies import PolicyName
 from resile_shared.testing.waiting import block_until
 
-from .api_server import ApiServer, job_view
+from .api_server import TOKEN, ApiServer, job_view
 
 
 @pytest.fixture
@@ -311,6 +311,17 @@ def test_with_json_every_failure_is_one_object(command: str, error: str, capsys:
 def test_json_for_the_script_is_none_for_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", "no-such-file", "--", "--json"]) == 2
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("api_server")
+def test_a_token_is_read_without_the_end_of_its_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RESILE_TOKEN", f"{TOKEN}\n")
+    assert main(["jobs"]) == 0
+    for token in ("two\nlines", "t\u00f6ken"):
+        monkeypatch.setenv("RESILE_TOKEN", token)
+        assert "characters that no token has: check RESILE_TOKEN" in failure(["jobs"], capsys, status=2)
 
 
 @pytest.mark.usefixtures("api_server")

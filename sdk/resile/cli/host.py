@@ -113,6 +113,7 @@ def _server(url: str, token: str) -> "Server":
 
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--join {url!r} is not a URL: it must start with http:// or https://")
+    token = token.strip()
     if not token:
         raise UsageError(f"the pool at {url} requires a token: pass it with --token-file or RESILE_TOKEN")
     return Server(url.rstrip("/"), token)

@@ -45,7 +45,7 @@ class PoolHome:
             token = self.token_file
             if not token.exists():
                 write_private(token, secrets.token_urlsafe(24).encode())
-            self.token = token.read_text()
+            self.token = token.read_text().strip()
 
     @property
     def bus(self) -> Path:
