@@ -86,6 +86,11 @@ class Refused(ResileError):
         self.status, self.code = status, code
 
 
+def is_outage(error: Unreachable | Refused) -> bool:
+    """Whether the same request may succeed later."""
+    return isinstance(error, Unreachable) or error.status >= 500
+
+
 class HttpRequests:
     """The connection of one client to one pool."""
 

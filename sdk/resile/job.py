@@ -9,6 +9,8 @@ from resile_shared.errors import ResileError
 from resile_shared.http import api
 from resile_shared.messages.jobs import JobState
 
+from .http_requests import PATIENCE_SECONDS, Refused, Unreachable, is_outage
+
 if TYPE_CHECKING:
     from .sync_client import Client
 
@@ -78,8 +80,8 @@ class Job:
 
     def _until_over(self, show: Callable[[api.JobView], None], *, timeout: float | None) -> api.JobView:
         deadline = None if timeout is None else time.monotonic() + timeout
+        view = self.view()
         while True:
-            view = self.view()
             show(view)
             if view.state is JobState.COMPLETED:
                 return view
@@ -87,4 +89,17 @@ class Job:
                 raise JobNotCompleted(view)
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"{self.id} is {view.state} after {timeout:g} s: {view.reason}")
+            time.sleep(LOOK_SECONDS)
+            view = self._next_view(deadline)
+
+    def _next_view(self, deadline: float | None) -> api.JobView:
+        """Return the job as it is now. A pool that does not answer is waited for, a minute and not beyond the end."""
+        patience = time.monotonic() + PATIENCE_SECONDS
+        end = patience if deadline is None else min(patience, deadline)
+        while True:
+            try:
+                return self.view()
+            except (Unreachable, Refused) as error:
+                if not is_outage(error) or time.monotonic() > end:
+                    raise
             time.sleep(LOOK_SECONDS)

@@ -133,8 +133,8 @@ class ApiServer:
         self.packages: list[bytes] = []
         self.listing_seconds = 0.0
         """How long the source of a dataset takes to list."""
-        self.before_lists: list[Callable[[], object]] = []
-        """What happens before each of the next lists of jobs."""
+        self.before: list[Callable[[], object]] = []
+        """What happens before each of the next answers that show jobs."""
         self.num_lost_answers = 0
         """How many of the next requests are handled, but never answered."""
         self.lines = [
@@ -190,11 +190,15 @@ class ApiServer:
         return answer
 
     async def _list(self, _: web.Request) -> web.Response:
-        if self.before_lists:
-            self.before_lists.pop(0)()
+        self._begin()
         return answer(api.JobList(jobs=tuple(self.jobs.values())))
 
+    def _begin(self) -> None:
+        if self.before:
+            self.before.pop(0)()
+
     async def _show(self, request: web.Request) -> web.Response:
+        self._begin()
         job = request.match_info["job"]
         return answer(self.jobs[job]) if job in self.jobs else problem(404, "unknown", f"there is no job {job}")
 

@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from resile import AsyncClient, Client, http_requests
+from resile.http_requests import Unreachable
 from resile.job import JobNotCompleted
 from resile.svg_chart import Chart, Mark, Series, line_chart, stacked_chart
 from resile.watching import MAX_POINTS, Watched
@@ -96,6 +97,27 @@ def test_waiting_for_a_job_that_fails_raises_with_its_traceback(api_server: ApiS
     with Client() as client, pytest.raises(JobNotCompleted, match="digits-1 failed: it broke") as caught:
         client.get_job("digits-1").wait()
     assert caught.value.view.details == "Traceback"
+
+
+def test_waiting_for_a_job_survives_a_pool_that_does_not_answer_for_a_while(
+    api_server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_requests, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("resile.job.LOOK_SECONDS", 0.0)
+    done = job_view("digits-1", state=JobState.COMPLETED)
+
+    def go_away() -> None:
+        api_server.num_lost_answers = 3
+
+    with Client() as client:
+        job = client.get_job("digits-1")
+        api_server.before = [go_away, lambda: api_server.jobs.update({"digits-1": done})]
+        assert job.wait().state is JobState.COMPLETED
+        api_server.jobs["digits-1"] = job_view("digits-1")
+        api_server.before = [go_away]
+        monkeypatch.setattr("resile.job.PATIENCE_SECONDS", 0.0)
+        with pytest.raises(Unreachable):
+            job.wait()
 
 
 def test_waiting_ends_after_the_time_that_is_given(api_server: ApiServer) -> None:

@@ -250,10 +250,10 @@ def test_waiting_ends_although_jobs_are_deleted_meanwhile(
         lambda: api_server.jobs.pop("one-1"),
         lambda: api_server.jobs.update({"two-2": job_view("two-2", state=JobState.COMPLETED)}),
     ]
-    api_server.before_lists = [lambda: None] * 3 + steps  # each name is looked up, then they are looked at
+    api_server.before = [lambda: None] * 3 + steps  # each name is looked up, then they are looked at
     assert main(["wait", "one-1", "two-2", "one-1", "--json"]) == 0
     assert [job["id"] for job in json.loads(capsys.readouterr().out)["jobs"]] == ["one-1", "two-2"]
-    api_server.before_lists = [lambda: None, lambda: api_server.jobs.pop("three-3")]
+    api_server.before = [lambda: None, lambda: api_server.jobs.pop("three-3")]
     assert "there is no job three-3" in failure(["wait", "three-3"], capsys)
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from ..client import AsyncClient
-from ..http_requests import PATIENCE_SECONDS, Refused, Unreachable
+from ..http_requests import PATIENCE_SECONDS, Refused, Unreachable, is_outage
 
 POLL_SECONDS = 0.5
 QUIET_SECONDS = 1.0
@@ -22,8 +22,7 @@ async def poll(fetch: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
         try:
             result = await fetch()
         except (Unreachable, Refused) as error:
-            is_outage = isinstance(error, Unreachable) or error.status >= 500
-            if not is_outage or time.monotonic() - last_success > PATIENCE_SECONDS:
+            if not is_outage(error) or time.monotonic() - last_success > PATIENCE_SECONDS:
                 raise
         else:
             last_success = time.monotonic()
