@@ -1,6 +1,7 @@
 """A small real HTTP server that answers as a pool's API does, in a thread of its own."""
 
 import asyncio
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -159,6 +160,7 @@ class ApiServer:
                 web.get("/v1/jobs/{job}/changes", self._changes),
                 web.get("/v1/traces/{trace}", self._trace),
                 web.get("/v1/jobs/{job}/model", self._model),
+                web.get("/v1/jobs/{job}/output", self._output),
                 web.get("/v1/jobs/{job}/logs", self._logs),
                 web.get("/v1/events", self._events),
                 web.post("/v1/jobs/{job}/{verb}", self._change),
@@ -260,6 +262,9 @@ class ApiServer:
         if self.jobs[request.match_info["job"]].state != JobState.COMPLETED:
             return problem(409, "conflict", "the job has no model yet: wait for its end")
         return web.Response(body=b"model" + request.query["format"].encode())
+
+    async def _output(self, _: web.Request) -> web.Response:
+        return web.Response(body=bytes(2 * tarfile.BLOCKSIZE))
 
     async def _models(self, _: web.Request) -> web.Response:
         """Those of completed jobs."""

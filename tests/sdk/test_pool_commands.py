@@ -273,6 +273,19 @@ def test_a_model_is_written_to_its_file_or_not_at_all(
     )
 
 
+@pytest.mark.usefixtures("api_server")
+def test_output_is_written_to_a_folder_although_the_one_above_is_not_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, _: Path(path) != tmp_path)
+    folder = tmp_path / "results"
+    assert f"the folder {tmp_path} is not writable" in failure(
+        ["output", "digits", "-o", str(folder)], capsys, status=2
+    )
+    folder.mkdir()
+    assert main(["output", "digits", "-o", str(folder)]) == 0
+
+
 def test_what_the_pool_refuses_is_said_in_its_words(api_server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
     api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.COMPLETED)
     assert failure(["stop", "digits-1"], capsys) == ("resile: job digits-1 is completed and cannot change any more\n")

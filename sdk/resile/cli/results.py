@@ -76,7 +76,8 @@ def output(
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"-o {folder} is a file: give the name of a folder")
-    _check_writable(folder)
+    if not folder.is_dir():
+        _check_writable(folder)
 
     async def work(client: "AsyncClient") -> int:
         with tempfile.TemporaryDirectory(prefix="resile-") as scratch:
