@@ -1,6 +1,6 @@
-"""A report that the core cannot handle costs its job, whatever the core had changed by then, and nobody else."""
+"""What the core cannot handle costs its sender, whatever the core had changed by then, and nobody else."""
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -10,12 +10,16 @@ from resile_scheduler.core.events import (
     Event,
     HostRemoved,
     JobChangeRequested,
+    JobSubmitted,
     PolicyChangeRequested,
     PoolSuspendRequested,
+    Request,
     StateRestored,
     TenantChangeRequested,
 )
-from resile_scheduler.core.restart import MAX_REASON, RestartableScheduler
+from resile_scheduler.core.host_events import HostEvents
+from resile_scheduler.core.job_commands import JobCommands
+from resile_scheduler.core.restart import IGNORED_SECONDS, MAX_REASON, RestartableScheduler
 from resile_scheduler.core.restore import Restore
 from resile_scheduler.core.worker_reports import WorkerReports
 from resile_scheduler.policies.table import POLICIES
@@ -23,7 +27,7 @@ from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import JobDelete, PoolPolicy, TenantSet
-from resile_shared.messages.hosts import HostState
+from resile_shared.messages.hosts import Heartbeat, HostState
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.messages.reports import Ready, Report
 from resile_shared.policies import PolicyName
@@ -47,10 +51,10 @@ def superstition(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Shell:
-    """What the service does with the core: it drops a report that raises."""
+    """What the service does with the core: it drops a report, a heartbeat or a request that raises."""
 
     def __init__(self, epoch: int) -> None:
-        self.dropped: list[Report] = []
+        self.dropped: list[Any] = []
         self._epoch = epoch
         self.core = RestartableScheduler(self._new, chosen=PoolPolicy(policy=PolicyName.FIFO))
 
@@ -61,9 +65,9 @@ class Shell:
         try:
             return self.core.handle(event, now=now)
         except InternalError as error:
-            assert isinstance(event, Report)
+            assert isinstance(event, Report | Heartbeat | Request)
             self.dropped.append(event)
-            return self.core.handle(self.core.without(event, error.fault), now=now)
+            return self.core.handle(self.core.without(event, error.fault, now=now), now=now)
 
 
 class ShelledPool(SimulatedPool):
@@ -89,6 +93,10 @@ class ShelledPool(SimulatedPool):
         num_before = len(self.shell.dropped)
         self.submit_job(number, num_shards=UNLUCKY)
         assert [report.job for report in self.shell.dropped[num_before:]] == [f"job-{number}"]
+
+    def without_dropped(self) -> StateRestored:
+        """What the core begins again from after one more report like the first that was dropped."""
+        return self.shell.core.without(self.shell.dropped[0], "another", now=self.now)
 
     def state(self, job: str) -> str:
         return self.records[job].state.value
@@ -154,7 +162,7 @@ def test_what_operators_have_chosen_stays(pool: ShelledPool) -> None:
 def test_a_pool_that_is_about_to_stop_starts_nothing(pool: ShelledPool) -> None:
     pool.drop_a_report(2)
     pool.handle(PoolSuspendRequested("suspend", epoch=1))
-    pool.handle(pool.shell.core.without(pool.shell.dropped[0], "another"))
+    pool.handle(pool.without_dropped())
     pool.submit_job(3)
     assert pool.state("job-3") == "queued"
 
@@ -167,7 +175,7 @@ def test_a_number_is_not_given_again(pool: ShelledPool) -> None:
     pool.drop_a_report(3)
     pool.handle(JobChangeRequested("delete it", JobDelete(job_id="job-3")))
     pool.drop_a_report(4)
-    restored = pool.shell.core.without(pool.shell.dropped[0], "")
+    restored = pool.without_dropped()
     assert restored.last_number == 3
     assert {record.job for record in restored.jobs} == {"job-1", "job-4"}
 
@@ -179,11 +187,62 @@ def test_hosts_are_those_of_the_newest_records(pool: ShelledPool) -> None:
     pool.change_host("host-3", HostState.LEFT)
     pool.handle(HostRemoved("host-3"))
     pool.drop_a_report(2)
-    restored = pool.shell.core.without(pool.shell.dropped[0], "")
+    restored = pool.without_dropped()
     assert {host.host: host.state for host in restored.hosts} == {
         "host-1": HostState.UP,
         "host-2": HostState.DRAINING,
     }
+
+
+def test_a_request_that_raises_leaves_no_trace(pool: ShelledPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    members, submit = pool.members("job-1"), JobCommands.submit
+
+    def superstitious(self: JobCommands, event: JobSubmitted, *, now: float) -> object:
+        answer = submit(self, event, now=now)
+        if event.spec.name == "unlucky":
+            raise ValueError("unlucky")
+        return answer
+
+    monkeypatch.setattr(JobCommands, "submit", superstitious)
+    unlucky = JobSubmitted("unlucky", JobSpec(name="unlucky", package="packages/1", script="train.py"), job="job-9")
+    pool.handle(unlucky)
+    assert pool.shell.dropped == [unlucky]
+    pool.send_heartbeats()
+    pool.submit_job(2)
+    assert pool.records.keys() == {"job-1", "job-2"}
+    assert pool.members("job-1") == members
+    pool.run(until=1000)
+    assert {pool.state("job-1"), pool.state("job-2")} == {"completed"}
+
+
+def test_heartbeats_of_a_host_are_ignored_for_a_while_after_one_that_raised(
+    pool: ShelledPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members, on_heartbeat = pool.members("job-1"), HostEvents.on_heartbeat
+    arrived: list[float] = []
+
+    def superstitious(self: HostEvents, heartbeat: Heartbeat, *, now: float) -> None:
+        on_heartbeat(self, heartbeat, now=now)
+        if heartbeat.host == "host-13":
+            arrived.append(now)
+            if len(arrived) == 1:
+                raise ValueError("host 13")
+
+    monkeypatch.setattr(HostEvents, "on_heartbeat", superstitious)
+    pool.add_host("host-13", 4)
+    for _ in range(2):
+        pool.send_heartbeats()
+    pool.submit_job(2)
+    pool.submit_job(3)
+    assert len(pool.shell.dropped) == len(arrived) == 1
+    assert pool.members("job-1") == members
+    assert pool.hosts_of("job-2") == {"host-1"}
+    assert pool.state("job-3") == "queued", "nothing is known of the slots of host-13"
+    pool.run(until=arrived[0] + IGNORED_SECONDS - pool.start)
+    pool.send_heartbeats()
+    assert len(arrived) == 2
+    pool.run(until=pool.now - pool.start + 10)
+    assert pool.hosts_of("job-3") == {"host-13"}
 
 
 def test_a_fault_that_is_not_the_reports_is_raised(pool: ShelledPool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import resile_scheduler.executor
 import resile_scheduler.service
 from resile_registry.settings import RegistrySettings
 from resile_scheduler.core.events import JobSubmitted
+from resile_scheduler.core.job_commands import JobCommands
 from resile_scheduler.core.worker_reports import WorkerReports
 from resile_scheduler.executor import Batch, Executor
 from resile_scheduler.lease import Lease
@@ -557,6 +558,28 @@ async def test_a_report_that_cannot_be_handled_costs_its_job_alone(
         await agent.complete("job-2")
         await until(lambda: watcher.state("job-2") == "completed")
     assert raised == ["job-1"]
+
+
+async def test_a_request_that_cannot_be_handled_is_refused_and_leaves_no_trace(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = JobCommands.submit
+
+    def superstitious(self: JobCommands, event: JobSubmitted, *, now: float) -> Accepted | Refused:
+        answer = submit(self, event, now=now)
+        if event.spec.name == "unlucky":
+            raise ValueError("an unlucky name")
+        return answer
+
+    monkeypatch.setattr(JobCommands, "submit", superstitious)
+    async with scheduler(house.pool):
+        subject = subjects.command("job", "submit")
+        answer = await house.publisher.ask(subject, JobSubmit(spec=spec(name="unlucky")))
+        assert isinstance(answer, Refused)
+        assert "ValueError: an unlucky name" in answer.reason
+        assert await house.submit() == "job-1"
+        await house.agent("host-1")
+        await until(lambda: house.watcher.state() == "running")
 
 
 async def until_laid_aside(bus: Bus, subject: str) -> None:

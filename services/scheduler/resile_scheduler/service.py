@@ -6,7 +6,8 @@
   from there at once, whatever a frozen one has received.
 - Deadlines are checked only after NATS has been connected for a while, and when what was reported by then has had its
   effect: what happened before comes first, however long it takes to read and to store.
-- A report that the core cannot handle fails its job, goes to the dead letters, and is read no more (`core/restart.py`).
+- A report that the core cannot handle fails its job, goes to the dead letters, and is read no more. The core begins
+  again then, as after a request or a heartbeat that it cannot handle (`core/restart.py`).
 - A scheduler that loses the lease, or finds that another one wrote, exits. When it is started again it stands by.
 """
 
@@ -72,6 +73,7 @@ from .core.events import (
     ProbeHost,
     RemoveJob,
     Reply,
+    Request,
     StateRestored,
     StopWorkers,
     StoreJob,
@@ -205,11 +207,10 @@ class _Service:
                         self._handle(change.value or HostRemoved(change.key))
 
     async def _on_unstored(self, received: Received[Report]) -> None:
-        try:
-            self._handle(received.message)
-        except InternalError as error:
-            self._drop(received.message, error)
-            raise
+        self._handle_or_drop(received.message)
+
+    async def _on_heartbeat(self, received: Received[Heartbeat]) -> None:
+        self._handle_or_drop(received.message)
 
     def _is_no_news(self, progress: Msg) -> bool:
         """Whether it measures nothing, or its job was measured lately: jobs report progress several times a second."""
@@ -217,9 +218,6 @@ class _Service:
             return True
         self._measured.add(progress.subject)
         return False
-
-    async def _on_heartbeat(self, received: Received[Heartbeat]) -> None:
-        self._handle(received.message)
 
     async def _follow_reports(self) -> None:
         newest = await self._bus.read_stream(REPORTS, Report).last()  # the bus may have lost some
@@ -244,13 +242,20 @@ class _Service:
         if fault is not None:
             raise fault
 
-    def _drop(self, report: Report, error: InternalError) -> Batch | None:
-        """Go on without a report that the core cannot handle: it costs its job. A dead letter says what it was.
+    def _handle_or_drop(self, event: Report | Heartbeat | Request) -> None:
+        try:
+            self._handle(event)
+        except InternalError as error:
+            self._drop(event, error)
+            raise
 
-        If the core cannot begin again either, the fault is not the report's, and the service ends.
+    def _drop(self, event: Report | Heartbeat | Request, error: InternalError) -> Batch | None:
+        """Go on without what the core cannot handle: it costs its sender. A dead letter says what it was.
+
+        If the core cannot begin again either, the fault is not that of the event, and the service ends.
         """
         try:
-            return self._handle(self._core.without(report, error.fault))
+            return self._handle(self._core.without(event, error.fault, now=self._clock.now()))
         except InternalError as own:
             self._group.create_task(_fail(own))
             raise
@@ -258,7 +263,7 @@ class _Service:
     async def _on_command(self, received: Received[BaseModel]) -> Accepted | Refused:
         match received.message:
             case JobSubmit(spec=spec):
-                event: Event = JobSubmitted(received.id, spec)
+                event: Request = JobSubmitted(received.id, spec)
             case JobPriority() | JobStop() | JobPause() | JobResume() | JobDelete() as request:
                 event = JobChangeRequested(received.id, request)
             case PoolSuspend(epoch=epoch):
@@ -269,7 +274,7 @@ class _Service:
                 event = TenantChangeRequested(received.id, request)
             case other:
                 raise AssertionError(f"not a command to the scheduler: {other}")
-        self._handle(event)
+        self._handle_or_drop(event)
         answer = await self._executor.answer_to(received.id)
         if isinstance(answer, Accepted) and isinstance(received.message, JobSubmit | JobResume):
             self._executor.requested(answer.job_id or "")

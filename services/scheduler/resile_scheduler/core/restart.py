@@ -1,16 +1,16 @@
-"""The scheduler's core, which goes on without a report that it cannot handle.
+"""The scheduler's core, which goes on without a report, a heartbeat or a request that it cannot handle.
 
-A core that raises may have changed in part. Handled once more, a stored report would raise again, in this scheduler and
-in each that follows: one job would stop the pool. So the core begins again from what it has had stored, as a new leader
-does, and the job that the report is about fails before anything is decided. If that raises too, the fault is not the
-report's.
+A core that raises may have changed in part: a job that nobody was told of, or a slot that is taken twice. So it begins
+again from what it has had stored, as a new leader does. What raised costs its sender: the job that a report is about
+fails before anything is decided, the heartbeats of a host are ignored for a while, and a request is refused. If the
+core cannot begin again either, the fault is not that of the event.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import PoolPolicy
-from resile_shared.messages.hosts import HostRecord
+from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.jobs import JobRecord
 from resile_shared.messages.pool import PolicyRecord, TenantsRecord
 from resile_shared.messages.reports import Report
@@ -25,6 +25,7 @@ from .events import (
     JobFault,
     JobRemoved,
     PoolSuspendRequested,
+    Request,
     StateRestored,
     StoreJob,
     StorePolicy,
@@ -36,6 +37,8 @@ from .pool import number_of
 
 MAX_REASON = 300
 """Characters of an error that the history of its job has."""
+IGNORED_SECONDS = 60.0
+"""For which no heartbeat of a host is handled after one that raised: to begin again is much work in a large pool."""
 
 
 class RestartableScheduler:
@@ -48,24 +51,26 @@ class RestartableScheduler:
         self._new = new
         self._core = new(chosen)
         self._stored = _Stored()
+        self._ignored_until: dict[str, float] = {}
+        """By host: when heartbeats are handled again after one that raised."""
         self.epoch = self._core.epoch
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Handle ``event`` as `Scheduler.handle` does. Raises InternalError."""
+        if isinstance(event, Heartbeat) and now < self._ignored_until.get(event.host, now):
+            return []
         commands = self._core.handle(event, now=now)
         self._stored.note_event(event, epoch=self.epoch)
         self._stored.note_commands(commands)
         return commands
 
-    def without(self, report: Report, fault: str) -> StateRestored:
-        """Begin again without ``report``, whose handling raised ``fault``; return what has to be handled next."""
+    def without(self, event: Report | Heartbeat | Request, fault: str, *, now: float) -> StateRestored:
+        """Begin again without ``event``, whose handling raised ``fault``; return what has to be handled next."""
         self._core = self._new(None)
-        text = " ".join(fault.split())
-        reason = (
-            f"the scheduler cannot handle the report {report.content.kind!r} of worker {report.worker}"
-            f" ({text[:MAX_REASON]}): please report it with the scheduler's log"
-        )
-        return self._stored.restored(JobFault(report.job, reason))
+        if isinstance(event, Heartbeat):
+            still = {host: until for host, until in self._ignored_until.items() if until > now}
+            self._ignored_until = still | {event.host: now + IGNORED_SECONDS}
+        return self._stored.restored(_fault_of(event, fault) if isinstance(event, Report) else None)
 
     def explain(self) -> Mapping[str, str]:
         """Return why each job that shares slots has what it has, or what it is waiting for."""
@@ -74,6 +79,15 @@ class RestartableScheduler:
     def slot_counts(self) -> SlotCounts:
         """Return how many slots are held and free, and how many more jobs could use."""
         return self._core.slot_counts()
+
+
+def _fault_of(report: Report, fault: str) -> JobFault:
+    text = " ".join(fault.split())
+    reason = (
+        f"the scheduler cannot handle the report {report.content.kind!r} of worker {report.worker}"
+        f" ({text[:MAX_REASON]}): please report it with the scheduler's log"
+    )
+    return JobFault(report.job, reason)
 
 
 class _Stored:
@@ -123,7 +137,7 @@ class _Stored:
                 case StoreUsage(usage):
                     self._usage[usage.tenant] = usage
 
-    def restored(self, fault: JobFault) -> StateRestored:
+    def restored(self, fault: JobFault | None) -> StateRestored:
         return StateRestored(
             tuple(self._jobs.values()),
             tuple(self._allocations.values()),
