@@ -1,7 +1,9 @@
 """What is moved in a round: blocks of buckets, stages of a group, and the frames with them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from .frames import ROUND_PAYLOAD_BYTES, Kind, encode_content
@@ -66,24 +68,44 @@ class Sharing(NamedTuple):
 
     def group_of(self, rank: int) -> Ranks:
         """The group of ``rank``."""
-        return next((group for group in self.groups if rank in group), (rank,))
+        return _by_rank(self.groups).get(rank, (rank,))
 
     def head(self, ranks: Ranks, owner: int) -> int:
         """The rank of a group or rack that folds the blocks of ``owner`` there. Those of others are divided evenly."""
         if owner in ranks:
             return owner
-        able = tuple(rank for rank in ranks if rank in self.owners) or ranks
-        return _spread(self.group_of(_spread(able, owner)), owner)
+        return _spread(self.group_of(_spread(_able(ranks, self.owners), owner)), owner)
 
-    def edges(self, owner: int) -> Iterator[Edge]:
-        """How the pieces of all groups come to ``owner``, and sums to them: from groups to the head of their rack."""
-        for rack in self.racks or (tuple(rank for group in self.groups for rank in group),):
-            head = self.head(rack, owner)
-            if head != owner:
-                yield Edge(head, owner, rack)
-            for group in self.groups:
-                if group[0] in rack and (child := self.head(group, owner)) != head:
-                    yield Edge(child, head, group)
+    def edges(self, rank: int, owner: int) -> Iterator[Edge]:
+        """The steps with ``rank`` on the way of all pieces to ``owner``: from groups to the head of their rack, to it.
+
+        Sums come back on the same way.
+        """
+        everyone = tuple(chain.from_iterable(self.groups))
+        racks = self.racks or (everyone,)
+        rack = _by_rank(racks)[rank]
+        head = self.head(rack, owner)
+        if rank == head:
+            groups = dict.fromkeys(map(self.group_of, rack))
+            yield from (Edge(child, head, group) for group in groups if (child := self.head(group, owner)) != head)
+        elif rank == self.head(group := self.group_of(rank), owner):
+            yield Edge(rank, head, group)
+        if rank == owner:
+            yield from (Edge(self.head(other, owner), owner, other) for other in racks if other != rack)
+        elif rank == head:
+            yield Edge(head, owner, rack)
+
+
+@lru_cache(maxsize=16)
+def _by_rank(divided: tuple[Ranks, ...]) -> Mapping[int, Ranks]:
+    """Of each rank the ranks that it is among."""
+    return {rank: ranks for ranks in divided for rank in ranks}
+
+
+@lru_cache(maxsize=4096)
+def _able(ranks: Ranks, owners: Ranks) -> Ranks:
+    """Those of ``ranks`` that are not behind slow links; all of them if all are."""
+    return tuple(sorted({*ranks}.intersection(owners))) or ranks
 
 
 def _spread(ranks: Ranks, owner: int) -> int:

@@ -126,10 +126,7 @@ class _Cut:
         partners = frozenset(group) - {rank}
         stages = self.stages if partners else ()
         heads = tuple(self.sharing.head(group, owner) for owner in self.ranks)
-        edges = [
-            [edge for edge in self.sharing.edges(owner) if rank in (edge.child, edge.parent)] if self.grouped else []
-            for owner in self.ranks
-        ]
+        edges = [[*self.sharing.edges(rank, owner)] if self.grouped else [] for owner in self.ranks]
         routes = self._routes(rank, partners, edges)
         received, received_bytes = _scratch_of(routes)
         folders = [[heads[part.owner] for part in stage.parts] for stage in stages]
