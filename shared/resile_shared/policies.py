@@ -1,4 +1,4 @@
-"""The names of the policies by which jobs share slots."""
+"""The names of the policies by which jobs share slots, and limits of the numbers of tenants."""
 
 from enum import StrEnum
 
@@ -18,3 +18,5 @@ POLICIES_HELP = (
     "priority: the highest priority first; elastic-batch: slots and batches where they speed jobs up most; goodput: "
     "the same, weighted by the value of a sample in a larger batch"
 )
+MAX_WEIGHT = 1_000_000
+MAX_QUOTA = 1_000_000

@@ -59,6 +59,13 @@ def test_the_launcher_never_loads_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_help_imports_nothing_that_takes_time() -> None:
+    code = "import sys; from resile.cli import main; main(['--help']); print(*sys.modules)"
+    modules = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert "resile.cli.app" in modules
+    assert {"aiohttp", "nats", "resile_shared.bus.subjects", "resile_shared.messages.jobs"}.isdisjoint(modules)
+
+
 @pytest.mark.parametrize(
     ("arguments", "changed"),
     [

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from resile_shared.http.api import EventView, HostView, JobSummary, JobView, LedgerView, TenantView, UsageView
-from resile_shared.messages.jobs import HistoryItem
-from resile_shared.messages.reports import BatchStep, EpochCount
 from resile_shared.text import printable
 
 from .pace import clock
+
+if TYPE_CHECKING:
+    from resile_shared.http.api import EventView, HostView, JobSummary, JobView, LedgerView, TenantView, UsageView
+    from resile_shared.messages.jobs import HistoryItem
+    from resile_shared.messages.reports import BatchStep, EpochCount
 
 _GAP = "  "
 
@@ -21,13 +24,13 @@ def columns(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[s
         yield _GAP.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
 
 
-def job_table(jobs: Iterable[JobSummary]) -> Iterator[str]:
+def job_table(jobs: "Iterable[JobSummary]") -> Iterator[str]:
     """Show jobs, one line each."""
     heading = ("ID", "NAME", "STATE", "PRIORITY", "WORKERS", "ITERATION", "LOSS", "LEFT", "WHY")
     return columns(heading, (_job_row(job) for job in jobs))
 
 
-def _job_row(job: JobSummary) -> tuple[str, ...]:
+def _job_row(job: "JobSummary") -> tuple[str, ...]:
     return (
         job.id,
         job.name,
@@ -41,7 +44,7 @@ def _job_row(job: JobSummary) -> tuple[str, ...]:
     )
 
 
-def job_details(job: JobView) -> Iterator[str]:
+def job_details(job: "JobView") -> Iterator[str]:
     """Show one job and its history."""
     rows = [(label, value) for label, value in _details(job) if value]
     width = max(len(label) for label, _ in rows)
@@ -54,7 +57,7 @@ def job_details(job: JobView) -> Iterator[str]:
         yield from history_table(job.history)
 
 
-def _details(job: JobView) -> Iterator[tuple[str, str]]:
+def _details(job: "JobView") -> Iterator[tuple[str, str]]:
     yield "job", job.id
     yield "name", job.name
     yield "state", job.state.value + (f": {job.reason}" if job.reason else "")
@@ -86,12 +89,12 @@ def _details(job: JobView) -> Iterator[tuple[str, str]]:
     yield "params sha256", job.params_sha256 or ""
 
 
-def _gang(job: JobView) -> str:
+def _gang(job: "JobView") -> str:
     how = "starts again after a failure, and to make room" if job.restartable else "fails with any of its workers"
     return how if job.gang else ""
 
 
-def _deadline(job: JobView) -> str:
+def _deadline(job: "JobView") -> str:
     if job.deadline is None:
         return ""
     if job.meets_deadline is None:
@@ -100,7 +103,7 @@ def _deadline(job: JobView) -> str:
     return f"{moment(job.deadline)}: {word}" if job.state.is_final else f"{moment(job.deadline)}: expected to be {word}"
 
 
-def history_table(history: Sequence[HistoryItem]) -> Iterator[str]:
+def history_table(history: "Sequence[HistoryItem]") -> Iterator[str]:
     """Show the history of a job, one line each; the batch only if a policy chooses it."""
     has_batch = any(item.batch_size for item in history)
     batch = ("BATCH",) if has_batch else ()
@@ -123,7 +126,7 @@ def history_table(history: Sequence[HistoryItem]) -> Iterator[str]:
     )
 
 
-def host_table(hosts: Iterable[HostView]) -> Iterator[str]:
+def host_table(hosts: "Iterable[HostView]") -> Iterator[str]:
     """Show hosts, one line each."""
     heading = ("HOST", "STATE", "SLOTS", "BUSY", "ADDRESS", "LABELS", "SINCE", "WHY")
     return columns(
@@ -144,7 +147,7 @@ def host_table(hosts: Iterable[HostView]) -> Iterator[str]:
     )
 
 
-def tenant_table(tenants: Iterable[TenantView]) -> Iterator[str]:
+def tenant_table(tenants: "Iterable[TenantView]") -> Iterator[str]:
     """Show tenants, one line each."""
     heading = ("TENANT", "WEIGHT", "QUOTA", "JOBS", "WORKERS")
     return columns(
@@ -153,7 +156,7 @@ def tenant_table(tenants: Iterable[TenantView]) -> Iterator[str]:
     )
 
 
-def usage_table(usage: UsageView) -> Iterator[str]:
+def usage_table(usage: "UsageView") -> Iterator[str]:
     """Show what was used, one line for each tenant, followed by those of its jobs."""
     heading = ("TENANT", "JOB", "NAME", "SLOT-HOURS", "SLOTS")
     rows: list[Sequence[str]] = []
@@ -165,7 +168,7 @@ def usage_table(usage: UsageView) -> Iterator[str]:
     return columns(heading, rows)
 
 
-def ledger_table(ledger: LedgerView) -> Iterator[str]:
+def ledger_table(ledger: "LedgerView") -> Iterator[str]:
     """Show how often the samples of each epoch were used, one line each."""
     heading = ("EPOCH", "SAMPLES", "ONCE", "MORE", "NEVER")
     return columns(
@@ -173,7 +176,7 @@ def ledger_table(ledger: LedgerView) -> Iterator[str]:
     )
 
 
-def ledger_lines(epochs: Sequence[EpochCount]) -> Iterator[str]:
+def ledger_lines(epochs: "Sequence[EpochCount]") -> Iterator[str]:
     """Return one line if every sample was used once, else one for each epoch with a deviation."""
     wrong = [count for count in epochs if count.more or count.never]
     if epochs and not wrong:
@@ -185,18 +188,18 @@ def ledger_lines(epochs: Sequence[EpochCount]) -> Iterator[str]:
         )
 
 
-def _epochs(count: EpochCount) -> str:
+def _epochs(count: "EpochCount") -> str:
     """For example ``7``, or ``7-12`` if the counts are those of several epochs together."""
     last = count.epoch + count.num_epochs - 1
     return f"{count.epoch}-{last}" if count.num_epochs > 1 else f"{count.epoch}"
 
 
-def event_line(event: EventView) -> str:
+def event_line(event: "EventView") -> str:
     """Show one event."""
     return f"{moment(event.time)}{_GAP}{event.subject.removeprefix('resile.')}{_GAP}{_gist(event)}".rstrip()
 
 
-def _gist(event: EventView) -> str:
+def _gist(event: "EventView") -> str:
     """Return the content of an event, without what its subject already contains."""
     data = event.data
     if isinstance(item := data.get("item"), dict):
@@ -208,12 +211,12 @@ def _gist(event: EventView) -> str:
     return " ".join(f"{key}={value}" for key, value in fields.items() if isinstance(value, str | int | float) and value)
 
 
-def batches_text(steps: Sequence[BatchStep]) -> str:
+def batches_text(steps: "Sequence[BatchStep]") -> str:
     """For example ``0:64,120:256``, as `resile run --batches` takes it."""
     return ",".join(f"{step.iteration}:{step.batch_size}" for step in steps)
 
 
-def iterations(job: JobSummary) -> str:
+def iterations(job: "JobSummary") -> str:
     """For example ``50/120``."""
     return f"{job.iteration}/{job.iterations_total}" if job.iterations_total else str(job.iteration)
 

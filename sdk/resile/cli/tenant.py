@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resile_shared.errors import UsageError
-from resile_shared.messages.pool import MAX_QUOTA, MAX_WEIGHT
+from resile_shared.policies import MAX_QUOTA, MAX_WEIGHT
 
 from .options import Answer, pool_command
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resile_shared.errors import UsageError
-from resile_shared.http.api import ChangeView, TraceSpan, TraceView
 
 from .options import Answer, Job, pool_command
 from .tables import columns
 
 if TYPE_CHECKING:
+    from resile_shared.http.api import ChangeView, TraceSpan, TraceView
+
     from ..client import AsyncClient
 
 app = typer.Typer(rich_markup_mode=None)
@@ -57,7 +58,7 @@ async def trace(
     return {"change": chosen, "trace": view}, lines
 
 
-def _choose(changes: Sequence[ChangeView], name: str) -> ChangeView:
+def _choose(changes: "Sequence[ChangeView]", name: str) -> "ChangeView":
     """Return the change that ``name`` names: a number, `last`, or the beginning of a trace id. Raises UsageError."""
     if name == "last" and changes:
         return changes[-1]
@@ -69,7 +70,7 @@ def _choose(changes: Sequence[ChangeView], name: str) -> ChangeView:
     return found[0]
 
 
-def _list(changes: Sequence[ChangeView], *, show_all: bool) -> Iterator[str]:
+def _list(changes: "Sequence[ChangeView]", *, show_all: bool) -> Iterator[str]:
     checkpoints = [change for change in changes if change.kind == "checkpoint"]
     left_out = [] if show_all else checkpoints[:-1]
     shown = [change for change in changes if not any(change is other for other in left_out)]
@@ -78,7 +79,7 @@ def _list(changes: Sequence[ChangeView], *, show_all: bool) -> Iterator[str]:
         yield f"{len(left_out)} older checkpoints: --all shows them"
 
 
-def _table(changes: Sequence[ChangeView]) -> Iterator[str]:
+def _table(changes: "Sequence[ChangeView]") -> Iterator[str]:
     heading = ("CHANGE", "WHAT", "WORKERS", "TOOK", "STEPS", "SUMMARY")
     return columns(
         heading,
@@ -96,7 +97,7 @@ def _table(changes: Sequence[ChangeView]) -> Iterator[str]:
     )
 
 
-def _waterfall(view: TraceView, *, job: str | None) -> Iterator[str]:
+def _waterfall(view: "TraceView", *, job: str | None) -> Iterator[str]:
     """Yield a line for each step: when it began, how long it took, and a bar; with ``job`` those about it alone."""
     rows = list(_rows(view.spans, job=job))
     begin = min((span.begin for span, _ in rows), default=0.0)
@@ -108,7 +109,7 @@ def _waterfall(view: TraceView, *, job: str | None) -> Iterator[str]:
         yield f"{view.dropped} more steps were dropped"
 
 
-def _rows(spans: Sequence[TraceSpan], *, job: str | None) -> Iterator[tuple[TraceSpan, int]]:
+def _rows(spans: "Sequence[TraceSpan]", *, job: str | None) -> "Iterator[tuple[TraceSpan, int]]":
     """Yield the steps in the order of the tree, with their depth; what is left out hands its place to its parent."""
     by_id = {span.id: span for span in spans}
     shown = {span.id for span in spans if job is None or not _is_aside(span, job)}
@@ -126,11 +127,11 @@ def _rows(spans: Sequence[TraceSpan], *, job: str | None) -> Iterator[tuple[Trac
         waiting += ((child, depth + 1) for child in reversed(children.get(span.id, [])))
 
 
-def _is_aside(span: TraceSpan, job: str) -> bool:
+def _is_aside(span: "TraceSpan", job: str) -> bool:
     return bool(_MESSAGE.match(span.name)) or span.attributes.get("resile.job", job) != job
 
 
-def _about(span: TraceSpan) -> str:
+def _about(span: "TraceSpan") -> str:
     known = span.attributes
     if attack := known.get("resile.attack"):
         return f": {attack}"
@@ -139,7 +140,7 @@ def _about(span: TraceSpan) -> str:
     return f"{iteration}{worker}" or f" ({span.service})"
 
 
-def _bar(span: TraceSpan, begin: float, end: float) -> str:
+def _bar(span: "TraceSpan", begin: float, end: float) -> str:
     scale = _BAR / (end - begin or 1.0)
     first = min(_BAR - 1, int((span.begin - begin) * scale))
     return " " * first + "=" * max(1, min(_BAR - first, round(span.seconds * scale)))

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resile_shared.errors import UsageError
-from resile_shared.messages.usage import HOURS_KEPT
 
 from .options import Answer, pool_command
 
@@ -49,6 +48,8 @@ async def usage(
 
 
 def _hours(since: str) -> int:
+    from resile_shared.messages.usage import HOURS_KEPT
+
     match = _SINCE.fullmatch(since)
     hours = int(match[1]) * (24 if match[2] == "d" else 1) if match else 0
     if not 1 <= hours < HOURS_KEPT:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import subjects
+from .publishing import PUBLISHER_COMMANDS
 from .subjects import (
     ALLOCATIONS,
     BUCKETS,
@@ -116,7 +117,6 @@ MONITOR = Role(
     reads=(JOBS, HOSTS, POLICY, TENANTS, USAGE, LEASE),
     writes=(CURVES, JOB_SLOTS, POOL_SLOTS, WEBHOOKS),
 )
-PUBLISHER_COMMANDS = ("host.drain", "job.pause", "job.priority", "job.resume", "job.stop")
 PUBLISHER = Role(
     "publisher",
     publishes=tuple(subjects.command(*name.split(".")) for name in PUBLISHER_COMMANDS),

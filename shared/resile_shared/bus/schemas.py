@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from ..messages.commands import CommandResponse
 from ..messages.queries import JobExplanations
 from .catalogue import COMMANDS, HOST_EVENTS, OTHERS, POOL_EVENTS, QUERIES
-from .roles import PUBLISHER_COMMANDS
+from .publishing import PUBLISHER_COMMANDS
 
 FOLDER = Path("docs/schemas")
 _ADDRESSES = {

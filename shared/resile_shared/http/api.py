@@ -12,10 +12,9 @@ from ..messages.datasets import MAX_URI, Dataset
 from ..messages.hosts import HostState
 from ..messages.jobs import MAX_PRIORITY, HistoryItem, JobState
 from ..messages.message import Id, Line, Message, SlotName, Time
-from ..messages.pool import MAX_QUOTA, MAX_WEIGHT
 from ..messages.reports import BatchStep, EpochCount
 from ..messages.webhooks import WebhookEvent, WebhookSecret, WebhookUrl
-from ..policies import PolicyName
+from ..policies import MAX_QUOTA, MAX_WEIGHT, PolicyName
 
 _YEAR_2100 = 4_102_444_800
 

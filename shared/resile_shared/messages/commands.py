@@ -4,10 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, RootModel
 
-from ..policies import PolicyName
+from ..policies import MAX_QUOTA, MAX_WEIGHT, PolicyName
 from .jobs import MAX_PRIORITY, MAX_WORKERS, JobSpec
 from .message import Id, Message, Positive, Text
-from .pool import MAX_QUOTA, MAX_WEIGHT
 
 MAX_SECONDS = 10 * 365 * 86400
 

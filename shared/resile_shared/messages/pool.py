@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from ..policies import PolicyName
+from ..policies import MAX_QUOTA, MAX_WEIGHT, PolicyName
 from .jobs import MAX_COMMANDS, CommandId
 from .message import Count, Id, Message, Time
 
@@ -63,8 +63,6 @@ class PolicyEvent(Message):
 
 
 MAX_TENANTS = 1000
-MAX_WEIGHT = 1_000_000
-MAX_QUOTA = 1_000_000
 
 
 class TenantShare(Message):
