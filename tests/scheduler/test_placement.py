@@ -11,7 +11,7 @@ from hypothesis import given
 
 from resile_scheduler.core import placement
 from resile_scheduler.core.placement import SlotId, Want, by_host
-from resile_scheduler.core.topology import Domain, num_places
+from resile_scheduler.core.topology import Domain, neighbors, num_places
 
 
 def slots(**hosts: int) -> list[SlotId]:
@@ -276,3 +276,30 @@ def test_a_new_job_is_on_as_few_hosts_as_can_be(rooms: dict[str, int], num: int)
     assert len(hosts(placed)) == 1 + sum(total < len(placed) for total in largest)
     in_order = [host for host, _ in groupby(slot.host for slot in placed)]
     assert len(set(in_order)) == len(in_order), "workers of one host are neighbours"
+
+
+@given(
+    st.lists(st.sampled_from("abcdefgh"), max_size=12),
+    st.dictionaries(st.sampled_from("abcdefgh"), st.tuples(st.sampled_from(("", "z1", "z2")), st.sampled_from("rs"))),
+)
+def test_workers_of_one_host_rack_and_zone_are_neighbors_and_the_first_stays_the_first(
+    workers: list[str], domains: dict[str, Domain]
+) -> None:
+    order = neighbors(workers, domains)
+    assert sorted(order) == list(range(len(workers)))
+    assert order[:1] == [0][: len(workers)]
+    for level in (1, 2):
+        places = [domains.get(workers[number], ())[:level] for number in order]
+        assert len(list(groupby(places))) == len({*places}), "each place is one run of workers"
+    hosts = [workers[number] for number in order]
+    assert len(list(groupby(hosts))) == len({*hosts})
+    for host in {*workers}:
+        own = [number for number in order if workers[number] == host]
+        assert own == sorted(own), "those of a host keep their order"
+
+
+def test_ranks_of_a_job_that_has_not_changed_stay() -> None:
+    order = neighbors("abcab", {})
+    assert order == [0, 3, 1, 4, 2]
+    again = neighbors(["abcab"[number] for number in order], {})
+    assert again == list(range(5))

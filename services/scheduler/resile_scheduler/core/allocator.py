@@ -19,7 +19,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from resile_shared.messages.allocations import Allocation, Placement
@@ -29,6 +29,7 @@ from .job import Job
 from .lifecycle import Step
 from .placement import SlotId
 from .pool import Pool
+from .topology import neighbors
 from .worker import Phase, Worker
 
 
@@ -279,7 +280,7 @@ class Allocator:
     def _write(
         self,
         job: Job,
-        placements: Iterable[Placement],
+        placements: Sequence[Placement],
         *,
         reason: str,
         cold_start: bool = False,
@@ -293,7 +294,7 @@ class Allocator:
                 job=job.id,
                 epoch=self._epoch,
                 generation=generation,
-                placements=tuple(placements),
+                placements=self._in_rank_order(placements),
                 secret=self._secret_of(job.id, generation),
                 lineage=job.record.lineage + 1 if cold_start else max(1, job.record.lineage),
                 cold_start=cold_start,
@@ -307,6 +308,11 @@ class Allocator:
             )
         )
         self._pool.changed(job)
+
+    def _in_rank_order(self, placements: Sequence[Placement]) -> tuple[Placement, ...]:
+        hosts = [placement.host for placement in placements]
+        domains = {name: host.domain for name in {*hosts} if (host := self._pool.hosts.get(name))}
+        return tuple(placements[number] for number in neighbors(hosts, domains))
 
     def _secret_of(self, job: str, generation: int) -> str:
         text = f"{job} {self._epoch} {generation}"

@@ -9,7 +9,7 @@ then racks, then hosts.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from resile_shared.messages.hosts import LOCATION_LABELS as LEVELS
 
@@ -108,6 +108,20 @@ def spread(num: int, room: Numbers, own: Numbers, domains: Mapping[str, Domain])
         if not left[host]:
             del left[host]
     return dict(chosen)
+
+
+def neighbors(hosts: Sequence[str], domains: Mapping[str, Domain]) -> list[int]:
+    """Return the order in which workers on ``hosts`` are neighbors of those on their host, in their rack and zone.
+
+    Workers with neighboring shards add up more of them before anything leaves the host or the rack. Hosts, racks and
+    zones come in the order of their first workers, so the first worker stays the first.
+    """
+    places = [(domains.get(host, ())[:1], domains.get(host, ()), host) for host in hosts]
+    first: dict[tuple[int, object], int] = {}
+    for number, levels in enumerate(places):
+        for level in enumerate(levels):
+            first.setdefault(level, number)
+    return sorted(range(len(hosts)), key=lambda number: [first[level] for level in enumerate(places[number])])
 
 
 def _at(level: int, host: str, domains: Mapping[str, Domain]) -> Domain:
