@@ -133,7 +133,7 @@ def test_a_frozen_worker_is_left_behind_as_soon_as_its_agent_has_answered() -> N
     assert named(bench) == [1, 2, 3], "though the lowest id is the one that is frozen"
     bench.switch(iteration=7)
     bench.beat(gone(0, 0, kind="killed"), member(1))
-    assert named(bench) == [1, 2, 3, 4], "another worker takes its place at once"
+    assert named(bench) == [1, 4, 2, 3], "another worker takes its place at once, beside the other one of its host"
 
 
 def test_the_time_to_report_silence_grows_with_detection_seconds() -> None:

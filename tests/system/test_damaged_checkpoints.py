@@ -91,7 +91,7 @@ def test_a_job_of_a_pool_passes_over_damaged_checkpoints_by_itself(tmp_path: Pat
     storage = tmp_path / "storage"
     options = ("--hosts", 1, "--slots", 2, "--storage", storage.as_uri())
     with pool_up(tmp_path / "home", *options) as pool:
-        job = pool.submit(script, "--", "--pause", 0.2, "--every", 4)
+        job = pool.submit(script, "--", "--pause", 0.5, "--every", 4)  # long enough for a busy machine to pause it
         folder = storage / "jobs" / job
         pool.becomes(job, lambda _: len(checkpoints(folder)) >= 2)
         assert pool.run("pause", job).status == 0
