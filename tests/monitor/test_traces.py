@@ -9,6 +9,7 @@ from resile_shared.bus import subjects
 from resile_shared.http.api import ChangeList, TraceView
 from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.message import at
+from resile_shared.messages.traces import MAX_ATTRIBUTES, MAX_SPAN_EVENTS, SpanEvent
 from resile_shared.telemetry.traces import set_up_tracing, traced
 
 from .examples import job
@@ -152,6 +153,18 @@ def test_a_large_trace_displaces_the_one_that_nothing_was_added_to_for_longest()
     for number in range(kept.MAX_BYTES // 10_000 + 1):
         trace = f"{number % 7 + 10:032x}"
         traces.add(message(span(number, begin=1.0, end=2.0, trace=trace, **values)))
+    assert traces.get(FIRST) is None
+
+
+def test_what_happened_within_steps_counts_for_the_size_of_a_trace() -> None:
+    traces = Traces()
+    traces.add(message(span(1, begin=1.0, end=2.0)))
+    values = {f"value{number}": "x" * 500 for number in range(MAX_ATTRIBUTES)}
+    events = (SpanEvent(name="exception", time=1, attributes=values),) * MAX_SPAN_EVENTS
+    num_bytes = MAX_SPAN_EVENTS * MAX_ATTRIBUTES * 500
+    for number in range(kept.MAX_BYTES // num_bytes + 1):
+        step = span(number, begin=1.0, end=2.0, trace=f"{number % 7 + 10:032x}")
+        traces.add(message(step.model_copy(update={"events": events})))
     assert traces.get(FIRST) is None
 
 

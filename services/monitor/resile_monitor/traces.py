@@ -15,7 +15,8 @@ MAX_BYTES = 48 << 20
 MAX_SPANS = 3000
 """Of one trace."""
 _SPAN_BYTES = 1000
-"""What a span takes in memory, apart from its texts."""
+"""What a span takes in memory, apart from its events and texts."""
+_EVENT_BYTES = 500
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Traces:
         if len(trace.spans) >= MAX_SPANS:
             trace.num_dropped += 1
             return
-        num_bytes = _SPAN_BYTES + len(span.name) + sum(len(str(item)) for item in span.attributes.items())
+        num_bytes = _size(span)
         trace.spans[span.id] = service, span
         trace.num_bytes += num_bytes
         self._num_bytes += num_bytes
@@ -91,6 +92,14 @@ class Traces:
             ),
             dropped=trace.num_dropped,
         )
+
+
+def _size(span: Span) -> int:
+    """Return about how much memory a span takes."""
+    texts = [span.name, span.error or "", *span.links, *map(str, span.attributes.items())]
+    for event in span.events:
+        texts += [event.name, *map(str, event.attributes.items())]
+    return _SPAN_BYTES + _EVENT_BYTES * len(span.events) + sum(map(len, texts))
 
 
 def _view(service: str, span: Span, *, parent: str | None) -> TraceSpan:
