@@ -54,6 +54,17 @@ async def test_a_wrong_token_gets_no_cookie(monitors: Monitors, scene: Scene, to
         assert (await answer.json())["detail"].startswith("wrong token")
 
 
+@pytest.mark.parametrize("origin", ["https://pool.example.org", "http://pool.example.org", "https://[2001:db8::1]"])
+async def test_a_pool_at_the_default_port_lets_its_page_in(monitors: Monitors, scene: Scene, origin: str) -> None:
+    monitor = await monitors.start()
+    headers = {"Origin": origin, "Host": origin.partition("://")[2]}
+    async with browser_of(monitor) as browser:
+        assert (await browser.post("/session", json={"token": TOKEN}, headers=headers)).status == 204
+        assert (await browser.delete("/session", headers=headers)).status == 204
+        for other in ("https://pool.example.org:8443", "https://example.org", "https://[2001:db8::1]:80"):
+            assert (await browser.delete("/session", headers={**headers, "Origin": other})).status == 401
+
+
 @pytest.mark.parametrize("origin", [None, "null", "http://127.0.0.1:1", "https://elsewhere.example", "http://[::1"])
 async def test_what_another_site_makes_a_browser_send_changes_nothing(
     monitors: Monitors, scene: Scene, origin: str | None
