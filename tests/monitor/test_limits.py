@@ -35,8 +35,15 @@ async def idle_connections(
         yield readers
 
 
-@pytest.mark.parametrize("says", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
-async def test_connections_that_say_nothing_keep_nobody_out(monitors: Monitors, scene: Scene, says: bytes) -> None:
+@pytest.mark.parametrize(
+    "says",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: x\r\n",
+        b"POST /session HTTP/1.1\r\nHost: x\r\nOrigin: http://x\r\nContent-Length: 9\r\n\r\n",
+    ],
+)
+async def test_connections_of_anyone_keep_nobody_out(monitors: Monitors, scene: Scene, says: bytes) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2 * DESCRIPTORS:
         pytest.skip("this test needs more descriptors itself")

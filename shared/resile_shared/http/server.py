@@ -2,7 +2,8 @@
 
 The number of connections is limited, in total and for each address. When a limit is reached, the connection that has
 been idle for longest makes room for the new one, so that whoever only connects keeps nobody out; if all are busy with
-requests, the new one is closed. A request must arrive within a time, and so must each further one.
+requests, the new one is closed. Requests that anyone may send do not make a connection busy: their bodies and answers
+may be slow on purpose. A request must arrive within a time, and so must each further one.
 """
 
 import asyncio
@@ -34,7 +35,8 @@ _OF_CLIENTS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 class Admission:
     """Decides which connections are kept. Makes the protocols of a server."""
 
-    def __init__(self, *, max_connections: int, max_per_address: int) -> None:
+    def __init__(self, *, max_connections: int, max_per_address: int, guarded: str) -> None:
+        self._guarded = guarded
         self._max_connections = max_connections
         self._max_per_address = max_per_address
         self._addresses: dict[asyncio.Transport, str] = {}
@@ -55,9 +57,10 @@ class Admission:
 
     @web.middleware
     async def mark_busy(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Keep the connection of a request open while it is handled."""
+        """Keep the connection of a request to a guarded path open while it is handled."""
         transport = cast(asyncio.Transport, request.transport)
-        self._busy.add(transport)
+        if request.path.startswith(self._guarded):
+            self._busy.add(transport)
         try:
             return await handler(request)
         finally:
@@ -119,12 +122,24 @@ def _logger() -> logging.Logger:
 
 @asynccontextmanager
 async def listening(
-    application: web.Application, *, host: str, port: int, stop_seconds: float = 60.0, cancels_handlers: bool = False
+    application: web.Application,
+    *,
+    host: str,
+    port: int,
+    guarded: str = "/",
+    stop_seconds: float = 60.0,
+    cancels_handlers: bool = False,
 ) -> AsyncIterator[str]:
-    """Serve; yields the URL. ``cancels_handlers``: when their clients disconnect. Raises OSError."""
+    """Serve; yields the URL. Raises OSError.
+
+    ``guarded`` is what the paths begin with to which the application admits only some clients. ``cancels_handlers``:
+    when their clients disconnect.
+    """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     admission = Admission(
-        max_connections=min(MAX_CONNECTIONS, descriptors // 2), max_per_address=min(MAX_PER_ADDRESS, descriptors // 4)
+        max_connections=min(MAX_CONNECTIONS, descriptors // 2),
+        max_per_address=min(MAX_PER_ADDRESS, descriptors // 4),
+        guarded=guarded,
     )
     application.middlewares.insert(0, admission.mark_busy)
     runner = web.AppRunner(

@@ -11,13 +11,16 @@ from ..settings import is_loopback
 from .problems import Handler, ProblemError
 from .sessions import Sessions, is_token
 
+GUARDED = "/v1"
+"""What the paths begin with that need the token."""
+
 
 def guarded(token: str | None, sessions: Sessions) -> Middleware:
     """Return the middleware that guards all paths below ``/v1``."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path.startswith("/v1"):
+        if request.path.startswith(GUARDED):
             if token is None:
                 _check_is_local(request)
             elif "Authorization" in request.headers or not sessions.is_of(request):

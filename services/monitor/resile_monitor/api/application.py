@@ -11,7 +11,7 @@ from resile_shared.errors import UsageError
 from resile_shared.http.server import listening
 from resile_shared.telemetry.traces import continued
 
-from .access import guarded
+from .access import GUARDED, guarded
 from .datasets import DatasetViews
 from .downloads import Downloads
 from .events import Events
@@ -46,7 +46,7 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
 
     @web.middleware
     async def require_loaded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path.startswith("/v1") and not pool.has_caught_up:
+        if request.path.startswith(GUARDED) and not pool.has_caught_up:
             raise ProblemError("unavailable", "the monitor is starting and loads the stored state: try again")
         return await handler(request)
 
@@ -92,7 +92,7 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
 @asynccontextmanager
 async def serving(served: web.Application, *, host: str, port: int) -> AsyncIterator[str]:
     """Serve requests; yields the URL. Raises UsageError if the address is not available."""
-    server = listening(served, host=host, port=port, stop_seconds=STOP_SECONDS, cancels_handlers=True)
+    server = listening(served, host=host, port=port, guarded=GUARDED, stop_seconds=STOP_SECONDS, cancels_handlers=True)
     async with AsyncExitStack() as stack:
         try:
             url = await stack.enter_async_context(server)
