@@ -94,7 +94,9 @@ class Jobs:
         return answer(Suspension(jobs=await self._pool.suspend(key=read_key(request))))
 
     async def _delete(self, request: web.Request) -> web.Response:
-        command = build(JobDelete, {"job_id": request.match_info["job"]})  # sent again, it may be gone already
+        if read_key(request) is None:
+            await self._named(request)
+        command = build(JobDelete, {"job_id": request.match_info["job"]})  # with a key it may be gone already
         return await self._change(request, "delete", command)
 
     async def _named(self, request: web.Request) -> str:
