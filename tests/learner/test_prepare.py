@@ -621,6 +621,7 @@ def test_a_worker_that_was_behind_at_the_end_of_an_epoch_counts_it_once(lost_rou
     def run(session: Recorded) -> list[int]:
         enter_session(session)
         model = network()
+        model.epochs = 0
         waited = Waited()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         loader = DataLoader(data(32), batch_size=16)
@@ -631,7 +632,9 @@ def test_a_worker_that_was_behind_at_the_end_of_an_epoch_counts_it_once(lost_rou
                 counts.append(waited.epochs)
                 F.cross_entropy(model(inputs), targets).backward()
                 optimizer.step()
+                assert model.epochs == waited.epochs
             waited.epochs += 1
+            model.epochs += 1
         return counts
 
     ahead = Recorded()

@@ -12,7 +12,7 @@ from .flat import FlatState, allocate, flatten, is_equal, unflatten
 from .memory import in_memory_order, is_expanded
 
 _MAY_DIFFER = "may_differ"
-"""What the state has beside "extras" for those whose values may be one member's own."""
+"""What the state has beside "extras" for parts and extras whose values may be one member's own."""
 
 
 class Stateful(Protocol):
@@ -57,7 +57,7 @@ class RunState:
 
     It consists of the progress, the facts that all members agreed on, parameters and buffers, what modules keep beside
     them, the ``parts`` by name (optimizer, ledger, a validation in progress), and the user's ``extras``. All members
-    have the same, but for plain values of extras that may differ (see `may_differ`). ``after_load`` is called when a
+    have the same, but for plain values of those that may differ (see `may_differ`). ``after_load`` is called when a
     state was loaded.
     """
 
@@ -86,9 +86,9 @@ class RunState:
             "facts": self.facts,
             "model": model_tensors(self._model),
             "modules": self._module_states(),
-            **{name: part.state_dict() for name, part in self._parts.items()},
+            **{name: part.state_dict() for name, part in self._parts.items() if not may_differ(part)},
             "extras": {name: extra.state_dict() for name, extra in self._extras.items() if not may_differ(extra)},
-            _MAY_DIFFER: {name: extra.state_dict() for name, extra in self._extras.items() if may_differ(extra)},
+            _MAY_DIFFER: {name: each.state_dict() for name, each in self._of_one_member().items()},
         }
         return flatten(tree)
 
@@ -140,12 +140,20 @@ class RunState:
         load_model_tensors(self._model, tree["model"])
         self._load_module_states(tree.get("modules", {}))  # older versions stored none
         for name, part in self._parts.items():
-            part.load_state_dict(tree[name])
-        extras = {**tree["extras"], **tree.get(_MAY_DIFFER, {})}  # older versions stored all as extras
+            if not may_differ(part):
+                part.load_state_dict(tree[name])
         for name, extra in self._extras.items():
-            extra.load_state_dict(extras[name])
+            if not may_differ(extra):
+                extra.load_state_dict(tree["extras"][name])
+        own = tree.get(_MAY_DIFFER, tree["extras"])  # older versions stored all as extras, and no attributes
+        for name, each in self._of_one_member().items():
+            if name in own:
+                each.load_state_dict(own[name])
         self._after_load()
         self.progress = TrainingProgress(**tree["progress"])
+
+    def _of_one_member(self) -> dict[str, Stateful]:
+        return {name: each for name, each in {**self._parts, **self._extras}.items() if may_differ(each)}
 
     def _module_states(self) -> dict[str, dict[str, Any]]:
         """By the path of a module: whether it is in training mode, and its extra state, if it has one."""
@@ -161,12 +169,12 @@ class RunState:
         load_extra_states(self._model, {path: state["extra"] for path, state in states.items() if "extra" in state})
 
 
-def may_differ(extra: Stateful) -> bool:
-    """Whether plain values of ``extra`` may be those of one worker, such as times of callbacks.
+def may_differ(part: Stateful) -> bool:
+    """Whether plain values of ``part`` may be those of one worker, such as times of callbacks.
 
     It is a part of Resile's own whose class has ``may_differ``.
     """
-    return getattr(type(extra), "may_differ", False)
+    return getattr(type(part), "may_differ", False)
 
 
 def is_same_state(one: bytes, other: bytes) -> bool:

@@ -81,7 +81,7 @@ class ElasticLoader:
         self._accumulate = accumulate or 1
         self._seed, self._mode = options["seed"], options["mode"]
         self._parts: Mapping[str, Stateful] = options["state"]
-        self._received: dict[str, Any] = {}
+        self._received: list[tuple[Stateful, dict[str, Any]]] = []
         """The states of parts that were received at the end of an epoch: see `_take_back`."""
         batch_size, shards = cut_batch(settings.batch_size, accumulate, num_shards)
         if accumulate is not None and self._mode == "fast" and micro_batch_size is None:
@@ -166,9 +166,9 @@ class ElasticLoader:
 
     def _take_back(self) -> None:
         """Undo what the script did between epochs with parts of the state that other workers had done it with."""
-        for name, received in self._received.items():
-            self._parts[name].load_state_dict(received)
-        self._received = {}
+        for part, received in self._received:
+            part.load_state_dict(received)
+        self._received = []
 
     def complete_if_left(self) -> None:
         """See `PreparedLoop`."""
@@ -214,7 +214,8 @@ class ElasticLoader:
             self._advance()
         self._is_between_epochs = True
         if self._is_fresh:  # the state is that of workers which have done already what follows in the script
-            self._received = {name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()}
+            parts = [*self._parts.values(), self._loop.attributes]
+            self._received = [(part, copy.deepcopy(part.state_dict())) for part in parts]
         seed_all(mix(self._seed, "epoch", epoch))  # what follows in the script draws alike on all workers
 
     def __len__(self) -> int:

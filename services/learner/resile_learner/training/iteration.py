@@ -87,6 +87,7 @@ class Iteration:
         num_turns: int = 1,
         is_compared: bool,
         watch: BodyWatch,
+        on_begin: Callable[[], None],
         on_exchange: Callable[[], None],
     ) -> None:
         self.number = number
@@ -123,6 +124,7 @@ class Iteration:
         self._processor = 0.0
         self._is_compared = is_compared
         self._watch = watch
+        self._on_begin = on_begin
         self._on_exchange = on_exchange
         self._first_batch: Any = None
         """Of a shard 0 that is compared: its batch."""
@@ -296,6 +298,8 @@ class Iteration:
             )
 
     def _begin_shard(self, leaf: int) -> None:
+        if not self.has_begun:
+            self._on_begin()
         self.has_begun = True
         self._phases.enter("compute")
         self._determinism.apply()

@@ -27,6 +27,7 @@ from ..messages import Ready
 from ..session import LEFT, Session, View, current_session
 from ..state.facts import Facts
 from ..state.run import RunState, Stateful
+from .attributes import ScriptAttributes
 from .batch_schedule import BatchSchedule, declared_range
 from .buffers import Buffers
 from .closures import ClosureSteps
@@ -161,12 +162,14 @@ class ElasticLoop:
                 LearningRateScale(each, learning_rate_rule, lambda: self.plan.batch_size / batch_size)
         self._scalers = prepared_scalers(state or {}, self._parameters)
         ledger = self._shards.ledger()
+        self.attributes = ScriptAttributes(model, self._optimizers)
         parts: dict[str, Stateful] = {
             **optimizer_parts(self._optimizers, self._watch.optimizers),
             "ledger": ledger,
             "reproducibility": self.bits,
             "batches": self._schedule,
             "noise": self._noise,
+            "attributes": self.attributes,
             **self._shards.parts,
             **({"validation": self._validator} if self._validator else {}),
         }
@@ -379,7 +382,8 @@ class ElasticLoop:
             num_turns=self._num_turns,
             is_compared=is_compared,
             watch=self._watch.body,
-            on_exchange=self._state.note_modes,
+            on_begin=self.attributes.close,
+            on_exchange=self._on_exchange,
         )
         steps = self._watch.steps[turn]
         self._phases.enter("callback")
@@ -416,6 +420,10 @@ class ElasticLoop:
         starts = self._position.sample == 0 and is_compared_in_epoch(self._position.epoch)
         is_due = starts or is_compared_iteration(self.iteration // self._num_turns)
         return is_due or view.workers != self._last_members
+
+    def _on_exchange(self) -> None:
+        self._state.note_modes()
+        self.attributes.open()
 
     def _may_update(self) -> bool:
         return self._open is None or self._open.is_exchanged

@@ -94,8 +94,9 @@ def check_fingerprints(
             f"{who} computed another loss than the others for the same batch and the same parameters: the model or the "
             f"body of the loop depends on the worker, or on the batches before. {REMEDY}; and keep no state from batch "
             "to batch (such as the hidden state of a recurrent network), since a worker computes only some of the "
-            "batches. If the worker has just joined: it does not know what the script has changed in attributes of the "
-            "model (such as a dropout rate); set that by loader.epoch or loader.iteration, or keep it in state={...}"
+            "batches. If the worker has just joined: of what the script has changed in attributes of the model, it "
+            "knows only numbers and strings that changed after an iteration or an epoch; set others by loader.epoch or "
+            "loader.iteration, or keep them in state={...}"
         )
     _, who = minority([print_.gradients for print_ in prints], who_knows)
     if who:

@@ -1,0 +1,155 @@
+"""What a script changes in attributes of its model and optimizer continues where the run does."""
+
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from resile.training import ElasticLoop, prepare
+from resile_learner.state.flat import unflatten
+from resile_learner.state.run import RunState
+from resile_learner.training.attributes import ScriptAttributes
+
+
+class Tempered(nn.Module):
+    """A model with a temperature, and a forward pass that keeps something for the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.dropout = nn.Dropout(0.0)
+        self.temperature = 1.0
+        self.longest = 0
+        self.cache: torch.Tensor | None = None
+        self._private = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.longest += 1
+        self.found_in_forward = self.longest
+        self.cache = inputs
+        return self.layer(self.dropout(inputs)) / self.temperature
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer with a counter that its state_dict does not have, and with a flag."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+        self.num_steps, self.is_prepared = 0, False
+
+    def step(self, closure: Any = None) -> Any:
+        self.num_steps, self.is_prepared = self.num_steps + 1, True
+        return super().step(closure)
+
+
+def dataset() -> torch.utils.data.TensorDataset:
+    return torch.utils.data.TensorDataset(torch.ones(8, 1))
+
+
+def loop_of(model: Tempered) -> ElasticLoop:
+    return ElasticLoop(model, Counting(model), dataset(), epochs=2, batch_size=4, num_shards=2)
+
+
+def train(loop: ElasticLoop, model: Tempered, optimizer: Any, change: Callable[[], None]) -> None:
+    for iteration in loop:
+        for (inputs,) in iteration.shards():
+            iteration.backward(model(inputs).mean())
+        if iteration.exchange():
+            optimizer.step()
+            change()
+
+
+def in_own_context(test: Callable[[], None]) -> Callable[[], None]:
+    """A script has one training call."""
+
+    @wraps(test)
+    def run() -> None:
+        copy_context().run(test)
+
+    return run
+
+
+def stored(loop: ElasticLoop) -> dict[str, Any]:
+    flat = loop._state.flatten()
+    attributes: dict[str, Any] = unflatten(flat.skeleton, flat.tensors)["may_differ"]["attributes"]
+    return attributes
+
+
+@in_own_context
+def test_a_worker_that_joins_or_resumes_has_what_the_script_and_the_optimizer_have_changed() -> None:
+    model = Tempered()
+    loop = loop_of(model)
+
+    def change() -> None:
+        model.temperature *= 0.5
+        model.dropout.p = np.float64(0.25)
+        model.added = (1, "a")  # type: ignore[assignment]
+        model._private += 1
+        model.names = ["not plain"]  # type: ignore[assignment]
+
+    train(loop, model, loop._optimizers[0], change)
+    changed = {"temperature": 0.0625, "added": (1, "a")}
+    assert stored(loop) == {
+        "model.": changed,
+        "model.dropout": {"p": np.float64(0.25)},
+        "optimizer.0": {"num_steps": 4},
+    }
+    joiner = Tempered()
+    joining = loop_of(joiner)
+    joining._state.facts = loop._state.facts
+    flat = loop._state.flatten()
+    joining._state.load(flat.skeleton, flat.tensors)
+    assert {name: getattr(joiner, name) for name in changed} == changed
+    assert (joiner.dropout.p, joiner.longest, joiner._private) == (0.25, 0, 0)
+    assert (joining._optimizers[0].num_steps, joining._optimizers[0].is_prepared) == (4, False)  # type: ignore[attr-defined]
+    assert stored(joining) == stored(loop), "it gives them to the next one"
+
+
+@in_own_context
+def test_a_prepared_loop_keeps_what_changes_between_its_epochs() -> None:
+    model = Tempered()
+    wrapped, optimizer, loader = prepare(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.utils.data.DataLoader(dataset(), batch_size=4),
+        num_shards=2,
+    )
+    for epoch in loader.epochs(3):
+        model.temperature = 1 / (1 + epoch)
+        for (inputs,) in loader:
+            wrapped(inputs).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        model.epochs_seen = epoch + 1
+    assert stored(loader._loop) == {"model.": {"epochs_seen": 3, "temperature": 1 / 3}}
+
+
+@in_own_context
+def test_nothing_is_stored_of_a_model_whose_attributes_stay_or_are_set_to_what_they_are() -> None:
+    model = Tempered()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop = ElasticLoop(model, optimizer, dataset(), batch_size=4, num_shards=2)
+
+    def change() -> None:
+        model.temperature = float("1.0")
+        model.eval()
+
+    train(loop, model, optimizer, change)
+    assert stored(loop) == {}
+
+
+@pytest.mark.parametrize("value", ["\ud800", torch.ones(2), (torch.ones(2),), {"a": 1}, object()])
+def test_what_a_state_cannot_hold_or_would_take_time_to_compare_is_left_out(value: Any) -> None:
+    model = Tempered()
+    attributes = ScriptAttributes(model, [])
+    for each in (value, 2.0, value):
+        attributes.open()
+        model.temperature = each
+        attributes.close()
+        RunState(model, {"attributes": attributes}, {}, after_load=lambda: None).flatten()
+    assert attributes.state_dict() == {}
