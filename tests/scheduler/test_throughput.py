@@ -100,6 +100,15 @@ def test_an_exchange_seen_with_two_workers_is_expected_of_more_and_across_hosts(
     assert fitted.exchange_across.at(np.array([0.0, 6.0])) == pytest.approx([seen, seen], rel=0.05)
 
 
+@pytest.mark.parametrize("inside", [(), (2,), (2, 4)])
+def test_how_an_exchange_grows_is_not_told_by_one_number_of_workers(inside: tuple[int, ...]) -> None:
+    """Nor by how it grows on one host: else a job that is slow on two hosts would never try more."""
+    fitted = measured(*((workers, 100, 1) for workers in inside), (8, 100, 2)).fit()
+    eight, sixteen = fitted.exchange_across.at(np.array([6.0, 14.0]))
+    assert sixteen == pytest.approx(eight)
+    assert fitted.seconds(8, 100, across=True) == pytest.approx(float(TRUE.seconds(8, 100, across=True)), rel=0.05)
+
+
 def test_what_was_varied_is_learnt() -> None:
     every = [(n, b, hosts) for n in (1, 2, 4, 8) for b in (64, 256) for hosts in (1, 2) if hosts <= n]
     fitted = measured(*every).fit()

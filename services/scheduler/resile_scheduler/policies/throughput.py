@@ -44,6 +44,8 @@ choose, among many numbers of workers, the one that noise makes fast."""
 OVERLAPS = np.array([1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0])
 LESS_OVERLAP = 1e-3
 """What speaks for less overlap among equal fits, in relative error."""
+FLAT = 1e-6
+"""The standard deviation of an exchange's slope while it cannot be told, relative to the time of a typical pass."""
 FIXED_SHARE = 0.5
 """Of the computation, until two batches were measured; of a job whose batch may change."""
 
@@ -309,18 +311,20 @@ def _with_exchange(fitted: Throughput, rows: _Rows, typical: float) -> Throughpu
     exchange = np.asarray(rows.last * (1.0 - (rows.compute / rows.last) ** powers) ** (1.0 / powers), dtype=np.float64)
     more = rows.workers - 2.0
     several = rows.workers > 1
-    deviations = typical, typical / 10
     inside, across = several & ~rows.across, several & rows.across
-    prior = np.zeros(len(OVERLAPS)), np.zeros(len(OVERLAPS))
-    found = []
+    flat = np.zeros(len(OVERLAPS))
+    lines, found = (flat, flat), []
     for group in (inside, across):
         if group.any():
-            prior = _lines(more[group], exchange[:, group], rows.weights[group], prior=prior, deviations=deviations)
-        found.append(prior)
+            # One number of workers does not tell how the exchange grows, on one host or across.
+            steepness = typical / 10 if np.ptp(more[group]) else FLAT * typical
+            prior, deviations = (lines[0], flat), (typical, steepness)
+            lines = _lines(more[group], exchange[:, group], rows.weights[group], prior=prior, deviations=deviations)
+        found.append(lines)
     (starts, slopes), (far_starts, far_slopes) = found
-    lines = np.where(across, _at(far_starts, far_slopes, more), _at(starts, slopes, more)) * several
+    exchange = np.where(across, _at(far_starts, far_slopes, more), _at(starts, slopes, more)) * several
     compute = fitted.compute.at(rows.samples)
-    seconds = (compute**powers + lines**powers) ** (1.0 / powers)
+    seconds = (compute**powers + exchange**powers) ** (1.0 / powers)
     errors = np.sqrt((np.log(seconds / rows.last) ** 2).mean(axis=1)) + LESS_OVERLAP * (OVERLAPS - 1.0) ** 2
     best = int(errors.argmin())
     return replace(
