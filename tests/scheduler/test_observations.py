@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import Tick, WriteAllocation
 from resile_scheduler.core.observations import CHANGE_SECONDS, OBSERVE_SECONDS, Observer
+from resile_scheduler.core.observing import GROWTH_SECONDS
 from resile_scheduler.policies.changes import lost_share, seconds_left
 from resile_scheduler.policies.demand import BatchRange, Demand, Policy, Target
 from resile_scheduler.policies.elastic_batch import elastic_batch
@@ -78,8 +79,8 @@ def test_a_batch_alone_changes_with_a_generation_of_the_same_members() -> None:
     assert bench.newest().batch_size is None, "as in the training call"
     bench.measure()
     before = bench.newest()
-    assert bench.tick(OBSERVE_SECONDS / 2) == [], "policies see what is measured from time to time"
-    (written,) = bench.tick(OBSERVE_SECONDS / 2)
+    assert bench.tick(GROWTH_SECONDS / 2) == [], "policies see what is measured from time to time"
+    (written,) = bench.tick(GROWTH_SECONDS / 2)
     allocation = written.allocation
     assert allocation.placements == before.placements
     assert allocation.batch_size == 1483
@@ -90,6 +91,30 @@ def test_a_batch_alone_changes_with_a_generation_of_the_same_members() -> None:
     assert item.reason.startswith("batch of 1483: all it can use: ")
     assert item.reason.endswith(" times as fast as on 1 slot with a batch of 192")
     assert bench.tick(10 * OBSERVE_SECONDS) == [], "nothing more is measured, and nothing moves"
+
+
+def test_what_more_workers_than_ever_measure_is_seen_soon_and_all_else_later() -> None:
+    seen: list[Throughput | None] = []
+
+    def policy(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
+        seen.extend(demand.throughput for demand in demands)
+        return elastic_batch(demands, num_slots)
+
+    bench = MeasuredBench(4, policy=policy)
+    bench.submit(max_workers=4)
+    bench.start(batch_range=None)
+    bench.tick(1.0)
+    bench.measure(times=1)
+    assert seen[-1] is None
+    bench.tick(GROWTH_SECONDS)
+    first = seen[-1]
+    assert first is not None
+    bench.exchange = 0.5
+    bench.measure(times=8)
+    bench.tick(GROWTH_SECONDS)
+    assert seen[-1] == first, "it may be jitter"
+    bench.tick(OBSERVE_SECONDS)
+    assert seen[-1] != first
 
 
 @pytest.mark.parametrize(("placement", "is_scattered"), [("pack", False), ("spread", True)])

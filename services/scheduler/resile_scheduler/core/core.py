@@ -185,6 +185,7 @@ class Scheduler:
                 self._accounting.on_hosts_changed()
             case Report():
                 self._worker_reports.handle(event, now=now)
+                self._observing.on_report(event.job, now=now)
             case Tick():
                 self._deadlines.check(now=now)
                 self._accounting.check(now=now)

@@ -1,8 +1,8 @@
 """What jobs have shown of themselves, for policies: their speed, and what a change costs them.
 
 Workers measure, and report. Nothing of it is stored, since a new scheduler learns it again in a minute or two. A policy
-sees what was observed at most every `OBSERVE_SECONDS`, and as it was while it differs by less than its noise: what is
-measured jitters, and must not move slots to and fro.
+sees what was observed from time to time (`observing.py`), and as it was while it differs by less than its noise: what
+is measured jitters, and must not move slots to and fro.
 """
 
 from collections import deque
@@ -92,6 +92,9 @@ class Observer:
     def __init__(self) -> None:
         self.observation = Observation()
         """As policies see it."""
+        self.has_grown = False
+        """Whether it has measured more workers than ever since policies saw it last."""
+        self._most_workers = 0
         self._fit: StableFit | None = None
         self._noise_scale: float | None = None
         self._iterations_total: int | None = None
@@ -112,6 +115,8 @@ class Observer:
         self._change.on_switched(report, switched)
 
     def _measure(self, measured: Measurement, ready: Ready) -> None:
+        if measured.workers > self._most_workers:
+            self._most_workers, self.has_grown = measured.workers, True
         from ..policies.stable_fit import StableFit  # `resile run` loads no numpy before something is measured
         from ..policies.throughput import Measurement as Configuration
 
@@ -134,7 +139,7 @@ class Observer:
 
     def observe(self, *, attained: float, deadline_seconds: float | None = None) -> bool:
         """Renew what policies see; return whether it changed. ``attained``: the slot-seconds that the job has held."""
-        seen = self.observation
+        seen, self.has_grown = self.observation, False
         self.observation = Observation(
             throughput=self._fit.throughput if self._fit else None,
             noise_scale=_noticed(seen.noise_scale, self._noise_scale),

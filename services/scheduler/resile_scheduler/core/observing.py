@@ -1,10 +1,19 @@
-"""When policies see what was observed of jobs: at most every `OBSERVE_SECONDS`, and then they decide again."""
+"""When policies see what was observed of jobs: at most every `OBSERVE_SECONDS`, and then they decide again.
 
+What a job measures first with more workers than it ever had is seen sooner. Until then the policy has guessed what they
+are worth, and other jobs may wait for them meanwhile.
+"""
+
+from collections.abc import Iterable
 from math import inf
 
 from .accounting import attained
+from .job import Job
 from .observations import OBSERVE_SECONDS
 from .pool import Pool
+
+GROWTH_SECONDS = 5.0
+"""Policies see what jobs have measured with more workers than ever at most so often, as many decide anew by it."""
 
 
 class Observing:
@@ -13,13 +22,33 @@ class Observing:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._last = -inf
+        self._last_growth = -inf
+        self._grown: set[str] = set()
+        """Jobs that have measured more workers than ever since policies saw them last."""
+
+    def on_report(self, job: str, *, now: float) -> None:
+        """See whether ``job`` has measured more workers than ever."""
+        known = self._pool.jobs.get(job)
+        if known is not None and known.observer.has_grown:
+            self._grown.add(job)
+            self._check_grown(now)
 
     def check(self, *, now: float) -> None:
         """Request a decision if it is time for one and something was observed."""
         if now - self._last < OBSERVE_SECONDS:
+            self._check_grown(now)
             return
-        self._last = now
-        for job in self._pool.jobs.values():
+        self._last = self._last_growth = now
+        self._grown.clear()
+        self._observe(self._pool.jobs.values(), now)
+
+    def _check_grown(self, now: float) -> None:
+        if self._grown and now - self._last_growth >= GROWTH_SECONDS:
+            grown, self._grown, self._last_growth = self._grown, set(), now
+            self._observe([job for name, job in self._pool.jobs.items() if name in grown], now)
+
+    def _observe(self, jobs: Iterable[Job], now: float) -> None:
+        for job in jobs:
             if job.is_over:
                 continue
             deadline = job.record.spec.deadline
