@@ -1,6 +1,5 @@
 """The same bits on CUDA: gradients go through pinned buffers, workers share one GPU. Run by `make test-gpu`."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from torch import nn
 
 from resile_learner.agent.devices import detect_devices, host_devices
+from resile_learner.processes.client import ForkServerClient
 from resile_learner.training.determinism import Reproducibility, deterministic
 
 from ..system.running import plain, run, run_until
@@ -66,8 +66,12 @@ def test_fused_attention_gives_the_same_gradients_each_time(kernel: nn.attention
     assert str(bits) == "same bits"
 
 
-async def test_slots_take_turns_over_the_accelerators_and_their_class_names_them() -> None:
-    devices = host_devices(await detect_devices(os.environ), slots=None, slots_per_gpu=2)
+async def test_slots_take_turns_over_the_accelerators_and_their_class_names_them(tmp_path: Path) -> None:
+    fork_server = await ForkServerClient.start(log=tmp_path / "log")
+    try:
+        devices, again = [host_devices(await detect_devices(fork_server), slots=None, slots_per_gpu=2) for _ in "12"]
+    finally:
+        await fork_server.close()
     assert len(devices.slots) == 2 * len(devices.accelerators) > 0
     assert torch.cuda.get_device_name() in devices.device_class
-    assert devices == host_devices(await detect_devices(os.environ), slots=None, slots_per_gpu=2)
+    assert devices == again

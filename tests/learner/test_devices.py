@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,27 +11,67 @@ import torch
 from resile_learner.agent.devices import TorchDevices, detect_devices, host_devices, inheritable
 from resile_learner.agent.settings import LearnerSettings, parse_labels
 from resile_learner.probe import probe_digest
-from resile_shared.errors import UsageError
+from resile_learner.processes.client import ForkServerClient, ForkServerSettings
+from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.hosts import Slot
 from resile_shared.settings import load
 
 
-async def test_without_accelerators_a_slot_is_a_core() -> None:
-    devices = host_devices(await detect_devices({**os.environ, "CUDA_VISIBLE_DEVICES": ""}), slots=None)
+async def detected(log: Path, environment: Mapping[str, str] | None = None) -> TorchDevices:
+    """What a fork server's child says; nothing of it stays."""
+    fork_server = await ForkServerClient.start(log=log, settings=ForkServerSettings(environment=environment))
+    try:
+        return await detect_devices(fork_server, {"CUDA_VISIBLE_DEVICES": ""})
+    finally:
+        await fork_server.close()
+
+
+async def test_without_accelerators_a_slot_is_a_core(tmp_path: Path) -> None:
+    devices = host_devices(await detected(tmp_path / "log"), slots=None)
     assert devices.slots == tuple(Slot(index=index) for index in range(len(os.sched_getaffinity(0))))
     assert devices.device_class.startswith("torch ")
     assert devices.environment(devices.slots[0]) == {}
 
 
-async def class_of_host(environment: Mapping[str, str]) -> str:
-    return host_devices(await detect_devices(environment), slots=1).device_class
+async def class_of_host(log: Path, environment: Mapping[str, str]) -> str:
+    return host_devices(await detected(log, environment), slots=1).device_class
 
 
-async def test_hosts_whose_environment_chooses_other_kernels_are_of_other_classes() -> None:
+async def test_the_process_that_asks_torch_says_what_is_wrong(tmp_path: Path) -> None:
+    slices = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    (tmp_path / "sitecustomize.py").write_text(
+        "import resile_learner.devices as devices\n"
+        "def accelerators():\n"
+        "    raise RuntimeError('no driver')\n"
+        "devices.accelerators = accelerators\n"
+    )
+    with pytest.raises(ResileError, match="cannot detect the devices of this host: RuntimeError: no driver"):
+        await detected(tmp_path / "log", slices)
+
+
+async def test_a_fork_server_that_has_ended_describes_no_devices(tmp_path: Path) -> None:
+    fork_server = await ForkServerClient.start(log=tmp_path / "log")
+    await fork_server.loaded()
+    await fork_server.close()
+    with pytest.raises(ResileError, match="the process that asks it has ended"):
+        await detect_devices(fork_server)
+
+
+async def test_devices_are_described_alike_to_all_who_ask_at_once(tmp_path: Path) -> None:
+    fork_server = await ForkServerClient.start(log=tmp_path / "log")
+    try:
+        one, other = await asyncio.gather(detect_devices(fork_server), detect_devices(fork_server))
+        assert one == other
+        assert fork_server.is_idle
+    finally:
+        await fork_server.close()
+
+
+async def test_hosts_whose_environment_chooses_other_kernels_are_of_other_classes(tmp_path: Path) -> None:
     settings = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
     plain = {name: value for name, value in os.environ.items() if name not in settings}
     environments = [plain, {**plain, "OMP_NUM_THREADS": "2"}, *({**plain, name: settings[name]} for name in settings)]
-    one, same, *others = await asyncio.gather(*map(class_of_host, environments))
+    one, same, *others = [await class_of_host(tmp_path / "log", environment) for environment in environments]
     assert one == same
     for (name, value), other in zip(settings.items(), others, strict=True):
         assert f", {name}={value}, " in other

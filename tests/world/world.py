@@ -259,7 +259,7 @@ class World:
     def environments(self, folder: SimPath) -> SimEnvironments:
         return SimEnvironments(self, folder)
 
-    async def devices(self, environment: object) -> TorchDevices:
+    async def devices(self, fork_server: object) -> TorchDevices:
         """What torch says of a host: a probe step on hosts of different kinds gives different bits."""
         kind = self.workers.kinds.get(self.this_host().host, 0)
         with replaced((devices, "probe_digest", lambda device: f"{kind:012d}"), (devices, "_processor", lambda: "cpu")):

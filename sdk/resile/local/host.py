@@ -10,6 +10,7 @@ from pathlib import Path
 from resile_learner.agent import events as agent
 from resile_learner.agent.datasets import JobDatasets
 from resile_learner.agent.devices import (
+    VISIBLE_DEVICES,
     HostDevices,
     TorchDevices,
     detect_devices,
@@ -21,7 +22,7 @@ from resile_learner.agent.host_templates import HostTemplates, Imports
 from resile_learner.datasets.datasets import Datasets
 from resile_learner.environments import Environments
 from resile_learner.messages import FromWorker, WorkerConfig
-from resile_learner.processes.client import ENVIRONMENT, ForkServerClient, ForkServerSettings
+from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.fork_servers import ForkServers
 from resile_learner.processes.runner import WorkerRunner
 from resile_learner.processes.worker_process import Stream
@@ -108,7 +109,8 @@ class LocalHost:
         """Start its fork server, and find out which devices it has."""
         await self._start_processes()
         if self._torch_devices is None and may_have_accelerators():
-            self._torch_devices = await detect_devices({**os.environ, **ENVIRONMENT, **self._settings.env})
+            chosen = {name: value for name, value in self._settings.env.items() if name == VISIBLE_DEVICES}
+            self._torch_devices = await detect_devices(self._fork_servers.own, chosen)
 
     async def close(self) -> None:
         """End its workers and fork servers, and what prepares workers."""

@@ -1,7 +1,7 @@
-"""The accelerators of this machine as torch sees them: `python -m resile_learner.devices` prints them as JSON.
+"""The accelerators of this machine as torch sees them, in JSON.
 
-The agent runs it as a process of its own, since agents never import torch, and a process that has computed must not
-fork workers.
+A child of the fork server prints them, since agents never import torch, and a process that has computed must not fork
+workers. `python -m resile_learner.devices` does the same.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import orjson
@@ -93,16 +94,23 @@ def accelerators() -> list[tuple[str, str]]:
 def _in_another_process(name: str) -> list[tuple[str, str]]:
     command = [sys.executable, "-P", "-m", "resile_learner.devices"]
     done = subprocess.run(command, env={**os.environ, _VISIBLE: name}, stdout=subprocess.PIPE, check=True)
-    return [(visible, kind) for visible, kind in orjson.loads(done.stdout)["accelerators"]]
+    described = orjson.loads(done.stdout)
+    if "error" in described:
+        raise RuntimeError(f"{name}: {described['error']}")
+    return [(visible, kind) for visible, kind in described["accelerators"]]
 
 
-def main() -> None:
-    """Print the accelerators, each with its class; without any, the class of the CPU."""
+def print_devices() -> None:
+    """Print the accelerators, each with its class; without any, the class of the CPU; or why torch cannot tell."""
     torch.set_num_threads(1)  # as training does by default
-    found = accelerators()
-    cpu = "" if found else device_class(torch.device("cpu"))
-    print(orjson.dumps({"accelerators": found, "cpu_class": cpu}).decode())
+    try:
+        found = accelerators()
+        described = {"accelerators": found, "cpu_class": "" if found else device_class(torch.device("cpu"))}
+    except Exception as error:
+        traceback.print_exc()
+        described = {"error": f"{type(error).__name__}: {error}"}
+    print(orjson.dumps(described).decode())
 
 
 if __name__ == "__main__":
-    main()
+    print_devices()

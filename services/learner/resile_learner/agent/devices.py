@@ -1,25 +1,30 @@
 """Detects the slots that this host offers, and its device class."""
 
-import asyncio
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pydantic
 
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import Slot
 from resile_shared.messages.message import Message
-from resile_shared.parent_death import dying_with_parent
 from resile_shared.settings import PREFIX
+
+from ..processes.client import ForkServerClient
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class TorchDevices(Message):
     """What `resile_learner.devices` prints."""
 
+    error: str = ""
+    """Why torch cannot tell."""
     accelerators: tuple[tuple[str, str], ...] = ()
     """How CUDA_VISIBLE_DEVICES names each, and its class."""
     cpu_class: str = "cpu"
@@ -40,30 +45,18 @@ class HostDevices:
     def environment(self, *slots: Slot) -> dict[str, str]:
         """Return the variables that show a worker the accelerators of these slots, in this order, and no others."""
         indices = [int(slot.device.partition(":")[2]) for slot in slots if slot.device.startswith("cuda:")]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self.accelerators[index] for index in indices)} if indices else {}
+        return {VISIBLE_DEVICES: ",".join(self.accelerators[index] for index in indices)} if indices else {}
 
 
-async def detect_devices(environment: Mapping[str, str]) -> TorchDevices:
-    """Ask torch, in a process of its own with the ``environment`` of workers. Raises ResileError."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "resile_learner.devices"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=dict(environment),
-        preexec_fn=dying_with_parent(),
-    )
+async def detect_devices(fork_server: ForkServerClient, env: Mapping[str, str] = NO_VARIABLES) -> TorchDevices:
+    """Ask torch, in a process with the environment of workers and ``env``. Raises ResileError."""
     try:
-        out, err = await process.communicate()
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
-    try:
-        return TorchDevices.model_validate_json(out)
+        devices = TorchDevices.model_validate_json(await fork_server.describe_devices(env))
     except pydantic.ValidationError:
-        last = err.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ResileError(f"torch cannot detect the devices of this host: {last or 'it printed nothing'}") from None
+        devices = TorchDevices(error="the process that asks it has ended")
+    if devices.error:
+        raise ResileError(f"torch cannot detect the devices of this host: {devices.error}")
+    return devices
 
 
 def may_have_accelerators() -> bool:

@@ -16,7 +16,7 @@ from resile_shared.service import ServiceContext
 
 from ..datasets.datasets import Datasets
 from ..environments import Environments
-from ..processes.client import ENVIRONMENT, ForkServerClient, ForkServerSettings
+from ..processes.client import ForkServerClient, ForkServerSettings
 from ..processes.descendants import adopt_orphans, children_in_session, kill_strays
 from ..processes.fork_servers import ForkServers
 from .datasets import JobDatasets
@@ -105,9 +105,9 @@ class Agent:
         running: AgentIncarnation | None = None
         try:
             async with self._run_fork_servers() as fork_servers:
-                devices = self._devices or await self._detect_devices()
-                self._devices = devices
                 await fork_servers.own.loaded()
+                devices = self._devices or await self._detect_devices(fork_servers.own)
+                self._devices = devices
                 hello = self._hello(incarnation, devices)
                 logger.info("starting agent host=%s incarnation=%s slots=%s", hello.host, incarnation, len(hello.slots))
                 running = AgentIncarnation(
@@ -124,8 +124,8 @@ class Agent:
             if running is not None:
                 await self._close(running)
 
-    async def _detect_devices(self) -> HostDevices:
-        found = await detect_devices({**inheritable(os.environ), **ENVIRONMENT})
+    async def _detect_devices(self, fork_server: ForkServerClient) -> HostDevices:
+        found = await detect_devices(fork_server)
         devices = host_devices(found, slots=self._settings.slots, slots_per_gpu=self._settings.slots_per_gpu)
         if devices.warning:
             logger.warning("%s", devices.warning)

@@ -21,6 +21,7 @@ from .descendants import kill, kill_session
 from .exits import OutOfMemoryKills, classify
 from .protocol import (
     MAX_PACKET_BYTES,
+    DevicesRequest,
     ForkRefused,
     ForkRequest,
     KillRequest,
@@ -157,6 +158,26 @@ class ForkServerClient:
                 self._abandon(number)
         return worker
 
+    async def describe_devices(self, env: Mapping[str, str]) -> bytes:
+        """Return what `resile_learner.devices` prints in a child of the fork server with ``env``.
+
+        Empty: the fork server has ended, or cannot fork. Raises ResileError if it cannot be loaded.
+        """
+        await self.loaded()
+        reader, writer = os.pipe()
+        described = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(described)
+        pipe = open(reader, "rb", buffering=0)  # noqa: ASYNC230, SIM115 - opens no file; the transport closes it
+        try:
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
+            await self._send(DevicesRequest(env=dict(env)), [writer])
+        finally:
+            os.close(writer)
+        try:
+            return await described.read()
+        finally:
+            transport.close()
+
     async def prepare_template(self, number: int, content: TemplateContent, on_template: OnTemplate) -> None:
         """Start template ``number``, which no other has; ``on_template`` is called when it is ready, and when it ends.
 
@@ -207,7 +228,9 @@ class ForkServerClient:
             self._ended.set_result(None)
 
     async def _send(
-        self, message: ForkRequest | TemplateRequest | TemplateKillRequest, descriptors: Sequence[int]
+        self,
+        message: ForkRequest | TemplateRequest | TemplateKillRequest | DevicesRequest,
+        descriptors: Sequence[int],
     ) -> None:
         packet = message.model_dump_json().encode()
         while True:

@@ -11,6 +11,7 @@ copies only the thread that calls it. It also holds on to everything below it:
   being their subreaper, removes its scratch folder and exits. It does not die at once with the parent, since nothing
   would be left to find what the user's script had started.
 - Templates (template.py) are forked from it, and workers from them; those too are its children.
+- A child that describes the accelerators of this machine may compute, as workers do.
 - During the imports there is nothing below it yet, and it reads no requests: then SIGTERM ends it at once.
 """
 
@@ -25,7 +26,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -45,6 +46,7 @@ from .forked import Entry, adopt, end_library_threads, exit_with, open_outputs, 
 from .protocol import (
     FORK_DESCRIPTORS,
     MAX_PACKET_BYTES,
+    DevicesRequest,
     ForkRefused,
     ForkRequest,
     KillRequest,
@@ -62,6 +64,7 @@ from .template_forks import Forked, NotForked, TemplateForks
 
 MAX_ERROR, MAX_DETAILS = 1000, 8000  # characters: escaped, both fit into a packet
 DEFAULT_ENTRY = "resile_learner.worker.bootstrap:main"
+DEVICES = "resile_learner.devices"
 PRELOAD = (
     "numpy",
     "torch",
@@ -88,6 +91,8 @@ class ForkServer:
         self._pid = os.getpid()
         self._workers: dict[int, int] = {}
         """Process ids of the workers, and the numbers that the client gave them."""
+        self._describers: set[int] = set()
+        """Process ids of children that describe the devices of this machine."""
         self._wakeup, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._janitor_deadline: float | None = None
         """When the janitors of workers that have ended are killed."""
@@ -126,7 +131,7 @@ class ForkServer:
     @property
     def _kept(self) -> set[int]:
         """The children that are no strays, besides those of templates."""
-        return {*self._workers, *self._scratch.removers}
+        return {*self._workers, *self._scratch.removers, *self._describers}
 
     def _poll_templates(self, readable: set[int]) -> None:
         """Report what templates did, and fork without a template what they could not."""
@@ -165,6 +170,8 @@ class ForkServer:
                 self._prepare(template, descriptors)
             case TemplateKillRequest() as end:
                 self._templates.end(end)
+            case DevicesRequest(env=env):
+                self._describe_devices(env, descriptors)
 
     def _kill(self, process: int) -> None:
         self._templates.kill(process)
@@ -210,6 +217,25 @@ class ForkServer:
 
         exit_with(main)
 
+    def _describe_devices(self, env: Mapping[str, str], descriptors: list[int]) -> None:
+        def main() -> int:
+            die_with_parent(self._pid)
+            reset_signals()
+            self._close_in_child()
+            self._templates.close_all()
+            os.dup2(descriptors[0], 1)
+            open_outputs()
+            os.environ.update(env)
+            importlib.import_module(DEVICES).print_devices()
+            return 0
+
+        with contextlib.suppress(OSError):  # the system refuses another process: the pipe ends without a word
+            pid = os.fork()
+            if pid == 0:
+                exit_with(main)
+            self._describers.add(pid)
+        os.close(descriptors[0])
+
     def _reap(self) -> None:
         """Report the workers that have ended, and reap every child that has."""
         while True:
@@ -224,6 +250,7 @@ class ForkServer:
                 self._janitor_deadline = self._janitor_deadline or time.monotonic() + JANITOR_SECONDS
             process = self._workers.pop(ended.si_pid, None)
             self._scratch.removers.discard(ended.si_pid)
+            self._describers.discard(ended.si_pid)
             _, raw = os.waitpid(ended.si_pid, 0)
             status = os.waitstatus_to_exitcode(raw)
             self._templates.ended(ended.si_pid, f"exit status {status}" if status >= 0 else f"signal {-status}")

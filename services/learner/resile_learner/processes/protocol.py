@@ -4,7 +4,8 @@ Workers of several jobs may have the same id, so the client numbers the processe
 A fork request carries four file descriptors, in the order of `FORK_DESCRIPTORS`. The configuration travels as a memory
 file because a packet is bounded and a script's arguments are not. The worker keeps the file open: its name in
 /proc/PID/fd identifies the job and the worker that a process belongs to. The request for a template carries one, a
-memory file with a `TemplateContent`. The client numbers templates too.
+memory file with a `TemplateContent`. The client numbers templates too. The request for a description of the devices
+carries one, a pipe.
 """
 
 from typing import Annotated, Literal
@@ -83,6 +84,13 @@ class TemplateExited(Message):
     is_refused: bool = Field(default=False, description="because of what it imported: another one would end alike")
 
 
+class DevicesRequest(Message):
+    """Describe the accelerators of this machine, in a child with ``env``, to the descriptor that comes with this."""
+
+    kind: Literal["devices"] = "devices"
+    env: dict[str, str] = Field(default_factory=dict)
+
+
 class Preloaded(Message):
     """Everything is imported: from now on a fork takes milliseconds."""
 
@@ -121,7 +129,7 @@ class ProcessExited(Message):
     status: int
 
 
-Request = ForkRequest | KillRequest | TemplateRequest | TemplateKillRequest
+Request = ForkRequest | KillRequest | TemplateRequest | TemplateKillRequest | DevicesRequest
 Response = Preloaded | PreloadFailed | ProcessForked | ForkRefused | ProcessExited | TemplateLoaded | TemplateExited
 request: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 response: TypeAdapter[Response] = TypeAdapter(Annotated[Response, Field(discriminator="kind")])
