@@ -1,5 +1,6 @@
 """What a script changes in attributes of its model and optimizer continues where the run does."""
 
+import weakref
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import wraps
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from resile.training import ElasticLoop, prepare
+from resile.training import ElasticLoop, Validation, prepare
 from resile_learner.state.flat import unflatten
 from resile_learner.state.run import RunState
 from resile_learner.training.attributes import ScriptAttributes
@@ -143,7 +144,7 @@ def test_nothing_is_stored_of_a_model_whose_attributes_stay_or_are_set_to_what_t
     assert stored(loop) == {}
 
 
-@pytest.mark.parametrize("value", ["\ud800", torch.ones(2), (torch.ones(2),), {"a": 1}, object()])
+@pytest.mark.parametrize("value", ["\ud800", torch.ones(2), (torch.ones(2),), {"a": 1}, object(), ((1,),)])
 def test_what_a_state_cannot_hold_or_would_take_time_to_compare_is_left_out(value: Any) -> None:
     model = Tempered()
     attributes = ScriptAttributes(model, [])
@@ -153,3 +154,76 @@ def test_what_a_state_cannot_hold_or_would_take_time_to_compare_is_left_out(valu
         attributes.close()
         RunState(model, {"attributes": attributes}, {}, after_load=lambda: None).flatten()
     assert attributes.state_dict() == {}
+
+
+class Masked(nn.Module):
+    """A model that keeps a mask for the length it has seen last, and starts with that of the data it trains on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.length = 0
+        self.mask = torch.ones(0)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.length < inputs.shape[-1]:
+            self.length = inputs.shape[-1]
+            self.mask = torch.ones(self.length)
+        outputs: torch.Tensor = self.layer((inputs * self.mask[: inputs.shape[-1]]).mean(-1, keepdim=True))
+        return outputs
+
+
+@in_own_context
+def test_what_a_forward_pass_changes_in_training_is_not_given_away_where_it_changes_in_validation_too() -> None:
+    """A worker that joins would have the length of a mask that it lacks."""
+    model = Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop = ElasticLoop(model, optimizer, dataset(), epochs=2, batch_size=4, num_shards=2)
+    lengths = iter((8, 16, 32, 64))
+    train(loop, model, optimizer, lambda: model(torch.ones(4, next(lengths))))  # type: ignore[arg-type]
+    assert (model.length, stored(loop)) == (64, {})
+
+
+@in_own_context
+def test_what_a_forward_pass_changes_in_a_validation_by_the_loop_stays_the_workers_own() -> None:
+    model = Masked()
+    model(torch.ones(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    validation = Validation(
+        torch.utils.data.TensorDataset(torch.ones(4, 8)), lambda model, batch: {"score": model(*batch).mean()}
+    )
+    loop = ElasticLoop(model, optimizer, dataset(), epochs=2, batch_size=4, num_shards=2, validation=validation)
+    train(loop, model, optimizer, lambda: setattr(model, "seen", 1))
+    assert (model.length, stored(loop)) == (8, {"model.": {"seen": 1}})
+
+
+def test_what_a_worker_has_as_its_own_is_not_set_by_others() -> None:
+    model = Masked()
+    attributes = ScriptAttributes(model, [])
+    attributes.close()
+    model(torch.ones(4, 2))
+    attributes.load_state_dict({"model.": {"length": 8, "seen": 1}})
+    assert (model.length, model.seen) == (2, 1)
+    assert attributes.state_dict() == {"model.": {"seen": 1}}
+
+
+def test_no_tensor_is_kept_alive() -> None:
+    model = Tempered()
+    attributes = ScriptAttributes(model, [])
+    for each in (attributes.close, attributes.open, attributes.close, attributes.open):
+        model.cache = torch.ones(1)
+        kept = weakref.ref(model.cache)
+        each()
+        model.cache = None
+        assert kept() is None
+
+
+def test_a_state_that_is_read_before_the_first_shard_does_not_make_later_changes_the_workers_own() -> None:
+    model = Tempered()
+    attributes = ScriptAttributes(model, [])
+    assert attributes.state_dict() == {}
+    model.temperature = 0.5
+    attributes.close()
+    attributes.open()
+    model.temperature = 0.25
+    assert attributes.state_dict() == {"model.": {"temperature": 0.25}}

@@ -154,7 +154,10 @@ class ElasticLoop:
         self._last_members: tuple[int, ...] = ()
         """Those of the newest iteration that was committed on this worker."""
         self._checkpoints = Checkpointer(self._session, every=checkpoint_every)
-        self._validator = open_validator(validation, model, plan, seed=seed, buffers=self._buffers)
+        self.attributes = ScriptAttributes(model, self._optimizers)
+        self._validator = open_validator(
+            validation, model, plan, seed=seed, buffers=self._buffers, attributes=self.attributes
+        )
         if validation and validation.selection:
             self._more_settings["selection"] = validation.selection
         if batch_range:
@@ -162,7 +165,6 @@ class ElasticLoop:
                 LearningRateScale(each, learning_rate_rule, lambda: self.plan.batch_size / batch_size)
         self._scalers = prepared_scalers(state or {}, self._parameters)
         ledger = self._shards.ledger()
-        self.attributes = ScriptAttributes(model, self._optimizers)
         parts: dict[str, Stateful] = {
             **optimizer_parts(self._optimizers, self._watch.optimizers),
             "ledger": ledger,

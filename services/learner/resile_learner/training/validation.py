@@ -14,6 +14,7 @@ from ..collectives.tree import Interval, pieces
 from ..phases import Phases
 from ..session import View
 from ..state.run import TrainingProgress
+from .attributes import ScriptAttributes
 from .buffers import Buffers
 from .data.batches import BatchPlan
 from .data.fetch import Collate, Fetcher, ShardKey, checked_dataset
@@ -43,12 +44,18 @@ class Validation:
 
 
 def open_validator(
-    validation: Validation | None, model: nn.Module, plan: BatchPlan, *, seed: int, buffers: Buffers
+    validation: Validation | None,
+    model: nn.Module,
+    plan: BatchPlan,
+    *,
+    seed: int,
+    buffers: Buffers,
+    attributes: ScriptAttributes,
 ) -> "Validator | None":
     """Return what runs ``validation``, with batches and shards as in ``plan``; None without one."""
     if validation is None:
         return None
-    return Validator(validation, model, plan, seed=seed, buffers=buffers)
+    return Validator(validation, model, plan, seed=seed, buffers=buffers, attributes=attributes)
 
 
 class Validator:
@@ -65,6 +72,7 @@ class Validator:
         *,
         seed: int,
         buffers: Buffers,
+        attributes: ScriptAttributes,
     ) -> None:
         dataset = checked_dataset(validation.dataset, name="validation")
         self.num_samples = len(dataset)
@@ -79,6 +87,7 @@ class Validator:
         self._validation = validation
         self._model = model
         self._buffers = buffers
+        self._attributes = attributes
         self._seed = seed
         self._fetcher = Fetcher(dataset, seed=mix(seed, "validation"), collate_fn=validation.collate_fn)
         self._next: int | None = None
@@ -111,10 +120,12 @@ class Validator:
         round_ = rounds.open(batch.num_shards)
         leaves = {}
         self._buffers.adopt_changed()
+        self._attributes.close()
         for leaf in range(*held):
             phases.enter("validation")
             leaves[leaf] = self._score(batch.shard(leaf), batch.weight(leaf))
             self._buffers.restore()
+        self._attributes.open()
         phases.enter("waiting")
         if partial := find_partial_metric([(Interval(leaf, leaf + 1), each.scalars) for leaf, each in leaves.items()]):
             raise UsageError(partial)
