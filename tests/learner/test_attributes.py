@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from resile.training import ElasticLoop, Validation, prepare
-from resile_learner.state.flat import unflatten
+from resile.training import ElasticLoop, State, Validation, prepare
+from resile_learner.state.flat import flatten, unflatten
 from resile_learner.state.run import RunState
 from resile_learner.training.attributes import ScriptAttributes
 
@@ -216,6 +216,23 @@ def test_no_tensor_is_kept_alive() -> None:
         each()
         model.cache = None
         assert kept() is None
+
+
+def test_a_part_of_the_script_may_have_the_name_of_the_attributes() -> None:
+    def state_of(model: Tempered, attributes: ScriptAttributes, extra: State) -> RunState:
+        return RunState(model, {"attributes": attributes}, {"attributes": extra}, after_load=lambda: None)
+
+    model = Tempered()
+    attributes = ScriptAttributes(model, [])
+    attributes.open()
+    model.temperature = 0.5
+    flat = state_of(model, attributes, State(best=7)).flatten()
+    tree = unflatten(flat.skeleton, flat.tensors)
+    older = flatten({name: part for name, part in tree.items() if name != "may_differ"})
+    for each, temperature in ((flat, 0.5), (older, 1.0)):
+        joiner, extra = Tempered(), State()
+        state_of(joiner, ScriptAttributes(joiner, []), extra).load(each.skeleton, each.tensors)
+        assert (joiner.temperature, extra.best) == (temperature, 7)
 
 
 def test_a_state_that_is_read_before_the_first_shard_does_not_make_later_changes_the_workers_own() -> None:

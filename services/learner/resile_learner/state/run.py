@@ -145,7 +145,8 @@ class RunState:
         for name, extra in self._extras.items():
             if not may_differ(extra):
                 extra.load_state_dict(tree["extras"][name])
-        own = tree.get(_MAY_DIFFER, tree["extras"])  # older versions stored all as extras, and no attributes
+        extras = {n: s for n, s in tree["extras"].items() if n not in self._parts}
+        own = tree.get(_MAY_DIFFER, extras)  # older versions stored all as extras, and no attributes
         for name, each in self._of_one_member().items():
             if name in own:
                 each.load_state_dict(own[name])
@@ -153,7 +154,8 @@ class RunState:
         self.progress = TrainingProgress(**tree["progress"])
 
     def _of_one_member(self) -> dict[str, Stateful]:
-        return {name: each for name, each in {**self._parts, **self._extras}.items() if may_differ(each)}
+        both = (*self._parts.items(), *self._extras.items())  # an extra of the script may have the name of a part
+        return {name: each for name, each in both if may_differ(each)}
 
     def _module_states(self) -> dict[str, dict[str, Any]]:
         """By the path of a module: whether it is in training mode, and its extra state, if it has one."""
