@@ -130,7 +130,7 @@ def test_a_job_starts_and_a_killed_worker_is_replaced() -> None:
     world = training(2, 2)
     assert world.members == (0, 1, 2, 3)
     world.send(world.exited(1, "killed", -9))
-    assert world.members == (0, 2, 3, 4)
+    assert world.members == (0, 4, 2, 3), "the new one beside the other worker of its host"
     assert "allocation: worker 1 on host-1/1 was killed by SIGKILL (Killed)" in world.reasons
 
 
