@@ -91,7 +91,7 @@ class Moves:
         self._view.job.update(spec=spec(max_workers=16, group=group))
         self._view.device_class = "cpu"
         self._view.usable = tuple(usable)
-        self._view._on_host = Counter(slot.host for slot in self._view.usable)
+        self._view.on_host = Counter(slot.host for slot in self._view.usable)
         self._view.limit_to(self._groups)
 
     def are_looked_for(self) -> bool:

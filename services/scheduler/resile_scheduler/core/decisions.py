@@ -8,8 +8,10 @@
 A policy sees all jobs each time; of the rest only what has changed is done again (`job_view.py`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
 from resile_shared.messages.jobs import Intent, JobState
@@ -26,6 +28,7 @@ from .lifecycle import Step
 from .placement import SlotId, Want, place, without
 from .pool import Pool
 from .recovery import Recovery
+from .relocation import make_room, may_stay
 from .sharing import Sharing
 from .supply import Supply
 
@@ -81,6 +84,8 @@ class Decisions:
         """Those that are on more hosts than they need."""
         self._exchanging: dict[str, JobView] = {}
         """Those whose exchange of slots is under way."""
+        self._retry_at = inf
+        """When jobs may move again that could make room for others."""
         self._supply = Supply(pool)
 
     def change_policy(self, policy: Policy, cause: str) -> None:
@@ -129,7 +134,10 @@ class Decisions:
         for view in self._exchanging.values():
             if view.is_late(now=now):
                 self._pool.changed(view.job)
+        if now >= self._retry_at:
+            self._pool.changed(None)
         while self._pool.has_changed:
+            self._retry_at = inf
             self._decide(now)
 
     def _decide(self, now: float) -> None:
@@ -144,7 +152,7 @@ class Decisions:
         are_new = self._groups.refresh()
         if are_new or self._by_class is None:
             self._by_class = self._grouped()
-        self._limit((self._views if are_new else looked_at).values(), self._by_class)
+        self._limit((self._views if are_new else looked_at).values(), self._by_class, now=now)
         if self._pool.free_slots():
             looked_at |= {name: view for name, view in self._views.items() if view.is_scattered(now=now)}
         for device_class, sharing in self._by_class.items():
@@ -178,10 +186,14 @@ class Decisions:
             self._restless[job.id] = job
         return view
 
-    def _limit(self, views: Iterable[JobView], by_class: Mapping[str, Sharing]) -> None:
-        """See how many workers ``views`` can have at most, and whether they are on more hosts than they need."""
+    def _limit(self, views: Iterable[JobView], by_class: Mapping[str, Sharing], *, now: float) -> None:
+        """See how many workers ``views`` can have at most and where, and whether they are on too many hosts."""
+        views = list(views)
         for view in views:
             view.limit_to(self._groups)
+        for device_class, each in by_class.items():
+            each.confine(self._groups, device_class, now=now)
+        for view in views:
             if sharing := by_class.get(view.device_class):
                 sharing.refresh(view)
             self._too_wide.pop(view.name, None)
@@ -231,7 +243,7 @@ class Decisions:
             wanted = view.plan or placed.get(view.name, view.usable)
             if view.name in looked_at or not view.is_settled(target, wanted):
                 if view.plan:
-                    view.job.explain_change("it exchanges slots, for fewer hosts of a job")
+                    view.job.explain_change(view.plan_reason)
                 elif view.moves_to(wanted, now=now):
                     view.job.explain_change("it moves to fewer hosts")
                 if not view.waits(wanted, is_free=self._supply.is_free):
@@ -239,6 +251,41 @@ class Decisions:
             view.target, view.wanted = target, wanted
             if wanted != view.held or len(wanted) != target.workers:
                 self._unsettled[view.name] = view
+        if sharing.is_confined:
+            self._make_room(wants, placed, targets, now=now)
+
+    def _make_room(
+        self,
+        wants: Sequence[Want],
+        placed: Mapping[str, tuple[SlotId, ...]],
+        targets: Mapping[str, Target],
+        *,
+        now: float,
+    ) -> None:
+        """Let jobs leave hosts for free slots that others, which lack some on these hosts, cannot use."""
+        lacking = [want for want in wants if len(placed[want.job]) < want.workers]
+        if not lacking:
+            return
+        self._retry_at = now + MOVE_SECONDS
+        views = [self._views[name] for name in targets]
+        movers = {
+            view.name: view.mover(self._groups) for view in views if view.may_make_room(targets[view.name], now=now)
+        }
+        plans = {slot for view in self._exchanging.values() for slot in view.plan}
+        free = without(self._supply.free(), plans.union(*placed.values()))
+        leaving = Counter(slot.host for view in self._exchanging.values() for slot in set(view.held) - plans)
+        for want in sorted(lacking, key=lambda want: (len(want.hosts), want.job)):
+            num = want.workers - len(placed[want.job]) - sum(leaving[host] for host in want.hosts)
+            found = make_room(want.hosts, num, movers, free=free, domains=self._groups.domains) if num > 0 else {}
+            for name, plan in found.items():
+                view = self._exchanging[name] = self._views[name]
+                view.begin_exchange(plan, f"it makes room for {want.job}, which may not use other hosts", now=now)
+                free = without(free, set(plan))
+                del movers[name]
+                self._pool.changed(view.job)
+            for name in may_stay(want.hosts, movers) if num > 0 and not found else ():
+                if self._views[name].pin(now=now):
+                    self._pool.changed(None)
 
     def _wants(
         self, asked: Sequence[JobView], targets: Mapping[str, Target], looked_at: Mapping[str, JobView], *, now: float
@@ -282,7 +329,7 @@ class Decisions:
             )
             for name, plan in found.items():
                 begun[name] = self._exchanging[name] = self._views[name]
-                begun[name].begin_exchange(plan, now=now)
+                begun[name].begin_exchange(plan, "it exchanges slots, for fewer hosts of a job", now=now)
         return begun
 
     def _holders(self, view: JobView, targets: Mapping[str, Target], *, now: float) -> dict[str, Holder]:

@@ -59,6 +59,10 @@ class HostGroups:
             self._by_labels[key] = self._group(name for name in hosts if self._pool.hosts[name].fits(labels))
         return self._by_labels[key]
 
+    def num_slots(self, host: str) -> int:
+        """Return how many slots a host has."""
+        return len(self._pool.hosts[host].slots)
+
     def without(self, group: HostGroup, hosts: frozenset[str]) -> HostGroup:
         """Return ``group`` without ``hosts``."""
         return self._group(group.hosts - hosts)

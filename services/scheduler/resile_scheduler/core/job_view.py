@@ -17,18 +17,21 @@ from math import inf
 
 from resile_shared.messages.reports import Ready
 
-from ..policies.demand import BatchRange, Demand, Target
+from ..policies.demand import BatchRange, Demand, Room, Target
 from .accounting import attained, due_since, held_since, was_due
 from .host_groups import HostGroup, HostGroups
 from .job import Job
 from .placement import SlotId, Want
 from .pool import Pool
+from .relocation import Mover
 from .topology import num_places
 
 MOVE_SECONDS = 60.0
 """A job moves to fewer hosts at most so often."""
 MOVE_CHANGES = 40.0
 """At most each time it has trained for as long as so many changes cost it."""
+PIN_SECONDS = 600.0
+"""A job that could not make room for others is asked again after so long: each time may cost others a change."""
 EXCHANGE_SECONDS = 30.0
 """An exchange of slots that takes longer is abandoned."""
 
@@ -59,12 +62,15 @@ class JobView:
         """The hosts that it avoids after failures."""
         self.plan: tuple[SlotId, ...] = ()
         """The slots that it is to have by an exchange with other jobs; empty: there is none under way."""
+        self.plan_reason = ""
+        """What the plan is for."""
         self._moved_at = float("-inf")
+        self._pinned_until = float("-inf")
         self.tried_at = float("-inf")
         """When an exchange was looked for last."""
         self.limit = 0
         """The most workers that it can use, wherever they run."""
-        self._on_host: Counter[str] = Counter()
+        self.on_host: Counter[str] = Counter()
         """How many of the slots that it may keep are on which host."""
         self._may_be_narrower = False
         """Whether fewer hosts, racks or zones may be enough for the slots that it may keep."""
@@ -78,7 +84,7 @@ class JobView:
         held = job.held
         self.held = tuple(held.values())
         self.usable = tuple(slot for slot in self.held if pool.is_usable(slot))
-        self._on_host = Counter(slot.host for slot in self.usable)
+        self.on_host = Counter(slot.host for slot in self.usable)
         self._joining = frozenset(held[worker] for worker in job.joiners & held.keys())
         self.avoided = job.backoff.avoided(now=now)
         self.demand = _demand(job, now=now)
@@ -88,6 +94,26 @@ class JobView:
         if self.demand.num_shards is not None:
             self.limit = min(self.limit, self.demand.num_shards)
         return (self.is_sharing, self.own_class) != before
+
+    @property
+    def labels(self) -> str:
+        """Those that its hosts must have, as in ``gpu=h200,zone=a``."""
+        return self.job.record.spec.group
+
+    def pin(self, *, now: float) -> bool:
+        """Count its slots as the only ones that it can have, for a while; return whether that is new.
+
+        It should move, and too few other slots are free at once.
+        """
+        is_new = not self.is_pinned(now=now)
+        self._pinned_until = now + PIN_SECONDS
+        return is_new
+
+    def is_pinned(self, *, now: float) -> bool:
+        """Whether it can have no other slots than those that it has."""
+        if not self.usable or self.usable != self.held:
+            return False
+        return self.job.is_gang or now < self._pinned_until
 
     @property
     def is_restless(self) -> bool:
@@ -107,13 +133,18 @@ class JobView:
             self.demand = replace(self.demand, most=most, slots_per_host=on_one)
         self._may_be_narrower = self._is_wider_than_needed(groups, eligible)
 
+    def confine(self, rooms: tuple[Room, ...] | None) -> None:
+        """Let policies know which slots it may use."""
+        if self.demand.rooms != rooms:
+            self.demand = replace(self.demand, rooms=rooms)
+
     def _is_wider_than_needed(self, groups: HostGroups, eligible: HostGroup) -> bool:
-        if len(self._on_host) < 2:
+        if len(self.on_host) < 2:
             return False
         # Where it may start no workers it can have no more slots than it has.
-        most_on_one = max(eligible.most_on_one, *self._on_host.values())
+        most_on_one = max(eligible.most_on_one, *self.on_host.values())
         num_needed = -(-len(self.usable) // most_on_one)
-        return num_places(self._on_host, groups.domains) != (1, 1, num_needed)
+        return num_places(self.on_host, groups.domains) != (1, 1, num_needed)
 
     def _eligible(self, groups: HostGroups) -> HostGroup:
         """Return the hosts on which it may start workers, or will when slots are free."""
@@ -153,30 +184,45 @@ class JobView:
 
         On the way there it has other numbers of workers: where only some will do it stays.
         """
+        return self._can_replace(now) and not self.job.sizes and self.job.record.spec.placement == "pack"
+
+    def _can_replace(self, now: float) -> bool:
+        """Whether workers may be replaced by others."""
         job = self.job
         is_steady = job.generations.has_started and not job.generations.is_settling and self.usable == self.held
-        is_free = is_steady and not (job.target.is_exact or job.sizes or job.is_gang)
         rest = max(MOVE_SECONDS, MOVE_CHANGES * self.demand.change_seconds)
-        return is_free and job.record.spec.placement == "pack" and now - self._moved_at >= rest
+        return is_steady and not (job.target.is_exact or job.is_gang) and now - self._moved_at >= rest
 
     @property
     def is_too_wide(self) -> bool:
         """Whether it is on more hosts than it needs."""
-        num_hosts = len(self._on_host)
+        num_hosts = len(self.on_host)
         return num_hosts > 1 and num_hosts > -(-len(self.usable) // (self.demand.slots_per_host or 1))
 
     def may_exchange(self, target: Target, *, now: float) -> bool:
         """Whether it has what it should have, and may have other slots instead."""
-        has_all = target.workers == len(self.usable) and self.wanted == self.held
-        return has_all and not self.plan and self._can_move(now)
+        return self._has_all(target) and self._can_move(now)
+
+    def may_make_room(self, target: Target, *, now: float) -> bool:
+        """Whether it has what it should have, and may leave its slots for a job that may not be elsewhere."""
+        return self._has_all(target) and self._can_replace(now)
+
+    def _has_all(self, target: Target) -> bool:
+        return target.workers == len(self.usable) and self.wanted == self.held and not self.plan
+
+    def mover(self, groups: HostGroups) -> Mover:
+        """Return where it is and could be. One that is limited to some sizes moves as a whole."""
+        least = len(self.usable) if self.job.sizes else self.job.least_workers
+        is_spread = self.job.record.spec.placement == "spread"
+        return Mover(self.usable, least, self._eligible(groups).hosts, is_spread)
 
     def may_use(self, host: str, groups: HostGroups) -> bool:
         """Whether it may start workers on a host."""
         return host in self._eligible(groups).hosts
 
-    def begin_exchange(self, plan: tuple[SlotId, ...], *, now: float) -> None:
-        """Let it have the slots of ``plan``, which other jobs leave."""
-        self.plan = plan
+    def begin_exchange(self, plan: tuple[SlotId, ...], reason: str, *, now: float) -> None:
+        """Let it have the slots of ``plan``, which are free or which other jobs leave."""
+        self.plan, self.plan_reason = plan, reason
         self._moved_at = now
 
     def goes_on_exchanging(self, target: Target | None, *, now: float) -> bool:

@@ -10,6 +10,7 @@ from resile_shared.policies import PolicyName
 
 from ..policies.demand import RankedPolicy
 from ..policies.preemption import without_preemption
+from ..policies.rooms import within_rooms
 from ..policies.tenants import by_tenant
 from .decisions import Decisions
 from .events import PolicyChangeRequested, StorePolicy
@@ -81,6 +82,7 @@ class PolicyChoice:
     def _use(self, cause: str) -> None:
         policy = self._policies[self._record.policy]
         among_tenants = by_tenant(policy, self._shares, ranking=policy.ranking, attained=self._attained)
+        chosen = within_rooms(among_tenants)
         if not self._record.preemption:
-            among_tenants = without_preemption(among_tenants, ranking=policy.ranking)
-        self._decisions.change_policy(among_tenants, cause)
+            chosen = without_preemption(chosen, ranking=policy.ranking)
+        self._decisions.change_policy(chosen, cause)

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..policies.demand import Policy, Target
+from .host_groups import HostGroups
 from .job_view import JobView
+from .rooms import find_rooms
 
 
 class Sharing:
@@ -12,9 +14,27 @@ class Sharing:
     def __init__(self, views: Sequence[JobView]) -> None:
         self.views = views
         self._places = {view.name: place for place, view in enumerate(views)}
+        self.is_grouped = any(view.labels for view in views)
+        """Whether some of them ask for labels."""
+        self.is_confined = False
+        """Whether some of them may not use all slots."""
+        if not self.is_grouped:
+            for view in views:
+                view.confine(None)
         self._demands = [view.demand for view in views]
         self._asked: tuple[Policy, int] | None = None
         self._targets: Mapping[str, Target] = {}
+
+    def confine(self, groups: HostGroups, device_class: str, *, now: float) -> None:
+        """See which slots each job may use now. Where none asks for labels, each may use all."""
+        if not self.is_grouped:
+            return
+        pinned = {view.name for view in self.views if view.is_pinned(now=now)}
+        found = find_rooms(self.views, groups, device_class, pinned=pinned)
+        self.is_confined = any(rooms is not None for rooms in found)
+        for view, rooms in zip(self.views, found, strict=True):
+            view.confine(rooms)
+            self.refresh(view)
 
     def refresh(self, view: JobView) -> None:
         """See what ``view`` demands now."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # `resile run` does not load numpy
     from .throughput import Throughput
@@ -18,6 +18,13 @@ class BatchRange:
     most: int
     least_per_slot: int = 1
     """The fewest samples of a batch that one worker takes."""
+
+
+class Room(NamedTuple):
+    """Slots that the same jobs may use; ``name`` is unique among those of a decision."""
+
+    name: str
+    num_slots: int
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,8 @@ class Demand:
     """How long it is until the time by which the job should be complete; None: it has no deadline."""
     change_seconds: float = 0.0
     """Training time that it loses when its workers change."""
+    rooms: tuple[Room, ...] | None = None
+    """Where it may have slots, sorted; None: everywhere."""
     tenant: str = "default"
     holding_since: float = inf
     """Since when it has held slots without a break, or was due before, in seconds since the epoch; inf: it holds none.
