@@ -23,6 +23,7 @@ def demand(job: str = "a", number: int = 1, **fields: object) -> Demand:
         "most": 16,
         "batch": BatchRange(16, 512),
         "throughput": MEASURED,
+        "most_measured": 16,
         "noise_scale": 200.0,
         "slots_per_host": 4,
     }
@@ -152,6 +153,47 @@ def test_a_change_that_earns_less_than_it_costs_is_not_made() -> None:
     assert workers(60.0) == 8
 
 
+COMPUTES = Throughput(compute=Line(0.0, 0.01), num_measured=1)
+
+
+def fixed(job: str, number: int, measured: int, **fields: object) -> Demand:
+    """A job that scales perfectly, as far as it was measured."""
+    throughput = COMPUTES if measured else None
+    defaults: dict[str, object] = {"throughput": throughput, "most_measured": measured, "most": 8, "batch_size": 64}
+    return demand(job, number, **{"batch": None, "slots_per_host": 8, **defaults, **fields})
+
+
+def workers(*demands: Demand, num_slots: int) -> list[int]:
+    return [target.workers for target in goodput(demands, num_slots).values()]
+
+
+@pytest.mark.parametrize(("measured", "expected"), [(0, 1), (1, 2), (2, 4), (8, 5)])
+def test_a_job_gets_twice_the_workers_that_it_has_measured_while_others_can_use_the_slots(
+    measured: int, expected: int
+) -> None:
+    sizes = tuple(range(1, 9))
+    old = [fixed(job, number, 8, sizes=sizes, assigned_workers=8) for number, job in enumerate("ab")]
+    assert workers(*old, fixed("new", 2, measured, sizes=sizes), num_slots=16)[2] == expected
+
+
+def test_slots_that_no_other_job_can_use_go_beyond_what_was_measured() -> None:
+    assert workers(fixed("new", 1, 0), num_slots=8) == [8]
+    assert workers(fixed("a", 1, 0), fixed("b", 2, 0), num_slots=8) == [4, 4]
+    assert workers(fixed("old", 1, 8, most=4, assigned_workers=4), fixed("new", 2, 0), num_slots=12) == [4, 8]
+
+
+def test_a_job_keeps_the_workers_that_it_has_not_measured_yet() -> None:
+    """Otherwise each arrival would undo what a decision has just begun."""
+    sizes = tuple(range(1, 9))
+    measured = fixed("a", 1, 8, sizes=sizes, assigned_workers=4)
+    assert workers(measured, fixed("b", 2, 0, sizes=sizes, assigned_workers=4), num_slots=8) == [4, 4]
+
+
+def test_of_allowed_sizes_the_next_one_is_always_within_reach() -> None:
+    old = fixed("old", 1, 12, most=12, sizes=tuple(range(1, 13)), assigned_workers=8)
+    assert workers(old, fixed("new", 2, 1, sizes=(1, 4, 7)), num_slots=13) == [9, 4]
+
+
 def test_jobs_that_cannot_run_say_what_they_are_waiting_for() -> None:
     assert goodput([demand()], 0)["a"].reason == "waiting for a host: the pool has no slots"
     assert goodput([demand(least=8)], 4)["a"].reason == "waiting for hosts: no allowed number of workers from 8 to 4"
@@ -175,6 +217,7 @@ def demands(draw: st.DrawFn) -> list[Demand]:
                 assigned_workers=draw(st.integers(0, 8)),
                 change_seconds=draw(st.floats(0, 400)),
                 throughput=draw(st.sampled_from([None, MEASURED])),
+                most_measured=draw(st.integers(0, 8)),
             )
         )
     return found

@@ -95,9 +95,11 @@ def test_a_batch_alone_changes_with_a_generation_of_the_same_members() -> None:
 
 def test_what_more_workers_than_ever_measure_is_seen_soon_and_all_else_later() -> None:
     seen: list[Throughput | None] = []
+    most: list[int] = []
 
     def policy(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
         seen.extend(demand.throughput for demand in demands)
+        most.extend(demand.most_measured for demand in demands)
         return elastic_batch(demands, num_slots)
 
     bench = MeasuredBench(4, policy=policy)
@@ -105,10 +107,11 @@ def test_what_more_workers_than_ever_measure_is_seen_soon_and_all_else_later() -
     bench.start(batch_range=None)
     bench.tick(1.0)
     bench.measure(times=1)
-    assert seen[-1] is None
+    assert (seen[-1], most[-1]) == (None, 0)
     bench.tick(GROWTH_SECONDS)
     first = seen[-1]
     assert first is not None
+    assert most[-1] == 4
     bench.exchange = 0.5
     bench.measure(times=8)
     bench.tick(GROWTH_SECONDS)

@@ -287,6 +287,7 @@ def _demand(job: Job, *, now: float) -> Demand:
         sizes=job.sizes or None,
         batch=_batch_range(ready) if ready else None,
         throughput=seen.throughput,
+        most_measured=seen.most_measured,
         noise_scale=seen.noise_scale,
         change_seconds=seen.change_seconds,
         deadline_seconds=seen.deadline_seconds,

@@ -33,6 +33,7 @@ class Observation:
     """What a policy sees of it; the fields are those of `Demand`."""
 
     throughput: "Throughput | None" = None
+    most_measured: int = 0
     noise_scale: float | None = None
     change_seconds: float = CHANGE_SECONDS
     attained: float = 0.0
@@ -142,6 +143,7 @@ class Observer:
         seen, self.has_grown = self.observation, False
         self.observation = Observation(
             throughput=self._fit.throughput if self._fit else None,
+            most_measured=self._most_workers,
             noise_scale=_noticed(seen.noise_scale, self._noise_scale),
             change_seconds=_noticed(seen.change_seconds, self._change.seconds) or 0.0,
             attained=_power_of_two(attained),

@@ -65,6 +65,8 @@ class Demand:
     """None: the batch is ``batch_size``, whatever the number of workers."""
     throughput: "Throughput | None" = None
     """None: nothing is measured yet."""
+    most_measured: int = 0
+    """The most workers with which iterations were measured."""
     slots_per_host: int | None = None
     """More workers than this train across hosts; None: not known, as if on one host."""
     is_scattered: bool = False

@@ -14,6 +14,9 @@ al., "An empirical model of large-batch training", 2018). So each number of work
 - Another size than now must earn more than the change costs, until the next decision that changes it. With the same
   size the batch stays while it has nearly the best goodput.
 
+What a job would do with far more workers than it has measured is a guess. So the slots are first shared among sizes
+within its reach, and what is left among all sizes.
+
 Slots that would not make any job faster stay idle. A job that has waited for long gets its minimum in its turn.
 """
 
@@ -22,6 +25,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import inf, isfinite
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +51,9 @@ NEW_SLOT_SECONDS = 3600.0
 """Up to about so many attained slot-seconds a job counts as new."""
 NUM_BATCHES = 50
 """So many batch sizes are compared, in equal ratios."""
+GROWTH = 2
+"""While others can use the slots, a job gets at most so many times the workers that it has measured, or the next size:
+what more are worth to it is a guess."""
 SAME_GOODPUT = 0.98
 """A batch with so much of the best goodput is as good."""
 
@@ -59,12 +66,25 @@ def goodput(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
     demands = with_needed(demands, num_slots)
     ordered = sorted(map(_within_sizes, demands), key=attrgetter("number"))
     keeping = {demand.job for demand in _served_first(ordered, num_slots)}
-    curves = [_curve(demand, min(demand.most, num_slots), share, demand.job in keeping) for demand in ordered]
+    wishes = [_wish(demand, min(demand.most, num_slots), share, demand.job in keeping) for demand in ordered]
     given = {
         demand.job: _target(demand, workers, min(demand.most, num_slots), share, num_slots > 0)
-        for demand, workers in zip(ordered, solve(curves, num_slots), strict=True)
+        for demand, workers in zip(ordered, _divide(wishes, num_slots), strict=True)
     }
     return {demand.job: given[demand.job] for demand in demands}
+
+
+def _divide(wishes: Sequence["_Wish"], num_slots: int) -> list[int]:
+    """Return the sizes for which the sum of what they are worth is largest, first of those within reach."""
+    within = solve([wish.within_reach for wish in wishes], num_slots)
+    if sum(within) == num_slots:
+        return within
+    return solve([_from(wish.curve, size) for wish, size in zip(wishes, within, strict=True)], num_slots)
+
+
+def _from(curve: Curve, size: int) -> Curve:
+    first = int(curve.sizes.searchsorted(size))
+    return Curve(curve.sizes[first:], curve.values[first:])
 
 
 def _served_first(demands: Sequence[Demand], num_slots: int) -> list[Demand]:
@@ -165,7 +185,22 @@ def _batches(batch: BatchRange, sizes: Sizes, micro_batch_size: int | None = Non
     return np.concatenate([found, np.maximum(found // full * full, least)])
 
 
+class _Wish(NamedTuple):
+    """What sizes are worth to a job."""
+
+    curve: Curve
+    within_reach: Curve
+    """The same, up to `GROWTH` times the workers that the job has measured, and to what it has."""
+
+
 @newest
+def _wish(demand: Demand, most: int, share: int, keeps: bool) -> _Wish:
+    curve = _curve(demand, most, share, keeps)
+    reach = max(GROWTH * demand.most_measured, demand.assigned_workers, 1)
+    end = int(curve.sizes.searchsorted(reach)) + 1
+    return _Wish(curve, Curve(curve.sizes[:end], curve.values[:end]))
+
+
 def _curve(demand: Demand, most: int, share: int, keeps: bool) -> Curve:
     """Return what sizes are worth; no slots at all is one of them, unless the job ``keeps`` its minimum."""
     sizes, _, goodputs = _table(demand, most)

@@ -56,6 +56,7 @@ class PolicyScheduler:
             batch_size=fixed or job.allocation.batch_size or application.initial_batch,
             batch=None if fixed else _batch_range(application),
             throughput=self._models[job.name].throughput(job),
+            most_measured=widest,
             noise_scale=_noise_scale(job),
             attained=job.attained,
             change_seconds=self._change_seconds,
