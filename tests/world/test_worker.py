@@ -1,6 +1,7 @@
 """Simulated workers, given orders by hand: the worker's own code keeps the promises in virtual time."""
 
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -156,6 +157,7 @@ class OneBehind(Scene):
         self.run(lambda: 2 in self.exits)
         self.cluster.on_commit = self.commits.append
         self.when_receiving = lambda: None
+        self.received: list[weakref.ref[Tensor]] = []
         allocate = RunState.allocate_buffers
 
         def allocate_buffers(state: RunState, skeleton: bytes, **options: bool) -> list[Tensor]:
@@ -163,6 +165,7 @@ class OneBehind(Scene):
             tensors = allocate(state, skeleton, **options)
             for tensor in tensors:
                 tensor.fill_(1)
+            self.received += map(weakref.ref, tensors)
             self.when_receiving()
             return tensors
 
@@ -202,6 +205,8 @@ def test_a_worker_that_is_behind_is_whole_until_it_has_all_of_the_newer_state(
     scene.order(1, is_recovery=True)
     scene.run(scene.is_active(3))
     assert [commit.iteration for commit in scene.commits if commit.worker == 1][-1] == behind
+    assert scene.received
+    assert not any(each() is not None for each in scene.received), "what it received in vain takes no memory"
     scene.run(lambda: 1 in scene.exits)
     (completed,) = scene.completions
     assert completed.params_sha256 == SCRIPT.params_sha256()

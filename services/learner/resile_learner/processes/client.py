@@ -164,19 +164,13 @@ class ForkServerClient:
         Empty: the fork server has ended, or cannot fork. Raises ResileError if it cannot be loaded.
         """
         await self.loaded()
-        reader, writer = os.pipe()
-        described = asyncio.StreamReader()
-        protocol = asyncio.StreamReaderProtocol(described)
-        pipe = open(reader, "rb", buffering=0)  # noqa: ASYNC230, SIM115 - opens no file; the transport closes it
-        try:
-            transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
-            await self._send(DevicesRequest(env=dict(env)), [writer])
-        finally:
-            os.close(writer)
-        try:
-            return await described.read()
-        finally:
-            transport.close()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            described, connection = await asyncio.open_connection(sock=ours)
+            with contextlib.closing(connection):
+                await self._send(DevicesRequest(env=dict(env)), [theirs.fileno()])
+                theirs.close()  # the end comes when the child has exited
+                return await described.read()
 
     async def prepare_template(self, number: int, content: TemplateContent, on_template: OnTemplate) -> None:
         """Start template ``number``, which no other has; ``on_template`` is called when it is ready, and when it ends.

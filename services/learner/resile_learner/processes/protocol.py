@@ -5,7 +5,7 @@ A fork request carries four file descriptors, in the order of `FORK_DESCRIPTORS`
 file because a packet is bounded and a script's arguments are not. The worker keeps the file open: its name in
 /proc/PID/fd identifies the job and the worker that a process belongs to. The request for a template carries one, a
 memory file with a `TemplateContent`. The client numbers templates too. The request for a description of the devices
-carries one, a pipe.
+carries one, a socket.
 """
 
 from typing import Annotated, Literal

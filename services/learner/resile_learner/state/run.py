@@ -125,6 +125,10 @@ class RunState:
         received, self._received = self._received, None
         self.load(*received)
 
+    def drop_received(self) -> None:
+        """Free the buffers allocated last: no more of that state comes."""
+        self._received = None
+
     @torch.no_grad()
     def load(self, skeleton: bytes, tensors: Sequence[Tensor]) -> None:
         """Load a state. Raises StateDiffers when it belongs to another script, model or dataset."""

@@ -275,6 +275,7 @@ class WorkerSession:
                 self._control.post(StateSynced(sync.order.generation, number))
             except Abandoned as lost:
                 suspect = lost.suspect
+                state.drop_received()
             current = self._control.view.current
             if current is not None and current.generation == sync.order.generation:
                 self._order = current
