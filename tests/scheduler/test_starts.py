@@ -211,3 +211,14 @@ def test_progress_ends_the_pauses_and_so_does_a_user() -> None:
         bench.beat(member.model_copy(update={"iteration": 1}))
         ends(bench, kind="abandoned")
         assert bench.newest().placements, "it came further, so it starts again at once"
+
+
+def test_a_start_that_a_crash_of_the_scheduler_undoes_costs_the_job_no_turn() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.submit(2)
+    bench.now += 10.0
+    bench.allocations.clear()  # the crash came after the record of the start, and before its allocation
+    bench.restart()
+    bench.beat(host="host-1")
+    assert [allocation.job for allocation in bench.allocations if allocation.placements] == ["job-1"]

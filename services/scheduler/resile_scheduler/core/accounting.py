@@ -172,7 +172,12 @@ def held_since(job: Job, *, now: float) -> float:
 
 
 def attained(job: Job, *, now: float) -> float:
-    """Return the slot-seconds that a job has held so far: also those that are not counted yet, as it holds slots."""
+    """Return the slot-seconds that a job has held so far: also those that are not counted yet, as it holds slots.
+
+    None, if it has never trained: a start that was cancelled, or that a crash of the scheduler undid, costs it no turn.
+    """
+    if not job.record.generation:
+        return 0.0
     usage = job.record.usage
     held = max(now - usage.since.timestamp(), 0.0) if usage.since else 0.0
     return usage.slot_milliseconds / 1000 + usage.slots * held
