@@ -1,7 +1,7 @@
 """The policy of a pool is changed while jobs train, kept by later schedulers, and named in the histories."""
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import (
@@ -160,6 +160,9 @@ def test_a_pool_that_is_stopping_starts_nothing_whatever_its_policy() -> None:
 
 
 choices = st.tuples(st.floats(0, 20), st.none() | st.sampled_from(sorted(POLICIES)), st.none() | st.booleans())
+A_JOB_THAT_EXCHANGES = ((1, 1), (1, 1), (1, 1), (2, 1), (3, 2))
+"""Jobs by maximum and iterations, of which the last is on two hosts and then exchanges slots."""
+MOVES = ("it moves to fewer hosts", "it exchanges slots, for fewer hosts of a job")
 priorities = st.tuples(st.floats(0, 20), st.integers(1, 10), st.integers(1, 10_000))
 
 
@@ -201,6 +204,9 @@ def test_all_jobs_complete_however_often_the_policy_changes(
     changes=st.lists(choices, max_size=3),
     raised=st.lists(priorities, max_size=4),
 )
+@example(
+    many=[(0.0, spec(most=most), iterations, 4) for most, iterations in A_JOB_THAT_EXCHANGES], changes=[], raised=[]
+)
 def test_without_preemption_no_job_that_trains_ever_shrinks_while_the_hosts_stay(
     many: list[tuple[float, JobSpec, int, int]],
     changes: list[tuple[float, PolicyName | None, bool | None]],
@@ -219,6 +225,7 @@ def test_without_preemption_no_job_that_trains_ever_shrinks_while_the_hosts_stay
         most = max((size for size in asked.sizes if size <= shards), default=shards)
         allocations = [item for item in history if item.kind == "allocation"]
         # On its way to fewer hosts a job has fewer workers for a while; nobody else has got them.
-        workers = [min(item.workers, most) for item in allocations if item.reason != "it moves to fewer hosts"]
+        workers = [min(item.workers, most) for item in allocations if item.reason not in MOVES]
         assert workers == sorted(workers)
+        assert all(item.workers >= asked.min_workers for item in allocations)
         assert "suspending" not in [item.kind for item in history]
