@@ -81,9 +81,19 @@ def run_until(script: str | Path, pattern: str, *options: str, home: Path, args:
 
 def plain(script: str | Path, *args: str, seconds: float = 240) -> str:
     """Run a script as `python script.py` and return the sha that it prints."""
+    return sha_in(plain_output(script, *args, seconds=seconds))
+
+
+def plain_output(script: str | Path, *args: str, seconds: float = 240) -> str:
+    """Run a script as `python script.py` and return all that it prints."""
     path = script if isinstance(script, Path) else SCRIPTS / script
     command = [sys.executable, str(path), *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
-    found = re.search(r"params_sha256 ([0-9a-f]{64})", done.stderr)
-    assert found, done.stderr
+    return done.stderr + done.stdout
+
+
+def sha_in(output: str) -> str:
+    """Return the sha that a plain run has printed."""
+    found = re.search(r"params_sha256 ([0-9a-f]{64})", output)
+    assert found, output
     return found.group(1)
