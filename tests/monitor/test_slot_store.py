@@ -195,6 +195,24 @@ async def test_the_pool_is_stored_only_after_its_jobs(buses: tuple[Bus, Bus]) ->
     await closed(keeper)
 
 
+async def test_a_stored_value_that_cannot_be_read_is_replaced(buses: tuple[Bus, Bus]) -> None:
+    scheduler, bus = buses
+    for subject in (JOB_SLOTS.subject("job-1"), POOL_SLOTS.subject(POOL_SLOTS_KEY)):
+        headers: dict[str, str] = {"Nats-Msg-Id": subject}
+        await bus.connection.request_store(subject, b'{"format": "of another version"}', headers=headers)
+    keeper = Keeper(bus)
+    await publish(scheduler, change(1, 1, 2))
+    await keeper.view(until=1)
+    for _ in range(3):  # it learns the revision of the job's value, replaces it, and does the same for the pool's
+        await keeper.store.store()
+    assert await stored_sequences(bus) == (1, 1)
+    await bus.connection.request_store(JOB_SLOTS.subject("job-1"), b"{}", headers={"Nats-Msg-Id": "damaged"})
+    keeper.projection.store_job("job-1", None, revision=2)
+    await keeper.store.store()
+    assert await bus.bucket(JOB_SLOTS).get("job-1") is None, "it goes with its job"
+    await closed(keeper)
+
+
 async def test_an_event_that_comes_while_others_are_stored_is_stored_the_next_time(
     buses: tuple[Bus, Bus], monkeypatch: pytest.MonkeyPatch
 ) -> None:

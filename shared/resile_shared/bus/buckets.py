@@ -48,11 +48,11 @@ class FencedError(ResileError):
 
 
 class UnreadableError(ResileError):
-    """A stored value does not match the bucket's model."""
+    """A stored value does not match the bucket's model: it is damaged, or of another version."""
 
-    def __init__(self, bucket: str, key: str, reason: str) -> None:
+    def __init__(self, bucket: str, key: str, revision: int, reason: str) -> None:
         super().__init__(f"stored value {bucket}/{key} is invalid: {reason}")
-        self.bucket, self.key = bucket, key
+        self.bucket, self.key, self.revision = bucket, key, revision
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Bucket(Generic[M]):
         if found is None or _is_deleted(found[0]):
             return None
         message, revision = found
-        return Entry(key, self._read(key, message.data), revision)
+        return Entry(key, self._read(key, message.data, revision), revision)
 
     async def create(self, key: str, value: M) -> int:
         """Store the first value of a key; return its revision. Raises ConflictError when the key exists."""
@@ -189,7 +189,7 @@ class Bucket(Generic[M]):
         if _is_deleted(message):
             return (Change(key, None, revision),)
         try:
-            value = self._read(key, message.data)
+            value = self._read(key, message.data, revision)
         except UnreadableError as error:
             logger.error("%s", error)
             if unreadable is not None:
@@ -197,11 +197,11 @@ class Bucket(Generic[M]):
             return ()
         return (Change(key, value, revision, (message.headers or {}).get("traceparent", "")),)
 
-    def _read(self, key: str, body: bytes) -> M:
+    def _read(self, key: str, body: bytes, revision: int) -> M:
         try:
             return self._spec.model.model_validate_json(body)
         except ValidationError as error:
-            raise UnreadableError(self._spec.name, key, describe(error)) from error
+            raise UnreadableError(self._spec.name, key, revision, describe(error)) from error
 
     async def _last(self, key: str) -> tuple[Msg, int] | None:
         """Return the newest message of a key, a value or a delete marker, and its revision."""

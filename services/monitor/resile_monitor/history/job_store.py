@@ -119,26 +119,32 @@ class JobStore(Generic[V, M]):
     async def _remove(self, job: str) -> None:
         """Remove the value that this or another monitor has stored after the scheduler removed the job."""
         self._forget(job)
-        entry = await self.read(job)
-        if entry is not None:
+        try:
+            entry = await self._bucket.get(job)
+            revision = entry.revision if entry else 0
+        except UnreadableError as error:
+            revision = error.revision
+        if revision:
             with suppress(ConflictError):
-                await self._bucket.delete(job, revision=entry.revision)
+                await self._bucket.delete(job, revision=revision)
 
 
 async def write_newer(bucket: Bucket[M], key: str, message: M, *, revision: int) -> tuple[int, bool]:
     """Replace the value that has ``revision``; return the revision to replace next, and whether ``message`` is stored.
 
-    If another monitor was first, its value is as good if it is of the same sequence or a later one.
+    If another monitor was first, its value is as good if it is of the same sequence or a later one. A value that cannot
+    be read is replaced.
     """
     try:
         if revision:
             return await bucket.update(key, message, revision=revision), True
         return await bucket.create(key, message), True
     except ConflictError:
-        with suppress(UnreadableError):
-            if entry := await bucket.get(key):
-                return entry.revision, entry.value.sequence >= message.sequence
-        return 0, False
+        try:
+            entry = await bucket.get(key)
+        except UnreadableError as error:
+            return error.revision, False
+        return (entry.revision, entry.value.sequence >= message.sequence) if entry else (0, False)
 
 
 async def store_regularly(store: Callable[[], Awaitable[None]]) -> None:
