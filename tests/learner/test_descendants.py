@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from multiprocessing import util
@@ -27,3 +28,25 @@ def test_what_removes_shared_memory_is_known_as_soon_as_it_is_started(name: str,
             os.kill(process.pid, signal.SIGKILL)
             os.waitpid(process.pid, 0)
         assert not process.is_janitor, "it is gone"
+
+
+READ_MANY = """
+import tracemalloc
+from resile_learner.processes.descendants import Process
+
+def read(numbers):
+    for pid in numbers:
+        assert not Process(pid, 1, 1, is_zombie=False).is_janitor
+
+read(range(10_000_000, 10_000_100))
+tracemalloc.start()
+read(range(20_000_000, 20_020_000))
+print(tracemalloc.get_traced_memory()[0])
+"""
+"""Reads of processes that cannot exist: their numbers are above the largest."""
+
+
+def test_what_is_read_of_processes_takes_no_memory_that_stays() -> None:
+    """An interned string for each process that ever lived enlarges a table that never shrinks, in every fork server."""
+    kept = subprocess.run([sys.executable, "-c", READ_MANY], check=True, capture_output=True, text=True).stdout
+    assert int(kept) < 10_000

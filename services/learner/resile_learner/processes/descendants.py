@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -74,14 +73,18 @@ class Process:
 
 
 def processes() -> Iterator[Process]:
-    """Iterate over all processes of this machine; those that end meanwhile are left out."""
+    """Iterate over all processes of this machine; those that end meanwhile are left out.
+
+    Read without pathlib, which interns a string for each process that ever lived.
+    """
     numbers = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
     return (process for process in map(_process, numbers) if process is not None)
 
 
 def _process(pid: int) -> Process | None:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            text = file.read()
     except OSError:
         return None
     state, parent, _, session = text.rpartition(")")[2].split()[:4]
@@ -95,7 +98,8 @@ def _is_alive(pid: int) -> bool:
 
 def _command(pid: int) -> bytes:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
     except OSError:
         return b""
 
