@@ -215,9 +215,12 @@ def demands(draw: st.DrawFn) -> list[Demand]:
                 noise_scale=draw(st.floats(0, 1e6)),
                 attained=draw(st.floats(0, 1e7)),
                 assigned_workers=draw(st.integers(0, 8)),
-                change_seconds=draw(st.floats(0, 400)),
+                change_seconds=draw(st.sampled_from([0.0, 30.0, 400.0]) | st.floats(0, 400)),
                 throughput=draw(st.sampled_from([None, MEASURED])),
                 most_measured=draw(st.integers(0, 8)),
+                iterations_total=draw(st.sampled_from([None, 1000])),
+                iteration=draw(st.integers(900, 1000)),
+                batch_size=draw(st.sampled_from([0, 64])),
             )
         )
     return found
@@ -238,7 +241,12 @@ def test_a_slot_is_left_idle_only_if_no_waiting_job_could_start_on_it(jobs: list
     targets = goodput(jobs, num_slots)
     idle = num_slots - sum(target.workers for target in targets.values())
     waiting = [job for job in jobs if not targets[job.job].workers]
-    assert all(job.least > idle or job.change_seconds >= 300 for job in waiting)
+    assert all(job.least > idle for job in waiting)
+
+
+def test_a_job_that_is_nearly_complete_does_not_wait_beside_idle_slots_though_its_start_costs_as_much() -> None:
+    suspended = demand(iterations_total=100, iteration=99, batch_size=64, change_seconds=30.0)
+    assert workers(suspended, num_slots=4) > [0]
 
 
 def test_no_other_way_to_share_is_worth_more() -> None:

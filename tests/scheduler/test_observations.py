@@ -12,7 +12,7 @@ from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import Tick, WriteAllocation
 from resile_scheduler.core.observations import CHANGE_SECONDS, OBSERVE_SECONDS, Observer
 from resile_scheduler.core.observing import GROWTH_SECONDS
-from resile_scheduler.policies.changes import lost_share, seconds_left
+from resile_scheduler.policies.changes import MOST_LOST, lost_share, seconds_left
 from resile_scheduler.policies.demand import BatchRange, Demand, Policy, Target
 from resile_scheduler.policies.elastic_batch import elastic_batch
 from resile_scheduler.policies.fairshare import fairshare
@@ -252,7 +252,7 @@ def test_a_change_has_less_time_to_earn_its_cost_shortly_before_the_end() -> Non
     assert seconds_left(late) == pytest.approx(10.0)
     assert seconds_left(late, 2) == pytest.approx(5.0)
     assert lost_share(late) == pytest.approx(0.3)
-    assert lost_share(replace(late, iteration=1000)) == 1.0
+    assert lost_share(replace(late, iteration=1000)) == MOST_LOST
 
 
 @pytest.mark.parametrize(("bits", "limit"), [("fast", 32), ("same bits", None)])

@@ -8,15 +8,18 @@ from .demand import Demand
 
 HOLD_SECONDS = 300.0
 """For how long a change is expected to be of use."""
+MOST_LOST = 0.99
+"""No change counts as losing more: a job that cannot earn its start makes little progress, but more than without slots.
+"""
 
 
 def lost_share(demand: Demand) -> float:
-    """Return which share of the time for which a change lasts is lost by it: from 0 to 1."""
+    """Return which share of the time for which a change lasts is lost by it: at most `MOST_LOST`."""
     if demand.change_seconds <= 0.0:
         return 0.0
     left = seconds_left(demand)
     lasting = HOLD_SECONDS if left is None else min(HOLD_SECONDS, left)
-    return min(demand.change_seconds / lasting, 1.0) if lasting > 0.0 else 1.0
+    return min(demand.change_seconds / lasting, MOST_LOST) if lasting > 0.0 else MOST_LOST
 
 
 def seconds_left(demand: Demand, workers: int = 0) -> float | None:
