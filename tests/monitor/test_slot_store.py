@@ -4,15 +4,19 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import pytest_asyncio
+from pydantic import BaseModel
 
 from resile_monitor.history.slot_history import JobHistory, PoolHistory
 from resile_monitor.history.slot_store import SlotStore
 from resile_monitor.projection import Projection
 from resile_shared.bus import subjects
 from resile_shared.bus.client import Bus
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.stream_reader import StreamReader
 from resile_shared.bus.subjects import EVENTS, JOB_SLOTS, JOBS, POOL_SLOTS, POOL_SLOTS_KEY
 from resile_shared.http.slots import SlotsView
 from resile_shared.messages.hosts import HostGoodbye, HostJoined, HostLost, Slot
@@ -275,6 +279,54 @@ async def test_events_without_slots_at_the_end_of_the_stream_delay_no_answer(
     await learner.publish(subjects.host_event("host-1", "goodbye"), goodbye)
     keeper = Keeper(bus)
     assert (await keeper.view(until=2)).jobs[0].held.values[-1] == 2
+    await closed(keeper)
+
+
+async def test_an_event_that_is_removed_before_it_is_read_delays_no_answer(
+    buses: tuple[Bus, Bus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the last job is deleted while a monitor starts."""
+    scheduler, bus = buses
+    await publish(scheduler, change(1, 1, 2), change(1, 2, 2, name="job-2"))
+    follow = StreamReader.follow
+
+    async def follow_late(reader: StreamReader[BaseModel], **options: Any) -> AsyncIterator[Received[BaseModel]]:
+        await scheduler.purge(EVENTS.name, subjects.job_events("job-2"))
+        async for received in follow(reader, **options):
+            yield received
+
+    monkeypatch.setattr(StreamReader, "follow", follow_late)
+    keeper = Keeper(bus)
+    assert [job.id for job in (await keeper.view(until=1)).jobs] == ["job-1"]
+    await closed(keeper)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["stored before", "stored since"])
+async def test_events_of_an_older_store_that_was_restored_are_in(
+    pool: Pool, buses: tuple[Bus, Bus], is_ahead: bool
+) -> None:
+    """Those that it lacks are forgotten, also where another monitor has stored what they led to."""
+    scheduler, bus = buses
+    keeper = Keeper(bus)
+    await publish(scheduler, change(1, 1, 2))
+    await keeper.view(until=1)
+    await keeper.store.store()
+    await pool.back_up()
+    await publish(scheduler, change(2, 5, 4), change(3, 6, 5))
+    await keeper.view(until=3)
+    await pool.restore()
+    if is_ahead:
+        for _ in range(2):
+            await keeper.store.store()
+        assert await stored_sequences(bus) == (3, 3)
+    await publish(scheduler, change(2, 9, 3))
+    async with asyncio.timeout(30):
+        while held(view := await keeper.store.view(seconds=86_400)) != [(9, 3)]:  # noqa: ASYNC110 - it sets no event
+            await asyncio.sleep(0.02)
+    assert (view.sequence, view.held.values) == (2, (2, 3))
+    for _ in range(2):
+        await keeper.store.store()
+    assert await stored_sequences(bus) == (2, 2)
     await closed(keeper)
 
 

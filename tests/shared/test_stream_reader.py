@@ -1,6 +1,7 @@
 """Looking at a stream: its newest messages, and what follows a place."""
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
@@ -74,6 +75,29 @@ async def test_what_follows_the_tail_has_no_gap_and_what_cannot_be_read_is_left_
     assert [received.message.incarnation for received in seen] == [1, 2, 3]
     assert [received.sequence for received in seen] == [1, 3, 4]
     assert all(received.stored is not None for received in seen)
+
+
+async def test_a_reader_goes_on_with_what_is_new_after_an_older_store_was_restored(pool: Pool) -> None:
+    registry, learner = await pool.bus("registry"), await pool.bus("learner")
+    await publish(learner, "a", 1)
+    await pool.back_up()
+    for incarnation in range(2, 6):
+        await publish(learner, "a", incarnation)
+    async with asyncio.timeout(60), aclosing(of(registry, "a").follow(after=0)) as messages:
+        seen = [(await anext(messages)).message.incarnation for _ in range(5)]
+        await pool.restore()
+        await publish(learner, "b", 1)
+        for incarnation in (6, 7):
+            await publish(learner, "a", incarnation)
+        after = [await anext(messages) for _ in range(2)]
+    assert seen == [1, 2, 3, 4, 5]
+    assert [(received.message.incarnation, received.sequence) for received in after] == [(6, 3), (7, 4)]
+    caught_up = asyncio.Event()
+    async with asyncio.timeout(60), aclosing(of(registry, "a").follow(after=9, caught_up=caught_up)) as messages:
+        upcoming = asyncio.create_task(anext(messages))
+        await caught_up.wait()
+        await publish(learner, "a", 8)
+        assert (await upcoming).message.incarnation == 8
 
 
 async def test_a_follower_knows_when_it_has_what_was_stored_before(pool: Pool) -> None:

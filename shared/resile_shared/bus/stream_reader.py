@@ -108,18 +108,41 @@ class StreamReader(Generic[M]):
             after = sequence_of(page.messages[0])
         return None
 
-    async def follow(self, *, after: int) -> AsyncGenerator[Received[M], None]:
-        """Yield each message with a sequence above ``after``; never ends."""
-        pause = SHORTEST_PAUSE_SECONDS
-        while True:
-            page = await self._page(after)
-            for message in page.messages:
-                after = sequence_of(message)
-                if received := self._read(message):
-                    yield received
-            if not page.num_after:
-                pause = SHORTEST_PAUSE_SECONDS if page.messages else min(2 * pause, LONGEST_PAUSE_SECONDS)
-                await asyncio.sleep(pause)
+    async def follow(self, *, after: int, caught_up: asyncio.Event | None = None) -> AsyncGenerator[Received[M], None]:
+        """Yield each message with a sequence above ``after``; never ends.
+
+        Where the stream ends before that, because an older store of the bus was restored, go on with what was stored
+        since the last message read. ``caught_up`` is set when every message stored so far has been handled.
+        """
+        pause, time = SHORTEST_PAUSE_SECONDS, ""
+        may_be_restored = asyncio.Event()
+        may_be_restored.set()
+        self._connection.on_return.add(may_be_restored.set)
+        try:
+            while True:
+                if may_be_restored.is_set():
+                    may_be_restored.clear()
+                    after = await self._within(after, time)
+                page = await self._page(after)
+                for message in page.messages:
+                    after, time = sequence_of(message), (message.headers or {})["Nats-Time-Stamp"]
+                    if received := self._read(message):
+                        yield received
+                if not page.num_after:
+                    if caught_up:
+                        caught_up.set()
+                    pause = SHORTEST_PAUSE_SECONDS if page.messages else min(2 * pause, LONGEST_PAUSE_SECONDS)
+                    await asyncio.sleep(pause)
+        finally:
+            self._connection.on_return.discard(may_be_restored.set)
+
+    async def _within(self, after: int, time: str) -> int:
+        """Return ``after``, or if the stream ends before it, the sequence before the first message since ``time``."""
+        last = await self.last()
+        if after <= last or not time:
+            return min(after, last)
+        page = await self._request_page({"start_time": time, "batch": 1})
+        return sequence_of(page.messages[0]) - 1 if page.messages else last
 
     async def _ends(self) -> tuple[int, int]:
         """Return the sequences of the oldest and the newest message; without any, those of the next and the last."""
@@ -144,7 +167,9 @@ class StreamReader(Generic[M]):
 
     async def _page(self, after: int, *, num: int = PAGE_MESSAGES) -> _Page:
         """Return the next messages after the sequence ``after``."""
-        request: dict[str, int | str] = {"seq": after + 1, "batch": num, "max_bytes": PAGE_BYTES}
+        return await self._request_page({"seq": after + 1, "batch": num, "max_bytes": PAGE_BYTES})
+
+    async def _request_page(self, request: dict[str, int | str]) -> _Page:
         if self._subject:
             request["next_by_subj"] = self._subject
         while True:

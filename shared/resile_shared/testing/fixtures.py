@@ -1,5 +1,7 @@
 """Fixtures: a real nats-server or S3 server for one test, on a free port."""
 
+import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -30,6 +32,27 @@ class Pool:
         """``kill -9`` the server, and start it again on the same port and stores."""
         await self.kill()
         await self.server.start()
+
+    async def back_up(self) -> None:
+        """Copy the stores of the server, which is stopped meanwhile."""
+        await self.server.stop()
+        await asyncio.to_thread(shutil.copytree, self._stores, self._backup)
+        await self.server.start()
+
+    async def restore(self) -> None:
+        """Go back to the stores as they were when they were copied."""
+        await self.server.stop()
+        await asyncio.to_thread(shutil.rmtree, self._stores)
+        await asyncio.to_thread(shutil.copytree, self._backup, self._stores)
+        await self.server.start()
+
+    @property
+    def _stores(self) -> Path:
+        return self.server.folder / "jetstream"
+
+    @property
+    def _backup(self) -> Path:
+        return self.server.folder / "backup"
 
     async def kill(self) -> None:
         """``kill -9`` the server."""

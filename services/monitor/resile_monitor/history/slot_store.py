@@ -21,18 +21,16 @@ from resile_shared.http.slots import SlotsView
 from resile_shared.messages.hosts import HostEvent
 from resile_shared.messages.jobs import JobEvent
 from resile_shared.messages.pool import PolicyEvent
-from resile_shared.messages.slots import JobSlots
+from resile_shared.messages.slots import JobSlots, PoolSlots
 
 from ..projection import Projection
-from .job_store import JobStore, store_regularly, write_newer
+from .job_store import JobStore, Kept, store_regularly, write_newer
 from .slot_history import JobHistory, PoolHistory, slots_view
 
 logger = logging.getLogger(__name__)
 
 MAX_SECONDS = 2 * 86_400
 """How long a job stays in memory after it last held slots."""
-NUM_NEWEST = 32
-"""The number of events at the end of the stream, at least one of which can be read."""
 
 
 class SlotStore:
@@ -40,6 +38,7 @@ class SlotStore:
 
     def __init__(self, bus: Bus, projection: Projection) -> None:
         self._bus = bus
+        self._events = bus.read_stream(EVENTS, model_of)
         self._projection = projection
         self._jobs: JobStore[JobHistory, JobSlots] = JobStore(
             bus.bucket(JOB_SLOTS),
@@ -51,19 +50,26 @@ class SlotStore:
         self._revision = 0
         self._is_dirty = False
         self._caught_up = asyncio.Event()
+        self._lock = asyncio.Lock()
+        """Held while it is loaded, or stored."""
 
     async def follow(self) -> None:
-        """Load the stored history, then handle the events after it, forever."""
-        await self._load()
-        await self._release_removed()
-        events = self._bus.read_stream(EVENTS, model_of)
-        present = (await events.tail(NUM_NEWEST)).messages
-        last = max((received.sequence or 0 for received in present), default=0)
-        self._on_position(last)
-        async with aclosing(events.follow(after=self._pool.sequence)) as messages:
-            async for received in messages:
-                await self.on_event(received)
-                self._on_position(last)
+        """Load the stored history, then handle the events after it, forever.
+
+        Again from the start when the sequences of events go back, because an older store of the bus was restored.
+        """
+        while True:
+            self._caught_up.clear()
+            async with self._lock:
+                await self._load()
+                await self._release_removed()
+            after, caught_up = self._pool.sequence, self._caught_up
+            async with aclosing(self._events.follow(after=after, caught_up=caught_up)) as messages:
+                async for received in messages:
+                    if (received.sequence or 0) <= self._pool.sequence:
+                        break
+                    await self.on_event(received)
+            logger.warning("events went back, loading the slots over time again")
 
     async def on_event(self, received: Received[BaseModel]) -> None:
         """Add an event."""
@@ -96,11 +102,13 @@ class SlotStore:
 
     async def store(self) -> None:
         """Store what has changed: jobs first, since the pool's sequence holds for all of them."""
-        await self._release_removed()
-        pool = self._pool.message()
-        are_stored = await self._jobs.store(pool.sequence, is_needed=self._is_needed)
-        if not (self._is_dirty and are_stored):
-            return
+        async with self._lock:
+            await self._release_removed()
+            pool = self._pool.message()
+            if await self._jobs.store(pool.sequence, is_needed=self._is_needed) and self._is_dirty:
+                await self._store_pool(pool)
+
+    async def _store_pool(self, pool: PoolSlots) -> None:
         self._is_dirty = self._pool.sequence > pool.sequence
         try:
             self._revision, is_stored = await write_newer(
@@ -123,15 +131,22 @@ class SlotStore:
                     self._is_dirty = True
 
     async def _load(self) -> None:
+        """Load what is stored. If some of it is ahead of the events, begin anew with those that there are."""
+        self._pool, self._revision = PoolHistory(), 0
         try:
             if entry := await self._bus.bucket(POOL_SLOTS).get(POOL_SLOTS_KEY):
                 self._pool, self._revision = PoolHistory.of(entry.value), entry.revision
         except UnreadableError as error:
             logger.error("%s", error)
-        for job, stored in (await self._bus.bucket(JOB_SLOTS).entries()).items():
-            if self._is_needed(JobHistory.of(stored.value)):
+        jobs = await self._bus.bucket(JOB_SLOTS).entries()
+        last = await self._events.last()
+        ahead = {job for job, stored in jobs.items() if stored.value.sequence > last}
+        self._is_dirty = bool(ahead) or self._pool.sequence > last
+        if self._is_dirty:
+            self._pool = PoolHistory()
+        self._jobs.kept.clear()
+        for job, stored in jobs.items():
+            if job in ahead:
+                self._jobs.kept[job] = Kept(JobHistory(), stored.revision, is_dirty=True)
+            elif self._is_needed(JobHistory.of(stored.value)):
                 self._jobs.put(job, stored)
-
-    def _on_position(self, last: int) -> None:
-        if self._pool.sequence >= last:
-            self._caught_up.set()
