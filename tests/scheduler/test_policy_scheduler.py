@@ -2,11 +2,13 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from resile_scheduler.policies.demand import Demand, Target
+from resile_scheduler.policies.demand import BatchRange, Demand, Target
+from resile_scheduler.policies.elastic_batch import elastic_batch
 from resile_scheduler.policies.goodput import goodput
 from resile_scheduler.simulation.overlapped import fit
 from resile_scheduler.simulation.packing import pack
@@ -120,3 +122,21 @@ def test_the_time_of_one_configuration_is_among_those_of_many() -> None:
             several = found.seconds([workers, 2], [batch, 16], across=[across, False])
             assert found.seconds_of(workers, batch, across=across) == pytest.approx(several[0])
             assert found.rate(workers, batch, across=across) == pytest.approx(batch / several[0])
+            fixed = found.with_workers(workers, across=across)
+            assert (fixed.seconds(batch), fixed.rate(batch)) == pytest.approx((several[0], batch / several[0]))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_elastic_batch_knows_what_a_worker_computes_at_once_and_how_far_measurements_are_off_the_lines(
+    size: int,
+) -> None:
+    """It expects as much of more workers and a larger batch as the model does."""
+    sizes = [(1, 8, 0.1), (1, 16, 0.18), (2, 16, 0.25), (4, 16, 1.1)]
+    found = fit([Measurement(1, n, local, step, 0.05 * n) for n, local, step in sizes], initial=8, largest_local=16)
+    job = Demand("a", 1, 1, 1, 4, sizes=(1, size), batch=BatchRange(8, 512), throughput=found)
+    target = elastic_batch([replace(job, least=size)], 4)["a"]
+    every = np.arange(8, 513)
+    rates = found.rate(size, every)
+    assert target.batch_size is not None
+    assert rates[target.batch_size - 8] >= 0.98 * rates.max()
+    assert f"{rates[target.batch_size - 8] * found.seconds_of(1, 8) / 8:.1f} times as fast" in target.reason

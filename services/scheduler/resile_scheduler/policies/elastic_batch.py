@@ -189,8 +189,7 @@ def _shapes(batches: BatchRange, most: int, allowed: tuple[int, ...] | None, mic
 def _smallest_enough(speeds: FixedWorkers, shapes: _Shapes) -> Ints:
     """Return the least batches with `ENOUGH` of the throughput of the largest, for each number of workers.
 
-    Where the exchange follows the computation, and nothing corrects the lines, an iteration takes
-    ``fixed + slope * b``, so b has enough where
+    Where an iteration takes ``fixed + slope * b`` seconds, b has enough where
     ``b = ENOUGH * rate * (fixed + slope * b)``; else it is found by halving.
     """
     throughput = speeds.throughput
@@ -200,7 +199,7 @@ def _smallest_enough(speeds: FixedWorkers, shapes: _Shapes) -> Ints:
         rate = ENOUGH * (largest / seconds)
     else:
         smallest, largest, seconds, rate = _in_fewest_passes(speeds, shapes, seconds)
-    if throughput.overlap == 1.0 and not throughput.corrections:
+    if throughput.is_linear:
         growing = throughput.compute.slope * throughput.samples(sizes, largest)
         batch = rate * (seconds - growing) / (1.0 - rate * growing / largest)
     else:

@@ -120,6 +120,11 @@ class Throughput:
     micro_batch_size: int | None = None
     """The most samples of one pass, of a job without ``num_shards``; None: a worker computes its part in one."""
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether the seconds of an iteration are linear in the batch, while the number of passes is the same."""
+        return self.overlap == 1.0 and not self.corrections
+
     def seconds(self, workers: ArrayLike, batch: ArrayLike, *, across: ArrayLike = False) -> Floats:
         """Return the seconds of an iteration; the arguments are broadcast. ``across``: on more than one host."""
         return self.with_workers(workers, across=across).seconds(batch)

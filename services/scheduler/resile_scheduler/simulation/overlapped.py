@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import ArrayLike
 
-from resile_scheduler.policies.throughput import Floats, Line, Throughput
+from resile_scheduler.policies.throughput import ROUNDING, Correction, FixedWorkers, Floats, Line, Throughput
 
 from .replay import Measurement
 
@@ -21,49 +21,41 @@ FARTHER = 1.1
 
 @dataclass(frozen=True)
 class OverlappedThroughput(Throughput):
-    """A step takes (compute^o + exchange^o)^(1 / o) seconds, and what it computes is at most ``largest_local`` samples.
+    """Like `Throughput`, but a worker computes at most ``largest_local`` samples at once.
 
-    A worker takes more in equal steps, and exchanges in the last. `compute` is over the samples of one step. What was
-    measured corrects the lines for that number of workers: jobs do not scale as smoothly.
+    It takes more in equal steps, and exchanges in the last. `compute` is over the samples of one step. Corrections for
+    a number of workers are the same on one host and across hosts.
     """
 
-    overlap: float = 1.0
-    """1: compute and exchange follow each other; the larger, the more of the shorter one is hidden."""
     initial: int = 1
     """One worker alone takes a larger batch in two or more steps."""
     largest_local: int = 1
-    errors: tuple[tuple[int, tuple[float, ...], tuple[float, ...]], ...] = ()
-    """Numbers of workers that were measured; for each the logarithms of the samples of a step, rising, and of how many
-    times as long it took as by the lines."""
 
-    def seconds(self, workers: ArrayLike, batch: ArrayLike, *, across: ArrayLike = False) -> Floats:
-        """Return the seconds of an iteration; arguments as for `Throughput.seconds`."""
-        n, b = np.asarray(workers, dtype=float), np.asarray(batch, dtype=float)
-        steps = np.maximum(np.ceil(b / n / self.largest_local - 1e-8), 1.0)
-        steps = np.where((n == 1.0) & (b > self.initial), np.maximum(steps, 2.0), steps)
-        samples = b / n / steps
-        compute = self.compute.at(samples)
-        more = np.maximum(n - 2.0, 0.0)
-        exchange = np.where(across, self.exchange_across.at(more), self.exchange.at(more)) * (n > 1.0)
-        last = (compute**self.overlap + exchange**self.overlap) ** (1.0 / self.overlap)
-        by_lines = last + (steps - 1.0) * compute
-        return np.asarray(by_lines * np.exp(self._errors(n, samples)))
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is linear in the batch: it has a step wherever the number of steps changes."""
+        return False
+
+    def with_workers(self, workers: ArrayLike, *, across: ArrayLike = False) -> FixedWorkers:
+        """Return the throughput with these numbers of workers, as a function of the batch."""
+        return _FixedWorkers(*super().with_workers(workers, across=across))
 
     def seconds_of(self, workers: int, batch: int, *, across: bool = False) -> float:
         """Return `seconds` for one configuration."""
         return float(self.seconds(workers, batch, across=across))
 
-    def rate(self, workers: ArrayLike, batch: ArrayLike, *, across: ArrayLike = False) -> Floats:
-        """Return the samples per second; arguments as for `Throughput.seconds`."""
-        return np.asarray(np.asarray(batch, dtype=float) / self.seconds(workers, batch, across=across))
 
-    def _errors(self, workers: Floats, samples: Floats) -> Floats:
-        """Return the logarithms of how far the lines are off: between two measurements linear, beyond constant."""
-        n, logarithms = np.broadcast_arrays(workers, np.log(np.maximum(samples, 1e-9)))
-        found = np.zeros(n.shape)
-        for number, at, errors in self.errors:
-            found = np.where(n == number, np.interp(logarithms, at, errors), found)
-        return found
+class _FixedWorkers(FixedWorkers):
+    """An `OverlappedThroughput` with given numbers of workers."""
+
+    def seconds(self, batch: ArrayLike) -> Floats:
+        """Return the seconds of an iteration."""
+        of, n, b = self.throughput, self.workers, np.asarray(batch, dtype=float)
+        assert isinstance(of, OverlappedThroughput)
+        steps = np.maximum(np.ceil(b / n / of.largest_local - ROUNDING), 1.0)
+        steps = np.where((n == 1.0) & (b > of.initial), np.maximum(steps, 2.0), steps)
+        last, other = self.pass_seconds(b / n / steps)
+        return np.asarray(last + (steps - 1.0) * other)
 
 
 def fit(measurements: Sequence[Measurement], *, initial: int, largest_local: int) -> OverlappedThroughput:
@@ -97,25 +89,21 @@ def fit(measurements: Sequence[Measurement], *, initial: int, largest_local: int
         initial=initial,
         largest_local=largest_local,
     )
-    return replace(found, errors=_errors(found, measurements))
+    return replace(found, corrections=_corrections(found, measurements))
 
 
-def _errors(
-    model: OverlappedThroughput, measurements: Sequence[Measurement]
-) -> tuple[tuple[int, tuple[float, ...], tuple[float, ...]], ...]:
-    """Return `OverlappedThroughput.errors`: of placements on other nodes the mean."""
+def _corrections(model: OverlappedThroughput, measurements: Sequence[Measurement]) -> tuple[Correction, ...]:
+    """Return how far the lines are off with several workers: the mean of placements on one node and on more."""
     errors: dict[int, dict[int, list[float]]] = {}
     for num_nodes, num_workers, local, step, _ in measurements:
         if num_workers > 1:
             by_lines = float(model.seconds(num_workers, num_workers * local, across=num_nodes > 1))
             errors.setdefault(num_workers, {}).setdefault(local, []).append(math.log(step / by_lines))
+    by_size = {n: sorted((math.log(local), fmean(of)) for local, of in found.items()) for n, found in errors.items()}
     return tuple(
-        (
-            number,
-            tuple(math.log(local) for local in sorted(found)),
-            tuple(fmean(found[local]) for local in sorted(found)),
-        )
-        for number, found in sorted(errors.items())
+        Correction(number, across, *zip(*found, strict=True))
+        for number, found in sorted(by_size.items())
+        for across in (False, True)
     )
 
 
