@@ -43,6 +43,26 @@ async def test_a_dataset_is_registered_and_returned_as_it_was_until_it_is_added_
     assert (await monitor.problem("DELETE", "/v1/datasets/few")).status == 404
 
 
+async def test_removing_a_dataset_again_with_the_same_key_has_the_same_answer(
+    monitors: Monitors, scene: Scene, tmp_path: Path
+) -> None:
+    """Also of another monitor. Nothing else has it: a name that is misspelled is unknown, with a key too."""
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "one").write_text("first")
+    monitor, other = await monitors.start(), await monitors.start()
+    first, second = ({"Idempotency-Key": key} for key in ("one", "two"))
+    for _ in range(2):
+        async with monitor.http.put("/v1/datasets/few", json={"uri": (tmp_path / "few").as_uri()}) as answer:
+            assert answer.status == 200
+        for each in (monitor, other):
+            async with each.http.delete("/v1/datasets/few", headers=first) as answer:
+                assert (answer.status, await answer.json()) == (200, {})
+        for headers in ({}, second):
+            assert (await monitor.problem("DELETE", "/v1/datasets/few", headers=headers)).status == 404
+        assert (await monitor.problem("DELETE", "/v1/datasets/fewer", headers=first)).status == 404
+        assert (await monitor.get("/v1/datasets", DatasetList)).datasets == ()
+
+
 async def test_what_cannot_be_a_dataset_is_refused_by_name(monitors: Monitors, scene: Scene, tmp_path: Path) -> None:
     monitor = await monitors.start()
     for name, uri, part in (

@@ -197,6 +197,21 @@ async def test_what_ended_while_no_monitor_ran_is_delivered_later(monitors: Moni
         assert receiver.ids == ["job-1-1"]
 
 
+async def test_removing_a_webhook_again_with_the_same_key_has_the_same_answer(
+    monitors: Monitors, scene: Scene
+) -> None:
+    monitor, other = await monitors.start(), await monitors.start()
+    keyed = {"Idempotency-Key": "one"}
+    _, made = await monitor.post("/v1/webhooks", {"url": "http://127.0.0.1:1/"})
+    path = f"/v1/webhooks/{made['id']}"
+    for each in (monitor, other):
+        async with each.http.delete(path, headers=keyed) as answer:
+            assert (answer.status, await answer.json()) == (200, {})
+    for headers in ({}, {"Idempotency-Key": "two"}):
+        assert (await other.problem("DELETE", path, headers=headers)).status == 404
+    assert (await other.problem("DELETE", "/v1/webhooks/hook-2", headers=keyed)).status == 404
+
+
 async def test_webhooks_are_listed_limited_and_removed(monitors: Monitors, scene: Scene) -> None:
     monitor = await monitors.start(*QUICK)
     async with receiving() as receiver:

@@ -122,9 +122,15 @@ class Bucket(Generic[M]):
         """Replace the value that has ``revision``; return the new one. Raises ConflictError."""
         return await self._write(key, value, revision=revision)
 
-    async def delete(self, key: str, *, revision: int) -> None:
+    async def delete(self, key: str, *, revision: int, message_id: str = "") -> None:
         """Remove the value that has ``revision``. Raises ConflictError."""
-        await self._send(self._spec.subject(key), b"", revision=revision, headers=_PURGE.copy())
+        subject = self._spec.subject(key)
+        await self._send(subject, b"", revision=revision, headers=_PURGE.copy(), message_id=message_id)
+
+    async def was_deleted(self, key: str, *, message_id: str) -> bool:
+        """Whether ``message_id`` has removed a key, which is not there since then: for a day after that."""
+        found = await self._last(key)
+        return found is not None and _is_deleted(found[0]) and _message_id(found[0]) == message_id
 
     async def take_over(self, epoch: int) -> Fence:
         """Fence off all earlier epochs; what is read from now on is all that they wrote. Raises FencedError."""
@@ -219,9 +225,11 @@ class Bucket(Generic[M]):
     async def _write(self, key: str, value: M, *, revision: int) -> int:
         return await self._send(self._spec.subject(key), encode(value), revision=revision, headers={})
 
-    async def _send(self, subject: str, body: bytes, *, revision: int, headers: dict[str, str]) -> int:
+    async def _send(
+        self, subject: str, body: bytes, *, revision: int, headers: dict[str, str], message_id: str = ""
+    ) -> int:
         inject(headers)
-        message_id = secrets.token_hex(16)
+        message_id = message_id or secrets.token_hex(16)
         headers |= {"Nats-Expected-Last-Subject-Sequence": str(revision), "Nats-Msg-Id": message_id}
         try:
             answer = await self._connection.request_store(subject, body, headers=headers)
@@ -231,7 +239,7 @@ class Bucket(Generic[M]):
             # The server checks the revision before it checks for duplicates: if the first answer was late or lost, the
             # second attempt fails like this although the first one succeeded.
             found = await self._newest(subject)
-            if found is None or (found[0].headers or {}).get("Nats-Msg-Id") != message_id:
+            if found is None or _message_id(found[0]) != message_id:
                 key = subject.removeprefix(self._spec.prefix)
                 raise ConflictError(self._spec.name, key, revision) from None
             return found[1]
@@ -250,6 +258,10 @@ class Bucket(Generic[M]):
             if error.code != WRONG_LAST_SEQUENCE:
                 raise
             raise FencedError(self._spec.name, fence.epoch) from None
+
+
+def _message_id(message: Msg) -> str | None:
+    return (message.headers or {}).get("Nats-Msg-Id")
 
 
 def _is_deleted(message: Msg) -> bool:

@@ -16,7 +16,7 @@ from resile_shared.storage.objects import MissingObjectError
 
 from .pool import Pool
 from .problems import ProblemError
-from .requests import answer, build, read_body
+from .requests import answer, build, read_body, read_key
 
 FOLDER = "datasets/"
 MAX_REGISTERED = 1000
@@ -63,11 +63,21 @@ class DatasetViews:
         return answer(dataset)
 
     async def _remove(self, request: web.Request) -> web.Response:
-        name = _checked(request.match_info["dataset"])
-        if name not in await asyncio.to_thread(self._names):
-            raise _unknown(name)
-        await asyncio.to_thread(self._pool.storage.delete, [_key(name)])
+        await asyncio.to_thread(self._delete, _checked(request.match_info["dataset"]), read_key(request))
         return answer(Empty())
+
+    def _delete(self, name: str, key: str | None) -> None:
+        """Remove a dataset. Its idempotency key is stored first, by which a repeated request knows that it is removed."""
+        storage, removal = self._pool.storage, f"{FOLDER}{name}.removed"
+        if name in self._names():
+            if key:
+                storage.put(removal, [key.encode()])
+            storage.delete([_key(name)])
+            return
+        with suppress(MissingObjectError):
+            if key and storage.read(removal) == key.encode():
+                return
+        raise _unknown(name)
 
     async def _listing(self, uri: str) -> Listing:
         call = partial(list_source, uri, pool=self._pool.storage.url)

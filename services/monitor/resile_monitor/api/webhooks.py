@@ -78,12 +78,15 @@ class Webhooks:
         return webhook
 
     async def _remove(self, request: web.Request) -> web.Response:
-        id_ = request.match_info["webhook"]
+        id_, key = request.match_info["webhook"], read_key(request)
+        message_id = f"webhook.delete:{id_}:{key}" if key else ""
         bucket = self._pool.bus.bucket(WEBHOOKS)
         async with bus_timeout(NO_ANSWER):
             for _ in range(_NUM_TRIES):  # a delivery may change the record meanwhile
                 try:
                     entry = await bucket.get(id_)
+                    if entry is None and key and await bucket.was_deleted(id_, message_id=message_id):
+                        return answer(Empty())
                 except InvalidSubject:
                     entry = None
                 if entry is None:
@@ -92,7 +95,7 @@ class Webhooks:
                         f"there is no webhook {id_[:64]}: GET /v1/webhooks (`resile webhook list`) lists them",
                     )
                 try:
-                    await bucket.delete(id_, revision=entry.revision)
+                    await bucket.delete(id_, revision=entry.revision, message_id=message_id)
                     return answer(Empty())
                 except ConflictError:
                     continue
