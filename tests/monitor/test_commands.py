@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from resile_monitor.openapi import OPERATIONS
 from resile_shared.bus.catalogue import model_of
 from resile_shared.bus.envelope import Received
 from resile_shared.bus.subjects import (
@@ -81,6 +82,30 @@ async def test_a_key_counts_for_one_request_alone(monitors: Monitors, scene: Sce
     assert await monitor.post("/v1/jobs/job-1/pause", **key) == (200, {})
     assert await monitor.post("/v1/jobs/job-1/resume", **key) == (200, {})
     assert [name for name, _ in answering.asked] == ["job.submit", "job.pause", "job.resume"]
+
+
+async def test_the_document_lists_the_key_where_it_counts(monitors: Monitors, scene: Scene) -> None:
+    """There, and only there, a key that is none is refused."""
+    answering = Answering(scene)
+    await answering.listen()
+    monitors.storage.put(PACKAGE, [b""])
+    await scene.store_job(job("job"))
+    await scene.store_host(host("host"))
+    monitor = await monitors.start()
+    bodies: dict[str, object] = {
+        "/v1/jobs": BODY,
+        "/v1/jobs/{job}/priority": {"priority": 7000},
+        "/v1/policy": {"policy": "fifo"},
+        "/v1/tenants/{tenant}": {"quota": 1},
+        "/v1/webhooks": {"url": "http://127.0.0.1:1/"},
+    }
+    for operation in OPERATIONS:
+        if operation.method != "get":
+            path = operation.path.replace("{", "").replace("}", "")
+            options = {"json": bodies.get(operation.path, {}), "headers": {"Idempotency-Key": "a b"}}
+            async with monitor.http.request(operation.method, path, **options) as answer:
+                is_checked = "Idempotency-Key must be" in await answer.text()
+            assert is_checked == operation.is_keyed, (operation.method, operation.path)
 
 
 async def test_every_command_arrives_as_it_was_asked(monitors: Monitors, scene: Scene) -> None:

@@ -197,9 +197,7 @@ async def test_what_ended_while_no_monitor_ran_is_delivered_later(monitors: Moni
         assert receiver.ids == ["job-1-1"]
 
 
-async def test_removing_a_webhook_again_with_the_same_key_has_the_same_answer(
-    monitors: Monitors, scene: Scene
-) -> None:
+async def test_removing_a_webhook_again_with_the_same_key_has_the_same_answer(monitors: Monitors, scene: Scene) -> None:
     monitor, other = await monitors.start(), await monitors.start()
     keyed = {"Idempotency-Key": "one"}
     _, made = await monitor.post("/v1/webhooks", {"url": "http://127.0.0.1:1/"})

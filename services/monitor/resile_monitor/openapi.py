@@ -43,6 +43,8 @@ class Operation:
     query: type[BaseModel] | None = None
     streams: type[BaseModel] | None = None
     """What server-sent events carry, for a request that can follow."""
+    is_keyed: bool = True
+    """Whether the same request with the same Idempotency-Key takes effect once; none that only reads has a key."""
 
 
 _TAR, _GZIP, _MODEL = "application/x-tar", "application/gzip", "application/octet-stream"
@@ -60,7 +62,12 @@ OPERATIONS = (
     Operation("get", "/v1/jobs/{job}/changes", "What changed, how long it took, and why", api.ChangeList),
     Operation("get", "/v1/traces/{trace}", "The steps of one change", api.TraceView),
     Operation(
-        "post", "/v1/traces/{trace}/attacks", "Add an attack to the change it caused", api.Empty, body=api.NewAttack
+        "post",
+        "/v1/traces/{trace}/attacks",
+        "Add an attack to the change it caused",
+        api.Empty,
+        body=api.NewAttack,
+        is_keyed=False,
     ),
     Operation("get", "/v1/jobs/{job}/spec", "What was submitted", JobSpec),
     Operation("get", "/v1/jobs/{job}/curves", "Loss, metrics, scores and speed, thinned", api.CurvesView),
@@ -85,7 +92,14 @@ OPERATIONS = (
     Operation("get", "/v1/hosts", "All hosts, and what runs on their slots", api.HostList),
     Operation("get", "/v1/hosts/{host}", "One host", api.HostView),
     Operation("post", "/v1/hosts/{host}/drain", "Free a host of workers", api.Empty, body=api.DrainHost),
-    Operation("post", "/v1/hosts/{host}/join", "What a new host's agent needs", api.Admission, body=api.JoinHost),
+    Operation(
+        "post",
+        "/v1/hosts/{host}/join",
+        "What a new host's agent needs",
+        api.Admission,
+        body=api.JoinHost,
+        is_keyed=False,
+    ),
     Operation("get", "/v1/policy", "How jobs share the slots of the pool", api.PolicyView),
     Operation("put", "/v1/policy", "Change how jobs share slots", api.PolicyView, body=api.NewPolicy),
     Operation("get", "/v1/tenants", "The tenants of the pool, and what each gets", api.TenantList),
@@ -98,12 +112,16 @@ OPERATIONS = (
     Operation("get", "/v1/models", "The models of completed jobs", api.ModelList),
     Operation("get", "/v1/datasets", "All datasets", api.DatasetList),
     Operation("get", "/v1/datasets/{dataset}", "A dataset as it was registered", Dataset),
-    Operation("put", "/v1/datasets/{dataset}", "Register a dataset as it is now", Dataset, body=api.NewDataset),
+    Operation(
+        "put", "/v1/datasets/{dataset}", "Register a dataset as it is now", Dataset, body=api.NewDataset, is_keyed=False
+    ),
     Operation("delete", "/v1/datasets/{dataset}", "Remove a dataset; its files stay", api.Empty),
     Operation("get", "/v1/webhooks", "All webhooks", api.WebhookList),
     Operation("post", "/v1/webhooks", "Add a webhook", api.WebhookCreated, status=201, body=api.NewWebhook),
     Operation("delete", "/v1/webhooks/{webhook}", "Remove a webhook", api.Empty),
-    Operation("post", "/v1/packages", "Store a folder of code", api.PackageView, status=201, body=_GZIP),
+    Operation(
+        "post", "/v1/packages", "Store a folder of code", api.PackageView, status=201, body=_GZIP, is_keyed=False
+    ),
 )
 
 
@@ -169,7 +187,7 @@ def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
             yield {"name": name, "in": "query", "schema": schema}
     if operation.streams:
         yield {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}}
-    if operation.method in ("post", "delete") and operation.body != _GZIP:
+    if operation.method != "get" and operation.is_keyed:
         yield {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string", "maxLength": 200}}
 
 

@@ -67,7 +67,7 @@ class DatasetViews:
         return answer(Empty())
 
     def _delete(self, name: str, key: str | None) -> None:
-        """Remove a dataset. Its idempotency key is stored first, by which a repeated request knows that it is removed."""
+        """Remove a dataset. The key of the request is stored first: when it is sent again, it is not unknown."""
         storage, removal = self._pool.storage, f"{FOLDER}{name}.removed"
         if name in self._names():
             if key:
