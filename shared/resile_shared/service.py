@@ -13,8 +13,11 @@ a status other than 0.
 
 import asyncio
 import logging
+import os
 import signal
 import sys
+import threading
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -38,6 +41,9 @@ from .telemetry.traces import set_up_logging, set_up_tracing
 
 logger = logging.getLogger(__name__)
 
+CLOSE_SECONDS = 2.0
+"""For calls in threads to end when all else has ended."""
+
 S = TypeVar("S", bound=ServiceSettings)
 
 
@@ -59,21 +65,34 @@ Run = Callable[[ServiceContext[S]], Awaitable[None]]
 
 def main(name: str, settings: type[S], run: Run[S], *, arguments: Sequence[str] | None = None) -> None:
     """Run a service until it is stopped; the whole ``__main__`` of a service."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        status = _run(runner, name, settings, run, arguments)
+        # Python waits for calls in threads, and one to a storage that does not answer may take an hour.
+        killing = threading.Timer(CLOSE_SECONDS, os._exit, (status,))
+        killing.daemon = True
+        killing.start()
+    if status:
+        sys.exit(status)
+
+
+def _run(runner: asyncio.Runner, name: str, settings: type[S], run: Run[S], arguments: Sequence[str] | None) -> int:
+    """Run a service, and print why it failed; return the exit status."""
     try:
         chosen = load(settings, program=f"resile_{name}", arguments=arguments)
         raise_descriptor_limit()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(name, chosen, run))
+        runner.run(serve(name, chosen, run))
     except ResileError as error:
         print(f"{name}: {error}", file=sys.stderr)
-        sys.exit(error.exit_status)
-    except ExceptionGroup as group:
-        expected, unexpected = group.split(ResileError)
+        return error.exit_status
+    except Exception as error:
+        expected, unexpected = error.split(ResileError) if isinstance(error, ExceptionGroup) else (None, error)
         if unexpected is not None or expected is None:
-            raise
+            traceback.print_exc()
+            return 1
         for leaf in _leaves(expected):
             print(f"{name}: {leaf}", file=sys.stderr)
-        sys.exit(1)
+        return 1
+    return 0
 
 
 async def serve(name: str, settings: S, run: Run[S]) -> None:

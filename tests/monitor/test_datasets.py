@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -12,7 +13,7 @@ from resile_shared.http.api import DatasetList, Empty
 from resile_shared.messages.datasets import Dataset
 from resile_shared.storage.objects import ObjectStorage
 
-from .monitors import Monitors, Scene
+from .monitors import Monitor, Monitors, Scene
 
 
 async def test_a_dataset_is_registered_and_returned_as_it_was_until_it_is_added_again_or_removed(
@@ -110,26 +111,49 @@ async def test_a_damaged_dataset_is_named_and_can_be_removed(monitors: Monitors,
     assert (await monitor.get("/v1/datasets", DatasetList)).datasets == ()
 
 
-async def test_sources_that_do_not_answer_keep_no_other_request_waiting(
-    monitors: Monitors, scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of these listings would keep a thread for minutes, and there are more of them than of any pool's threads."""
-    silent = socket.create_server(("127.0.0.1", 0), backlog=100)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("REGION", "us-east-1")):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monitor = await monitors.start()
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """What sources of s3:// are read from: it accepts connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("REGION", "us-east-1")):
+            monkeypatch.setenv(f"AWS_{name}", value)
+        yield server
+
+
+@asynccontextmanager
+async def adding(monitor: Monitor, silent: socket.socket, num: int) -> AsyncIterator[None]:
+    """Add datasets from sources that do not answer; the first one is being listed."""
 
     async def add(name: str) -> None:
         with suppress(aiohttp.ClientError):
             async with monitor.http.put(f"/v1/datasets/{name}", json={"uri": "s3://bucket/few"}):
                 pass
 
-    with silent:
-        adding = [asyncio.create_task(add(f"few-{number}")) for number in range(40)]
-        await asyncio.get_running_loop().run_in_executor(None, silent.accept)  # the first one lists its source
+    tasks = [asyncio.create_task(add(f"few-{number}")) for number in range(num)]
+    try:
+        await asyncio.to_thread(silent.accept)
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def test_sources_that_do_not_answer_keep_no_other_request_waiting(
+    monitors: Monitors, scene: Scene, silent: socket.socket
+) -> None:
+    """Each of these listings keeps a thread for long, and there are more of them than of any pool's threads."""
+    monitor = await monitors.start()
+    async with adding(monitor, silent, 40):
         for _ in range(40):
             assert (await monitor.get("/v1/datasets", DatasetList)).datasets == ()
-        for task in adding:
-            task.cancel()
-        await asyncio.gather(*adding, return_exceptions=True)
+
+
+async def test_sources_that_do_not_answer_do_not_keep_a_monitor_from_stopping(
+    monitors: Monitors, scene: Scene, silent: socket.socket
+) -> None:
+    monitor = await monitors.start()
+    async with adding(monitor, silent, 8):
+        monitor.process.terminate()
+        assert await monitor.process.wait() == 0

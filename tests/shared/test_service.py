@@ -49,6 +49,16 @@ SENDING = """
 """What it does instead of waiting: something is being sent when NATS is disconnected."""
 
 
+CALLING = """
+        import threading
+        call = asyncio.create_task(asyncio.to_thread(threading.Event().wait))
+        await asyncio.sleep(0)
+        print("calling", flush=True)
+        await call
+"""
+"""What it does instead of waiting: a call that never returns, as to a storage that does not answer."""
+
+
 class Process:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -123,6 +133,16 @@ async def test_a_service_that_is_stopped_while_nats_is_away_drains_as_well(pool:
         out, err = await started.process.communicate()
         assert (out, started.process.returncode) == (b"draining\ndrained\n", 0), err
         assert [orjson.loads(line)["message"] for line in err.splitlines()] == ["stopped"]
+
+
+async def test_a_call_that_never_returns_does_not_keep_a_service_from_stopping(pool: Pool) -> None:
+    code = SERVICE.replace("        await asyncio.Event().wait()\n", CALLING)
+    async with service(pool.server.credentials("scheduler"), code=code) as started:
+        assert started.process.stdout is not None
+        assert await started.process.stdout.readline() == b"calling\n"
+        started.process.send_signal(signal.SIGTERM)
+        out, err = await started.process.communicate()
+        assert (out, started.process.returncode) == (b"draining\ndrained\n", 0), err
 
 
 async def test_a_second_signal_does_not_interrupt_what_the_first_began(pool: Pool) -> None:
