@@ -42,6 +42,7 @@ from resile_shared.messages.jobs import DEFAULT_PRIORITY, JobRecord, JobSpec, Jo
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Content, Progress, Ready, Report, Switched
 from resile_shared.policies import PolicyName
+from resile_shared.version import VERSION
 
 SLOTS_PER_HOST = 8
 MOST = 64
@@ -83,6 +84,7 @@ def host(number: int, state: HostState = HostState.UP) -> HostRecord:
         address="10.0.0.1",
         slots=tuple(Slot(index=index) for index in range(SLOTS_PER_HOST)),
         device_class="cpu",
+        version=VERSION,
         since=at(NOW),
     )
 

@@ -38,6 +38,7 @@ from resile_shared.bus.subjects import HOSTS, JOBS
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot, WorkerReport
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSpec, JobState
 from resile_shared.messages.reports import Progress, Ready, Report
+from resile_shared.version import VERSION
 
 SLOTS_PER_HOST = 8
 SLICES = 20
@@ -99,6 +100,7 @@ class Story:
             address="127.0.0.1",
             slots=tuple(Slot(index=index) for index in range(SLOTS_PER_HOST)),
             device_class="cpu",
+            version=VERSION,
             since=datetime.now(UTC),
         )
 

@@ -31,6 +31,7 @@ from resile_shared.bus.nats_server import NatsServer
 from resile_shared.bus.subjects import HOSTS
 from resile_shared.messages.hosts import Heartbeat, HostHello, HostState, Slot
 from resile_shared.testing.waiting import until
+from resile_shared.version import VERSION
 
 NUM_PROCESSES = 2
 SLICES = 50
@@ -58,7 +59,9 @@ class Hosts:
 
         async def hello(name: str) -> None:
             slots = tuple(Slot(index=index) for index in range(8))
-            message = HostHello(host=name, incarnation=1, address="127.0.0.1", slots=slots, device_class="cpu")
+            message = HostHello(
+                host=name, incarnation=1, address="127.0.0.1", slots=slots, device_class="cpu", version=VERSION
+            )
             async with room:
                 await self.bus.publish(subjects.host_event(name, "hello"), message)
             self.joined.add(name)

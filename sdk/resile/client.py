@@ -25,6 +25,7 @@ from resile_shared.messages.jobs import JobSpec
 from resile_shared.policies import PolicyName
 from resile_shared.requirements import parse_requirements, read_requirements
 from resile_shared.storage.model_files import format_of
+from resile_shared.version import VERSION, VersionMismatch
 
 from .http_requests import LISTING_TIMEOUT, HttpRequests, Server
 from .package import pack
@@ -321,9 +322,16 @@ class AsyncClient:
         await self._requests.request("DELETE", f"webhooks/{quote(webhook, safe='')}")
 
     async def join(self, host: str, *, incarnation: int = 0) -> api.Admission:
-        """Request admission of a host; ``incarnation`` is its newest known one."""
-        path = f"hosts/{quote(host, safe='')}/join"
-        return self._requests.parse(api.Admission, await self._requests.post(path, {"incarnation": incarnation}))
+        """Request admission of a host; ``incarnation`` is its newest known one.
+
+        Raises VersionMismatch if the pool runs another version of Resile than this process.
+        """
+        body = {"incarnation": incarnation, "version": VERSION}
+        answer = await self._requests.post(f"hosts/{quote(host, safe='')}/join", body)
+        admission = self._requests.parse(api.Admission, answer)
+        if admission.version != VERSION:
+            raise VersionMismatch(pool=admission.version)
+        return admission
 
 
 def _requirements(given: Sequence[str] | Path) -> tuple[str, ...]:

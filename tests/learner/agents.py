@@ -34,6 +34,7 @@ from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.reports import Report
 from resile_shared.pool_settings import store_pool_settings
 from resile_shared.testing.fixtures import Pool
+from resile_shared.version import VERSION
 
 HOST = "host-1"
 
@@ -71,7 +72,7 @@ class Stage:
     async def open(cls, pool: Pool, folder: Path) -> "Stage":
         stage = cls(pool, folder, **{role: await pool.bus(role) for role in ("scheduler", "monitor", "registry")})
         stage.storage.mkdir()
-        await store_pool_settings(stage._registry, PoolSettings(detection_seconds=3.0))
+        await store_pool_settings(stage._registry, PoolSettings(detection_seconds=3.0, version=VERSION))
         (stage.storage / "probe").write_text("this pool's")
         await stage.bus.subscribe(subjects.HEARTBEATS, Heartbeat, stage._beat)
         await stage.bus.subscribe(subjects.SUSPICIONS, Report, stage._report)
@@ -191,6 +192,11 @@ class Stage:
                 for placement in allocation.placements
             )
             await self._write(allocation.model_copy(update={"placements": named}))
+
+    async def upgrade(self) -> None:
+        """Have a registry of another version store its settings, and refuse the newest hello."""
+        await store_pool_settings(self._registry, PoolSettings(detection_seconds=3.0, version="9.9.9"))
+        await self.store_host(HostState.LEFT)
 
     async def store_host(self, state: HostState) -> None:
         """Write what the registry would make of the newest hello."""

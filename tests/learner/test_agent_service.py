@@ -21,6 +21,7 @@ from resile_shared.messages.instructions import Instruction, StopWorkers
 from resile_shared.messages.reports import Report
 from resile_shared.telemetry.traces import set_up_tracing, traced
 from resile_shared.testing.fixtures import Pool
+from resile_shared.version import VERSION
 
 from .agents import HOST, Stage, until
 
@@ -232,6 +233,22 @@ async def test_an_agent_comes_back_when_its_host_was_given_up_and_when_its_fork_
     (fork_server,) = psutil.Process(agent.pid).children()
     fork_server.kill()
     await until(lambda: stage.beats[-1].incarnation == 3)
+
+
+async def test_an_agent_of_a_pool_that_was_upgraded_ends_and_does_not_come_back(stage: Stage) -> None:
+    agent = await stage.start_agent(stderr=subprocess.PIPE)
+    await until(lambda: stage.hellos)
+    assert stage.hellos[0].version == VERSION
+    await stage.upgrade()
+    _, err = await agent.communicate()
+    assert agent.returncode == 1
+    fault = f"this machine runs Resile {VERSION}, but its pool runs Resile 9.9.9: install the pool's version"
+    assert fault in err.decode().splitlines()[-1]
+    again = await stage.start_agent(stderr=subprocess.PIPE)
+    _, err = await again.communicate()
+    assert again.returncode == 1
+    assert fault in err.decode().splitlines()[-1]
+    assert [hello.incarnation for hello in stage.hellos] == [1]
 
 
 KILLS_ITS_FORK_SERVER = """

@@ -6,6 +6,7 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot,
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Completed, Content, EpochCount, Progress, Ready, Report
+from resile_shared.version import VERSION
 
 PACKAGE = f"packages/{'ab' * 32}.tar.gz"
 SPEC = JobSpec(name="digits", package=PACKAGE, script="train.py", args=("--fast",), max_workers=8)
@@ -85,6 +86,7 @@ def host(name: str = "host-1", **changes: Any) -> HostRecord:
         slots=(Slot(index=0), Slot(index=1)),
         labels={"zone": "a"},
         device_class="cpu",
+        version=VERSION,
         since=at(0.0),
     )
     return record.model_copy(update=changes)

@@ -20,6 +20,7 @@ from resile_shared.testing.crash_points import CrashableService, Forker, Outcome
 from resile_shared.testing.crashable import Point
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.services import in_process
+from resile_shared.version import VERSION
 
 SECONDS = 60.0
 
@@ -31,7 +32,7 @@ async def play(forker: Forker, folder: Path, fatal: Point | None) -> Outcome:
         await server.start()
         stack.push_async_callback(server.stop)
         pool = Pool(server, await stack.enter_async_context(AsyncExitStack()))
-        await store_pool_settings(await pool.bus("registry"), PoolSettings(detection_seconds=3.0))
+        await store_pool_settings(await pool.bus("registry"), PoolSettings(detection_seconds=3.0, version=VERSION))
         await stack.enter_async_context(in_process(pool, "scheduler", resile_scheduler.service.run, SchedulerSettings))
         (folder / "storage").mkdir()
         with socket.create_server(("127.0.0.1", 0)) as free:

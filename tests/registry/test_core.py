@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -23,18 +24,20 @@ from resile_registry.core import (
 )
 from resile_shared.messages.commands import Accepted, HostDrain, Refused
 from resile_shared.messages.hosts import HostGoodbye, HostHello, HostRecord, HostState, Slot
+from resile_shared.version import VERSION
 
 DETECTION = 3.0
 TICK = 0.25
 
 
-def hello(host: str, incarnation: int = 1, slots: int = 4) -> HostHello:
+def hello(host: str, incarnation: int = 1, slots: int = 4, version: str = VERSION) -> HostHello:
     return HostHello(
         host=host,
         incarnation=incarnation,
         address="127.0.0.1",
         slots=tuple(Slot(index=index) for index in range(slots)),
         device_class="cpu",
+        version=version,
     )
 
 
@@ -101,6 +104,48 @@ def test_what_an_earlier_registry_stored_and_may_not_have_published_is_published
         HostsLoaded((*bench.stored.values(), *(c.record for c in joined if isinstance(c, StoreHost)))), now=bench.now
     )
     assert commands == [command for command in joined if isinstance(command, Publish)]
+
+
+@pytest.mark.parametrize(("version", "name"), [("0.0.1", "Resile 0.0.1"), ("", "an older version of Resile")])
+def test_a_host_of_another_version_does_not_join_and_is_answered_once(version: str, name: str) -> None:
+    bench = Bench()
+    bench.tell(hello("host-1", 1, version=version))
+    record = bench.stored["host-1"]
+    assert record.state is HostState.LEFT
+    assert record.reason == (
+        f"it runs {name}, but its pool runs Resile {VERSION}: install the pool's version and start again"
+    )
+    for incarnation in range(1, 9):
+        assert bench.tell(hello("host-1", incarnation, version=version)) == []
+        assert bench.tell(beat("host-1", incarnation)) == []
+    bench.tell(hello("host-1", 9))
+    assert bench.stored["host-1"].state is HostState.UP
+
+
+def test_a_host_of_another_version_takes_nobodys_name() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    assert bench.tell(hello("host-1", 2, version="0.0.1")) == []
+    assert bench.stored["host-1"].state is HostState.UP
+    bench.tell(HostGoodbye(host="host-1", incarnation=1))
+    bench.tell(hello("host-1", 2, version="0.0.1"))
+    assert "runs Resile 0.0.1" in bench.stored["host-1"].reason
+
+
+def test_hosts_of_another_version_have_left_when_their_pool_was_upgraded() -> None:
+    bench = Bench()
+    for host in ("host-1", "host-2"):
+        bench.tell(hello(host))
+    bench.stored["host-1"] = bench.stored["host-1"].model_copy(update={"version": "0.0.1"})
+    bench.restart()
+    assert bench.published[2:] == [("HostLeft", "host-1", 1)]
+    assert "runs Resile 0.0.1" in bench.stored["host-1"].reason
+    assert bench.tell(hello("host-1", version="0.0.1")) == []
+    bench.listen(60.0, beating={"host-1": 1, "host-2": 1})
+    assert {name: record.state for name, record in bench.stored.items()} == {
+        "host-1": HostState.LEFT,
+        "host-2": HostState.UP,
+    }
 
 
 def test_a_silent_host_is_lost_and_one_that_beats_is_not() -> None:

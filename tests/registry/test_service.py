@@ -5,6 +5,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
+import orjson
 import pytest
 
 from resile_registry.service import run
@@ -12,7 +13,7 @@ from resile_registry.settings import RegistrySettings
 from resile_shared.bus import subjects
 from resile_shared.bus.catalogue import model_of
 from resile_shared.bus.client import Bus
-from resile_shared.bus.envelope import Received
+from resile_shared.bus.envelope import Received, headers_for
 from resile_shared.bus.subjects import DEAD_LETTERS, EVENTS, HOST_EVENTS, HOSTS
 from resile_shared.errors import UsageError
 from resile_shared.messages.commands import Accepted, HostDrain, Refused
@@ -24,6 +25,9 @@ from resile_shared.testing.fake_agent import FakeAgent
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.services import as_process, in_process
 from resile_shared.testing.waiting import until
+from resile_shared.version import VERSION
+
+from ..shared.examples import hello
 
 PATIENT = "4.0"
 """Detection seconds of a registry that stays at work while this process, with its agents, may have to wait."""
@@ -68,9 +72,10 @@ class House:
         record = self.records.get(host)
         return (record.state.value, record.incarnation) if record else ("unknown", 0)
 
-    async def agent(self, host: str = "host-1", *, incarnation: int = 1) -> FakeAgent:
+    async def agent(self, host: str = "host-1", *, incarnation: int = 1, version: str = VERSION) -> FakeAgent:
         bus = await self.pool.bus("learner", service=f"agent of {host}")
-        return await self._stack.enter_async_context(FakeAgent(bus, host, slots=4, incarnation=incarnation))
+        agent = FakeAgent(bus, host, slots=4, incarnation=incarnation, version=version)
+        return await self._stack.enter_async_context(agent)
 
 
 @pytest.fixture
@@ -93,6 +98,36 @@ async def test_a_host_that_says_hello_is_stored_and_announced(house: House) -> N
         await until(lambda: house.announced == [("host-1", "joined", 1)])
         assert house.state() == ("up", 1)
         assert len(house.records["host-1"].slots) == 4
+
+
+async def test_a_host_of_another_version_is_refused_by_name_and_one_that_does_not_name_its_version_is_too(
+    house: House,
+) -> None:
+    async with registry(house.pool):
+        await house.agent(version="0.0.1")
+        learner, old = await house.pool.bus("learner", service="old"), hello(host="host-2")
+        body = orjson.dumps(old.model_dump(mode="json", exclude={"version"}))
+        headers = headers_for(old, source="old")
+        await learner.connection.send(subjects.host_event("host-2", "hello"), body, headers=headers)
+        await until(lambda: house.state("host-1") == house.state("host-2") == ("left", 1))
+        assert house.records["host-1"].reason.startswith(f"it runs Resile 0.0.1, but its pool runs Resile {VERSION}:")
+        assert house.records["host-2"].reason.startswith("it runs an older version of Resile, but its pool")
+        await house.agent(incarnation=2)
+        await until(lambda: house.state() == ("up", 2))
+    assert house.letters == []
+
+
+async def test_after_an_upgrade_hosts_of_the_old_version_have_left(house: House) -> None:
+    async with registry(house.pool):
+        await house.agent()
+        await until(lambda: house.state() == ("up", 1))
+    hosts = (await house.pool.bus("registry")).bucket(HOSTS)
+    entry = await hosts.get("host-1")
+    assert entry is not None
+    await hosts.update("host-1", entry.value.model_copy(update={"version": "0.0.1"}), revision=entry.revision)
+    async with registry(house.pool):
+        await until(lambda: house.announced[-1:] == [("host-1", "left", 1)] and house.state() == ("left", 1))
+    assert house.records["host-1"].reason.startswith("it runs Resile 0.0.1, but its pool runs")
 
 
 async def test_a_silent_host_is_lost_and_comes_back_with_a_higher_incarnation(house: House) -> None:

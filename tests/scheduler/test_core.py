@@ -35,6 +35,7 @@ from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostSta
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import BatchRange, Completed, Content, Failed, Ready, Report, Switched
+from resile_shared.version import VERSION
 
 from .checks import Checker
 
@@ -94,7 +95,15 @@ class Bench:
         self.scheduler = self.new_scheduler(epoch=epoch, secret="s")
         return self.tell(StateRestored(tuple(self.records.values()), tuple(newest.values()), hosts))
 
-    def host(self, name: str, num_slots: int, *, state: HostState = HostState.UP, incarnation: int = 1) -> None:
+    def host(
+        self,
+        name: str,
+        num_slots: int,
+        *,
+        state: HostState = HostState.UP,
+        incarnation: int = 1,
+        version: str = VERSION,
+    ) -> None:
         slots = tuple(Slot(index=index) for index in range(num_slots))
         record = HostRecord(
             host=name,
@@ -103,6 +112,7 @@ class Bench:
             address="h",
             slots=slots,
             device_class="cpu",
+            version=version,
             since=at(self.now),
         )
         self.hosts[name] = record
@@ -245,6 +255,30 @@ def warning_of(commands: list[Command]) -> str:
     (answer,) = (command.answer for command in commands if isinstance(command, Reply))
     assert isinstance(answer, Accepted)
     return answer.warning
+
+
+def test_a_host_of_another_version_gets_no_slots_before_the_registry_says_so_too() -> None:
+    bench = Bench()
+    for version in ("0.0.1", ""):
+        bench.host("host-1", 2, version=version)
+    bench.submit()
+    assert not bench.allocations
+    bench.host("host-2", 1)
+    assert [placement.host for placement in bench.newest().placements] == ["host-2"]
+
+
+def test_a_job_leaves_the_hosts_whose_pool_was_upgraded() -> None:
+    bench = Bench(1, 1)
+    bench.submit()
+    bench.beat(worker(0, 0), host="host-1")
+    bench.beat(worker(1, 0), host="host-2")
+    bench.switch()
+    bench.hosts["host-2"] = bench.hosts["host-2"].model_copy(update={"version": "0.0.1"})
+    bench.restart()
+    bench.beat(worker(0, 0, state="member"), host="host-1")
+    bench.beat(worker(1, 0, state="member"), host="host-2")
+    assert [placement.host for placement in bench.newest().placements] == ["host-1"]
+    assert bench.newest().is_recovery
 
 
 def test_the_same_request_submits_once() -> None:

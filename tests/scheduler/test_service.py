@@ -65,6 +65,7 @@ from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.histories import check_history
 from resile_shared.testing.services import as_process, in_process
 from resile_shared.testing.waiting import until
+from resile_shared.version import VERSION
 
 from .full_bus import limit_records
 
@@ -397,6 +398,7 @@ def idle_host() -> HostRecord:
         address="h",
         slots=(Slot(index=0),),
         device_class="cpu",
+        version=VERSION,
         since=at(0.0),
     )
 
@@ -409,7 +411,9 @@ async def test_the_lease_names_a_report_once_its_effects_are_stored(pool: Pool) 
     await lease.acquire()
     async with asyncio.TaskGroup() as group:
         context = ServiceContext("scheduler", settings, bus)
-        service = resile_scheduler.service._Service(context, PoolSettings(detection_seconds=3.0), lease, group)
+        service = resile_scheduler.service._Service(
+            context, PoolSettings(detection_seconds=3.0, version=VERSION), lease, group
+        )
         await service._executor.read()
         for event in (idle_host(), Heartbeat(host="host-1", incarnation=1, number=1), JobSubmitted("id", spec())):
             service._handle(event)

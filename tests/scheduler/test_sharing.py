@@ -19,6 +19,7 @@ from resile_scheduler.policies.fairshare import fairshare
 from resile_shared.messages.hosts import HostRecord, HostState, Slot
 from resile_shared.messages.jobs import JobRecord, JobState
 from resile_shared.messages.message import at
+from resile_shared.version import VERSION
 
 from .test_core import spec
 
@@ -113,6 +114,7 @@ def _record(name: str, num: int, rack: str) -> HostRecord:
         address="10.0.0.1",
         slots=tuple(Slot(index=index) for index in range(num)),
         device_class="cpu",
+        version=VERSION,
         labels={"kind": name, **({"rack": rack} if rack else {})},
         since=at(0.0),
     )

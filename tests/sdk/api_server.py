@@ -172,6 +172,7 @@ class ApiServer:
                 web.put("/v1/tenants/{tenant}", self._tenants),
                 web.delete("/v1/tenants/{tenant}", self._tenants),
                 web.post("/v1/hosts/{host}/drain", self._change),
+                web.post("/v1/hosts/{host}/join", self._join),
                 web.post("/v1/packages", self._package),
                 web.put("/v1/datasets/{dataset}", self._add_dataset),
             ]
@@ -248,6 +249,11 @@ class ApiServer:
         vision = api.TenantUsageView(tenant="vision", slot_hours=4.0, removed_slot_hours=2.5, slots=4, jobs=(job,))
         tenants = (vision,) if request.query.get("tenant", "vision") == "vision" else ()
         return answer(api.UsageView(since=None, until=at(0.0), tenants=tenants))
+
+    async def _join(self, _: web.Request) -> web.Response:
+        """As a pool of another version does."""
+        bus = {"bus_url": "nats://127.0.0.1:1", "bus_user": "learner", "bus_password": "secret"}
+        return answer(api.Admission(**bus, storage="file:///nowhere", probe="", version="9.9.9"))
 
     async def _ledger(self, _: web.Request) -> web.Response:
         return answer(api.LedgerView(epochs=(EpochCount(epoch=0, samples=96, once=96, more=0, never=0),)))

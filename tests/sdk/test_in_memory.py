@@ -22,6 +22,7 @@ from resile_scheduler.policies.plan import PlanPolicy, PlanStep
 from resile_shared.messages.commands import JobPause
 from resile_shared.messages.hosts import HostHello, Slot, WorkerExit
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
+from resile_shared.version import VERSION
 
 JOB = "job-1"
 SHARDS = 24
@@ -110,6 +111,7 @@ def hello(host: str, slots: int, incarnation: int = 1) -> HostHello:
         address="h",
         slots=tuple(Slot(index=index) for index in range(slots)),
         device_class="cpu",
+        version=VERSION,
     )
 
 

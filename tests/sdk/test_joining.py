@@ -9,6 +9,7 @@ from resile.cli import main
 from resile.pool.joined import bus_url, check_storage
 from resile_shared.errors import UsageError
 from resile_shared.storage.objects import PROBE
+from resile_shared.version import VERSION
 
 from .api_server import TOKEN as API_TOKEN
 from .api_server import ApiServer
@@ -51,6 +52,17 @@ def test_a_wrong_token_and_a_pool_that_is_not_there_are_told_apart(
     assert f"the pool at {api_server.url} rejects this token" in refused
     gone = failure(["host", "--join", "http://127.0.0.1:1", *TOKEN], capsys)
     assert "the pool at http://127.0.0.1:1 does not answer (Connection refused)" in gone
+    assert not list((tmp_path / "home").glob("joined/*"))
+
+
+def test_a_machine_of_another_version_than_the_pool_does_not_join(
+    api_server: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = failure(["host", "--join", api_server.url, "--token", API_TOKEN], capsys)
+    assert refused == (
+        f"resile: this machine runs Resile {VERSION}, but its pool runs Resile 9.9.9: install the pool's version and "
+        "start again\n"
+    )
     assert not list((tmp_path / "home").glob("joined/*"))
 
 

@@ -11,6 +11,7 @@ from resile.pool.process import ServiceFailed, ServiceProcess, describe_exit, la
 from resile.pool.services import ServiceSpec
 from resile.pool.supervisor import keep_running, limit_logs
 from resile_shared.testing.fixtures import Pool
+from resile_shared.version import VersionMismatch
 
 
 def spec(folder: Path, pool: Pool, *arguments: str) -> ServiceSpec:
@@ -50,6 +51,26 @@ async def test_what_dies_is_started_again_and_said_to_be_back(tmp_path: Path, po
     finally:
         keeping.cancel()
         await process.stop()
+
+
+class Upgraded:
+    """The agent of a pool that was upgraded."""
+
+    async def start(self) -> None:
+        raise VersionMismatch(pool="9.9.9")
+
+    async def wait(self) -> int:
+        return 1
+
+    async def stop(self) -> None:
+        raise AssertionError("it does not run")
+
+
+async def test_a_host_whose_pool_was_upgraded_is_not_started_again_and_again() -> None:
+    told: list[str] = []
+    with pytest.raises(VersionMismatch, match=r"its pool runs Resile 9\.9\.9"):
+        await keep_running(Upgraded(), "far", told.append)
+    assert told == ["far exited status=1, restarting in 0.2 s"]
 
 
 def test_a_large_log_is_moved_aside_while_its_service_goes_on_writing(

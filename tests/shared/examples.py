@@ -3,11 +3,17 @@
 from resile_shared.messages.hosts import HostHello, Slot
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at
+from resile_shared.version import VERSION
 
 
 def hello(incarnation: int = 1, host: str = "host-1") -> HostHello:
     return HostHello(
-        host=host, incarnation=incarnation, address="127.0.0.1", slots=(Slot(index=0),), device_class="cpu"
+        host=host,
+        incarnation=incarnation,
+        address="127.0.0.1",
+        slots=(Slot(index=0),),
+        device_class="cpu",
+        version=VERSION,
     )
 
 

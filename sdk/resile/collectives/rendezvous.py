@@ -23,6 +23,7 @@ from resile_shared.errors import UsageError
 from resile_shared.messages.hosts import HostHello, HostRecord, HostState, Slot
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
 from resile_shared.messages.message import Message, at
+from resile_shared.version import VERSION
 
 from ..local.in_memory import Command, Event, HostCommand, HostEvent, HostFailed, InMemoryPool, StartTimer
 from .messages import MAX_MEMBERS, GroupEnded, Hello, LeaveRequested, Rejected, Waiting, Welcome, from_member
@@ -82,7 +83,9 @@ class Connection:
     def host_hello(self) -> HostHello:
         """The member as a host of one slot."""
         slots = (Slot(index=0),)
-        return HostHello(host=self.host, incarnation=1, address="127.0.0.1", slots=slots, device_class="any")
+        return HostHello(
+            host=self.host, incarnation=1, address="127.0.0.1", slots=slots, device_class="any", version=VERSION
+        )
 
 
 class RendezvousServer:

@@ -29,6 +29,7 @@ from resile_learner.processes.worker_process import Stream
 from resile_shared.errors import ResileError
 from resile_shared.home import writing
 from resile_shared.messages.hosts import HostHello, WorkerExit
+from resile_shared.version import VERSION
 
 from .events import Noted
 from .in_memory import HostCommand, HostEvent, HostFailed
@@ -134,6 +135,7 @@ class LocalHost:
                 address="127.0.0.1",
                 slots=self._devices.slots,
                 device_class=self._devices.device_class,
+                version=VERSION,
             )
         )
 

@@ -67,7 +67,8 @@ class JoinedHost:
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Run until cancelled, then drain.
 
-        Raises ResileError when the host cannot join, and at the end when a job did not leave it.
+        Raises ResileError when the host cannot join, and at the end when a job did not leave it; VersionMismatch when
+        its agent has to join again and the pool was upgraded.
         """
         try:
             left = await until_cancelled(self._serve(on_ready), self._drain)
@@ -81,9 +82,11 @@ class JoinedHost:
     async def _serve(self, on_ready: Callable[[], None]) -> None:
         await self.start()
         on_ready()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(keep_running(self, self.options.name, self._log))
-            group.create_task(truncate_logs(self.folder))
+        truncating = asyncio.ensure_future(truncate_logs(self.folder))
+        try:
+            await keep_running(self, self.options.name, self._log)
+        finally:
+            truncating.cancel()
 
     async def _drain(self) -> str:
         """Let the jobs leave, unless no agent runs here: another machine may be the host of this name by now."""

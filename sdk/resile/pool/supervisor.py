@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from resile_shared.errors import ResileError
 from resile_shared.storage.objects import MissingObjectError, ObjectStorage
+from resile_shared.version import VersionMismatch
 
 from ..http_requests import Server
 from .disk import watch_disk
@@ -168,7 +169,10 @@ async def until_cancelled(work: Coroutine[Any, Any, None], then: Callable[[], Aw
 
 
 async def keep_running(process: Restartable, name: str, log: Log) -> None:
-    """Restart a process whenever it exits, with exponential backoff; never returns."""
+    """Restart a process whenever it exits, with exponential backoff; never returns.
+
+    Raises VersionMismatch if the process is of no use any more: its pool runs another version.
+    """
     backoff = MIN_BACKOFF_SECONDS
     while True:
         started = time.monotonic()
@@ -180,6 +184,8 @@ async def keep_running(process: Restartable, name: str, log: Log) -> None:
         try:
             await process.start()
             log(f"{name} restarted")
+        except VersionMismatch:
+            raise
         except (ResileError, OSError) as error:
             log(f"{name} not restarted: {error}")
 

@@ -10,6 +10,8 @@ Events go in through `Registry.handle`, commands come out; the service carries t
 - After a restart the registry knows no deadlines. It gives each host ``detection_seconds`` from its start.
 - A record stored just before the registry exited may not have been published: the next one publishes it again, and the
   bus drops duplicates.
+- A host of another version of Resile has left: one that is here when a registry starts, and one that presents itself,
+  of which this is stored once. It never replaces a host of its name that is here.
 - A host that was lost or has left is forgotten after ``keep_days``.
 - A heartbeat takes constant time for any number of hosts: all have the same timeout, so the order of their last
   heartbeats is the order of their deadlines.
@@ -33,6 +35,7 @@ from resile_shared.messages.hosts import (
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import DEFAULT_KEEP_DAYS
 from resile_shared.recent_events import RecentEvents
+from resile_shared.version import VERSION, describe_mismatch
 
 REMEMBERED_COMMANDS = 1000
 ANNOUNCE_AGAIN_SECONDS = 300.0
@@ -181,7 +184,9 @@ class Registry:
             if record.state in (HostState.UP, HostState.DRAINING):
                 self._record_message(record.host, now)
         recent = at(now - ANNOUNCE_AGAIN_SECONDS)
-        return [Publish(_announcement(record)) for record in self.hosts.values() if record.since >= recent]
+        stored = [Publish(_announcement(record)) for record in self.hosts.values() if record.since >= recent]
+        others = [host for host in self._last_heard if self.hosts[host].version != VERSION]
+        return [*stored, *(command for host in others for command in self._gone_as_other(host, now))]
 
     # hosts
 
@@ -195,11 +200,23 @@ class Registry:
             return []
         if known and hello.incarnation == known.incarnation:
             return self._hello_again(hello, known, now)
+        if hello.version != VERSION:
+            return self._refuse(hello, now)
         lost: list[Command] = []
         if hello.host in self._last_heard:
             lost = self._gone(hello.host, HostState.LOST, "its agent restarted", now)
         record = HostRecord(**hello.model_dump(), state=HostState.UP, since=at(now), reason="registered")
         return [*lost, *self._change(record, now)]
+
+    def _refuse(self, hello: HostHello, now: float) -> list[Command]:
+        """Store why a host of another version does not join, once, however often its agent begins again."""
+        known, reason = self.hosts.get(hello.host), describe_mismatch("it", hello.version)
+        if known and (hello.host in self._last_heard or known.reason == reason):
+            return []
+        return self._store(HostRecord(**hello.model_dump(), state=HostState.LEFT, since=at(now), reason=reason))
+
+    def _gone_as_other(self, host: str, now: float) -> list[Command]:
+        return self._gone(host, HostState.LEFT, describe_mismatch("it", self.hosts[host].version), now)
 
     def _hello_again(self, hello: HostHello, known: HostRecord, now: float) -> list[Command]:
         if hello.host not in self._last_heard:

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from resile_shared.messages.pool import DEFAULT_KEEP_DAYS, DEFAULT_KEEP_JOBS, MAX_KEEP_JOBS, PoolSettings
 from resile_shared.settings import DetectionSeconds, ServiceSettings
+from resile_shared.version import VERSION
 
 
 class RegistrySettings(ServiceSettings):
@@ -24,5 +25,8 @@ class RegistrySettings(ServiceSettings):
     def pool(self) -> PoolSettings:
         """What it stores for all services."""
         return PoolSettings(
-            detection_seconds=self.detection_seconds, keep_jobs=self.keep_jobs, keep_days=self.keep_days
+            detection_seconds=self.detection_seconds,
+            keep_jobs=self.keep_jobs,
+            keep_days=self.keep_days,
+            version=VERSION,
         )

@@ -11,7 +11,7 @@ from ..messages.commands import MAX_SECONDS
 from ..messages.datasets import MAX_URI, Dataset
 from ..messages.hosts import HostState
 from ..messages.jobs import MAX_PRIORITY, HistoryItem, JobState
-from ..messages.message import Id, Line, Message, SlotName, Time
+from ..messages.message import Id, Line, Message, SlotName, Time, Version
 from ..messages.reports import BatchStep, EpochCount
 from ..messages.webhooks import WebhookEvent, WebhookSecret, WebhookUrl
 from ..policies import MAX_QUOTA, MAX_WEIGHT, PolicyName
@@ -278,11 +278,12 @@ class DrainHost(Message):
 
 
 class JoinHost(Message):
-    """The body of ``POST /v1/hosts/{host}/join``; it is optional."""
+    """The body of ``POST /v1/hosts/{host}/join``."""
 
     incarnation: int = Field(
         default=0, ge=0, description="the newest that this machine knows of: a host may come back, but not join twice"
     )
+    version: Version = Field(default="", description="of Resile on this machine; without it the host is refused")
 
 
 class Admission(View):
@@ -295,6 +296,7 @@ class Admission(View):
     probe: str = Field(
         description="content of the storage's object `probe`: a host that reads anything else does not share it"
     )
+    version: Version = Field(default="", description="of Resile that the pool runs, and so must its hosts")
 
 
 class Suspension(View):

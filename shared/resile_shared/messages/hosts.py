@@ -23,6 +23,7 @@ from .message import (
     Positive,
     Text,
     Time,
+    Version,
 )
 
 MAX_SLOTS_OF_HOST = 1024
@@ -56,6 +57,7 @@ class HostHello(Message):
     slots: tuple[Slot, ...] = Field(max_length=MAX_SLOTS_OF_HOST)
     labels: Labels = Field(default_factory=dict)
     device_class: DeviceClass = Field(description="hosts of one class give the same bits")
+    version: Version = ""
 
 
 class HostGoodbye(Message):
@@ -188,6 +190,7 @@ class HostRecord(Message):
     slots: tuple[Slot, ...] = Field(max_length=MAX_SLOTS_OF_HOST)
     labels: Labels = Field(default_factory=dict)
     device_class: DeviceClass
+    version: Version = ""
     since: Time = Field(description="when the state was entered")
     reason: Text = ""
     drain_deadline: Time | None = None

@@ -73,6 +73,7 @@ def _check_line(text: str) -> str:
 
 Line = Annotated[str, AfterValidator(_check_line)]
 """Shown in tables and on terminals as it is."""
+Version = Annotated[Line, Field(max_length=100, description="of Resile; empty: one that does not name itself yet")]
 
 
 def _cut(text: object) -> object:

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from ..policies import MAX_QUOTA, MAX_WEIGHT, PolicyName
 from .jobs import MAX_COMMANDS, CommandId
-from .message import Count, Id, Message, Time
+from .message import Count, Id, Message, Time, Version
 
 MIN_DETECTION_SECONDS = 1.0
 MAX_DETECTION_SECONDS = 3600.0
@@ -29,6 +29,7 @@ class PoolSettings(Message):
         le=36500,
         description="for so long jobs that ended and hosts that left are kept",
     )
+    version: Version = ""
 
     @property
     def beat_seconds(self) -> float:

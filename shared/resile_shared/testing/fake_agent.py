@@ -16,17 +16,21 @@ from ..messages.allocations import Allocation, Placement
 from ..messages.hosts import Address, Heartbeat, HostGoodbye, HostHello, Slot, WorkerExit, WorkerReport
 from ..messages.instructions import AssignJobs, Instruction, PauseWorkers, SendHeartbeat, StopWorkers
 from ..messages.reports import CheckpointSaved, Completed, Content, EpochCount, PeerSuspected, Ready, Report, Switched
+from ..version import VERSION
 
 
 class FakeAgent:
     """The agent of one host, inside its context. Leaving the context makes it fall silent."""
 
-    def __init__(self, bus: Bus, host: str, *, slots: int, incarnation: int = 1, num_shards: int = 24) -> None:
+    def __init__(
+        self, bus: Bus, host: str, *, slots: int, incarnation: int = 1, num_shards: int = 24, version: str = VERSION
+    ) -> None:
         self.bus = bus
         self.host = host
         self.slots = slots
         self.incarnation = incarnation
         self.num_shards = num_shards
+        self.version = version
         self.workers: dict[tuple[str, int], WorkerReport] = {}
         self.assigned: tuple[str, ...] | None = None
         """The jobs whose allocations it watches; None before the scheduler has said so."""
@@ -48,6 +52,7 @@ class FakeAgent:
             address="127.0.0.1",
             slots=tuple(Slot(index=index) for index in range(self.slots)),
             device_class="cpu",
+            version=self.version,
         )
         await self.bus.publish(subjects.host_event(self.host, "hello"), hello)
         self._subscription = await self.bus.subscribe(subjects.instruction(self.host), Instruction, self._instructed)

@@ -13,6 +13,7 @@ from resile_shared.messages.hosts import HostGoodbye, HostHello
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
+from resile_shared.version import VERSION
 
 from ..datasets.datasets import Datasets
 from ..environments import Environments
@@ -43,10 +44,13 @@ async def run(context: ServiceContext[LearnerSettings]) -> None:
     folder = await AgentFolder.open(context.settings.folder)
     try:
         await asyncio.to_thread(_check_storage, context.settings.storage)
-        pool = await load_pool_settings(context.bus, detection_seconds=context.settings.detection_seconds)
-        await Agent(context, folder, pool).run()
+        await Agent(context, folder, await _load_pool_settings(context)).run()
     finally:
         folder.close()
+
+
+async def _load_pool_settings(context: ServiceContext[LearnerSettings]) -> PoolSettings:
+    return await load_pool_settings(context.bus, detection_seconds=context.settings.detection_seconds)
 
 
 def _check_storage(url: str) -> None:
@@ -84,13 +88,17 @@ class Agent:
         self._metrics = AgentMetrics(context.meter)
 
     async def run(self) -> None:
-        """Run one incarnation after the other. Raises ResileError when another agent runs as the same host."""
+        """Run one incarnation after the other.
+
+        Raises ResileError when another agent runs as the same host, and VersionMismatch when the pool was upgraded.
+        """
         try:
             while True:
                 end = await self._run_incarnation(await self._next_incarnation())
                 if end.is_superseded:
                     raise ResileError(end.reason)
                 logger.warning("restarting agent: %s", end.reason)
+                self._pool = await _load_pool_settings(self._context)
         finally:
             await self._datasets.close()
 
@@ -166,6 +174,7 @@ class Agent:
             slots=devices.slots,
             labels=parse_labels(self._settings.labels),
             device_class=devices.device_class,
+            version=VERSION,
         )
 
     async def _send_goodbye(self, incarnation: int) -> None:

@@ -9,6 +9,7 @@ from resile_shared.http.api import Admission, DrainHost, Empty, JoinHost
 from resile_shared.messages.commands import HostDrain
 from resile_shared.messages.hosts import HostState
 from resile_shared.storage.objects import PROBE
+from resile_shared.version import VERSION, describe_mismatch
 
 from .pool import Pool
 from .problems import ProblemError
@@ -53,6 +54,8 @@ class Hosts:
             raise ProblemError(
                 "conflict", "other machines cannot join this pool: start it with `resile up --listen ADDR`"
             )
+        if not body.version:  # others compare it with that of the pool
+            raise ProblemError("conflict", describe_mismatch("this machine", body.version))
         await self._check_is_free(host, incarnation=body.incarnation)
         probe = await asyncio.to_thread(self._pool.storage.read, PROBE)
         joining = Admission(
@@ -61,6 +64,7 @@ class Hosts:
             bus_password=admission.password,
             storage=self._pool.storage.url,
             probe=probe.decode(),
+            version=VERSION,
         )
         return answer(joining)
 

@@ -8,11 +8,13 @@ Agents repeat all they know with every heartbeat, so the order and number of mes
   then not known, so agents list a worker that is gone as long as the newest allocation names it.
 - Members whose slots alone are known, from the record of an earlier scheduler, are gone when all of their hosts are
   lost or have sent a heartbeat without them.
+- A host of another version of Resile has left, even before the registry says so.
 """
 
 from dataclasses import replace
 
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
+from resile_shared.version import VERSION
 
 from .allocator import Allocator
 from .environment_requests import EnvironmentRequests
@@ -53,6 +55,8 @@ class HostEvents:
 
     def on_record(self, record: HostRecord, *, now: float, is_live: bool = True) -> None:
         """Handle a change of a host; an older incarnation has no effect, nor has an older state."""
+        if record.version != VERSION:
+            record = record.model_copy(update={"state": HostState.LEFT})
         known = self._pool.hosts.get(record.host)
         if known and (record.incarnation < known.record.incarnation or record == known.record):
             return

@@ -18,6 +18,7 @@ from resile_shared.messages.pool import PolicyRecord, TenantsRecord
 from resile_shared.messages.reports import Report
 from resile_shared.messages.usage import RemovedUsage
 from resile_shared.policies import PolicyName
+from resile_shared.version import VERSION
 
 from ..core.core import Scheduler
 from ..core.events import (
@@ -115,6 +116,7 @@ class SimulatedPool:
             slots=tuple(Slot(index=index) for index in range(slots)),
             labels=labels or {},
             device_class=device_class,
+            version=VERSION,
             since=at(self.now),
         )
         self._agents.add(record)
