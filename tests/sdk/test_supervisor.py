@@ -2,14 +2,17 @@
 
 import asyncio
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from resile.pool import supervisor
+from resile.pool.home import PoolHome
 from resile.pool.process import ServiceFailed, ServiceProcess, describe_exit, last_line
-from resile.pool.services import ServiceSpec
-from resile.pool.supervisor import keep_running, limit_logs
+from resile.pool.services import PoolOptions, ServiceSpec
+from resile.pool.supervisor import Supervisor, keep_running, limit_logs
 from resile_shared.testing.fixtures import Pool
 from resile_shared.version import VersionMismatch
 
@@ -51,6 +54,37 @@ async def test_what_dies_is_started_again_and_said_to_be_back(tmp_path: Path, po
     finally:
         keeping.cancel()
         await process.stop()
+
+
+AFTER_THE_REGISTRY = """
+import os, sys, urllib.request
+with open(sys.argv[1]) as file:
+    urllib.request.urlopen(file.read() + "/readyz", timeout=60)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Fails unless the registry is ready; what it fails before is not started."""
+
+
+async def test_what_loads_the_settings_of_a_pool_is_started_when_they_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a registry that starts late leaves them to be compared with those of the last `resile up`."""
+    home, started = PoolHome(tmp_path), asyncio.Event()
+    pool = Supervisor(home, PoolOptions(slots=1), log=print)
+    prefix = (sys.executable, "-c", AFTER_THE_REGISTRY, str(home.health("registry")))
+    scheduler = replace(pool._specs.scheduler(is_first=True), prefix=prefix)
+    agents = [replace(agent, prefix=prefix) for agent in pool._specs.agents()]
+    monkeypatch.setattr(pool._specs, "scheduler", lambda **_: scheduler)
+    monkeypatch.setattr(pool._specs, "agents", lambda: agents)
+    running = asyncio.create_task(pool.run(lambda url: started.set()))
+    waiting = asyncio.create_task(started.wait())
+    await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    running.cancel()
+    await asyncio.wait({running})
+    home.close()
+    assert running.exception() is None
+    assert started.is_set()
 
 
 class Upgraded:

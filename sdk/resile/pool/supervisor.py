@@ -114,9 +114,11 @@ class Supervisor:
         await asyncio.to_thread(_write_probe, storage)
         monitor = ServiceProcess(self._specs.monitor(port=self._first_port()))
         scheduler = ServiceProcess(self._specs.scheduler(is_first=True))
-        self._services = [ServiceProcess(self._specs.registry()), scheduler, monitor]
+        registry = ServiceProcess(self._specs.registry())
+        self._services = [registry, scheduler, monitor]
         self._agents = [ServiceProcess(spec) for spec in self._specs.agents()]
-        await _start_all([*self._services, *self._agents])
+        await _start_all([registry])  # it stores the settings that the others load
+        await _start_all([scheduler, monitor, *self._agents])
         url = self._home.api_file.read_text()
         port = urlsplit(url).port
         assert port is not None, "the URL of the API has a port"
