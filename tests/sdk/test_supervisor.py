@@ -1,18 +1,16 @@
-"""What keeps a pool's processes alive, and their logs small."""
+"""What keeps a pool's processes alive."""
 
 import asyncio
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from resile.pool import supervisor
 from resile.pool.home import PoolHome
 from resile.pool.process import ServiceFailed, ServiceProcess, describe_exit, last_line
 from resile.pool.services import PoolOptions, ServiceSpec
-from resile.pool.supervisor import Supervisor, keep_running, limit_logs
+from resile.pool.supervisor import Supervisor, keep_running
 from resile_shared.testing.fixtures import Pool
 from resile_shared.version import VersionMismatch
 
@@ -105,23 +103,6 @@ async def test_a_host_whose_pool_was_upgraded_is_not_started_again_and_again() -
     with pytest.raises(VersionMismatch, match=r"its pool runs Resile 9\.9\.9"):
         await keep_running(Upgraded(), "far", told.append)
     assert told == ["far exited status=1, restarting in 0.2 s"]
-
-
-def test_a_large_log_is_moved_aside_while_its_service_goes_on_writing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "MAX_LOG_BYTES", 100)
-    log = tmp_path / "registry.log"
-    writer = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(writer, b"x" * 101)
-    (tmp_path / "being-removed.log").symlink_to("nowhere")
-    for name in ("a.log", "z.log"):
-        (tmp_path / name).symlink_to(name)
-    limit_logs(tmp_path)
-    os.write(writer, b"next\n")
-    os.close(writer)
-    assert log.read_text() == "next\n"
-    assert (tmp_path / "registry.log.old").read_bytes() == b"x" * 101
 
 
 def test_the_end_of_a_process_is_told_in_words(tmp_path: Path) -> None:

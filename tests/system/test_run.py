@@ -21,6 +21,7 @@ from resile.pool.workers import workers_below
 from resile_learner.agent.devices import TorchDevices
 from resile_learner.agent.host_templates import HostTemplates, Imports
 from resile_learner.messages import WorkerConfig
+from resile_shared import log_files
 from resile_shared.errors import UsageError
 
 from .conftest import TRAIN
@@ -335,6 +336,31 @@ async def test_a_cancelled_run_leaves_no_process(resile: Any) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not psutil.Process().children(recursive=True)
+
+
+ON_ITS_FORK_SERVERS_LOG = """
+import time
+from pathlib import Path
+print("y" * 2000, flush=True)
+(log,) = Path("HOME").glob("runs/*/logs/fork-server.log")
+with log.open("a") as file:
+    file.write("x" * 1001)
+while log.stat().st_size:
+    time.sleep(0.02)
+"""
+
+
+async def test_the_log_of_the_process_that_starts_workers_stays_small(
+    resile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_files, "MAX_LOG_BYTES", 1000)
+    monkeypatch.setattr(log_files, "CHECK_SECONDS", 0.1)
+    script = resile.script(ON_ITS_FORK_SERVERS_LOG.replace("HOME", str(resile.home)) + TRAIN)
+    result = await LocalRun(RunSettings(script=script, workers=1, home=resile.home)).run()
+    assert result.outcome.state == "completed", result.outcome
+    (logs,) = (resile.home / "runs").glob("*/logs")
+    assert (logs / "fork-server.log.old").read_text().endswith("x" * 1001)
+    assert "y" * 2000 in (logs / "worker-0.log").read_text(), "the limit of what workers print is another one"
 
 
 def test_a_reader_that_goes_away_does_not_end_training(resile: Any, until: Callable[..., None]) -> None:

@@ -16,6 +16,7 @@ from resile_scheduler.core.core import Scheduler
 from resile_scheduler.policies.plan import PlanPolicy, PlanStep
 from resile_shared.clock import SteadyClock
 from resile_shared.errors import UsageError
+from resile_shared.log_files import truncate_logs
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import JobPause, JobResume, JobStop, Refused
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobState
@@ -152,7 +153,9 @@ class LocalRun:
             self._submit()
             if self._host.warning:
                 self._on_event(Noted(self._host.warning))
-            tasks += [asyncio.create_task(part) for part in (self._decide(), self._tick(), self._host.keep())]
+            limiting = truncate_logs(self._folder.logs, names="fork-server*.log")  # workers' logs have their own limit
+            parts = (self._decide(), self._tick(), self._host.keep(), limiting)
+            tasks += [asyncio.create_task(part) for part in parts]
             self._on_event(RunOpened(self._job.id, str(self._folder.path), self._settings.resume is not None))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

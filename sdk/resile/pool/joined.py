@@ -12,6 +12,7 @@ from resile_shared.bus.credentials import Credentials, write_credentials
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.home import open_home
 from resile_shared.http.api import Admission
+from resile_shared.log_files import truncate_logs
 from resile_shared.storage.objects import PROBE, ObjectStorage, StorageError
 
 from ..client import AsyncClient
@@ -19,7 +20,7 @@ from ..http_requests import Refused, Server
 from .process import ServiceProcess
 from .saving import drain_host
 from .services import ServiceSpec, outward_address
-from .supervisor import Log, keep_running, truncate_logs, until_cancelled
+from .supervisor import Log, keep_running, until_cancelled
 from .workers import has_workers
 
 BUS_SECONDS = 5.0

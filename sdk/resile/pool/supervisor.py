@@ -5,17 +5,14 @@ home continues after a kill at any moment: everything that was accepted is store
 """
 
 import asyncio
-import contextlib
-import os
 import secrets
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from resile_shared.errors import ResileError
+from resile_shared.log_files import truncate_logs
 from resile_shared.storage.objects import MissingObjectError, ObjectStorage
 from resile_shared.version import VersionMismatch
 
@@ -32,8 +29,6 @@ START_SECONDS = 120.0
 BACKOFF_RESET_SECONDS = 30.0
 MIN_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
-MAX_LOG_BYTES = 10 << 20
-_LOG_CHECK_SECONDS = 10.0
 
 Log = Callable[[str], None]
 
@@ -217,21 +212,3 @@ def _write_probe(url: str) -> None:
         storage.read("probe")
     except MissingObjectError:
         storage.create("probe", secrets.token_hex(16).encode())
-
-
-async def truncate_logs(*folders: Path) -> None:
-    """Limit the size of the logs in ``folders``; never returns."""
-    while True:
-        for folder in folders:
-            await asyncio.to_thread(limit_logs, folder)
-        await asyncio.sleep(_LOG_CHECK_SECONDS)
-
-
-def limit_logs(folder: Path) -> None:
-    """Move the content of large logs to ``.old``. Services keep appending to the same file."""
-    for log in folder.glob("*.log"):
-        with contextlib.suppress(OSError):  # it was just removed, or is no file of ours
-            if log.stat().st_size > MAX_LOG_BYTES:
-                with contextlib.suppress(OSError):  # the disk is full: truncate nevertheless
-                    shutil.copyfile(log, log.with_suffix(".log.old"))
-                os.truncate(log, 0)
