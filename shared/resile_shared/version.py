@@ -3,7 +3,7 @@
 All services and hosts of a pool run the version of its registry.
 """
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from .errors import ResileError
 
@@ -17,6 +17,25 @@ class VersionMismatch(ResileError):
     def __init__(self, *, pool: str) -> None:
         super().__init__(describe_mismatch("this machine", VERSION, pool=pool))
         self.pool = pool
+
+
+class OtherVersionInstalled(ResileError):
+    """What this process would start is of another version than this process."""
+
+    def __init__(self, installed: str) -> None:
+        super().__init__(
+            f"{installed or 'no version'} of Resile is installed now, but {VERSION} runs: stop it and start it again"
+        )
+
+
+def check_installed() -> None:
+    """Raise OtherVersionInstalled after an upgrade under this process: a process of it would not fit the others."""
+    try:
+        installed = version("resile")
+    except PackageNotFoundError:  # in the middle of an upgrade
+        installed = ""
+    if installed != VERSION:
+        raise OtherVersionInstalled(installed)
 
 
 def describe_mismatch(who: str, own: str, *, pool: str = VERSION) -> str:

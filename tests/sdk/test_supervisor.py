@@ -11,8 +11,9 @@ from resile.pool.home import PoolHome
 from resile.pool.process import ServiceFailed, ServiceProcess, describe_exit, last_line
 from resile.pool.services import PoolOptions, ServiceSpec
 from resile.pool.supervisor import Supervisor, keep_running
+from resile_shared import version
 from resile_shared.testing.fixtures import Pool
-from resile_shared.version import VersionMismatch
+from resile_shared.version import VERSION, VersionMismatch
 
 
 def spec(folder: Path, pool: Pool, *arguments: str) -> ServiceSpec:
@@ -37,6 +38,25 @@ async def test_a_service_that_cannot_start_says_why(tmp_path: Path, pool: Pool) 
         ServiceFailed, match=r"registry exited status=2 before it was ready: .*detection-seconds.*its log"
     ):
         await process.start()
+
+
+async def test_after_an_upgrade_under_a_pool_no_service_of_the_new_version_is_started(
+    tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would refuse all hosts of the pool, whose jobs train on without it."""
+    told: asyncio.Queue[str] = asyncio.Queue()
+    process = ServiceProcess(spec(tmp_path, pool))
+    await process.start()
+    keeping = asyncio.create_task(keep_running(process, "registry", told.put_nowait))
+    try:
+        monkeypatch.setattr(version, "VERSION", "0.0.1")
+        await process.kill()
+        await told.get()
+        fault = f"{VERSION} of Resile is installed now, but 0.0.1 runs: stop it and start it again"
+        assert await told.get() == f"registry not restarted: {fault}"
+    finally:
+        keeping.cancel()
+        await process.stop()
 
 
 async def test_what_dies_is_started_again_and_said_to_be_back(tmp_path: Path, pool: Pool) -> None:

@@ -12,6 +12,7 @@ import orjson
 
 from resile_shared.errors import ResileError
 from resile_shared.parent_death import dying_with_parent
+from resile_shared.version import check_installed
 
 from .services import ServiceSpec
 
@@ -47,7 +48,8 @@ class ServiceProcess:
         return self.process is not None and self.process.returncode is None
 
     async def start(self) -> None:
-        """Return when it is ready. Raises ServiceFailed if it exits before that."""
+        """Return when it is ready. Raises ServiceFailed if it exits before that, and OtherVersionInstalled."""
+        check_installed()
         self.spec.health.unlink(missing_ok=True)
         self._scrape_target.unlink(missing_ok=True)
         with self.spec.log.open("ab") as log:
