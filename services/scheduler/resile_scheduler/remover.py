@@ -14,6 +14,7 @@ from resile_shared.storage.objects import ObjectStorage, StorageError
 
 from .core.events import RemoveJob
 from .executor import Executor
+from .lease import Lease
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +24,11 @@ RETRY_SECONDS = 60.0
 class Remover:
     """Carries out `RemoveJob`. Without ``storage`` objects stay where they are."""
 
-    def __init__(self, bus: Bus, executor: Executor, storage: str | None, *, on_removed: Callable[[str], None]) -> None:
+    def __init__(
+        self, bus: Bus, lease: Lease, executor: Executor, storage: str | None, *, on_removed: Callable[[str], None]
+    ) -> None:
         self._bus = bus
+        self._lease = lease
         self._executor = executor
         self._url = storage
         self._storage: ObjectStorage | None = None
@@ -50,14 +54,18 @@ class Remover:
 
     async def _remove(self, command: RemoveJob) -> None:
         if self._url is not None:
-            await asyncio.to_thread(self._remove_objects, self._url, command)
+            await self._remove_objects(self._url, command)
         for stream, subject_of in JOB_STREAMS:
             await self._bus.purge(stream, subject_of(command.job))
         await self._executor.remove(command.job)
 
-    def _remove_objects(self, url: str, command: RemoveJob) -> None:
-        self._storage = self._storage or ObjectStorage(url)
+    async def _remove_objects(self, url: str, command: RemoveJob) -> None:
+        """Remove the package last: its name comes from its content, so a job of the next leader may have the same."""
+        if self._storage is None:
+            self._storage = await asyncio.to_thread(ObjectStorage, url)
+        storage = self._storage
         folder = f"jobs/{command.job}"
-        self._storage.delete_folder(f"{folder}/checkpoints/" if command.keeps_results else folder)
+        await asyncio.to_thread(storage.delete_folder, f"{folder}/checkpoints/" if command.keeps_results else folder)
         if command.package:
-            self._storage.delete([command.package])
+            await self._lease.confirm()
+            await asyncio.to_thread(storage.delete, [command.package])

@@ -148,7 +148,9 @@ class _Service:
         """Whether the effects of a report are being stored."""
         self._lease = lease
         self._executor = Executor(context.bus, lease, on_refused=self._on_refused)
-        self._remover = Remover(context.bus, self._executor, context.settings.storage, on_removed=self._on_removed)
+        self._remover = Remover(
+            context.bus, lease, self._executor, context.settings.storage, on_removed=self._on_removed
+        )
         self._newest_report = 0
         """The sequence of the newest one when it was looked up last."""
         self._metrics = SchedulerMetrics(context.meter, self._core)

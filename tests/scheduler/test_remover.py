@@ -1,0 +1,43 @@
+"""What is removed of jobs, on a real bus and in real storage."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from resile_scheduler.core.events import RemoveJob
+from resile_scheduler.executor import Executor
+from resile_scheduler.lease import LeadershipLost, Lease
+from resile_scheduler.remover import Remover
+from resile_shared.bus.subjects import LEASE
+from resile_shared.storage.objects import ObjectStorage
+from resile_shared.testing.fixtures import Pool
+
+
+async def test_a_scheduler_that_was_frozen_does_not_delete_a_package_that_was_uploaded_again(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    bus, loop = await pool.bus("scheduler"), asyncio.get_running_loop()
+    lease = Lease(bus.bucket(LEASE), holder="first", seconds=60.0, clock=lambda: now)
+    await lease.acquire()
+    storage = ObjectStorage(tmp_path.as_uri())
+    for key in ("jobs/job-1/checkpoints/1", "packages/1.tar.gz"):
+        storage.create(key, b"content")
+    delete_folder = ObjectStorage.delete_folder
+
+    def delete_and_freeze(self: ObjectStorage, prefix: str) -> None:
+        nonlocal now
+        delete_folder(self, prefix)
+        next_leader = Lease(bus.bucket(LEASE), holder="second", seconds=0.1)
+        asyncio.run_coroutine_threadsafe(next_leader.acquire(), loop).result()
+        now += 61.0
+
+    monkeypatch.setattr(ObjectStorage, "delete_folder", delete_and_freeze)
+    executor = Executor(bus, lease, on_refused=lambda job, reason: None)
+    remover = Remover(bus, lease, executor, storage.url, on_removed=lambda job: None)
+    remover.put(RemoveJob("job-1", "packages/1.tar.gz"))
+    with pytest.raises(LeadershipLost):
+        await remover.run()
+    assert not storage.sizes("jobs/job-1")
+    assert storage.size("packages/1.tar.gz") == len(b"content")
