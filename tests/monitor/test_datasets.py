@@ -150,6 +150,20 @@ async def test_sources_that_do_not_answer_keep_no_other_request_waiting(
             assert (await monitor.get("/v1/datasets", DatasetList)).datasets == ()
 
 
+async def test_sources_that_do_not_answer_are_given_up_by_name_and_others_listed(
+    monitors: Monitors, scene: Scene, silent: socket.socket, tmp_path: Path
+) -> None:
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "one").write_text("first")
+    monitor = await monitors.start("--source-seconds", "1")
+    async with adding(monitor, silent, 40):
+        async with monitor.http.put("/v1/datasets/few", json={"uri": (tmp_path / "few").as_uri()}) as answer:
+            assert answer.status == 200
+        problem = await monitor.problem("PUT", "/v1/datasets/other", json={"uri": "s3://bucket/few"})
+    assert (problem.status, problem.code) == (422, "invalid")
+    assert problem.detail.startswith("cannot read few in s3://bucket: the storage cannot be reached"), problem.detail
+
+
 async def test_sources_that_do_not_answer_do_not_keep_a_monitor_from_stopping(
     monitors: Monitors, scene: Scene, silent: socket.socket
 ) -> None:

@@ -43,6 +43,7 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
         curves,
         slots,
         settings.max_package_bytes,
+        settings.source_seconds,
         admission=admission,
         metrics=MonitorMetrics(context.meter),
     )

@@ -22,6 +22,9 @@ class MonitorSettings(ServiceSettings):
         default=None, description="file that lets agents onto the bus: machines that join get what it holds"
     )
     max_package_bytes: int = Field(default=100 << 20, gt=0, description="the largest package that is taken")
+    source_seconds: float = Field(
+        default=10.0, gt=0, le=600, description="how long the source of a dataset may take to answer a request"
+    )
 
     webhook_seconds: float = Field(default=10.0, gt=0, le=60, description="how long a webhook may take to answer")
     webhook_pause_seconds: float = Field(

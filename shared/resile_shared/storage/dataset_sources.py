@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, urlparse
 
 from ..errors import ResileError, UsageError
 from ..messages.datasets import SCHEMES, Dataset
-from .objects import MissingObjectError, ObjectStorage, ObjectVersion
+from .objects import REQUEST_SECONDS, MissingObjectError, ObjectStorage, ObjectVersion
 
 POOL_SCHEME = "pool:"
 
@@ -82,10 +82,13 @@ def local_path(uri: str) -> Path | None:
     return Path(unquote(urlparse(uri).path)) if uri.startswith("file://") else None
 
 
-def list_source(uri: str, *, pool: str = "") -> Listing:
-    """List the files of a source, with ``pool`` the URL of the pool's storage. Raises SourceUnusable, StorageError."""
+def list_source(uri: str, *, pool: str = "", request_seconds: float = REQUEST_SECONDS) -> Listing:
+    """List the files of a source, with ``pool`` the URL of the pool's storage. Raises SourceUnusable, StorageError.
+
+    It may take ``request_seconds`` to answer each request.
+    """
     try:
-        return _list(uri, pool)
+        return _list(uri, pool, request_seconds)
     except OSError as error:
         raise SourceUnusable(uri, error.strerror or repr(error)) from error
     except ValueError as error:
@@ -98,15 +101,16 @@ def check_unchanged(dataset: Dataset, listing: Listing, *, is_local: bool = Fals
         raise SourceChanged(dataset, listing, is_local=is_local)
 
 
-def _list(uri: str, pool: str) -> Listing:
+def _list(uri: str, pool: str, request_seconds: float) -> Listing:
     url = _url_of(uri, pool)
     path = local_path(url)
     if path is not None and not path.exists():
         raise SourceUnusable(uri, f"there is no {path} on this host" if url == uri else "there are no files")
-    file = _as_file(url, path)
+    file = _as_file(url, path, request_seconds)
     if file is not None:
         return file
-    files = _without_markers(uri, ObjectStorage(url, creates=False).versions("", by_time=path is not None))
+    storage = ObjectStorage(url, creates=False, request_seconds=request_seconds)
+    files = _without_markers(uri, storage.versions("", by_time=path is not None))
     if bad := next((key for key in files if ".." in key.split("/")), None):
         raise SourceUnusable(uri, f"the name {bad} leads out of it")
     if path is not None and (unlisted := _unlisted(path, files)):
@@ -150,14 +154,15 @@ def _unlisted(folder: Path, files: Container[str]) -> str | None:
     return None
 
 
-def _as_file(uri: str, path: Path | None) -> Listing | None:
+def _as_file(uri: str, path: Path | None, request_seconds: float) -> Listing | None:
     """The source as a single file; None if it is none."""
     parent, _, name = uri.rpartition("/")
     if (path is not None and not path.is_file()) or not name or parent.endswith("/"):
         return None
     key = path.name if path else unquote(name)
     try:
-        version = ObjectStorage(parent, creates=False).version(key, by_time=path is not None)
+        storage = ObjectStorage(parent, creates=False, request_seconds=request_seconds)
+        version = storage.version(key, by_time=path is not None)
     except MissingObjectError:
         return None
     return Listing(parent, {key: version}, key)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from obstore import exceptions as foreign
 from obstore.store import LocalStore, ObjectStore, from_url
@@ -30,11 +30,9 @@ PROBE = "probe"
 """Key of an object that `up` writes: whoever cannot read it does not share the pool's storage."""
 _WAITS_SECONDS = (0.2, 1.0, 3.0)  # before the second, third and fourth attempt
 _DOWNLOAD_BYTES = 8 * 2**20
-_CLOUD: dict[str, Any] = {
-    # 32 MiB within obstore's own 30 s would need 9 Mbit/s for each worker. Plain http only where an endpoint says so.
-    "client_options": {"timeout": timedelta(minutes=10), "allow_http": True},
-    "retry_config": {"max_retries": 3, "retry_timeout": timedelta(seconds=60)},
-}
+REQUEST_SECONDS = 600.0
+"""For the answer to a request: 32 MiB within obstore's own 30 s would need 9 Mbit/s for each worker."""
+_RETRY_SECONDS = 60.0
 _FOREIGN = (foreign.BaseError, OSError, ValueError)
 
 T = TypeVar("T")
@@ -93,12 +91,14 @@ class ObjectSnapshot:
 class ObjectStorage:
     """The objects under one URL. Every call blocks; any thread may call. Raises StorageError.
 
-    A folder is made if it is not there and ``creates`` is true.
+    A folder is made if it is not there and ``creates`` is true. A request to a cloud may take ``request_seconds``.
     """
 
-    def __init__(self, url: str, *, creates: bool = True) -> None:
+    def __init__(self, url: str, *, creates: bool = True, request_seconds: float = REQUEST_SECONDS) -> None:
         self.url = url
-        self._store = _attempt(f"use the storage {url!r}", "", lambda: _open(url, creates=creates))
+        self._store = _attempt(
+            f"use the storage {url!r}", "", lambda: _open(url, creates=creates, request_seconds=request_seconds)
+        )
 
     def put(self, key: str, buffers: Sequence[bytes | memoryview]) -> None:
         """Write an object, whole or not at all, over what is there."""
@@ -233,8 +233,16 @@ class ObjectStorage:
         return _attempt(f"{verb} {key} in {self.url}", key, call)
 
 
-def _open(url: str, *, creates: bool) -> ObjectStore:
-    return from_url(url, mkdir=creates) if url.startswith("file:") else from_url(url, **_CLOUD)
+def _open(url: str, *, creates: bool, request_seconds: float) -> ObjectStore:
+    if url.startswith("file:"):
+        return from_url(url, mkdir=creates)
+    retry_seconds = min(_RETRY_SECONDS, request_seconds)
+    return from_url(
+        url,
+        # Plain http only where an endpoint says so.
+        client_options={"timeout": timedelta(seconds=request_seconds), "allow_http": True},
+        retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=retry_seconds)},
+    )
 
 
 def _version(meta: "ObjectMeta", *, by_time: bool) -> ObjectVersion:

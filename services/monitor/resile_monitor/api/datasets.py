@@ -20,7 +20,7 @@ from .requests import answer, build, read_body, read_key
 
 FOLDER = "datasets/"
 MAX_REGISTERED = 1000
-NUM_THREADS = 4
+NUM_THREADS = 32
 """Of those that list sources, which may take minutes: other requests never wait for one."""
 _NAME: TypeAdapter[str] = TypeAdapter(DatasetName)
 
@@ -80,7 +80,7 @@ class DatasetViews:
         raise _unknown(name)
 
     async def _listing(self, uri: str) -> Listing:
-        call = partial(list_source, uri, pool=self._pool.storage.url)
+        call = partial(list_source, uri, pool=self._pool.storage.url, request_seconds=self._pool.source_seconds)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _names(self) -> list[str]:

@@ -74,6 +74,8 @@ class Pool:
     curves: CurveStore
     slots: SlotStore
     max_package_bytes: int
+    source_seconds: float = 10.0
+    """In which the source of a dataset answers a request."""
     admission: Credentials | None = None
     """Bus credentials for agents of other machines; None: no machine may join."""
     has_caught_up: bool = False
