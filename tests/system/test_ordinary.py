@@ -137,6 +137,56 @@ def test_a_worker_joins_a_loop_whose_optimizer_need_not_have_a_closure(tmp_path:
     outcome.assert_every_sample_once(epochs=3)
 
 
+EPOCH_STARTS = """
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+import resile.training
+
+class Scaled(torch.nn.Linear):
+    temperature = 1.0
+
+    def forward(self, inputs):
+        return super().forward(inputs) * self.temperature
+
+resile.training.seed(0)
+inputs = torch.randn(60, 8)
+model = Scaled(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
+progress = resile.training.State(momentum=0.5)
+loader = DataLoader(TensorDataset(inputs, (inputs.sum(1) > 0).long()), batch_size=20, shuffle=True)
+model, optimizer, loader, scheduler = resile.training.prepare(
+    model, optimizer, loader, scheduler, num_shards=3, state={"progress": progress}
+)
+for epoch in loader.epochs(4):
+    model.temperature *= 0.9
+    progress.momentum += 0.1
+    optimizer.param_groups[0]["momentum"] = progress.momentum
+    if epoch:
+        scheduler.step()
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def test_code_at_the_start_of_an_epoch_counts_once_whoever_joins_or_is_lost(tmp_path: Path) -> None:
+    """Epochs have three iterations: workers join in the first, and at the start of the third."""
+    script = tmp_path / "train.py"
+    script.write_text(EPOCH_STARTS)
+    sha = plain(script)
+    for plan in ("0:1,1:3,6:2", "0:2,5:1,7:3"):
+        outcome = run(script, "--plan", plan, home=tmp_path)
+        assert (outcome.sha, outcome.result["bits"]) == (sha, "same bits")
+    for number in (4, 7):  # the first iterations of epochs
+        killed = tmp_path / str(number)
+        outcome = run("killed_once.py", "--workers", "3", home=tmp_path, args=(str(killed), str(number), str(script)))
+        assert killed.exists()
+        assert (outcome.sha, outcome.result["bits"]) == (sha, "same bits")
+
+
 def test_a_grad_scaler_and_processes_that_read_ahead_keep_the_bits(tmp_path: Path) -> None:
     outcome = run(SCRIPT, "--plan", "0:2,8:3", home=tmp_path, args=("--bf16", "--num-workers", "1"))
     assert_same(outcome, plain(SCRIPT, "--bf16"))

@@ -234,7 +234,7 @@ class SoloSession:
     def on_script_end(self) -> None:
         """The script has ended: so does training, or say why it cannot; if it ended by an error, say what helps."""
         if (error := getattr(sys, "last_value", None)) is not None:
-            if self.prepared and (hint := hint_about_gradients(error, self.prepared)):
+            if self.prepared is not None and (hint := hint_about_gradients(error, self.prepared)):
                 print(hint, file=sys.stderr)
         elif not (self._has_completed or self.failure):
             try:

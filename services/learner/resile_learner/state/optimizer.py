@@ -54,6 +54,24 @@ class OptimizerState:
         return enumerate(parameter for group in self._optimizer.param_groups for parameter in group["params"])
 
 
+class OptimizerOptions:
+    """Learning rates and all other options of an optimizer's groups."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the options of each group."""
+        groups = self._optimizer.param_groups
+        return {"groups": [{name: group[name] for name in group.keys() - {"params"}} for group in groups]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for group, options in zip(self._optimizer.param_groups, state_dict["groups"], strict=True):
+            _update_group(group, {**options, "params": group["params"]})
+
+
 def _update_group(group: dict[str, Any], loaded: Mapping[str, Any]) -> None:
     """Take over the options of a ``loaded`` group, in the tensors that the script may hold, such as a learning rate."""
     for name in group.keys() - loaded.keys():

@@ -209,9 +209,15 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor | None]) -
     """
     for name, parameter in model.named_parameters():
         _copy(parameter, tensors[name])
+    _load_buffers(model, tensors)
+
+
+def _load_buffers(model: nn.Module, tensors: Mapping[str, Tensor | None]) -> None:
     device = next((parameter.device for parameter in model.parameters()), None)
     loaded: dict[int, Tensor] = {}
     for name, module, key in registered_buffers(model):
+        if name not in tensors:  # the script has registered it since
+            continue
         buffer, value = module._buffers[key], tensors[name]
         if value is None:
             module._buffers[key] = None
@@ -221,6 +227,23 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor | None]) -
             module._buffers[key] = value.to(buffer.device, copy=True)
         else:
             _copy(buffer, value)
+
+
+class BufferValues:
+    """The buffers of a model, as a part of a state."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the buffers by name, detached; None for one without a value."""
+        buffers = {name: module._buffers[key] for name, module, key in registered_buffers(self._model)}
+        return {name: None if buffer is None else buffer.detach() for name, buffer in buffers.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned, as `load_model_tensors` does."""
+        _load_buffers(self._model, state_dict)
 
 
 def extra_states(model: nn.Module) -> dict[str, Any]:

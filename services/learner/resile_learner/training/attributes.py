@@ -32,7 +32,12 @@ class ScriptAttributes:
         steppers = {f"optimizer.{n}": _Owner(vars(each), has_flags=False) for n, each in enumerate(optimizers)}
         self._owners = modules | steppers
         self._is_open: bool | None = None
-        """None before the first shard: all workers run the script up to there."""
+        """None before the first iteration: all workers run the script up to there."""
+
+    def begin(self) -> None:
+        """The script gets its first iteration: what it did before, all workers do."""
+        if self._is_open is None:
+            self.open()
 
     def open(self) -> None:
         """All shards of an iteration, or of a batch of validation, were computed: what changes from now on counts."""

@@ -3,7 +3,6 @@
 Made by `prepare`; what each line of a loop's body does is in docs/elastic-training.md.
 """
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,6 @@ from resile_shared.errors import UsageError
 
 from ..collectives.spec import OtherRound
 from ..session import LEFT, current_session
-from ..state.run import Stateful
 from .backward import Run, handled_backward
 from .clipping import clipping_without_gradients
 from .closures import Closure, Step, StepBackup, SuspendedStep, check_value
@@ -80,9 +78,6 @@ class ElasticLoader:
             raise UsageError("prepare() was given a GradScaler and several optimizers: use torch.bfloat16 without it")
         self._accumulate = accumulate or 1
         self._seed, self._mode = options["seed"], options["mode"]
-        self._parts: Mapping[str, Stateful] = options["state"]
-        self._received: list[tuple[Stateful, dict[str, Any]]] = []
-        """The states of parts that were received at the end of an epoch: see `_take_back`."""
         batch_size, shards = cut_batch(settings.batch_size, accumulate, num_shards)
         if accumulate is not None and self._mode == "fast" and micro_batch_size is None:
             micro_batch_size = settings.batch_size
@@ -123,6 +118,7 @@ class ElasticLoader:
         self._num_losses = 0
         """How many losses of the newest batch have had their backward pass."""
         self._is_between_epochs = False
+        """Whether the script runs its code at the end or at the start of an epoch."""
         self._is_used = False
         """Whether the script has begun its loop over the batches of the epoch."""
         self._departure = Departure(
@@ -145,12 +141,15 @@ class ElasticLoader:
         if self._started:
             raise UsageError("loader.epochs() was called twice: a script has one training call; name all epochs in one")
         self._started = ElasticLoop(self._model, self._optimizers, self.dataset, epochs=num_epochs, **self._options)
+        self._started.has_epochs = True
         self._iterations = self._started.iterations()
         self._advance()
+        self._is_between_epochs = True
         current_session().prepared = self
         while self._iteration is not None:
             opened = self._iteration
             self._is_used = False
+            seed_all(mix(self._seed, "start of epoch", opened.epoch))  # as on a worker that begins in this epoch
             try:
                 yield opened.epoch
             except GeneratorExit:  # `break`, `return` or an error: a generator cannot tell which
@@ -159,16 +158,11 @@ class ElasticLoader:
             self._raise_refusal()
             if self._is_fresh:  # opened in a recovery at the end of the epoch, or never used
                 self._check_used(opened)
-                self._take_back()
+                self._started.received.end_epoch()
             else:
                 self._check_not_left()
                 self._advance()
-
-    def _take_back(self) -> None:
-        """Undo what the script did between epochs with parts of the state that other workers had done it with."""
-        for part, received in self._received:
-            part.load_state_dict(received)
-        self._received = []
+        self._is_between_epochs = False
 
     def complete_if_left(self) -> None:
         """See `PreparedLoop`."""
@@ -214,8 +208,7 @@ class ElasticLoader:
             self._advance()
         self._is_between_epochs = True
         if self._is_fresh:  # the state is that of workers which have done already what follows in the script
-            parts = [*self._parts.values(), self._loop.attributes]
-            self._received = [(part, copy.deepcopy(part.state_dict())) for part in parts]
+            self._loop.received.hold()
         seed_all(mix(self._seed, "epoch", epoch))  # what follows in the script draws alike on all workers
 
     def __len__(self) -> int:
@@ -334,7 +327,8 @@ class ElasticLoader:
     def may_step_schedule(self, turn: int) -> bool:
         """Whether a step of the schedule of optimizer number ``turn`` acts now."""
         is_turn = self._iteration is not None and self._iteration.turn == turn
-        return self._is_exchanged and (self._is_between_epochs or is_turn)
+        starts_epoch = self._is_between_epochs and not self._is_used
+        return starts_epoch or (self._is_exchanged and (self._is_between_epochs or is_turn))
 
     @property
     def epoch(self) -> int:

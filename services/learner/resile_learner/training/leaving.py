@@ -60,5 +60,5 @@ class Departure:
 
 def _complete_if_left(*_: object) -> None:
     """Complete the run before a script that has left its loop loads other parameters, such as the best ones."""
-    if loop := current_session().prepared:
+    if (loop := current_session().prepared) is not None:
         loop.complete_if_left()

@@ -46,6 +46,7 @@ from .leaving import Departure
 from .noise import NoiseScale
 from .prewarm import prewarm_devices, prewarm_optimizer
 from .protocol import TrainingProtocol
+from .received import ReceivedState
 from .reports import Result
 from .rounds import Rounds
 from .scalers import prepared_scalers
@@ -155,6 +156,14 @@ class ElasticLoop:
         """Those of the newest iteration that was committed on this worker."""
         self._checkpoints = Checkpointer(self._session, every=checkpoint_every)
         self.attributes = ScriptAttributes(model, self._optimizers)
+        self.received = ReceivedState(
+            model,
+            self._optimizers,
+            {**(state or {}), "attributes of model and optimizer": self.attributes},
+            has_begun_iteration=lambda: self._has_begun,
+        )
+        self.has_epochs = False
+        """Whether the script also has code at the start of each epoch: see `ElasticLoader`."""
         self._validator = open_validator(
             validation, model, plan, seed=seed, buffers=self._buffers, attributes=self.attributes
         )
@@ -172,10 +181,11 @@ class ElasticLoop:
             "batches": self._schedule,
             "noise": self._noise,
             "attributes": self.attributes,
+            "received": self.received,
             **self._shards.parts,
             **({"validation": self._validator} if self._validator else {}),
         }
-        self._state = RunState(model, parts, state or {}, after_load=self._buffers.adopt)
+        self._state = RunState(model, parts, state or {}, after_load=self._on_load)
         self._count_iterations()
         self._protocol = TrainingProtocol(
             self._session,
@@ -384,10 +394,12 @@ class ElasticLoop:
             num_turns=self._num_turns,
             is_compared=is_compared,
             watch=self._watch.body,
-            on_begin=self.attributes.close,
+            on_begin=self._on_begin,
             on_exchange=self._on_exchange,
         )
         steps = self._watch.steps[turn]
+        self.received.open_iteration(is_in_epoch=self.has_epochs and (position.sample > 0 or turn > 0))
+        self.attributes.begin()
         self._phases.enter("callback")
         yield iteration
         self._phases.enter("waiting")
@@ -423,9 +435,22 @@ class ElasticLoop:
         is_due = starts or is_compared_iteration(self.iteration // self._num_turns)
         return is_due or view.workers != self._last_members
 
+    def _on_load(self) -> None:
+        self._buffers.adopt()
+        self.received.on_load()
+
+    def _on_begin(self) -> None:
+        self.received.begin_iteration()
+        self.attributes.close()
+        self._buffers.adopt_changed()
+
     def _on_exchange(self) -> None:
         self._state.note_modes()
         self.attributes.open()
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._open is not None and self._open.number == self.iteration and self._open.has_begun
 
     def _may_update(self) -> bool:
         return self._open is None or self._open.is_exchanged

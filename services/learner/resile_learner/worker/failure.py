@@ -45,7 +45,7 @@ def raised(
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_OUT_OF_MEMORY in str(error):
         hint = "memory ran out: fewer workers or a smaller batch need less"
     else:
-        hint = (hint_about_gradients(error, loop) if loop else "") or (
+        hint = (hint_about_gradients(error, loop) if loop is not None else "") or (
             hint_about_files(error) if place and num_workers > 1 else ""
         )
     return failed(config, f"{text}; {hint}" if hint else text, details=_user_traceback(error))

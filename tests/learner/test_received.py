@@ -1,0 +1,302 @@
+"""What a script does at the start of an epoch counts once, on workers that join, resume or recover within it too."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from resile.training import ElasticLoop, State, prepare
+from resile_learner.collectives.device.exchange import ExchangeRound
+from resile_learner.collectives.spec import Abandoned, RoundSpec
+from resile_learner.messages import Ready
+from resile_learner.session import SoloSession, enter_session
+from resile_learner.state.run import RunState
+
+FlatCopy = tuple[bytes, list[Tensor]]
+EPOCHS = 3
+PER_EPOCH = 2
+ROUNDS = range(1, EPOCHS * PER_EPOCH + 1)
+"""Those of the iterations: round 0 compares facts."""
+
+
+class Recorded(SoloSession):
+    """Keeps copies of the states with which members give rounds over to others: at its boundary, or abandoned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_boundary: dict[int, FlatCopy] = {}
+        self.in_round: dict[int, FlatCopy] = {}
+
+    def join(self, ready: Ready, state: RunState) -> bool:
+        self._state = state
+        return super().join(ready, state)
+
+    def begin(self, spec: RoundSpec) -> ExchangeRound:
+        self.at_boundary[spec.tag.round] = self._copy()
+        opened = super().begin(spec)
+        finish = opened.finish
+
+        def recorded(header: bytes) -> Any:
+            self.in_round[spec.tag.round] = self._copy()
+            return finish(header)
+
+        opened.finish = recorded  # type: ignore[method-assign]
+        return opened
+
+    def _copy(self) -> FlatCopy:
+        flat = self._state.flatten()
+        return flat.skeleton, [tensor.clone() for tensor in flat.tensors]
+
+
+class Joining(SoloSession):
+    """Begins with the state of another worker."""
+
+    def __init__(self, received: FlatCopy) -> None:
+        super().__init__()
+        self._received = received
+
+    def join(self, ready: Ready, state: RunState) -> bool:
+        super().join(ready, state)
+        state.load(*self._received)
+        return False
+
+
+class Losing(SoloSession):
+    """Abandons a round, and goes on with the state of another worker, or else its own."""
+
+    def __init__(self, lost_round: int, received: FlatCopy | None) -> None:
+        super().__init__()
+        self._lost_round: int | None = lost_round
+        self._received = received
+
+    def begin(self, spec: RoundSpec) -> ExchangeRound:
+        opened = super().begin(spec)
+        if spec.tag.round == self._lost_round:
+            self._lost_round = None
+
+            def finish(header: bytes) -> tuple[bytes, ...]:
+                raise Abandoned(1, "it was killed")
+
+            opened.finish = finish  # type: ignore[method-assign]
+        return opened
+
+    def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
+        if self._received is not None:
+            state.load(*self._received)
+        return self._received is not None
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.temperature = 1.0
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs) * self.temperature * self.scale
+        return outputs
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """Without a length."""
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return (self._dataset[index] for index in range(len(self._dataset)))
+
+
+def samples() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(32, 4, generator=generator)
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def start_epoch(model: Scaled, optimizer: torch.optim.Optimizer, schedule: Any, progress: State) -> None:
+    """Changes everything by what it was before."""
+    model.temperature *= 0.9
+    model.scale.mul_(1.25)
+    for group in optimizer.param_groups:
+        group["weight_decay"] += 0.1
+    schedule.step()
+    progress.begun += 1
+    progress.drawn = torch.rand(()).item()
+    progress.names.append(f"epoch {progress.begun}")
+
+
+def made() -> tuple[Scaled, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, State]:
+    torch.manual_seed(0)
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, weight_decay=0.01)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7), State(begun=0, names=[], drawn=0.0)
+
+
+def trained(session: SoloSession, dataset: Any) -> tuple[str, dict[str, Any]]:
+    """Train by a prepared loop; the sha256 of the parameters and what became of the rest."""
+
+    def run() -> tuple[str, dict[str, Any]]:
+        enter_session(session)
+        model, optimizer, schedule, progress = made()
+        loader: Any = DataLoader(dataset, batch_size=16)
+        state = {"progress": progress}
+        _, _, loader, _ = prepare(model, optimizer, loader, schedule, state=state, num_shards=2)
+        for _ in loader.epochs(EPOCHS):
+            start_epoch(model, optimizer, schedule, progress)
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+            progress.scale = model.scale.item()
+        return loader.result.params_sha256, {
+            "temperature": model.temperature,
+            "rate": optimizer.param_groups[0]["lr"],
+            **vars(progress),
+        }
+
+    return copy_context().run(run)
+
+
+def plain() -> dict[str, Any]:
+    """The same script before it was prepared: what becomes of its parameters and the rest."""
+    model, optimizer, schedule, progress = made()
+    for _ in range(EPOCHS):
+        start_epoch(model, optimizer, schedule, progress)
+        for inputs, targets in DataLoader(samples(), batch_size=16):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    return {"temperature": model.temperature, "rate": optimizer.param_groups[0]["lr"], **vars(progress)}
+
+
+DATASETS = pytest.mark.parametrize("dataset", [samples(), Stream(samples())], ids=["map", "stream"])
+
+
+@DATASETS
+def test_code_at_the_start_of_an_epoch_acts_as_in_the_plain_script(dataset: Any) -> None:
+    _, end = trained(SoloSession(), dataset)
+    expected = plain()
+    assert end.pop("scale") == 1.25**EPOCHS
+    assert (end.pop("drawn"), expected.pop("drawn")) != (0.0, 0.0)
+    assert end == expected
+
+
+@DATASETS
+@pytest.mark.parametrize("first_round", ROUNDS)
+def test_a_worker_that_joins_or_resumes_repeats_it_without_effect(dataset: Any, first_round: int) -> None:
+    ahead = Recorded()
+    undisturbed = trained(ahead, dataset)
+    assert trained(Joining(ahead.at_boundary[first_round]), dataset) == undisturbed
+    assert trained(Joining(ahead.in_round[first_round]), dataset) == undisturbed, "its donor was lost, another recovers"
+
+
+@DATASETS
+@pytest.mark.parametrize("lost_round", ROUNDS)
+def test_a_worker_that_recovers_repeats_it_without_effect(dataset: Any, lost_round: int) -> None:
+    ahead = Recorded()
+    undisturbed = trained(ahead, dataset)
+    assert trained(Losing(lost_round, None), dataset) == undisturbed
+    for states in (ahead.at_boundary, ahead.in_round):
+        assert trained(Losing(lost_round, states[lost_round + 1]), dataset) == undisturbed
+
+
+def test_a_worker_gives_what_it_received_to_the_next_before_it_has_begun_itself() -> None:
+    """Its own donor is lost as it opens the iteration, in which the donor had run the code of the epoch."""
+    ahead = Recorded()
+    undisturbed = trained(ahead, samples())
+    for first_round in ROUNDS:
+        between = RecordedJoiner(ahead.in_round[first_round])
+        trained(between, samples())
+        assert trained(Joining(between.opened), samples()) == undisturbed
+
+
+class RecordedJoiner(Joining):
+    """Keeps a copy of its state at the boundary of its first round."""
+
+    opened: FlatCopy
+
+    def join(self, ready: Ready, state: RunState) -> bool:
+        self._state: RunState | None = state
+        return super().join(ready, state)
+
+    def begin(self, spec: RoundSpec) -> ExchangeRound:
+        if self._state is not None:
+            flat, self._state = self._state.flatten(), None
+            self.opened = flat.skeleton, [tensor.clone() for tensor in flat.tensors]
+        return super().begin(spec)
+
+
+@pytest.mark.parametrize("lost_round", ROUNDS)
+def test_a_loop_by_hand_repeats_the_code_before_an_iteration_without_effect(lost_round: int) -> None:
+    def by_hand(session: SoloSession) -> str:
+        enter_session(session)
+        model, optimizer, _, progress = made()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        loop = ElasticLoop(
+            model, optimizer, samples(), epochs=EPOCHS, batch_size=16, num_shards=2, state={"progress": progress}
+        )
+        for iteration in loop:
+            model.temperature *= 0.9
+            progress.begun += 1
+            for inputs, targets in iteration.shards():
+                iteration.backward(F.cross_entropy(model(inputs), targets))
+            if iteration.exchange():
+                optimizer.step()
+            else:
+                model.temperature /= 0.9
+                progress.begun -= 1
+        assert loop.result is not None
+        return f"{progress.begun} {loop.result.params_sha256}"
+
+    def alone(session: SoloSession) -> str:
+        return copy_context().run(by_hand, session)
+
+    ahead = Recorded()
+    undisturbed = alone(ahead)
+    assert undisturbed.startswith(f"{EPOCHS * PER_EPOCH} ")
+    assert alone(Joining(ahead.at_boundary[lost_round])) == undisturbed
+    assert alone(Joining(ahead.in_round[lost_round])) == undisturbed
+
+
+STREAM_LEFT = """
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from resile.training import prepare
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.ones(32, 4))
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+_, optimizer, loader = prepare(model, optimizer, DataLoader(Stream(), batch_size=16))
+for _ in loader.epochs(2):
+    for inputs in loader:
+        model(inputs).mean().backward()
+        optimizer.step()
+    {ending}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "says"),
+    [
+        ("break\nmodel.load_state_dict(model.state_dict())", "completed: params_sha256"),
+        ("nn.utils", "NameError"),
+    ],
+)
+def test_a_loop_over_a_stream_is_left_as_any_other(ending: str, says: str, tmp_path: Path) -> None:
+    """Its loader has no length, which python asks for where it asks whether there is a loader."""
+    script = tmp_path / "train.py"
+    script.write_text(STREAM_LEFT.format(ending=ending))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert says in done.stderr
+    assert "no length" not in done.stderr
