@@ -152,6 +152,17 @@ def test_a_plan_that_fits_the_shards_is_cut_before_the_job_starts() -> None:
     assert [p.worker for p in bench.newest().placements] == [0, 1]
 
 
+def test_steps_that_fit_the_shards_alike_are_one_step() -> None:
+    bench = PlannedBench("0:1,10:6,20:4,30:5,40:2", fits_shards=True)
+    bench.listen_all()
+    bench.report(ready(4), worker=0)
+    bench.switch()
+    assert bench.shape == (4, 10, 40)
+    bench.listen_all()
+    bench.switch(iteration=10)
+    assert bench.shape == (2, 40, None)
+
+
 def test_two_workers_that_cannot_join_fail_a_job_that_needs_them() -> None:
     bench = PlannedBench("0:1,10:2")
     bench.start()

@@ -54,12 +54,13 @@ class Narrator:
         if record.ready and record.ready != self._ready:
             self._ready = record.ready
             yield TrainingCalled(record.ready)
-            for step in self._steps:
-                if record.ready.has_fixed_length and step.iteration >= max(record.ready.iterations_total, 1):
-                    end = f"training ends at iteration {record.ready.iterations_total}"
-                    yield Noted(f"step {step} of the plan has no effect: {end}")
-            if len(self._steps) == 1 and self._steps[0].workers > record.ready.num_shards:
-                yield Noted(_fewer_workers(self._steps[0].workers, record.ready))
+            total = record.ready.iterations_total
+            without_effect = [s for s in self._steps if record.ready.has_fixed_length and s.iteration >= max(total, 1)]
+            for step in without_effect:
+                yield Noted(f"step {step} of the plan has no effect: training ends at iteration {total}")
+            most = max((step.workers for step in self._steps if step not in without_effect), default=0)
+            if most > record.ready.num_shards and not record.ready.is_fast:
+                yield Noted(_fewer_workers(most, record.ready))
         for item in items:
             yield from self._on_history(item)
 

@@ -32,6 +32,7 @@ class RunSettings:
     workers: int | None = None
     """No more start than the training call has shards. None: one for each core, at most `MAX_DEFAULT_WORKERS`."""
     plan: tuple[PlanStep, ...] | None = None
+    """The same, from iteration to iteration."""
     batches: tuple[BatchStep, ...] = ()
     """The batches of another run, which this one replays; empty: none."""
     requirements: tuple[str, ...] = ()
@@ -74,7 +75,7 @@ class RunSettings:
         """How many workers the run has at which iteration."""
         cores = len(os.sched_getaffinity(0))
         steps = self.plan or (PlanStep(0, self.workers or min(cores, MAX_DEFAULT_WORKERS)),)
-        return PlanPolicy(steps, fits_shards=self.plan is None)
+        return PlanPolicy(steps, fits_shards=True)
 
 
 def _check_script(script: Path) -> None:

@@ -8,6 +8,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .demand import Demand, Target
 
@@ -56,16 +57,15 @@ class PlanPolicy:
             error = self.error(num_shards=demand.num_shards, batch_size=demand.batch_size, iterations_total=total)
             if error:
                 return Target(0, error, error=error)
-        steps = self._effective_steps(total)
+        steps = self._fitted(self._effective_steps(total), demand)
         begun = demand.active_since if demand.active_workers else demand.iteration
         current = max(number for number, step in enumerate(steps) if step.iteration <= begun or number == 0)
-        workers = self._workers(steps[current], demand)
-        if demand.active_workers == workers and current + 1 < len(steps):
+        if demand.active_workers == steps[current].workers and current + 1 < len(steps):
             current += 1
-            workers = self._workers(steps[current], demand)
+        workers = steps[current].workers
         is_ahead = demand.active_workers > 0 and steps[current].iteration > begun
         # Members may go on waiting for a step beyond the end: they never reach it.
-        later = [s.iteration for s in self.steps if s.iteration > steps[current].iteration]
+        later = [s.iteration for s in self._fitted(self.steps, demand) if s.iteration > steps[current].iteration]
         until = next((iteration for iteration in later if iteration != total), None)
         return Target(
             workers,
@@ -81,8 +81,12 @@ class PlanPolicy:
             return "new workers replace those that were lost"
         return f"plan {step}" if len(self.steps) > 1 else "as many as it was given"
 
-    def _workers(self, step: PlanStep, demand: Demand) -> int:
-        return min(step.workers, demand.num_shards or step.workers) if self.fits_shards else step.workers
+    def _fitted(self, steps: Sequence[PlanStep], demand: Demand) -> list[PlanStep]:
+        """Cut the numbers of ``steps`` to the job's shards; steps that then change nothing are left out."""
+        if not self.fits_shards or demand.num_shards is None:
+            return list(steps)
+        cut = [PlanStep(step.iteration, min(step.workers, demand.num_shards)) for step in steps]
+        return cut[:1] + [after for before, after in pairwise(cut) if after.workers != before.workers]
 
     def _effective_steps(self, total: int | None) -> list[PlanStep]:
         """Leave out the steps at which training, of ``total`` iterations if that is known, has ended already."""
